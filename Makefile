@@ -1,0 +1,59 @@
+# Two commands for users: `make demo` and `make test`. Everything lives in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SOURCES := fedstale traces strategies agents tests benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo format lint typecheck test test-all bench build check clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+# Torch goes first and alone: resolved together with the rest, pip may pick a CUDA build.
+$(VENV)/torch.stamp: constraints.txt
+	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian, apt-get install python3-venv"; exit 1; }
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@touch $@
+
+$(VENV)/run.stamp: $(VENV)/torch.stamp pyproject.toml
+	$(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/run.stamp
+	$(PIP) -c constraints.txt -e ".[dev]"
+	@touch $@
+
+setup: $(VENV)/dev.stamp ## install everything that development needs
+
+demo: $(VENV)/run.stamp ## simulate the built-in app on synthetic devices
+	$(BIN)/fedstale simulate digits --out runs/demo --overwrite
+
+format: setup ## format the sources
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
+
+lint: setup ## check style
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+
+typecheck: setup ## check types of the package as it is installed
+	$(BIN)/python tests/typecheck.py
+
+test: setup ## run the tests that take a few minutes
+	$(BIN)/python -m pytest -n auto -m "not slow and not gpu"
+
+test-all: setup ## run every test
+	$(BIN)/python -m pytest
+
+bench: setup ## measure speed; writes benchmarks/results
+	$(BIN)/python benchmarks/speed.py
+
+build: setup ## build a wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+check: lint typecheck test ## what a commit must pass
+
+clean: ## remove everything that is made
+	rm -rf $(VENV) dist build runs *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

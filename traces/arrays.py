@@ -1,0 +1,63 @@
+"""Names of the array types, and the one search that every query on a trace uses."""
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Index: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+def last_at_or_before(keys: Array, first: Index, last: Index, x: Array) -> Index:
+    """Return, for each query, the position of the last key that is at most x.
+
+    All queries are halved together, so the cost grows with the logarithm of the longest range.
+
+    Args:
+        keys: sorted within each range; shape (m,).
+        first: start of each query's range in keys; shape (n,).
+        last: end of the range, exclusive; shape (n,).
+        x: what to look for; shape (n,).
+
+    Returns:
+        Positions in keys; first - 1 where every key of the range exceeds x. Shape (n,).
+
+    Example:
+        >>> keys = np.array([0.0, 10.0, 20.0, 0.0, 5.0])
+        >>> first, last = np.array([0, 3]), np.array([3, 5])
+        >>> last_at_or_before(keys, first, last, np.array([12.0, 7.0]))
+        array([1, 4])
+    """
+    found = first - 1
+    if keys.size == 0 or first.size == 0:
+        return found
+    longest, end = int((last - first).max()), keys.size - 1
+    step = 1 << max(longest.bit_length() - 1, 0) if longest > 0 else 0
+    while step:
+        candidate = found + step
+        # A candidate beyond its range is refused by the second test; the minimum keeps the read
+        # legal. Indexing, not `take`: keys may be a strided view, which `take` would copy whole.
+        ahead = keys[np.minimum(candidate, end)] <= x
+        ahead &= candidate < last
+        found += step * ahead
+        step >>= 1
+    return found
+
+
+def offsets_of(counts: npt.ArrayLike) -> Index:
+    """Return where each of several runs begins in a flat array, and the end of the last.
+
+    Args:
+        counts: length of each run; shape (n,).
+
+    Returns:
+        Offsets, shape (n + 1,).
+
+    Example:
+        >>> offsets_of([2, 0, 3])
+        array([0, 2, 2, 5])
+    """
+    counts = np.asarray(counts, dtype=np.int64)
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])

@@ -1,0 +1,234 @@
+"""When each device is there: disjoint half-open windows, repeated or not.
+
+The only question a job asks is "which window am I in, or which is next?", so windows are kept
+sorted in one flat array and found by binary search. As in `Series`, a device is a row and a shift,
+so many devices can share one recorded phone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstale.errors import TraceError
+from fedstale.traces.arrays import Array, Index, Mask, last_at_or_before, offsets_of
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Availability:
+    """Windows in which devices can be reached and can compute, one list for each device.
+
+    Build one with `Availability.of` or `Availability.always`.
+    """
+
+    starts: Array
+    """Start of each window in s, sorted within a row; shape (windows,)."""
+    ends: Array
+    """End of each window in s, exclusive, at most the next start; shape (windows,)."""
+    offsets: Index
+    """First window of each row; shape (rows + 1,)."""
+    lengths: Array
+    """End of each row's record in s; shape (rows,)."""
+    rows: npt.NDArray[np.int32]
+    """Row of each device; shape (devices,)."""
+    shifts: Array
+    """What is added to the device's time to get the row's time, in s, >= 0; shape (devices,)."""
+    repeat: bool
+    """Whether a row starts again at its end; otherwise the device is gone from there on."""
+    until: float = np.inf
+    """Instant from which on nobody is available, whatever the rows say."""
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[npt.ArrayLike], lengths: npt.ArrayLike, *, repeat: bool = True
+    ) -> "Availability":
+        """Return the availability of devices from their windows.
+
+        Args:
+            rows: windows of each row as (start, end) in s, sorted, not touching; each of shape
+                (windows, 2), and of shape (0, 2) for a device that is never there.
+            lengths: end of each row's record in s; scalar or shape (rows,).
+            repeat: whether a row starts again at its end.
+
+        Raises:
+            TraceError: windows are empty, unsorted, overlap, touch or leave the record.
+
+        Example:
+            >>> phone = Availability.of([[(10.0, 20.0)]], 100.0)
+            >>> phone.window_at_or_after([0, 0], [15.0, 20.0])
+            (array([ 15., 110.]), array([ 20., 120.]))
+        """
+        if len(rows) == 0:
+            raise TraceError("availability needs at least one device")
+        windows = [np.asarray(row, dtype=np.float64).reshape(-1, 2) for row in rows]
+        counts = np.array([len(w) for w in windows], dtype=np.int64)
+        flat = np.concatenate(windows)
+        return cls.packed(flat[:, 0], flat[:, 1], counts, lengths, repeat=repeat)
+
+    @classmethod
+    def packed(
+        cls,
+        starts: Array,
+        ends: Array,
+        counts: npt.ArrayLike,
+        lengths: npt.ArrayLike,
+        *,
+        repeat: bool = True,
+    ) -> "Availability":
+        """Return the availability of devices from flat arrays of windows.
+
+        Args:
+            starts: starts in s, row after row; shape (windows,).
+            ends: ends in s; shape (windows,).
+            counts: number of windows of each row; shape (rows,).
+            lengths: end of each row's record in s; scalar or shape (rows,).
+            repeat: whether a row starts again at its end.
+
+        Raises:
+            TraceError: windows are empty, unsorted, overlap, touch or leave the record.
+        """
+        offsets = offsets_of(counts)
+        n_rows = offsets.size - 1
+        lengths = np.array(np.broadcast_to(np.asarray(lengths, dtype=np.float64), (n_rows,)))
+        if not np.all(np.isfinite(lengths) & (lengths > 0)):
+            raise TraceError("the record of a device must have a finite length > 0 s")
+        row = np.repeat(np.arange(n_rows), np.diff(offsets))
+        follows = np.zeros(starts.size, dtype=bool)
+        follows[1:] = row[1:] == row[:-1]
+        previous_end = np.concatenate([[-np.inf], ends[:-1]]) if ends.size else ends
+        wrong = ~((0 <= starts) & (starts < ends) & (ends <= lengths[row]))
+        wrong |= follows & (starts <= previous_end)
+        if wrong.any():
+            k = int(np.flatnonzero(wrong)[0])
+            raise TraceError(
+                f"window [{starts[k]}, {ends[k]}) of row {row[k]}: expected windows inside "
+                f"[0, {lengths[row[k]]}), sorted, with gaps between them"
+            )
+        return cls(
+            starts=np.ascontiguousarray(starts),
+            ends=np.ascontiguousarray(ends),
+            offsets=offsets,
+            lengths=lengths,
+            rows=np.arange(n_rows, dtype=np.int32),
+            shifts=np.zeros(n_rows),
+            repeat=repeat,
+        )
+
+    @classmethod
+    def always(cls, n: int) -> "Availability":
+        """Return n devices that never leave.
+
+        Example:
+            >>> Availability.always(1).window_at_or_after([0], [7.0])
+            (array([7.]), array([inf]))
+        """
+        one = cls.of([[(0.0, 1.0)]], 1.0)
+        return replace(one, rows=np.zeros(n, dtype=np.int32), shifts=np.zeros(n))
+
+    @property
+    def n_devices(self) -> int:
+        """Number of devices."""
+        return self.rows.size
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all arrays, in bytes."""
+        arrays = (self.starts, self.ends, self.offsets, self.lengths, self.rows, self.shifts)
+        return sum(a.nbytes for a in arrays)
+
+    def take(self, devices: npt.ArrayLike) -> "Availability":
+        """Return the availability of some devices, in the order given; rows stay shared."""
+        devices = np.asarray(devices, dtype=np.int64)
+        return replace(self, rows=self.rows[devices], shifts=self.shifts[devices])
+
+    def shifted(self, shifts: npt.ArrayLike) -> "Availability":
+        """Return the availability as seen by devices whose clock starts later.
+
+        Args:
+            shifts: how much later each device starts, in s, >= 0; scalar or shape (devices,).
+        """
+        later = self.shifts + np.asarray(shifts, dtype=np.float64)
+        if self.repeat:
+            later = np.mod(later, self.lengths[self.rows])
+        return replace(self, shifts=later)
+
+    def between(self, start: float, end: float) -> "Availability":
+        """Return what happens in [start, end), with start as the new 0 and nobody from end on."""
+        return replace(self.shifted(start), until=min(self.until, end) - start)
+
+    def windows(self, device: int) -> tuple[Array, float]:
+        """Return the windows of one device's row, shape (windows, 2), and the row's length in s.
+
+        The device's shift is not applied: the row's own time is used.
+        """
+        row = int(self.rows[device])
+        part = slice(self.offsets[row], self.offsets[row + 1])
+        return np.stack([self.starts[part], self.ends[part]], axis=1), float(self.lengths[row])
+
+    def is_available(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> Mask:
+        """Return whether each device is available at its instant t; shape (n,)."""
+        devices = np.asarray(devices, dtype=np.int64)
+        t = np.broadcast_to(np.asarray(t, dtype=np.float64), devices.shape)
+        row = self.rows[devices]
+        _, x, k = self._locate(t, row, self.shifts[devices])
+        inside = (k >= self.offsets[row]) & (t < self.until)
+        return inside & (x < self.ends.take(k, mode="clip")) if self.ends.size else inside
+
+    def window_at_or_after(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> tuple[Array, Array]:
+        """Return the rest of the window that each device is in, or else its next window.
+
+        A window that runs to the end of a repeated record and goes on at its beginning is one.
+
+        Args:
+            devices: positions of devices; shape (n,).
+            t: instants in s, >= 0; scalar or shape (n,).
+
+        Returns:
+            Start, at least t, and end of the window; both inf where no window follows. Shape (n,).
+        """
+        devices = np.asarray(devices, dtype=np.int64)
+        t = np.broadcast_to(np.asarray(t, dtype=np.float64), devices.shape)
+        if self.starts.size == 0:
+            return np.full(devices.shape, np.inf), np.full(devices.shape, np.inf)
+        row = self.rows[devices]
+        length = self.lengths[row]
+        base, x, k = self._locate(t, row, self.shifts[devices])
+        first, last = self.offsets[row], self.offsets[row + 1]
+        end = self.ends.take(k, mode="clip") + base
+        inside = (k >= first) & (x < self.ends.take(k, mode="clip")) & (end > t)
+        k = np.where(inside, k, k + 1)
+        wraps = k >= last
+        k = np.where(wraps, first, k)
+        base = np.where(wraps, base + length, base)
+        begin = np.maximum(self.starts.take(k, mode="clip") + base, t)
+        end = self.ends.take(k, mode="clip") + base
+        never = first == last
+        if self.repeat:
+            end = self._through_the_end_of_the_record(end, base, k, first, last, length)
+        else:
+            never = never | wraps
+        end = np.minimum(end, self.until)
+        never = never | (begin >= end)
+        return np.where(never, np.inf, begin), np.where(never, np.inf, end)
+
+    def _locate(
+        self, t: Array, row: npt.NDArray[np.int32], shift: Array
+    ) -> tuple[Array, Array, Index]:
+        """Return (what to add to row time to get t's time, t in row time, last start at or before)."""
+        if self.repeat:
+            cycles, x = np.divmod(t + shift, self.lengths[row])
+            base = cycles * self.lengths[row] - shift
+        else:
+            x, base = t + shift, -shift
+        return base, x, last_at_or_before(self.starts, self.offsets[row], self.offsets[row + 1], x)
+
+    def _through_the_end_of_the_record(
+        self, end: Array, base: Array, k: Index, first: Index, last: Index, length: Array
+    ) -> Array:
+        clip_first = first.clip(max=self.starts.size - 1)
+        goes_on = (k == last - 1) & (self.ends.take(k, mode="clip") == length)
+        goes_on &= self.starts[clip_first] == 0.0
+        alone = goes_on & (last - first == 1)
+        end = np.where(goes_on, base + length + self.ends[clip_first], end)
+        return np.where(alone, np.inf, end)

@@ -1,0 +1,449 @@
+"""Piecewise-constant rates of many devices, with exact integrals and their inverse.
+
+A rate (bits per second of a link, work units per second of a processor) is constant on half-open
+segments. What a device moves between two instants is the integral; when it will have moved an
+amount is the inverse. Both are closed forms found by binary search, for many devices in one call,
+so a query costs the same wherever it falls in the trace.
+
+A device is a row, a shift and a scale: `rate_d(t) = scale_d * row(t + shift_d)`. A million devices
+can therefore share a thousand recorded links without copying them.
+
+Segments are stored in blocks of 16 with one running integral a block. A query halves over blocks
+and finishes inside one block, which is one cache line of values; storing an integral for every
+segment would treble the memory. Deliberately absent: interpolation, and any moving pointer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstale.errors import TraceError
+from fedstale.traces.arrays import Array, Index, last_at_or_before, offsets_of
+
+BLOCK = 16
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Series:
+    """Non-negative, right-open, piecewise-constant functions of time, one for each device.
+
+    Build one with `Series.constant`, `Series.regular` or `Series.irregular`.
+    """
+
+    values: npt.NDArray[np.float32]
+    """Rate on each segment; shape (blocks, 16), zero beyond the end of a row."""
+    starts: Array | None
+    """Start of each segment in s; shape (blocks, 16), inf beyond the end; None on a regular grid."""
+    step_s: float | None
+    """Length of every segment on a regular grid, else None."""
+    totals: Array
+    """Integral of the row up to the start of each block; shape (blocks,)."""
+    first_block: Index
+    """First block of each row; shape (rows + 1,)."""
+    lengths: Array
+    """End of each row in s; shape (rows,)."""
+    row_totals: Array
+    """Integral over the whole of each row; shape (rows,)."""
+    rows: npt.NDArray[np.int32]
+    """Row of each device; shape (devices,)."""
+    shifts: Array
+    """What is added to the device's time to get the row's time, in s, >= 0; shape (devices,)."""
+    scales: Array
+    """Factor of each device, >= 0; shape (devices,)."""
+    repeat: bool
+    """Whether a row starts again at its end; otherwise the rate is 0 from there on."""
+    until: float = np.inf
+    """Instant from which on every rate is 0, whatever the rows say."""
+
+    @classmethod
+    def constant(cls, values: npt.ArrayLike) -> "Series":
+        """Return one constant rate for each device.
+
+        Args:
+            values: rate of each device, finite, >= 0; shape (devices,).
+
+        Example:
+            >>> Series.constant([2.0, 0.0]).time_to_accumulate([0, 1], 10.0, 0.0)
+            array([ 5., inf])
+        """
+        scales = np.atleast_1d(np.asarray(values, dtype=np.float64))
+        _check_rates(scales, "constant rate")
+        one = cls.regular([[1.0]], step_s=1.0)
+        n = scales.size
+        return replace(one, rows=np.zeros(n, dtype=np.int32), shifts=np.zeros(n), scales=scales)
+
+    @classmethod
+    def regular(
+        cls, rows: Sequence[npt.ArrayLike], *, step_s: float, repeat: bool = True
+    ) -> "Series":
+        """Return rates sampled on one regular grid, each held until the next sample.
+
+        Args:
+            rows: rates of each row, finite, >= 0; each of shape (samples,), at least one sample.
+                An array of shape (rows, samples) is packed without a Python loop.
+            step_s: time between samples, > 0.
+            repeat: whether a row starts again at its end.
+
+        Raises:
+            TraceError: a row is empty, a rate is negative or not finite, or the step is not > 0.
+
+        Example:
+            >>> link = Series.regular([[1.0, 3.0]], step_s=10.0)
+            >>> link.integral([0], 5.0, 15.0)
+            array([20.])
+            >>> link.time_to_accumulate([0], 20.0, 5.0)
+            array([10.])
+        """
+        if not (np.isfinite(step_s) and step_s > 0):
+            raise TraceError(f"step_s = {step_s}: expected a time in seconds > 0")
+        flat, counts = _flatten(rows)
+        lengths = counts * float(step_s)
+        return _packed(flat, None, float(step_s), counts, lengths, repeat=repeat)
+
+    @classmethod
+    def irregular(
+        cls,
+        rows: Sequence[tuple[npt.ArrayLike, npt.ArrayLike]],
+        lengths: npt.ArrayLike,
+        *,
+        repeat: bool = True,
+    ) -> "Series":
+        """Return rates that change at instants of their own.
+
+        Args:
+            rows: for each row (starts, values): starts in s, the first 0, strictly increasing;
+                values finite, >= 0. Both of shape (segments,).
+            lengths: end of the last segment of each row, in s; shape (rows,).
+            repeat: whether a row starts again at its end.
+
+        Raises:
+            TraceError: starts do not begin at 0 or do not increase, a length is not beyond the last
+                start, or a rate is negative or not finite.
+
+        Example:
+            >>> load = Series.irregular([([0.0, 2.0], [1.0, 0.0])], [4.0])
+            >>> load.time_to_accumulate([0], 3.0, 0.0)
+            array([5.])
+        """
+        starts, start_counts = _flatten([row[0] for row in rows])
+        flat, counts = _flatten([row[1] for row in rows])
+        if not np.array_equal(start_counts, counts):
+            row = int(np.flatnonzero(start_counts != counts)[0])
+            raise TraceError(
+                f"row {row} has {start_counts[row]} starts and {counts[row]} values: expected as many"
+            )
+        ends = np.asarray(lengths, dtype=np.float64)
+        offsets = offsets_of(counts)
+        if np.any(starts[offsets[:-1]] != 0.0):
+            raise TraceError("the first segment of a series must start at 0 s")
+        inner = np.ones(starts.size, dtype=bool)
+        inner[offsets[:-1]] = False
+        steps = np.diff(starts, prepend=0.0)
+        if np.any(steps[inner] <= 0) or not np.all(np.isfinite(starts)):
+            raise TraceError("segment starts must be finite and strictly increasing")
+        if np.any(ends <= starts[offsets[1:] - 1]) or not np.all(np.isfinite(ends)):
+            raise TraceError("a series must end after its last segment starts, at a finite time")
+        return _packed(flat, starts, None, counts, ends, repeat=repeat)
+
+    @property
+    def n_devices(self) -> int:
+        """Number of devices."""
+        return self.rows.size
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all arrays, in bytes."""
+        arrays = [self.values, self.totals, self.first_block, self.lengths, self.row_totals]
+        arrays += [self.rows, self.shifts, self.scales]
+        return sum(a.nbytes for a in arrays) + (0 if self.starts is None else self.starts.nbytes)
+
+    def take(self, devices: npt.ArrayLike) -> "Series":
+        """Return the series of some devices, in the order given; rows stay shared."""
+        devices = np.asarray(devices, dtype=np.int64)
+        return replace(
+            self,
+            rows=self.rows[devices],
+            shifts=self.shifts[devices],
+            scales=self.scales[devices],
+        )
+
+    def shifted(self, shifts: npt.ArrayLike) -> "Series":
+        """Return the series as seen by devices whose clock starts later.
+
+        Args:
+            shifts: how much later each device starts, in s, >= 0; scalar or shape (devices,).
+        """
+        later = self.shifts + np.asarray(shifts, dtype=np.float64)
+        if self.repeat:
+            later = np.mod(later, self.lengths[self.rows])
+        return replace(self, shifts=later)
+
+    def between(self, start: float, end: float) -> "Series":
+        """Return what happens in [start, end), with start as the new 0 and nothing from end on."""
+        return replace(self.shifted(start), until=min(self.until, end) - start)
+
+    def scaled(self, factors: npt.ArrayLike) -> "Series":
+        """Return the series with each device's rate multiplied by a factor >= 0."""
+        factors = np.asarray(factors, dtype=np.float64)
+        _check_rates(factors, "factor")
+        return replace(self, scales=self.scales * factors)
+
+    def segments(self, device: int) -> tuple[Array, Array, float]:
+        """Return the segments of one device's row as (starts in s, scaled rates, length in s).
+
+        The device's shift is not applied: the first start is 0 in the row's own time.
+        """
+        row = int(self.rows[device])
+        blocks = np.arange(self.first_block[row], self.first_block[row + 1])
+        length = float(self.lengths[row])
+        starts = self._starts_of(blocks, np.full(blocks.size, row)).ravel()
+        inside = starts < length
+        rates = self.values[blocks].ravel()[inside] * self.scales[device]
+        return starts[inside], rates.astype(np.float64), length
+
+    def value_at(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> Array:
+        """Return the rate of each device at its instant t.
+
+        Args:
+            devices: positions of devices; shape (n,).
+            t: instants in s, >= 0; scalar or shape (n,).
+
+        Returns:
+            Rates; shape (n,).
+        """
+        devices, t = _broadcast(devices, t)
+        row = self.rows[devices]
+        x = self._row_time(t + self.shifts[devices], row)
+        block = self._block_at(x, row)
+        column = np.maximum((self._starts_of(block, row) <= x[:, None]).sum(axis=1) - 1, 0)
+        inside = (x < self.lengths[row]) & (t < self.until)
+        return np.where(inside, self.values[block, column] * self.scales[devices], 0.0)
+
+    def integral(self, devices: npt.ArrayLike, start: npt.ArrayLike, end: npt.ArrayLike) -> Array:
+        """Return what each device accumulates from start to end.
+
+        Args:
+            devices: positions of devices; shape (n,).
+            start: instants in s, >= 0; scalar or shape (n,).
+            end: finite instants in s, >= start; scalar or shape (n,).
+
+        Returns:
+            Integrals of the rate over [start, end); shape (n,).
+        """
+        devices, start, end = _broadcast(devices, start, end)
+        row = self.rows[devices]
+        end = np.minimum(end, self.until)
+        span = np.maximum(end - start, 0.0)
+        a = self._row_time(start + self.shifts[devices], row)
+        b = a + span
+        length = self.lengths[row]
+        if self.repeat:
+            cycles = np.floor(b / length)
+            b = np.maximum(b - cycles * length, 0.0)
+            whole = cycles * self.row_totals[row]
+        else:
+            whole = 0.0
+            a, b = np.minimum(a, length), np.minimum(b, length)
+        amount = whole + (self._accumulated(b, row) - self._accumulated(a, row))
+        return np.maximum(amount, 0.0) * self.scales[devices]
+
+    def time_to_accumulate(
+        self, devices: npt.ArrayLike, amount: npt.ArrayLike, start: npt.ArrayLike
+    ) -> Array:
+        """Return the shortest time after which each device has accumulated its amount.
+
+        Args:
+            devices: positions of devices; shape (n,).
+            amount: what to accumulate, >= 0; scalar or shape (n,).
+            start: instants in s, >= 0, from which to count; scalar or shape (n,).
+
+        Returns:
+            Durations in s; 0 for an amount of 0, inf where the amount is never reached. Shape (n,).
+        """
+        devices, amount, start = _broadcast(devices, amount, start)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            needed = np.where(amount > 0, amount / self.scales[devices], 0.0)
+        if self._is_constant:
+            duration = needed / self.values[0, 0]
+        else:
+            duration = self._time_on_rows(devices, needed, start)
+        duration = np.where(start + duration <= self.until, duration, np.inf)
+        return np.where(amount > 0, duration, 0.0)
+
+    @property
+    def _is_constant(self) -> bool:
+        return self.repeat and self.row_totals.size == 1 and self.lengths[0] == self.step_s
+
+    def _time_on_rows(self, devices: Index, needed: Array, start: Array) -> Array:
+        row = self.rows[devices]
+        x = self._row_time(start + self.shifts[devices], row)
+        length, total = self.lengths[row], self.row_totals[row]
+        target = self._accumulated(np.minimum(x, length), row) + needed
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if self.repeat:
+                # The target is first reached at the end of a cycle, not at the start of the next.
+                cycles = np.maximum(np.ceil(target / total) - 1.0, 0.0)
+                within = np.clip(target - cycles * total, 0.0, total)
+                reachable = (total > 0) & np.isfinite(target)
+            else:
+                cycles, within, reachable = 0.0, target, target <= total
+            within = np.where(reachable, within, 0.0)
+            duration = self._reached(within, row) + cycles * length - x
+        return np.where(reachable, np.maximum(duration, 0.0), np.inf)
+
+    def _row_time(self, x: Array, row: npt.NDArray[np.int32]) -> Array:
+        return np.mod(x, self.lengths[row]) if self.repeat else x
+
+    def _block_at(self, x: Array, row: npt.NDArray[np.int32]) -> Index:
+        first, last = self.first_block[row], self.first_block[row + 1]
+        if self.step_s is not None:
+            block = first + (x / (self.step_s * BLOCK)).astype(np.int64)
+        else:
+            assert self.starts is not None
+            block = last_at_or_before(self.starts[:, 0], first, last, x)
+        return np.clip(block, first, last - 1)
+
+    def _starts_of(self, block: Index, row: npt.NDArray[np.integer]) -> Array:
+        if self.starts is not None:
+            return self.starts[block]
+        assert self.step_s is not None
+        samples = (block - self.first_block[row]) * BLOCK
+        return (samples[:, None] + np.arange(BLOCK)) * self.step_s
+
+    def _edges_of(self, block: Index, row: npt.NDArray[np.int32], upto: Array) -> Array:
+        """Return the edges of a block's segments, none beyond upto; shape (n, 17)."""
+        edges = np.empty((block.size, BLOCK + 1))
+        np.minimum(self._starts_of(block, row), upto[:, None], out=edges[:, :-1])
+        edges[:, -1] = upto
+        return edges
+
+    def _accumulated(self, x: Array, row: npt.NDArray[np.int32]) -> Array:
+        """Return the integral of a row from 0 to x, with 0 <= x <= its length."""
+        block = self._block_at(x, row)
+        widths = np.diff(self._edges_of(block, row, x))
+        return self.totals[block] + np.einsum("ij,ij->i", widths, self.values[block])
+
+    def _reached(self, target: Array, row: npt.NDArray[np.int32]) -> Array:
+        """Return the first instant at which the integral of a row from 0 is at least target."""
+        first, last = self.first_block[row], self.first_block[row + 1]
+        block = last_at_or_before(self.totals, first, last, np.nextafter(target, -np.inf))
+        block = np.maximum(block, first)
+        following = np.minimum(block + 1, last - 1)
+        if self.step_s is not None:
+            block_end = (block + 1 - first) * (self.step_s * BLOCK)
+            block_end = np.minimum(block_end, self.lengths[row])
+        else:
+            assert self.starts is not None
+            block_end = np.where(block + 1 < last, self.starts[following, 0], self.lengths[row])
+        edges = self._edges_of(block, row, block_end)
+        gained = np.cumsum(np.diff(edges) * self.values[block], axis=1)
+        missing = target - self.totals[block]
+        column = (gained < missing[:, None]).sum(axis=1)
+        # Rounding may leave the last segment a hair short of its target: it ends where it ends.
+        found = np.minimum(column, BLOCK - 1)
+        each = np.arange(block.size)
+        before = np.where(found > 0, gained[each, found - 1], 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inside = edges[each, found] + (missing - before) / self.values[block, found]
+        return np.where(
+            missing <= 0,
+            edges[:, 0],
+            np.where(column < BLOCK, np.minimum(inside, block_end), block_end),
+        )
+
+
+def _broadcast(devices: npt.ArrayLike, *others: npt.ArrayLike) -> tuple[npt.NDArray, ...]:
+    devices = np.asarray(devices, dtype=np.int64)
+    return devices, *(
+        np.broadcast_to(np.asarray(x, dtype=np.float64), devices.shape) for x in others
+    )
+
+
+def _check_rates(rates: Array, name: str) -> None:
+    wrong = ~(np.isfinite(rates) & (rates >= 0))
+    if wrong.any():
+        where = int(np.flatnonzero(wrong)[0])
+        raise TraceError(
+            f"{name} {rates.flat[where]} at position {where}: expected a finite number >= 0"
+        )
+
+
+def _flatten(rows: Sequence[npt.ArrayLike]) -> tuple[Array, Index]:
+    if len(rows) == 0:
+        raise TraceError("a series needs at least one row")
+    if isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.size:
+        return rows.ravel(), np.full(len(rows), rows.shape[1], dtype=np.int64)
+    arrays = [np.asarray(row, dtype=np.float64).ravel() for row in rows]
+    counts = np.array([a.size for a in arrays], dtype=np.int64)
+    if np.any(counts == 0):
+        raise TraceError(f"row {int(np.argmin(counts))} of a series is empty")
+    return np.concatenate(arrays), counts
+
+
+def _packed(
+    flat: Array,
+    starts: Array | None,
+    step_s: float | None,
+    counts: Index,
+    lengths: Array,
+    *,
+    repeat: bool,
+) -> Series:
+    _check_rates(flat, "rate")
+    if flat.max() > np.finfo(np.float32).max:
+        raise TraceError(f"rate {flat.max()}: expected at most {np.finfo(np.float32).max}")
+    n_rows = counts.size
+    offsets = offsets_of(counts)
+    blocks = -(-counts // BLOCK)
+    first_block = offsets_of(blocks)
+    # Where each sample goes: its row's first slot plus its place in the row.
+    place = np.arange(flat.size) - np.repeat(offsets[:-1], counts)
+    place += np.repeat(first_block[:-1] * BLOCK, counts)
+    values = np.zeros((int(first_block[-1]), BLOCK), dtype=np.float32)
+    values.ravel()[place] = flat
+    if starts is None:
+        assert step_s is not None
+        widths = np.full(flat.size, step_s)
+        packed_starts = None
+    else:
+        widths = np.empty(flat.size)
+        widths[:-1] = np.diff(starts)
+        widths[offsets[1:] - 1] = lengths - starts[offsets[1:] - 1]
+        packed_starts = np.full(values.shape, np.inf)
+        packed_starts.ravel()[place] = starts
+    gains = np.zeros(values.shape)
+    gains.ravel()[place] = widths
+    totals, row_totals = _running_totals((gains * values).sum(axis=1), first_block)
+    return Series(
+        values=values,
+        starts=packed_starts,
+        step_s=step_s,
+        totals=totals,
+        first_block=first_block,
+        lengths=lengths,
+        row_totals=row_totals,
+        rows=np.arange(n_rows, dtype=np.int32),
+        shifts=np.zeros(n_rows),
+        scales=np.ones(n_rows),
+        repeat=repeat,
+    )
+
+
+def _running_totals(gains: Array, first_block: Index) -> tuple[Array, Array]:
+    """Return the total before each block and the total of each row.
+
+    Rows are summed apart, never by differences of one long sum, which would lose the last digits
+    of late rows. Rows of equal length are summed together.
+    """
+    totals = np.zeros(gains.size)
+    counts = np.diff(first_block)
+    row_totals = np.empty(counts.size)
+    for count in np.unique(counts):
+        alike = np.flatnonzero(counts == count)
+        blocks = first_block[alike][:, None] + np.arange(count)
+        sums = np.cumsum(gains[blocks], axis=1)
+        totals[blocks[:, 1:]] = sums[:, :-1]
+        row_totals[alike] = sums[:, -1]
+    return totals, row_totals
