@@ -1,5 +1,211 @@
-"""Command line."""
+"""The command line. Only this module prints and exits; heavy imports wait until they are needed."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import typer
+
+from fedstale import __version__
+from fedstale.errors import FedstaleError
+
+if TYPE_CHECKING:
+    from fedstale.config import SimulationConfig
+
+app = typer.Typer(
+    name="fedstale",
+    help="Federated learning on devices that go offline, slow down and report late.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def main() -> None:
-    """Run."""
+    """Run the command line; errors that users can mend are one sentence and exit code 2."""
+    try:
+        app()
+    except FedstaleError as problem:
+        fail(str(problem), code=2)
+
+
+def fail(sentence: str, *, code: int) -> NoReturn:
+    """Print an error and exit."""
+    typer.echo(f"fedstale: {sentence}", err=True)
+    raise SystemExit(code)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedstale {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    epilog="Examples: fedstale simulate digits  |  "
+    "fedstale simulate my_app --traces phones.parquet --until 2d --out runs/phones"
+)
+def simulate(
+    app_: Annotated[
+        str,
+        typer.Argument(
+            metavar="APP",
+            help="Directory of a Flower app, name of a built-in one (digits, shakespeare), or the "
+            "config.toml of an earlier run.",
+        ),
+    ],
+    traces: Annotated[
+        str, typer.Option(help="File of device traces, or synthetic:N.")
+    ] = "synthetic:100",
+    devices: Annotated[
+        int | None, typer.Option(help="Enrol only this many, drawn at random.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seeds everything that is random.")] = 0,
+    until: Annotated[
+        str | None,
+        typer.Option(help="End at 2d (virtual time), '100 rounds', or 'accuracy 0.9'."),
+    ] = None,
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", help="Overrides as in flwr run: 'key=1 name=\"x\"'."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; default runs/APP-SEED.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the folder.")] = False,
+    on_interrupt: Annotated[
+        Literal["abort", "pause"],
+        typer.Option(help="A device that goes offline loses its work, or goes on later."),
+    ] = "abort",
+    after_end: Annotated[
+        Literal["repeat", "stop"], typer.Option(help="What follows the end of a trace.")
+    ] = "repeat",
+    workers: Annotated[int, typer.Option(help="Processes that train clients.")] = 1,
+    work_per_example: Annotated[
+        float | None, typer.Option(help="Work units to train one example once.")
+    ] = None,
+    evaluate_work_per_example: Annotated[
+        float | None, typer.Option(help="Work units to evaluate one example.")
+    ] = None,
+    epochs: Annotated[
+        str | None, typer.Option(help="Passes over a client's data, or a run-config key.")
+    ] = None,
+    examples: Annotated[
+        float | None, typer.Option(help="Examples of a client until its first reply tells.")
+    ] = None,
+    model_bytes: Annotated[
+        int | None, typer.Option(help="Size of the model, to stand for a bigger one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Flower's log.")] = False,
+) -> None:
+    """Run a Flower app on replayed devices, and see who trained, who was late and who lost work."""
+    with _one_sentence():
+        from fedstale.config import SimulationConfig
+
+        if app_.endswith(".toml"):
+            config = SimulationConfig.read(Path(app_))
+        else:
+            costs = {
+                "work-per-example": work_per_example,
+                "evaluate-work-per-example": evaluate_work_per_example,
+                "epochs": int(epochs) if epochs is not None and epochs.isdecimal() else epochs,
+                "examples": examples,
+                "model-bytes": model_bytes,
+            }
+            config = SimulationConfig(
+                app=app_,
+                traces=traces,
+                devices=devices,
+                seed=seed,
+                until=until,
+                on_interrupt=on_interrupt,
+                after_end=after_end,
+                workers=workers,
+                run_config=_parsed(run_config),
+                costs={k: v for k, v in costs.items() if v is not None},
+            )
+        name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
+        out = out or Path("runs") / f"{name}-{config.seed}"
+        _simulate(config, out, overwrite=overwrite, as_json=as_json, quiet=quiet, verbose=verbose)
+
+
+def _simulate(
+    config: "SimulationConfig",
+    out: Path,
+    *,
+    overwrite: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    import logging
+
+    from fedstale import simulation_display, trace_spec
+    from fedstale.simulation.run import simulate as run
+
+    logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.ERROR)
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.ERROR)
+    traces = trace_spec.load(config.traces, seed=config.seed)
+    with simulation_display.progress(shown=sys.stderr.isatty() and not (quiet or as_json)) as watch:
+        result = run(config, out, traces=traces, overwrite=overwrite, watch=watch)
+    if as_json:
+        typer.echo(json.dumps({"out": str(result.folder), **result.summary}))
+    else:
+        simulation_display.table(result)
+    if result.status in ("failed", "stuck", "interrupted"):
+        fail(f"the run {_WORDS[result.status]}: {result.reason}", code=1)
+
+
+_WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrupted"}
+
+
+@app.command(epilog="Example: fedstale new my_app && fedstale simulate my_app")
+def new(
+    path: Annotated[Path, typer.Argument(help="Folder to make; its name becomes the app's.")],
+) -> None:
+    """Write a starting app that runs under fedstale simulate and under flwr run."""
+    with _one_sentence():
+        from fedstale.new_app import create
+
+        create(path, name=path.name)
+    typer.echo(f"wrote {path}; try: fedstale simulate {path}")
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Turn the errors that users can mend into one sentence."""
+    try:
+        yield
+    except FedstaleError as problem:
+        fail(str(problem), code=2)
+
+
+def _parsed(run_config: list[str] | None) -> dict[str, Any]:
+    """Return overrides of a run config, read as Flower reads them."""
+    import click
+    from flwr.common.config import parse_config_args
+
+    from fedstale.errors import ConfigError
+
+    try:
+        return parse_config_args(run_config)
+    except (click.ClickException, ValueError, OSError) as problem:
+        raise ConfigError(f"run-config = {run_config}: {problem}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The settings of a simulation, the same in Python, on the command line and in TOML.
+
+A run writes its resolved settings to `config.toml`, which reads back to an equal object.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tomli_w
+
+from fedstale.errors import ConfigError
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_LOWER_IS_BETTER = ("loss", "error", "perplexity")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Until:
+    """When a run ends before its app does; at most one limit is set."""
+
+    time_s: float = np.inf
+    """Virtual time in s."""
+    rounds: int | None = None
+    """Number of aggregations."""
+    metric: str | None = None
+    """Name of a metric, from a central evaluation if there is one."""
+    target: float = np.nan
+    """Value that the metric has to reach: at most for losses and errors, at least for the rest."""
+
+    @classmethod
+    def parse(cls, text: str | None) -> "Until":
+        """Read a limit such as "2d", "90m", "100 rounds" or "accuracy 0.9".
+
+        Example:
+            >>> Until.parse("2h").time_s
+            7200.0
+            >>> Until.parse("accuracy 0.9").metric
+            'accuracy'
+        """
+        if text is None:
+            return cls()
+        if time := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", text):
+            return cls(time_s=float(time[1]) * _UNITS_S[time[2]])
+        if rounds := re.fullmatch(r"\s*(\d+)\s*rounds?\s*", text):
+            return cls(rounds=int(rounds[1]))
+        if metric := re.fullmatch(r"\s*([A-Za-z][\w.-]*)\s+(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", text):
+            return cls(metric=metric[1], target=float(metric[2]))
+        raise ConfigError(
+            f"until = {text!r}: expected a virtual time such as 2d or 90m, '100 rounds', or a "
+            "metric and its target such as 'accuracy 0.9'"
+        )
+
+    def is_reached(self, rounds: int, metrics: Mapping[str, float]) -> bool:
+        """Return whether a round, or a metric just measured, ends the run."""
+        if self.rounds is not None and rounds >= self.rounds:
+            return True
+        value = metrics.get(self.metric) if self.metric is not None else None
+        if value is None or self.metric is None:
+            return False
+        if any(word in self.metric.lower() for word in _LOWER_IS_BETTER):
+            return value <= self.target
+        return value >= self.target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationConfig:
+    """What to simulate."""
+
+    app: str
+    """Directory of a Flower app, or name of a built-in one."""
+    traces: str
+    """File of traces, or synthetic:N."""
+    devices: int | None = None
+    """How many devices of the traces to enrol, drawn with the seed; None enrols all."""
+    seed: int = 0
+    """Seeds everything that is random."""
+    until: str | None = None
+    """When to end: a virtual time (2d), rounds (100 rounds) or a metric (accuracy 0.9)."""
+    on_interrupt: Literal["abort", "pause"] = "abort"
+    """What happens to a job when its device goes offline: the work is lost, or waits."""
+    after_end: Literal["repeat", "stop"] = "repeat"
+    """What follows when a trace is over."""
+    workers: int = 1
+    """Processes that run clients; 1 runs them in the main process."""
+    run_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """Overrides of the app's run config."""
+    costs: Mapping[str, int | float | str] = field(default_factory=dict)
+    """Overrides of the app's [tool.fedstale] table, with its dashed keys."""
+
+    def __post_init__(self) -> None:
+        _check("devices", self.devices, self.devices is None or self.devices >= 1, "a number >= 1")
+        _check("workers", self.workers, self.workers >= 1, "a number of processes >= 1")
+        _check("seed", self.seed, self.seed >= 0, "a number >= 0")
+        _check(
+            "on_interrupt",
+            self.on_interrupt,
+            self.on_interrupt in ("abort", "pause"),
+            "'abort' or 'pause'",
+        )
+        _check(
+            "after_end", self.after_end, self.after_end in ("repeat", "stop"), "'repeat' or 'stop'"
+        )
+        Until.parse(self.until)
+
+    def write(self, path: Path) -> None:
+        """Write the settings as TOML; what is not set is left out."""
+        table = {k: v for k, v in asdict(self).items() if v is not None}
+        path.write_text(tomli_w.dumps(table), encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> "SimulationConfig":
+        """Read settings from TOML.
+
+        Raises:
+            ConfigError: the file cannot be read, or a key is unknown or missing.
+        """
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+            raise ConfigError(f"{path} cannot be read as TOML: {problem}") from None
+        return cls.from_table(table, where=str(path))
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], *, where: str) -> "SimulationConfig":
+        """Build settings from a table of keys, refusing keys that mean nothing."""
+        known = [f.name for f in fields(cls)]
+        for key in table:
+            if key not in known:
+                near = get_close_matches(key, known, n=1)
+                hint = repr(near[0]) if near else f"one of {known}"
+                raise ConfigError(f"{where}: unknown key {key!r}: expected {hint}")
+        missing = [name for name in ("app", "traces") if name not in table]
+        if missing:
+            raise ConfigError(f"{where}: {missing[0]} is missing")
+        return cls(**table)
+
+
+def _check(name: str, value: object, fine: bool, accepted: str) -> None:
+    if not fine:
+        raise ConfigError(f"{name} = {value!r}: expected {accepted}")

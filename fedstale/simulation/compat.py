@@ -1,0 +1,66 @@
+"""The private parts of Flower 1.41 that a Grid in one process must touch, all in one place.
+
+`Message(...)` reads a process-wide identity that has no public setter, and a message's id can only
+be given by writing its metadata. Whoever moves the pinned version of Flower reads this file first.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app.error import Error
+from flwr.app.message.message import make_message
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+__all__ = ["ErrorCode", "Run", "error_reply", "identity", "own_copy", "stamp", "with_content"]
+
+
+@contextmanager
+def identity(run_id: int) -> Iterator[None]:
+    """Let this process create messages of a run, as a ServerApp process would."""
+    before = TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SUPERLINK_NODE_ID, 1
+    try:
+        yield
+    finally:
+        TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
+
+
+def stamp(message: Message, message_id: str, created_at: float, ttl: float) -> None:
+    """Give a message its id and its times; created_at is a Unix time, ttl is in s."""
+    message.metadata.__dict__["_message_id"] = message_id
+    message.metadata.created_at = created_at
+    message.metadata.ttl = ttl
+
+
+def error_reply(message: Message, code: int, reason: str) -> Message:
+    """Return the reply that the SuperLink writes in a node's place.
+
+    Like the SuperLink's, it names the SuperLink as its source: only `reply_to_message_id` tells
+    which job failed.
+    """
+    reply = Message(Error(code, reason), reply_to=message)
+    reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+    return reply
+
+
+def with_content(message: Message, content: RecordDict) -> Message:
+    """Return a message with the same metadata and other content."""
+    return make_message(message.metadata, content)
+
+
+def own_copy(content: RecordDict) -> RecordDict:
+    """Return records that a client may write to without changing what other clients receive.
+
+    A strategy puts the same records into every message of a round. The arrays themselves are
+    immutable bytes and stay shared.
+    """
+    copy = RecordDict()
+    data = copy.__dict__["_data"]
+    for name, record in content.items():
+        twin: ArrayRecord | MetricRecord | ConfigRecord = type(record)()
+        twin.__dict__["_data"].update(record.__dict__["_data"])
+        data[name] = twin
+    return copy

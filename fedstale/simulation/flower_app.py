@@ -1,0 +1,166 @@
+"""A Flower app directory, as `flwr run` accepts it, loaded into this process.
+
+The ServerApp and ClientApp are found where pyproject.toml says, the run config is merged as Flower
+merges it, and what fedstale needs to know besides is in the table `[tool.fedstale]`.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flwr.app.user_config import UserConfig
+from flwr.clientapp import ClientApp
+from flwr.common.config import flatten_dict, get_project_config
+from flwr.serverapp import ServerApp
+from flwr.supercore.object_ref import load_app as load_reference
+
+from fedstale.errors import ConfigError
+from fedstale.simulation.costs import Costs
+
+_App = TypeVar("_App", ServerApp, ClientApp)
+
+BUILT_IN = Path(__file__).parent.parent / "apps"
+
+
+@dataclass(frozen=True, slots=True)
+class FlowerApp:
+    """Where an app is and what its pyproject.toml says."""
+
+    directory: Path
+    name: str
+    server: str
+    """Reference of the ServerApp, module:attribute."""
+    client: str
+    """Reference of the ClientApp, module:attribute."""
+    defaults: Mapping[str, Any]
+    """The run config of pyproject.toml, flat."""
+    costs: Costs
+
+    @classmethod
+    def find(cls, app: str | Path) -> "FlowerApp":
+        """Read an app's pyproject.toml.
+
+        Args:
+            app: a directory, or the name of a built-in app.
+
+        Raises:
+            ConfigError: there is no such app, or its pyproject.toml is not one of a Flower app.
+        """
+        directory = Path(app)
+        if not directory.is_dir() and (BUILT_IN / str(app) / "pyproject.toml").is_file():
+            directory = BUILT_IN / str(app)
+        if not directory.is_dir():
+            raise ConfigError(
+                f"app = {str(app)!r}: expected a directory with a Flower app, or one of the "
+                f"built-in apps {', '.join(built_in_apps())}"
+            )
+        directory = directory.resolve()
+        try:
+            project = get_project_config(directory)
+        except (FileNotFoundError, ValueError) as problem:
+            raise ConfigError(f"app = {str(app)!r} is no Flower app: {problem}") from None
+        flower = project["tool"]["flwr"]["app"]
+        return cls(
+            directory=directory,
+            name=project["project"]["name"],
+            server=flower["components"]["serverapp"],
+            client=flower["components"]["clientapp"],
+            defaults=flatten_dict(flower.get("config", {})),
+            costs=Costs.from_table(project["tool"].get("fedstale", {})),
+        )
+
+    def run_config(self, overrides: Mapping[str, Any]) -> UserConfig:
+        """Return the run config with some values replaced.
+
+        Raises:
+            ConfigError: a key is not in the app's pyproject.toml.
+        """
+        for key in overrides:
+            if key not in self.defaults:
+                near = get_close_matches(key, list(self.defaults), n=1)
+                raise ConfigError(
+                    f"run-config key {key!r} is unknown: expected "
+                    + (f"{near[0]!r}" if near else f"one of {sorted(self.defaults)}")
+                )
+        return {**self.defaults, **overrides}
+
+    @contextmanager
+    def importable(self) -> Iterator[None]:
+        """Let the app's modules be imported, and forget them afterwards.
+
+        Two apps may use the same module names, so nothing may stay behind.
+        """
+        before = set(sys.modules)
+        path = list(sys.path)
+        try:
+            yield
+        finally:
+            sys.path[:] = path
+            for name in set(sys.modules) - before:
+                file = getattr(sys.modules[name], "__file__", None)
+                if file is not None and Path(file).is_relative_to(self.directory):
+                    del sys.modules[name]
+
+    def load_server(self) -> ServerApp:
+        """Import the ServerApp.
+
+        Raises:
+            ConfigError: it cannot be imported, is no ServerApp, or uses the old server_fn.
+        """
+        server = _load(self.server, self.directory, ServerApp)
+        if server._main is None:
+            raise ConfigError(
+                f"serverapp {self.server} uses server_fn or a strategy of flwr.server: expected a "
+                "function under @app.main(), as new Flower apps have"
+            )
+        return server
+
+    def load_client(self) -> ClientApp:
+        """Import the ClientApp.
+
+        Raises:
+            ConfigError: it cannot be imported or is no ClientApp.
+        """
+        return _load(self.client, self.directory, ClientApp)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Names of the top-level packages or modules that hold the two apps."""
+        return tuple({ref.split(":")[0].split(".")[0] for ref in (self.server, self.client)})
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLoader:
+    """Loads a ClientApp in a worker process."""
+
+    reference: str
+    directory: Path
+
+    def __call__(self) -> ClientApp:
+        """Import the ClientApp."""
+        return _load(self.reference, self.directory, ClientApp)
+
+
+def built_in_apps() -> list[str]:
+    """Return the names of the apps that come with fedstale."""
+    return sorted(p.parent.name for p in BUILT_IN.glob("*/pyproject.toml"))
+
+
+def _load(reference: str, directory: Path, kind: type[_App]) -> _App:
+    try:
+        app = load_reference(reference, ConfigError, directory)
+    except ConfigError:
+        raise ConfigError(
+            f"{reference} has no such attribute: expected a {kind.__name__}"
+        ) from None
+    except Exception as problem:
+        raise ConfigError(
+            f"{reference} cannot be imported: {type(problem).__name__}: {problem}"
+        ) from problem
+    if not isinstance(app, kind):
+        raise ConfigError(f"{reference} is a {type(app).__name__}: expected a flwr {kind.__name__}")
+    return app

@@ -1,0 +1,237 @@
+"""One simulation from its settings to its folder."""
+
+import logging
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedstale.config import SimulationConfig, Until
+from fedstale.errors import ConfigError, FedstaleError
+from fedstale.reports.folder import RunFolder
+from fedstale.reports.ledger import ledger
+from fedstale.simulation import flight as fl
+from fedstale.simulation.clock import RunEnded
+from fedstale.simulation.costs import Costs
+from fedstale.simulation.executors import Executor, InlineExecutor, ProcessExecutor
+from fedstale.simulation.flower_app import ClientLoader, FlowerApp
+from fedstale.simulation.probe import probe
+from fedstale.simulation.trace_grid import TraceGrid
+from fedstale.traces import TraceSet
+
+logger = logging.getLogger(__name__)
+
+_SERVER_SEED, _DEVICES_SEED = 2, 3
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is, for displays and for `--until`."""
+
+    until: Until
+    rounds: int = 0
+    arrays: ArrayRecord | None = None
+    rows: list[tuple[float, int, str, str, float]] = field(default_factory=list)
+    latest: dict[str, float] = field(default_factory=dict)
+    """The latest value of each metric, by source and name."""
+
+    def aggregated(self, version: int, arrays: ArrayRecord) -> None:
+        """Take in a new model."""
+        self.arrays = arrays
+
+    def measured(self, now: float, version: int, source: str, metrics: Mapping[str, float]) -> None:
+        """Take in metrics of a model version, and end the run if that is what was asked for.
+
+        Raises:
+            RunEnded: the limit of the run is reached.
+        """
+        for name, value in metrics.items():
+            self.rows.append((now, version, source, name, value))
+            self.latest[f"{source} {name}"] = value
+        if source == "train":
+            self.rounds = max(self.rounds, version)
+        # A client's own metric decides only where nobody evaluates on the server.
+        sources = {row[2] for row in self.rows}
+        decides = source == "server" or (source == "evaluate" and "server" not in sources)
+        if self.until.is_reached(self.rounds, metrics if decides else {}):
+            goal = self.until.metric or "rounds"
+            value = metrics.get(goal, self.rounds) if self.until.metric else self.rounds
+            raise RunEnded(f"reached {goal} {value:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run left behind."""
+
+    folder: Path
+    status: str
+    """finished, stopped (at its limit), stuck, interrupted or failed."""
+    reason: str
+    summary: Mapping[str, Any]
+
+
+Watch = Callable[[TraceGrid, Progress], None]
+
+
+def simulate(
+    config: SimulationConfig,
+    out: Path,
+    *,
+    traces: TraceSet,
+    overwrite: bool = False,
+    watch: Watch | None = None,
+) -> RunResult:
+    """Run an app on traces and write the run's folder.
+
+    Args:
+        config: the settings.
+        out: the run's folder, to be made.
+        traces: the devices that `config.traces` names.
+        overwrite: whether an earlier run in the folder may be removed.
+        watch: called whenever the clock has moved.
+
+    Returns:
+        What happened; a run that fails, is stuck or is interrupted keeps what was done.
+
+    Raises:
+        FedstaleError: the settings, the app or the traces are not usable; nothing is written.
+    """
+    app = FlowerApp.find(config.app)
+    run_config = app.run_config(config.run_config)
+    costs = _overridden(app.costs, config.costs).resolved(run_config)
+    traces = _enrolled(traces, config)
+    progress = Progress(Until.parse(config.until))
+    with app.importable():
+        server, client = app.load_server(), app.load_client()
+        with _executor(app, client, config.workers) as executor:
+            grid = TraceGrid(
+                traces,
+                executor,
+                costs=costs,
+                seed=config.seed,
+                run_config=run_config,
+                on_interrupt=config.on_interrupt,
+                until_s=progress.until.time_s,
+            )
+            _connect(grid, progress, watch)
+            folder = RunFolder.create(out, overwrite=overwrite)
+            folder.write_config(replace(config, costs=costs.table(), run_config=run_config))
+            _seed_server(config.seed)
+            started = time.perf_counter()
+            with grid.running(*app.packages), probe(grid.on_measured, progress.aggregated):
+                context = Context(1, 1, {}, RecordDict(), run_config)
+                status, reason = _outcome(lambda: server(grid, context), app.directory)
+            wall_s = time.perf_counter() - started
+    events = grid.events()
+    if status == "finished":
+        status, reason = _verdict(events)
+    summary = {
+        "status": status,
+        "reason": reason,
+        "app": app.name,
+        "devices": traces.n_devices,
+        "seed": config.seed,
+        "virtual_s": grid.now(),
+        "wall_s": round(wall_s, 3),
+        "rounds": progress.rounds,
+        **ledger(events),
+        "metrics": progress.latest,
+    }
+    folder.write_events(events)
+    folder.write_metrics(progress.rows)
+    if progress.arrays is not None:
+        folder.write_model(progress.arrays)
+    folder.write_summary(summary)
+    return RunResult(folder.path, status, reason, summary)
+
+
+def _executor(app: FlowerApp, client: ClientApp, workers: int) -> Executor:
+    if workers == 1:
+        return InlineExecutor(client)
+    return ProcessExecutor(ClientLoader(app.client, app.directory), workers)
+
+
+def _connect(grid: TraceGrid, progress: Progress, watch: Watch | None) -> None:
+    """Let what the grid sees reach the progress of the run and its display."""
+
+    def measured(version: int, source: str, metrics: Mapping[str, float]) -> None:
+        progress.measured(grid.now(), version, source, metrics)
+
+    grid.on_measured = measured
+    if watch is not None:
+        grid.on_advance = lambda: watch(grid, progress)
+
+
+def _outcome(serve: Callable[[], None], directory: Path) -> tuple[str, str]:
+    """Run the ServerApp and return how it ended, as a status and a reason."""
+    try:
+        serve()
+    except RunEnded as end:
+        return ("stuck" if end.stuck else "stopped"), end.reason
+    except KeyboardInterrupt:
+        return "interrupted", "Ctrl-C"
+    except FedstaleError as problem:
+        return "failed", str(problem)
+    except Exception as problem:
+        logger.debug("the ServerApp failed", exc_info=True)
+        return "failed", _sentence(problem, directory)
+    return "finished", ""
+
+
+def _verdict(events: pa.Table) -> tuple[str, str]:
+    """Return how a run went whose ServerApp came to its end."""
+    statuses, reasons = events["status"].to_pylist(), events["reason"].to_pylist()
+    if not statuses or fl.REPORTED in statuses or fl.REFUSED in statuses:
+        return "finished", ""
+    if fl.CLIENT_ERROR in statuses:
+        return (
+            "failed",
+            f"every client failed; the first: {reasons[statuses.index(fl.CLIENT_ERROR)]}",
+        )
+    return "failed", f"no job ever came back; the first: {reasons[0] or statuses[0]}"
+
+
+def _overridden(costs: Costs, table: Mapping[str, Any]) -> Costs:
+    return Costs.from_table({**costs.table(), **table})
+
+
+def _enrolled(traces: TraceSet, config: SimulationConfig) -> TraceSet:
+    """Return the devices that take part, with the asked behaviour at the end of their records."""
+    if config.devices is not None and config.devices != traces.n_devices:
+        if config.devices > traces.n_devices:
+            raise ConfigError(
+                f"devices = {config.devices}: expected at most {traces.n_devices}, "
+                "as many as the traces have"
+            )
+        rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_DEVICES_SEED,)))
+        traces = traces.take(np.sort(rng.permutation(traces.n_devices)[: config.devices]))
+    return traces.with_after_end(config.after_end)
+
+
+def _seed_server(seed: int) -> None:
+    """Seed the global streams that stock strategies and apps draw from on the server."""
+    state = np.random.SeedSequence(seed, spawn_key=(_SERVER_SEED,)).generate_state(1)[0]
+    random.seed(int(state))
+    np.random.seed(state)  # noqa: NPY002
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(int(state))
+        # Sums of floats depend on the number of threads, and small models are faster on one.
+        torch.set_num_threads(1)
+
+
+def _sentence(problem: Exception, directory: Path) -> str:
+    """Return an app's exception as one line that says where in the app it was raised."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    own = [f for f in frames if Path(f.filename).is_relative_to(directory)] or list(frames)
+    where = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+    return f"the ServerApp raised {type(problem).__name__}: {problem} ({where})"

@@ -1,0 +1,355 @@
+"""A Flower Grid whose nodes are replayed devices and whose clock is virtual.
+
+Pushing a message schedules the device's download, training and upload; pulling replies moves the
+clock to the next event. Everything that a ServerApp can see follows what a SuperLink shows it: who
+is online, replies, error replies, and silence until a message expires. The training itself is lazy:
+a client runs when its reply is pulled, so work that a trace loses is never computed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from flwr.app import Message, RecordDict
+from flwr.app.user_config import UserConfig
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from fedstale.simulation import flight as fl
+from fedstale.simulation.clients import Clients
+from fedstale.simulation.clock import Kind, RunEnded, VirtualClock
+from fedstale.simulation.compat import Run, error_reply, identity, stamp
+from fedstale.simulation.costs import CostBook, Costs
+from fedstale.simulation.executors import Executor, InlineExecutor
+from fedstale.simulation.fleet import FIRST_NODE_ID, Fleet
+from fedstale.simulation.flight import Flight
+from fedstale.simulation.virtual_time import VirtualTime
+from fedstale.traces import TraceSet
+from fedstale.traces.arrays import Mask
+from fedstale.traces.trip import OnInterrupt
+
+# A strategy that has sent nothing for this long is waiting for something that will not come.
+_PATIENCE_S = 7 * 86_400.0
+_LONGEST_IDLE_STEP_S = 600.0
+
+
+class TraceGrid(Grid):
+    """Runs Flower messages on replayed devices; also the `Clock` and `Observer` of strategies.
+
+    Node i + 1000 is device i of the traces and has partition-id i. One grid at a time can run in a
+    process, because Flower keeps the identity of the running task in a global.
+
+        costs = Costs(work_per_example=0.01, epochs=1, examples=50)
+        grid = TraceGrid(traces, client_app, costs=costs)
+        with grid.running():
+            result = FedAvg().start(grid=grid, initial_arrays=arrays, num_rounds=3)
+        grid.events().to_pandas()
+    """
+
+    def __init__(
+        self,
+        traces: TraceSet,
+        client: ClientApp | Executor,
+        *,
+        costs: Costs,
+        seed: int = 0,
+        run_config: UserConfig | None = None,
+        on_interrupt: OnInterrupt = "abort",
+        until_s: float = np.inf,
+        run_id: int = 1,
+    ) -> None:
+        """Enrol every device of the traces.
+
+        Args:
+            traces: complete devices.
+            client: the ClientApp, or an executor that runs it.
+            costs: what messages cost; epochs may name a key of the run config.
+            seed: of all client randomness.
+            run_config: the app's run config, as clients see it.
+            on_interrupt: what happens to a job when its device goes offline.
+            until_s: virtual instant at which the run ends.
+            run_id: Flower's id of the run.
+
+        Raises:
+            TraceError: the traces lack a channel.
+            ConfigError: costs name a run-config key that does not exist.
+        """
+        config: UserConfig = dict(run_config or {})
+        book = CostBook(costs.resolved(config))
+        executor = client if isinstance(client, Executor) else InlineExecutor(client)
+        self._fleet = Fleet(traces, book, on_interrupt)
+        self._clients = Clients(
+            executor, book, n=traces.n_devices, seed=seed, run_id=run_id, run_config=config
+        )
+        self._run = Run.create_empty(run_id)
+        self._clock = VirtualClock(until_s)
+        epoch = pd.Timestamp(traces.epoch or "2000-01-01").tz_localize(None)
+        self._unix_base = float((epoch - pd.Timestamp(0)).total_seconds())
+        self._time = VirtualTime(self.now, self.sleep, self._unix_base)
+        self._flights: list[Flight] = []
+        self._by_message: dict[str, Flight] = {}
+        self._arrived: dict[str, Flight] = {}
+        self._open = 0
+        self._busy_at = 0.0
+        self._idle_step = 0.0
+        self._seen_online: Mask | None = None
+        self._most_online = 0
+        self.on_advance: Callable[[], None] = lambda: None
+        """Called after the clock has moved; for progress displays."""
+        self.on_measured: Callable[[int, str, Mapping[str, float]], None] = lambda *_: None
+        """Called with (version, source, metrics) when a strategy has measured something."""
+
+    # The run.
+
+    @contextmanager
+    def running(self, *packages: str) -> Iterator[None]:
+        """Let the code inside act as the ServerApp: create messages, and see virtual time.
+
+        Args:
+            packages: import names of the app, whose modules may have bound `time.sleep` by name.
+        """
+        with identity(self._run.run_id), self._time.running(("flwr.serverapp", *packages)):
+            yield
+
+    def events(self) -> pa.Table:
+        """Return what happened so far, one row a job, with what flying jobs have spent by now."""
+        return fl.table_of(self._fleet.settled(self._flights, self._clock.now))
+
+    @property
+    def n_sent(self) -> int:
+        """Number of jobs sent so far."""
+        return len(self._flights)
+
+    @property
+    def n_in_flight(self) -> int:
+        """Number of jobs whose end the server cannot see yet."""
+        return self._open
+
+    @property
+    def n_online(self) -> int:
+        """Number of devices that are available now."""
+        return int(self._fleet.online(self._clock.now).sum())
+
+    # The clock of strategies.
+
+    def now(self) -> float:
+        """Return the virtual instant in s."""
+        return self._clock.now
+
+    def wait(self, until: float) -> bool:
+        """Move the clock to an instant, or to the next reply or failure if that comes first.
+
+        With nothing in flight and no instant given, moves to the next change of availability.
+
+        Args:
+            until: instant in s; may be inf.
+
+        Returns:
+            Whether a reply can be pulled now.
+
+        Raises:
+            RunEnded: the run is over, or nothing can ever happen again.
+        """
+        if not self._arrived:
+            target = min(until, self._clock.next_event)
+            if target == np.inf:
+                self._idle()
+            else:
+                self._advance(target)
+        return bool(self._arrived)
+
+    def sleep(self, seconds: float) -> None:
+        """Move the clock on; what happens on the way can be pulled afterwards."""
+        self._advance(self._clock.now + max(seconds, 0.0))
+
+    # The observer of strategies.
+
+    def job_merged(
+        self, message_id: str, *, base_version: int, version: int, staleness: int, weight: float
+    ) -> None:
+        """Note that a reply went into a model version."""
+        job = self._by_message[message_id]
+        job.base_version, job.merged_version = base_version, version
+        job.staleness, job.weight = float(staleness), float(weight)
+
+    def job_refused(self, message_id: str, *, reason: str) -> None:
+        """Note that the strategy did not use a reply."""
+        job = self._by_message.get(message_id)
+        if job is not None and job.status == fl.REPORTED:
+            job.status, job.reason = fl.REFUSED, reason
+
+    def measured(self, *, version: int, source: str, metrics: Mapping[str, float]) -> None:
+        """Note metrics of a model version at this instant."""
+        self.on_measured(version, source, metrics)
+
+    # Flower's Grid.
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that this grid belongs to."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run that this grid belongs to."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message, as old apps do; new ones call `Message`."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes that are online now, in ascending order.
+
+        A strategy that asks again and again, with nothing but sleep in between, is waiting for
+        nodes: the clock then moves to the next change of availability, so that it never loops in
+        place.
+
+        Raises:
+            RunEnded: nobody comes online any more, or never enough at once.
+        """
+        self._check_time()
+        online = self._fleet.online(self._clock.now)
+        if self._seen_online is not None and np.array_equal(online, self._seen_online):
+            self._idle()
+            online = self._fleet.online(self._clock.now)
+        self._seen_online = online
+        self._most_online = max(self._most_online, int(online.sum()))
+        return [int(i) + FIRST_NODE_ID for i in np.flatnonzero(online)]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; each node works on one at a time, in the order of sending.
+
+        Returns:
+            Ids of the messages, in their order.
+
+        Raises:
+            ConfigError: a node does not exist, or the cost of a message is unknown.
+        """
+        self._check_time()
+        now = self._clock.now
+        ids = []
+        for flight in self._fleet.send(list(messages), now, first_job_id=self.n_sent):
+            message, message_id = flight.message, f"message-{flight.job_id}"
+            assert message is not None
+            stamp(message, message_id, self._unix_base + now, message.metadata.ttl)
+            self._flights.append(flight)
+            self._by_message[message_id] = flight
+            kind = Kind.REPLY if flight.failure is None else Kind.FAILURE
+            self._clock.schedule(flight.visible_at, kind, flight.job_id)
+            ids.append(message_id)
+        self._open += len(ids)
+        self._rouse()
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that have arrived; if none has, move on to the next event first.
+
+        Returns:
+            Replies and error replies in the order of their arrival; possibly none.
+
+        Raises:
+            RunEnded: the run is over.
+        """
+        wanted = set(message_ids)
+        self._check_time()
+        if wanted and wanted.isdisjoint(self._arrived):
+            if self._clock.next_event < np.inf:
+                self._advance(self._clock.next_event)
+            else:
+                self._idle()
+        return self._deliver([key for key in self._arrived if key in wanted])
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages and wait for the replies, at most `timeout` virtual seconds.
+
+        Returns:
+            Replies and error replies in the order of their arrival. What is still missing stays in
+            flight, as on a SuperLink.
+
+        Raises:
+            RunEnded: the run is over.
+        """
+        wanted = set(self.push_messages(messages))
+        deadline = np.inf if timeout is None else self._clock.now + timeout
+        missing = wanted
+        while missing and self._clock.now < deadline:
+            # A message always expires, so there is an event for as long as one is missing.
+            self._advance(min(self._clock.next_event, deadline))
+            missing = missing - self._arrived.keys()
+        return self._deliver([key for key in self._arrived if key in wanted])
+
+    # How the clock moves.
+
+    def _advance(self, to: float) -> None:
+        """Move the clock, and take in what happens on the way."""
+        self._check_time()
+        happened = self._clock.advance(to)
+        for job_id in happened:
+            flight = self._flights[job_id]
+            assert flight.message is not None
+            self._arrived[flight.message.metadata.message_id] = flight
+        self._open -= len(happened)
+        if happened:
+            self._rouse()
+        elif not self._open and self._clock.now - self._busy_at > _PATIENCE_S:
+            raise RunEnded(
+                f"nothing happened for {_PATIENCE_S / 86_400:.0f} days of virtual time, in which "
+                f"at most {self._most_online} of {self._fleet.n_devices} devices were seen online "
+                "at once: let the strategy wait for fewer nodes, or use more devices",
+                stuck=True,
+            )
+        self.on_advance()
+
+    def _check_time(self) -> None:
+        if self._clock.now >= self._clock.until:
+            raise RunEnded(f"reached {self._clock.until:,.0f} s of virtual time")
+
+    def _rouse(self) -> None:
+        """Something has happened: the strategy is not waiting in vain."""
+        self._busy_at, self._seen_online, self._idle_step = self._clock.now, None, 0.0
+
+    def _idle(self) -> None:
+        """Move on although nothing is asked of any device: to the next event or change of nodes.
+
+        Steps grow, so that a strategy that waits in vain does so in few steps.
+        """
+        now = self._clock.now
+        change, event = self._fleet.next_change(now), self._clock.next_event
+        if min(change, event) == np.inf:
+            raise RunEnded(
+                "nothing can ever happen again: no job is in flight and no device comes or goes",
+                stuck=True,
+            )
+        self._idle_step = min(max(2 * self._idle_step, 1.0), _LONGEST_IDLE_STEP_S)
+        self._advance(min(max(change, now + self._idle_step), event))
+
+    def _deliver(self, message_ids: list[str]) -> list[Message]:
+        """Take arrived messages out, train the clients behind them, and return the replies."""
+        flights = [self._arrived.pop(key) for key in message_ids]
+        with self._time.paused():
+            answers = self._clients.replies([f for f in flights if f.failure is None])
+        delivered = []
+        for flight in flights:
+            message = flight.message
+            assert message is not None
+            if flight.failure is None:
+                reply = answers[flight.job_id]
+            else:
+                reply = error_reply(message, *flight.failure)
+            at = self._unix_base + flight.visible_at
+            left = message.metadata.created_at + message.metadata.ttl - at
+            stamp(reply, f"reply-{flight.job_id}", at, left)
+            flight.delivered_at, flight.message = self._clock.now, None
+            delivered.append(reply)
+        return delivered
