@@ -34,6 +34,9 @@ from fedstale.traces.trip import OnInterrupt
 _PATIENCE_S = 7 * 86_400.0
 _LONGEST_IDLE_STEP_S = 600.0
 
+# A strategy that asks who is online this often at one instant is looping, not looking.
+_POLLS_OF_A_LOOP = 100
+
 
 class TraceGrid(Grid):
     """Runs Flower messages on replayed devices; also the `Clock` and `Observer` of strategies.
@@ -95,6 +98,8 @@ class TraceGrid(Grid):
         self._busy_at = 0.0
         self._idle_step = 0.0
         self._seen_online: Mask | None = None
+        self._seen_at = 0.0
+        self._polls = 0
         self._most_online = 0
         self.on_advance: Callable[[], None] = lambda: None
         """Called after the clock has moved; for progress displays."""
@@ -209,19 +214,23 @@ class TraceGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes that are online now, in ascending order.
 
-        A strategy that asks again and again, with nothing but sleep in between, is waiting for
+        A strategy that asks, sleeps and asks again, with nothing else in between, is waiting for
         nodes: the clock then moves to the next change of availability, so that it never loops in
-        place.
+        place. So it does for one that asks a hundred times without sleeping.
 
         Raises:
             RunEnded: nobody comes online any more, or never enough at once.
         """
         self._check_time()
-        online = self._fleet.online(self._clock.now)
+        now, online = self._clock.now, self._fleet.online(self._clock.now)
         if self._seen_online is not None and np.array_equal(online, self._seen_online):
-            self._idle()
-            online = self._fleet.online(self._clock.now)
-        self._seen_online = online
+            self._polls += 1
+            if now > self._seen_at or self._polls >= _POLLS_OF_A_LOOP:
+                self._idle()
+                online = self._fleet.online(self._clock.now)
+        else:
+            self._polls = 0
+        self._seen_online, self._seen_at = online, self._clock.now
         self._most_online = max(self._most_online, int(online.sum()))
         return [int(i) + FIRST_NODE_ID for i in np.flatnonzero(online)]
 

@@ -260,8 +260,15 @@ def test_when_nothing_can_ever_happen_the_run_ends_with_the_reason(make_grid):
     grid = make_grid([[(0.0, 10.0)]], repeat=False)
     grid.sleep(20.0)
     assert list(grid.get_node_ids()) == []
+    grid.sleep(1.0)
     with pytest.raises(RunEnded, match="nothing can ever happen again"):
         grid.get_node_ids()
+
+
+def test_asking_twice_who_is_online_is_no_waiting(make_grid):
+    grid = make_grid([[(0.0, 10.0)], ALWAYS])
+    assert list(grid.get_node_ids()) == list(grid.get_node_ids()) == [1000, 1001]
+    assert grid.now() == 0.0
 
 
 def test_a_stock_strategy_that_waits_for_nodes_neither_hangs_nor_sleeps(make_grid):

@@ -1,0 +1,251 @@
+import hashlib
+import json
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from small_app import CLIENT, PYPROJECT, SERVER, write_small_app
+from tiny import fleet
+
+from fedstale.config import SimulationConfig
+from fedstale.errors import ConfigError, TraceError
+from fedstale.simulation.run import simulate
+
+STOCK = ["FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "FedProx", "FedMedian", "Krum"]
+
+
+def patchy(n, seed=0):
+    """Return devices that are there about half of the time, of different speeds."""
+    rng = np.random.default_rng(seed)
+    windows = []
+    for _ in range(n):
+        edges = np.sort(rng.choice(np.arange(1, 400), size=8, replace=False)) * 10.0
+        windows.append(edges.reshape(-1, 2))
+    return fleet(windows, length=4000.0, compute=rng.lognormal(0, 1, n))
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that simulates the small app and returns the result and its folder."""
+    count = 0
+
+    def go(traces=None, *, app=None, **options):
+        nonlocal count
+        count += 1
+        directory = app or write_small_app(tmp_path / f"app{count}")
+        config = SimulationConfig(app=str(directory), traces="given", **options)
+        return simulate(config, tmp_path / f"run{count}", traces=traces or patchy(12))
+
+    return go
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("strategy", STOCK)
+def test_stock_strategies_run_on_patchy_devices(run, strategy):
+    result = run(run_config={"strategy": strategy, "rounds": 3})
+    assert (result.status, result.reason) == ("finished", "")
+    metrics = pd.read_parquet(result.folder / "metrics.parquet")
+    assert set(metrics["source"]) >= {"server", "train"}
+    assert metrics["time_s"].is_monotonic_increasing
+    assert result.summary["rounds"] == 3
+
+
+def test_training_learns_and_the_model_is_kept(run):
+    result = run(run_config={"rounds": 15})
+    metrics = pd.read_parquet(result.folder / "metrics.parquet")
+    loss = metrics[(metrics.source == "server") & (metrics.name == "loss")]["value"]
+    assert loss.iloc[-1] < 0.2 * loss.iloc[0]
+    from safetensors.numpy import load_file
+
+    (w,) = load_file(result.folder / "model.safetensors").values()
+    assert np.linalg.norm(w - [1.0, -2.0, 0.5]) == pytest.approx(loss.iloc[-1])
+
+
+@pytest.mark.parametrize("on_interrupt", ["abort", "pause"])
+def test_events_show_lost_work_and_the_ledger_closes(run, on_interrupt):
+    result = run(run_config={"rounds": 12}, on_interrupt=on_interrupt)
+    events = pd.read_parquet(result.folder / "events.parquet")
+    if on_interrupt == "abort":
+        assert "interrupted" in set(events["status"])
+    summary = json.loads((result.folder / "summary.json").read_text())
+    for account in ("device_s", "compute_s", "bytes"):
+        parts = summary[account]
+        assert parts["total"] > 0
+        assert parts["total"] == pytest.approx(
+            parts["used"] + parts["wasted"] + parts["flying"], rel=1e-12
+        )
+    assert summary["jobs"]["sent"] == len(events)
+    assert sum(v for k, v in summary["jobs"].items() if k != "sent") == len(events)
+
+
+@pytest.mark.parametrize("on_interrupt", ["abort", "pause"])
+def test_the_ledger_agrees_with_the_traces(run, on_interrupt):
+    traces = patchy(12)
+    result = run(traces, run_config={"rounds": 12}, on_interrupt=on_interrupt, until="9000s")
+    events = pd.read_parquet(result.folder / "events.parquet")
+    end = result.summary["virtual_s"]
+    for job in events.itertuples():
+        if not np.isfinite(job.started_at):
+            assert job.download_s == job.compute_s == job.upload_s == 0
+            continue
+        # A device spends exactly the time in which it is available between start and end.
+        device = [traces.position(job.device_id)]
+        t, busy, stop = job.started_at, 0.0, min(job.ended_at, end)
+        while t < stop:
+            (begin,), (finish,) = traces.availability.window_at_or_after(device, [t])
+            busy += max(min(finish, stop) - begin, 0.0)
+            t = finish
+        assert job.download_s + job.compute_s + job.upload_s == pytest.approx(busy, abs=1e-6)
+        (speed,) = traces.compute.value_at(device, [0.0])
+        assert job.work == pytest.approx(job.compute_s * speed, rel=1e-9)
+        assert job.downloaded_bytes == pytest.approx(job.download_s * 1e6, rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 2}])
+def test_the_same_seed_gives_byte_identical_files(run, options):
+    first = run(seed=3, run_config={"rounds": 4})
+    second = run(seed=3, run_config={"rounds": 4}, **options)
+    other = run(seed=4, run_config={"rounds": 4})
+    for name in ("events.parquet", "metrics.parquet", "model.safetensors"):
+        assert digest(first.folder / name) == digest(second.folder / name)
+    assert digest(first.folder / "events.parquet") != digest(other.folder / "events.parquet")
+
+
+def test_an_ideal_fleet_loses_nothing_and_takes_no_time(run):
+    from fedstale.traces import TraceSet
+
+    result = run(TraceSet.ideal(5), run_config={"rounds": 4})
+    assert result.summary["virtual_s"] < 1e-200
+    assert set(result.summary["jobs"]) == {"sent", "reported"}
+
+
+@pytest.mark.parametrize(
+    ("until", "reason"),
+    [("40m", "2,400 s"), ("2 rounds", "rounds 2"), ("accuracy 0.3", "accuracy 0.3")],
+)
+def test_a_run_ends_where_it_was_asked_to(run, until, reason):
+    result = run(until=until, run_config={"rounds": 1000})
+    assert result.status == "stopped"
+    assert reason in result.reason
+    assert (result.folder / "events.parquet").is_file()
+
+
+def test_the_resolved_config_reads_back_and_repeats_the_run(run, tmp_path):
+    first = run(seed=5, run_config={"rounds": 2})
+    config = SimulationConfig.read(first.folder / "config.toml")
+    assert config.costs == {
+        "work-per-example": 1.0,
+        "evaluate-work-per-example": 0.3,
+        "epochs": 2,
+        "examples": 20,
+        "query-work": 0.0,
+    }
+    again = simulate(config, tmp_path / "again", traces=patchy(12))
+    assert digest(again.folder / "events.parquet") == digest(first.folder / "events.parquet")
+    config.write(tmp_path / "copy.toml")
+    assert SimulationConfig.read(tmp_path / "copy.toml") == config
+
+
+def test_a_part_of_the_devices_can_be_enrolled(run):
+    result = run(devices=5, run_config={"rounds": 2})
+    assert result.summary["devices"] == 5
+
+
+def test_an_app_whose_clients_always_fail_fails_with_their_reason(run, tmp_path):
+    client = CLIENT.replace("    x, y = data(", "    raise ValueError('no data')\n    x, y = data(")
+    result = run(app=write_small_app(tmp_path / "broken", client=client))
+    assert result.status == "failed"
+    assert "ValueError: no data (client.py:" in result.reason
+
+
+def test_a_server_that_raises_fails_with_the_place(run, tmp_path):
+    server = SERVER.replace("    config = context", "    1 / 0\n    config = context")
+    result = run(app=write_small_app(tmp_path / "broken", server=server))
+    assert result.status == "failed"
+    assert "ZeroDivisionError" in result.reason
+    assert "server.py:" in result.reason
+
+
+def test_ctrl_c_keeps_what_was_done(run, tmp_path):
+    server = SERVER.replace(
+        "    error = float",
+        "    if server_round == 2:\n        raise KeyboardInterrupt\n    error = float",
+    )
+    result = run(app=write_small_app(tmp_path / "stopped", server=server))
+    assert result.status == "interrupted"
+    assert result.summary["rounds"] == 2
+    assert len(pd.read_parquet(result.folder / "events.parquet")) > 0
+
+
+def test_apps_do_not_leave_their_modules_behind(run):
+    run(run_config={"rounds": 1})
+    assert not any(name.startswith("small_app_under_test") for name in sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"pyproject": "not toml ["}, "no Flower app"),
+        ({"pyproject": PYPROJECT.replace("small_app_under_test.client", "missing")}, "cannot be"),
+        ({"pyproject": PYPROJECT.replace("client:app", "client:nothing")}, "no such attribute"),
+        ({"pyproject": PYPROJECT.replace("client:app", "client:data")}, "expected a flwr Client"),
+        ({"pyproject": PYPROJECT.replace("work-per", "wrok-per")}, "unknown key"),
+        ({"pyproject": PYPROJECT.replace('"local-epochs"', '"local"')}, "costs.epochs = 'local'"),
+        ({"client": "import nothing_like_this"}, "cannot be imported: ModuleNotFoundError"),
+        ({"server": "from flwr.serverapp import ServerApp\napp = ServerApp()"}, "@app.main"),
+    ],
+)
+def test_an_app_that_cannot_run_is_refused_before_anything_is_written(
+    run, tmp_path, change, sentence
+):
+    with pytest.raises(ConfigError, match=sentence):
+        run(app=write_small_app(tmp_path / "broken", **change))
+    assert not (tmp_path / "run1").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"run_config": {"round": 3}}, "expected 'rounds'"),
+        ({"devices": 50}, "at most 12"),
+        ({"devices": 0}, "devices = 0"),
+        ({"until": "soon"}, "until = 'soon'"),
+        ({"costs": {"work-per-example": -1.0}}, "work_per_example = -1"),
+        ({"workers": 0}, "workers = 0"),
+    ],
+)
+def test_settings_out_of_range_are_one_sentence(run, options, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        run(**options)
+
+
+def test_a_trace_shorter_than_one_round_gets_stuck_with_a_reason(run):
+    short = fleet([[(0.0, 3.0)]] * 3, length=10.0, repeat=False)
+    result = run(short, after_end="stop")
+    assert result.status in ("stuck", "failed")
+    assert result.reason
+    assert result.summary["jobs"]["interrupted"] == 3
+
+
+def test_incomplete_traces_are_refused_by_name(run):
+    whole = patchy(3)
+    from dataclasses import replace
+
+    with pytest.raises(TraceError, match="compute"):
+        run(replace(whole, compute=None))
+
+
+def test_an_earlier_run_is_replaced_only_on_request(tmp_path):
+    config = SimulationConfig(app=str(write_small_app(tmp_path / "app")), traces="given")
+    simulate(config, tmp_path / "out", traces=patchy(4))
+    with pytest.raises(ConfigError, match="not empty"):
+        simulate(config, tmp_path / "out", traces=patchy(4))
+    simulate(config, tmp_path / "out", traces=patchy(4), overwrite=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    with pytest.raises(ConfigError, match="not empty"):
+        simulate(config, tmp_path / "mine", traces=patchy(4), overwrite=True)
