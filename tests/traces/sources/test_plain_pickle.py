@@ -1,0 +1,184 @@
+import contextlib
+import gzip
+import os
+import pickle
+import struct
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstale.errors import TraceError
+from fedstale.traces.sources.plain_pickle import load, loads
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+keys = st.integers() | st.text() | st.booleans() | st.none()
+plain = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(keys, inner)
+        | st.tuples(inner, inner)
+        | st.tuples(inner, inner, inner, inner)
+    ),
+)
+
+
+@given(plain, st.integers(0, 5))
+def test_plain_data_comes_back_as_the_standard_library_would_give_it(value, protocol):
+    data = pickle.dumps(value, protocol=protocol)
+    made, expected = loads(data), pickle.loads(data)
+    assert made == expected
+    assert repr(made) == repr(expected)
+
+
+@given(st.binary(), st.integers(3, 5))
+def test_bytes_come_back(value, protocol):
+    assert loads(pickle.dumps(value, protocol=protocol)) == value
+
+
+def test_text_of_python_2_comes_back_as_text():
+    assert loads(b"}U\x06activeq\x00]q\x01(K\x01K\x02es.") == {"active": [1, 2]}
+
+
+def test_one_list_in_two_places_stays_one_list():
+    inner = [1]
+    first, second = loads(pickle.dumps([inner, inner]))
+    assert first is second
+
+
+def test_a_list_that_holds_itself_is_read_and_not_followed():
+    loop = []
+    loop.append(loop)
+    made = loads(pickle.dumps(loop))
+    assert made[0] is made
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_call_is_refused_and_not_made(protocol, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    class Call:
+        def __reduce__(self):
+            return os.mkdir, ("made",)
+
+    with pytest.raises(TraceError, match=r"GLOBAL.*refused"):
+        loads(pickle.dumps({1: Call()}, protocol=protocol))
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [print, Evil(), np.float64(1.0), np.arange(3), {1, 2}, frozenset(), bytearray(b"x"), 1j],
+    ids=lambda v: type(v).__name__,
+)
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_everything_that_is_not_plain_is_refused(value, protocol):
+    with pytest.raises(TraceError, match="refused"):
+        loads(pickle.dumps(value, protocol=protocol))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"cos\nsystem\n(S'true'\ntR.",
+        b"(S'true'\nios\nsystem\n.",
+        b"(cos\nsystem\nS'true'\no.",
+        b"\x80\x02\x82\x01.",
+        b"\x80\x02P1\n.",
+        b"\x80\x02NQ.",
+        b"\x80\x02NNb.",
+        b"\x80\x05\x97.",
+        b"\x80\x02\xff.",
+    ],
+    ids=["GLOBAL", "INST", "OBJ", "EXT1", "PERSID", "BINPERSID", "BUILD", "BUFFER", "unknown"],
+)
+def test_every_instruction_that_could_import_or_call_is_refused(data):
+    with pytest.raises(TraceError, match="refused"):
+        loads(data)
+
+
+def test_no_instruction_that_reaches_out_is_in_the_table():
+    from fedstale.traces.sources import plain_pickle
+
+    forbidden = {
+        *("GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX"),
+        *("EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "NEXT_BUFFER", "READONLY_BUFFER"),
+    }
+    assert forbidden.isdisjoint(plain_pickle._BY_NAME)
+
+
+@given(plain.map(pickle.dumps), st.data())
+def test_a_truncated_pickle_is_a_trace_error(data, draw):
+    cut = draw.draw(st.integers(0, len(data) - 1))
+    with pytest.raises(TraceError):
+        loads(data[:cut])
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_give_a_value_or_a_trace_error(data):
+    with contextlib.suppress(TraceError):
+        loads(b"\x80\x04" + data)
+
+
+@given(plain.map(pickle.dumps), st.data())
+def test_a_corrupted_byte_gives_a_value_or_a_trace_error(data, draw):
+    at = draw.draw(st.integers(0, len(data) - 1))
+    byte = draw.draw(st.integers(0, 255))
+    with contextlib.suppress(TraceError):
+        loads(data[:at] + bytes([byte]) + data[at + 1 :])
+
+
+def test_a_memo_key_of_four_billion_costs_nothing():
+    began = time.perf_counter()
+    assert loads(b"\x80\x02N" + b"r\xff\xff\xff\xff" + b".") is None
+    assert time.perf_counter() - began < 1.0
+
+
+@pytest.mark.parametrize("code", [b"\x8e", b"\x8d"], ids=["bytes", "text"])
+def test_a_length_that_the_file_does_not_have_is_refused_without_memory(code):
+    with pytest.raises(TraceError, match="truncated"):
+        loads(b"\x80\x04" + code + struct.pack("<Q", 1 << 60) + b"x.")
+
+
+def test_a_million_nested_lists_do_not_break_the_stack():
+    made = loads(b"]" * 1_000_000 + b"a" * 999_999 + b".")
+    assert len(made) == 1
+
+
+def test_a_nested_tuple_cannot_be_a_key_because_hashing_it_could_take_for_ever():
+    # Sixty doublings: a tree of 2 ** 60 leaves in 300 bytes.
+    doubling = b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(60))
+    with pytest.raises(TraceError, match="tuple as a dictionary key"):
+        loads(b"\x80\x02}K\x01" + doubling + b"Ns.")
+
+
+def test_a_list_cannot_be_a_key():
+    with pytest.raises(TraceError, match="list as a dictionary key"):
+        loads(b"\x80\x02}]Ns.")
+
+
+def test_more_instructions_than_the_limit_are_refused():
+    with pytest.raises(TraceError, match="more than 10 instructions"):
+        loads(pickle.dumps(list(range(100))), max_opcodes=10)
+
+
+def test_a_file_larger_than_the_limit_is_refused_also_when_it_is_packed(tmp_path):
+    file = tmp_path / "bomb"
+    file.write_bytes(gzip.compress(b"\x80\x04" + b"N0" * 1_000_000 + b"N."))
+    with pytest.raises(TraceError, match="larger than 1000 bytes"):
+        load(file, max_bytes=1000)
+
+
+def test_an_error_names_the_file(tmp_path):
+    file = tmp_path / "evil"
+    file.write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(TraceError, match="evil: the pickle asks for"):
+        load(file)

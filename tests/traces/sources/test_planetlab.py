@@ -1,0 +1,105 @@
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedstale.errors import TraceError
+from fedstale.traces.sources import planetlab
+
+REAL = Path(__file__).parents[3] / ".." / "shared" / "traces" / "planetlab-cpu.tar.gz"
+needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
+
+
+def host(tmp_path, text, name="host_a", day="20110303"):
+    folder = tmp_path / day
+    folder.mkdir(exist_ok=True)
+    data = text if isinstance(text, bytes) else text.encode()
+    (folder / name).write_bytes(data)
+    return folder / name
+
+
+def test_what_the_load_leaves_is_offered_for_five_minutes_each(tmp_path):
+    traces = planetlab.read(host(tmp_path, "0\n25\n100\n"))
+    starts, left, length = traces.compute.segments(0)
+    assert starts.tolist() == [0, 300, 600]
+    assert left.tolist() == [1.0, 0.75, 0.0]
+    assert length == 900
+    assert traces.device_ids.tolist() == ["20110303/host_a"]
+    assert traces.compute_unit == planetlab.COMPUTE_UNIT
+    assert not traces.repairs
+
+
+def test_samples_that_cannot_be_repeat_the_one_before(tmp_path):
+    traces = planetlab.read(host(tmp_path, "-\n20\nnan\n130\n-4\n50\n" + "9" * 40))
+    _, left, _ = traces.compute.segments(0)
+    np.testing.assert_allclose(left, [0.8, 0.8, 0.8, 0.8, 0.8, 0.5, 0.5], rtol=1e-6)
+    assert traces.repairs["filled: sample that is not from 0 to 100"] == 5
+
+
+def test_a_host_without_samples_is_dropped_and_counted(tmp_path):
+    host(tmp_path, "", "empty")
+    host(tmp_path, "x y", "words")
+    host(tmp_path, "5")
+    traces = planetlab.read(tmp_path)
+    assert traces.device_ids.tolist() == ["20110303/host_a"]
+    assert traces.repairs["dropped: host without a readable sample"] == 2
+
+
+def test_hosts_of_several_days_are_different_devices(tmp_path):
+    host(tmp_path, "5")
+    host(tmp_path, "6", day="20110306")
+    traces = planetlab.read(tmp_path)
+    assert traces.device_ids.tolist() == ["20110303/host_a", "20110306/host_a"]
+
+
+def test_a_folder_that_is_a_day_is_read_too(tmp_path):
+    host(tmp_path, "5")
+    traces = planetlab.read(tmp_path / "20110303")
+    assert traces.device_ids.tolist() == ["20110303/host_a"]
+
+
+def test_an_archive_of_the_whole_repository_is_read_and_the_rest_left_out(tmp_path):
+    path = tmp_path / "cloudsim.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name in ("r/README.md", "r/workload/planetlab/20110303/a", "r/other/20110303/a"):
+            info = tarfile.TarInfo(name)
+            info.size = 2
+            archive.addfile(info, io.BytesIO(b"50"))
+    traces = planetlab.read(path)
+    assert traces.device_ids.tolist() == ["20110303/a"]
+    assert traces.repairs["left out: not below a folder of a day"] == 1
+    assert traces.repairs["dropped: host and day that occur twice"] == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "says"), [(b"", "empty"), (b"hello", "no readable host"), (b"\xff\x00", "no readable")]
+)
+def test_what_is_not_this_format_is_one_sentence(tmp_path, data, says):
+    with pytest.raises(TraceError, match=says):
+        planetlab.read(host(tmp_path, data))
+
+
+def test_missing_truncated_and_empty_archives_are_one_sentence(tmp_path):
+    with pytest.raises(TraceError, match="no such file"):
+        planetlab.read(tmp_path / "nothing.tar.gz")
+    with pytest.raises(TraceError, match="no readable host"):
+        planetlab.read(tmp_path)
+    if REAL.exists():
+        (tmp_path / "cut.tar.gz").write_bytes(REAL.read_bytes()[:100_000])
+        with pytest.raises(TraceError, match="truncated"):
+            planetlab.read(tmp_path / "cut.tar.gz")
+
+
+@needs_real
+def test_all_published_hosts_load_with_the_numbers_of_their_files():
+    traces = planetlab.read(REAL)
+    assert traces.n_devices == 9659
+    assert traces.device_ids.str[:8].nunique() == 8
+    with tarfile.open(REAL) as archive:
+        first = next(m for m in archive if m.isfile())
+        percent = [int(x) for x in archive.extractfile(first).read().split()]
+    _, left, length = traces.compute.segments(traces.position(first.name.split("/", 1)[1]))
+    assert length == 86_400
+    np.testing.assert_allclose(left, 1 - np.array(percent) / 100, rtol=1e-6)

@@ -1,0 +1,90 @@
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedstale.traces.availability import Availability
+from fedstale.traces.sources.raw_windows import repaired
+
+times = st.integers(-20, 60).map(float) | st.sampled_from([math.nan, math.inf, -math.inf, 7.25])
+devices = st.lists(st.lists(st.tuples(times, times), max_size=8), min_size=1, max_size=4)
+LENGTH = 40.0
+
+
+def slow(windows, join_s):
+    """One device, window by window."""
+    kept = sorted(
+        (max(s, 0.0), min(e, LENGTH))
+        for s, e in windows
+        if math.isfinite(s) and math.isfinite(e) and s <= e and e > 0 and s < LENGTH
+    )
+    merged = []
+    for start, end in kept:
+        if merged and start - merged[-1][1] <= join_s:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([start, end])
+    return [(s, e) for s, e in merged if e > s]
+
+
+def fast(rows, join_s):
+    owner = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
+    flat = np.array([w for row in rows for w in row], dtype=float).reshape(-1, 2)
+    return repaired(owner, flat[:, 0], flat[:, 1], np.full(len(rows), LENGTH), join_s=join_s)
+
+
+@given(devices, st.sampled_from([0.0, 1.0]))
+def test_windows_equal_those_of_a_loop_over_each_device(rows, join_s):
+    starts, ends, per_device, _ = fast(rows, join_s)
+    expected = [slow(row, join_s) for row in rows]
+    assert per_device.tolist() == [len(row) for row in expected]
+    assert list(zip(starts, ends, strict=True)) == [w for row in expected for w in row]
+
+
+@given(devices, st.sampled_from([0.0, 1.0]))
+def test_every_window_is_kept_or_counted_once(rows, join_s):
+    starts, _, _, counts = fast(rows, join_s)
+    gone = sum(n for kind, n in counts.items() if kind.startswith(("dropped", "merged")))
+    assert starts.size + gone == sum(len(row) for row in rows)
+
+
+@given(devices, st.sampled_from([0.0, 1.0]))
+def test_windows_are_accepted_as_an_availability(rows, join_s):
+    starts, ends, per_device, _ = fast(rows, join_s)
+    assert Availability.packed(starts, ends, per_device, LENGTH).n_devices == len(rows)
+
+
+@given(devices, st.sampled_from([0.0, 1.0]))
+def test_repairing_twice_changes_nothing(rows, join_s):
+    starts, ends, per_device, _ = fast(rows, join_s)
+    owner = np.repeat(np.arange(len(rows)), per_device)
+    again = repaired(owner, starts, ends, np.full(len(rows), LENGTH), join_s=join_s)
+    assert again[0].tolist() == starts.tolist()
+    assert again[1].tolist() == ends.tolist()
+    assert sum(again[3].values()) == 0
+
+
+def test_slivers_of_one_second_become_one_window():
+    chain = [(10.0, 12.0), (13.0, 13.0), (14.0, 14.0), (15.0, 17.0)]
+    starts, ends, _, counts = fast([chain], 1.0)
+    assert (starts.tolist(), ends.tolist()) == ([10.0], [17.0])
+    assert counts["merged: at most 1 s apart"] == 3
+
+
+def test_a_lone_instant_is_dropped_and_counted():
+    starts, _, _, counts = fast([[(10.0, 10.0), (20.0, 25.0)]], 1.0)
+    assert starts.tolist() == [20.0]
+    assert counts["dropped: no length"] == 1
+
+
+def test_a_long_window_covers_a_short_one_inside_it():
+    starts, ends, _, counts = fast([[(0.0, 30.0), (5.0, 6.0), (29.0, 33.0)]], 0.0)
+    assert (starts.tolist(), ends.tolist()) == ([0.0], [33.0])
+    assert counts["merged: overlapping"] == 2
+
+
+def test_windows_of_different_devices_are_never_merged():
+    starts, _, per_device, _ = fast([[(0.0, 40.0)], [(0.0, 40.0)]], 1.0)
+    assert starts.size == 2
+    assert per_device.tolist() == [1, 1]

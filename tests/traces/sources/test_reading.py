@@ -1,0 +1,123 @@
+import json
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fedstale.errors import TraceError
+from fedstale.traces.sources import SOURCES, read
+from fedstale.traces.sources.detect import kind_of
+
+CSV = "Timestamp,DL_bitrate,UL_bitrate\n2020.02.13_10.00.00,8,1\n2020.02.13_10.00.01,8,1\n"
+FLASH = json.dumps({"a": [[1, 2]]})
+PHONES = json.dumps([{"Model": "a", "CPU_F_AI_Score": "5"}])
+BEHAVIOUR = pickle.dumps({1: {"active": [1], "inactive": [2], "finish_time": 9}})
+CAPACITY = pickle.dumps({1: {"computation": 1.0, "communication": 2.0}})
+
+
+def example(folder: Path, kind: str) -> Path:
+    """Write the smallest file of a kind under a name that does not give it away."""
+    if kind == "mahimahi":
+        (folder / "a.up").write_text("1\n")
+        return folder
+    if kind == "planetlab":
+        (folder / "20110303").mkdir()
+        (folder / "20110303" / "host").write_text("5\n")
+        return folder
+    content = {
+        "flash": FLASH.encode(),
+        "aibenchmark": PHONES.encode(),
+        "gnettrack": CSV.encode(),
+        "fedscale_behaviour": BEHAVIOUR,
+        "fedscale_capacity": CAPACITY,
+    }[kind]
+    file = folder / ("x.csv" if kind == "gnettrack" else "x")
+    file.write_bytes(content)
+    return file
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_kind_is_found_out_and_read(tmp_path, kind):
+    path = example(tmp_path, kind)
+    assert kind_of(path) == kind
+    traces = read(path)
+    assert traces.n_devices == 1
+    if kind != "mahimahi":
+        assert traces.known == tuple(
+            c for c in ("availability", "compute", "downlink", "uplink") if c in traces.known
+        )
+        assert set(traces.known) == set(SOURCES[kind].channels)
+    assert traces.compute_unit == SOURCES[kind].compute_unit
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_kind_that_is_named_is_not_guessed(tmp_path, kind):
+    assert read(str(example(tmp_path, kind)), kind).n_devices == 1
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize(
+    "content", [b"", b"\x00" * 50, b"garbage", b"{", b"PK\x03\x04", b"\x1f\x8b"]
+)
+def test_every_reader_answers_garbage_with_a_trace_error(tmp_path, kind, content):
+    (tmp_path / "x.up").write_bytes(content)
+    with pytest.raises(TraceError):
+        read(tmp_path / "x.up", kind)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_reader_answers_a_missing_path_with_a_trace_error(tmp_path, kind):
+    with pytest.raises(TraceError, match="no such file"):
+        read(tmp_path / "nothing.up", kind)
+
+
+@pytest.mark.parametrize("kind", sorted(set(SOURCES) - {"mahimahi", "planetlab"}))
+def test_every_reader_answers_a_truncated_file_with_a_trace_error_or_less_data(tmp_path, kind):
+    path = example(tmp_path, kind)
+    whole = path.read_bytes()
+    for cut in range(0, len(whole), 3):
+        path.write_bytes(whole[:cut])
+        try:
+            read(path, kind)
+        except TraceError:
+            continue
+        # A log that ends early is a shorter log; nothing else may pass.
+        assert kind == "gnettrack"
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n", pickle.dumps({"a": 1})])
+def test_an_unknown_kind_lists_what_is_accepted(tmp_path, content):
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(TraceError) as error:
+        read(tmp_path / "x")
+    assert "native" in str(error.value)
+    for kind in SOURCES:
+        assert kind in str(error.value)
+
+
+def test_an_empty_folder_and_a_missing_path_say_so(tmp_path):
+    with pytest.raises(TraceError, match="not a trace of a known kind"):
+        read(tmp_path)
+    with pytest.raises(TraceError, match="no such file"):
+        read(tmp_path / "nothing")
+
+
+def test_an_unknown_name_lists_the_known_ones(tmp_path):
+    with pytest.raises(TraceError, match=r"source = 'flsh': expected .*flash"):
+        read(example(tmp_path, "flash"), "flsh")
+
+
+def test_archives_are_told_apart_by_what_is_in_them(tmp_path):
+    for name, member in (("a", "d/x.csv"), ("b", "d/20110303/host"), ("c", "d/readme")):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(member, "1")
+    assert kind_of(tmp_path / "a") == "gnettrack"
+    assert kind_of(tmp_path / "b") == "planetlab"
+    with pytest.raises(TraceError, match="known kind"):
+        kind_of(tmp_path / "c")
+
+
+def test_a_parquet_file_is_native(tmp_path):
+    (tmp_path / "x").write_bytes(b"PAR1")
+    assert kind_of(tmp_path / "x") == "native"

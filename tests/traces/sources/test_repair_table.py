@@ -1,0 +1,72 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedstale.traces.sources import SOURCES, gnettrack
+from fedstale.traces.sources.repair_table import table
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "traces.md").read_text()
+REAL = ROOT / ".." / "shared" / "traces"
+needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
+
+
+@needs_real
+def test_the_page_shows_what_reading_the_published_files_finds():
+    shown = PAGE.split("<!-- readings: begin -->\n")[1].split("\n<!-- readings: end -->")[0]
+    assert shown == table(REAL)
+
+
+@needs_real
+def test_the_page_tells_what_all_sessions_of_the_5g_archive_need():
+    repairs = gnettrack.read(REAL / "uccmisl-5g.zip", sessions="all").repairs
+    for kind, n in repairs.items():
+        assert f"{n:,} {kind}" in PAGE
+
+
+@needs_real
+def test_two_days_hold_the_share_of_the_flash_phones_time_that_the_page_states():
+    raw = json.loads((REAL / "flash-ready-strict.json").read_text())
+    windows = [(max(s, 0), e) for row in raw.values() for s, e in row if e > max(s, 0)]
+    total = sum(e - s for s, e in windows)
+    inside = sum(max(min(e, 172_800) - s, 0) for s, e in windows)
+    assert f"{100 * inside / total:.1f} % of the available time" in PAGE
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_page_shows_every_source_as_the_catalogue_has_it(name):
+    source = SOURCES[name]
+    row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |"))
+    cells = (source.about, ", ".join(source.channels), source.origin, source.licence)
+    for cell in (*cells, source.compute_unit or "-"):
+        assert f"| {cell} |" in row
+
+
+def make_folder(folder):
+    (folder / "a.json").write_text('{"x": [[1, 3601], [9, 9]]}')
+    (folder / "README.md").write_text("not a trace")
+    (folder / "links").mkdir()
+    (folder / "links" / "a.up").write_text("3600000")
+    return folder
+
+
+def test_a_table_has_a_row_for_every_recording_in_a_folder(tmp_path):
+    assert table(make_folder(tmp_path)).splitlines()[2:] == [
+        "| a.json | flash | 1 | 1 windows of availability, 1.0 h in all | 1 merged: overlapping |",
+        "| links | mahimahi | 1 | 1.0 h of uplink | nothing |",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"]])
+def test_the_command_says_what_is_wrong_in_one_line(tmp_path, arguments):
+    command = [sys.executable, "-m", "fedstale.traces.sources", *arguments]
+    run = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env=dict(os.environ)
+    )
+    assert run.returncode == 1
+    assert run.stdout == ""
+    assert len(run.stderr.strip().splitlines()) == 1
