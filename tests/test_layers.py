@@ -1,4 +1,4 @@
-"""The layers traces <- strategies <- agents <- fedstale, and what the package declares of itself."""
+"""The layers traces <- strategies <- agents <- fedstale, and what the package declares."""
 
 import ast
 import subprocess
