@@ -157,6 +157,7 @@ def _simulate(
     from fedstale import simulation_display, trace_spec
     from fedstale.simulation.run import simulate as run
 
+    # Flower sets the level of its logger when it is imported, which the imports above have done.
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.ERROR)
     logging.basicConfig(level=logging.DEBUG if verbose else logging.ERROR)
     traces = trace_spec.load(config.traces, seed=config.seed)

@@ -70,7 +70,7 @@ class Clients:
             reply = error_reply(call.message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
         if reply.has_error():
             flight.status, flight.reason = fl.CLIENT_ERROR, reply.error.reason or ""
-            logger.warning("client on %s failed: %s", flight.device_id, flight.reason)
+            logger.warning("client on node %d failed: %s", flight.node_id, flight.reason)
         else:
             flight.status, flight.reason = fl.REPORTED, ""
             self._book.learn(flight.kind.split(".")[0], flight.node_id, reply.content)

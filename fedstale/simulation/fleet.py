@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 from flwr.app import Message
 
 from fedstale.errors import ConfigError
@@ -85,6 +86,10 @@ class Fleet:
             batch[device] = message
         return flights + self._send(batch, now, first_job_id + len(flights))
 
+    def table(self, flights: Sequence[Flight], now: float) -> pa.Table:
+        """Return the events table of some flights as they stand now."""
+        return fl.table_of(self.settled(flights, now), self._traces.device_ids)
+
     def settled(self, flights: Sequence[Flight], now: float) -> list[Flight]:
         """Return the flights as they stand now; who still works has spent what it has until now.
 
@@ -109,12 +114,11 @@ class Fleet:
         trips = self._traces.trips(devices, now, _job(asked, self._on_interrupt), free_at)
         self._free_at[devices] = trips.ended
         columns = {name: getattr(trips, name).tolist() for name in (*_INSTANTS, *_SPENT)}
-        names = self._traces.device_ids[devices]
         return [
             _flight(
                 message,
                 job_id=first_job_id + i,
-                device_id=names[i],
+                device=int(devices[i]),
                 now=now,
                 asked=(*asked[i].tolist(), float(free_at[i])),
                 trips=trips,
@@ -149,9 +153,8 @@ class Fleet:
         *asked, free_at = flight.asked
         spent = dict.fromkeys(_SPENT, 0.0)
         if until_now is not None and flight.sent_at < now:
-            device = flight.node_id - FIRST_NODE_ID
             job = _job(np.array([asked]), self._on_interrupt)
-            trip = until_now.trips([device], flight.sent_at, job, free_at)
+            trip = until_now.trips([flight.device], flight.sent_at, job, free_at)
             spent = {name: float(getattr(trip, name)[0]) for name in _SPENT}
         for name, value in spent.items():
             setattr(cut, "work" if name == "work_done" else name, value)
@@ -171,7 +174,7 @@ def _flight(
     message: Message,
     *,
     job_id: int,
-    device_id: str,
+    device: int,
     now: float,
     asked: tuple[float, float, float, float, float],
     trips: TripOutcomes,
@@ -189,7 +192,7 @@ def _flight(
         failure=failure,
         job_id=job_id,
         node_id=message.metadata.dst_node_id,
-        device_id=device_id,
+        device=device,
         kind=message.metadata.message_type,
         round=_round_of(message),
         status=fl.FAILED.get(status, fl.UNCLAIMED),

@@ -1,11 +1,14 @@
 """One job from its sending to its end, as the simulator accounts for it.
 
-Each field of `Flight` from `job_id` on is a column of events.parquet, in this order. Whatever a
-device spent appears in exactly one row, so the ledger of a run closes by summing rows.
+Each field of `Flight` from `job_id` on is a column of events.parquet, in this order, with the
+device's name in the place of its position. Whatever a device spent appears in exactly one row, so
+the ledger of a run closes by summing rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+import pandas as pd
 import pyarrow as pa
 from flwr.app import Message
 
@@ -52,8 +55,8 @@ class Flight:
     """Counts up from 0 in the order of sending."""
     node_id: int
     """Flower's id of the node."""
-    device_id: str
-    """Name of the device in its trace."""
+    device: int
+    """Position of the device in the traces."""
     kind: str
     """Message type: train, evaluate or query, with its action if it has one."""
     round: int
@@ -94,9 +97,18 @@ class Flight:
 _TYPES = {str: pa.string(), float: pa.float64(), int: pa.int64()}
 _HIDDEN = {"message", "asked", "outcome", "visible_at", "failure"}
 _COLUMNS = {f.name: _TYPES[f.type] for f in fields(Flight) if f.name not in _HIDDEN}  # type: ignore[index]
-SCHEMA = pa.schema(list(_COLUMNS.items()))
+_SCHEMA = pa.schema(list(_COLUMNS.items()))
 
 
-def table_of(flights: list[Flight]) -> pa.Table:
-    """Return the events table of a run, one row a job in the order of sending."""
-    return pa.table({name: [getattr(f, name) for f in flights] for name in _COLUMNS}, schema=SCHEMA)
+def table_of(flights: Sequence[Flight], device_ids: pd.Index) -> pa.Table:
+    """Return the events table of a run, one row a job in the order of sending.
+
+    Args:
+        flights: the jobs.
+        device_ids: name of each device of the traces, for the column device_id.
+    """
+    columns = {name: [getattr(f, name) for f in flights] for name in _COLUMNS}
+    names = device_ids[columns["device"]].to_numpy(dtype=object)
+    table = pa.table(columns, schema=_SCHEMA)
+    after = table.schema.get_field_index("device")
+    return table.set_column(after, "device_id", pa.array(names, pa.string()))

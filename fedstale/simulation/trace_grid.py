@@ -120,7 +120,7 @@ class TraceGrid(Grid):
 
     def events(self) -> pa.Table:
         """Return what happened so far, one row a job, with what flying jobs have spent by now."""
-        return fl.table_of(self._fleet.settled(self._flights, self._clock.now))
+        return self._fleet.table(self._flights, self._clock.now)
 
     @property
     def n_sent(self) -> int:

@@ -119,6 +119,25 @@ def test_a_truncated_archive_is_a_trace_error(maker, share, tmp_path):
         everything(broken)
 
 
+@pytest.mark.parametrize("keep", [512, 700, 1024, 1536, 2048, 2560])
+def test_a_plain_tar_that_ends_early_is_never_taken_for_a_shorter_one(keep, tmp_path):
+    make_tar(tmp_path / "a.tar.gz", {f"{i}": b"x" * 400 for i in range(3)})
+    whole = gzip.decompress((tmp_path / "a.tar.gz").read_bytes())
+    assert len(whole.rstrip(b"\0")) > 2560
+    (tmp_path / "a.tar").write_bytes(whole[:keep])
+    with pytest.raises(TraceError, match="truncated or damaged"):
+        everything(tmp_path / "a.tar")
+
+
+def test_a_plain_tar_with_a_broken_header_is_never_taken_for_a_shorter_one(tmp_path):
+    make_tar(tmp_path / "a.tar.gz", {f"{i}": b"x" * 400 for i in range(3)})
+    broken = bytearray(gzip.decompress((tmp_path / "a.tar.gz").read_bytes()))
+    broken[1024 + 150] ^= 0x11
+    (tmp_path / "a.tar").write_bytes(broken)
+    with pytest.raises(TraceError, match="truncated or damaged"):
+        everything(tmp_path / "a.tar")
+
+
 def test_a_corrupted_zip_member_is_a_trace_error(tmp_path):
     path = make_zip(tmp_path / "a.zip", {"x": bytes(range(256)) * 3})
     data = bytearray(path.read_bytes())
@@ -158,3 +177,9 @@ def test_missing_files_and_folders_in_place_of_files_say_so(tmp_path):
         read_file(tmp_path)
     with pytest.raises(TraceError, match="no such file"):
         everything(tmp_path / "nothing")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TraceError, match="expected a file"):
+        read_file(tmp_path / "pipe")

@@ -86,6 +86,7 @@ def test_the_record_repeats_after_whole_days(tmp_path):
         ('{"a": [[1, 2', "truncated"),
         ("[1, 2]", "expected a JSON object"),
         ("{}", "expected a JSON object"),
+        ('{"a": [[1, 2]], "a": []}', "occurs twice"),
         ('{"a": 3}', "expected a list"),
         ('{"a": {"messages": ""}}', "expected a list"),
         ("[" * 100_000, "nested too deeply"),

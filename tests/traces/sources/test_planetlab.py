@@ -28,7 +28,11 @@ def test_what_the_load_leaves_is_offered_for_five_minutes_each(tmp_path):
     assert length == 900
     assert traces.device_ids.tolist() == ["20110303/host_a"]
     assert traces.compute_unit == planetlab.COMPUTE_UNIT
-    assert not traces.repairs
+    assert dict(traces.repairs) == {"kept: record that is not a day of 288 samples": 1}
+
+
+def test_a_whole_day_needs_no_repair(tmp_path):
+    assert not planetlab.read(host(tmp_path, "5\n" * 288)).repairs
 
 
 def test_samples_that_cannot_be_repeat_the_one_before(tmp_path):

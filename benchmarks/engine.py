@@ -1,0 +1,176 @@
+"""How fast does a simulation go: messages of an empty app, and clients trained against Flower.
+
+Both engines run the built-in app digits, the same ServerApp and ClientApp, with every client in
+every round and no evaluation on clients. Flower's engine gets one Ray actor a core; fedstale is
+measured in one process and in one process a core. The engines take turns, and the first round of
+each run, which loads data and starts workers, is not counted.
+
+Run it with: python benchmarks/engine.py [--quick]
+"""
+
+import argparse
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from results_file import write_result
+
+from fedstale.simulation import Costs, InlineExecutor, ProcessExecutor, TraceGrid
+from fedstale.simulation.flower_app import ClientLoader, FlowerApp
+from fedstale.traces import TraceSet
+
+
+def messages_per_second(batch: int, total: int) -> float:
+    """Return how many messages an empty ClientApp answers in a second of wall time.
+
+    Args:
+        batch: messages in flight together.
+        total: messages to send.
+    """
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(message.content, reply_to=message)
+
+    traces = TraceSet.constant(batch, compute=1.0, downlink_bit_per_s=1e7, uplink_bit_per_s=1e7)
+    grid = TraceGrid(traces, app, costs=Costs(work_per_example=1.0, epochs=1, examples=10))
+    arrays = ArrayRecord([np.zeros(1000, np.float32)])
+    with grid.running():
+        nodes = list(grid.get_node_ids())
+        started = time.perf_counter()
+        for number in range(total // batch):
+            config = ConfigRecord({"server-round": number})
+            content = RecordDict({"arrays": arrays, "config": config})
+            grid.send_and_receive([Message(content, node, "train") for node in nodes])
+        return total // batch * batch / (time.perf_counter() - started)
+
+
+@dataclass
+class Engines:
+    """The same app, federation and number of rounds in several engines."""
+
+    n_clients: int
+    n_rounds: int
+    ends: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.app = FlowerApp.find("digits")
+        self.client = self.app.load_client()
+        self.config = dict(self.app.defaults)
+
+    def server(self) -> ServerApp:
+        """Return a ServerApp that notes when each round has been aggregated."""
+        ends, n_rounds, n_clients = self.ends, self.n_rounds, self.n_clients
+
+        class Timed(FedAvg):
+            def aggregate_train(self, server_round, replies):  # noqa: ANN001, ANN202 - as FedAvg
+                merged = super().aggregate_train(server_round, replies)
+                ends.append(time.perf_counter())
+                return merged
+
+        app = ServerApp()
+
+        @app.main()
+        def main(grid, context) -> None:  # noqa: ANN001 - as Flower calls it
+            from digits_app.task import Network
+
+            strategy = Timed(
+                fraction_evaluate=0.0, min_train_nodes=n_clients, min_available_nodes=n_clients
+            )
+            arrays = ArrayRecord(Network(1).state_dict())
+            strategy.start(grid=grid, initial_arrays=arrays, num_rounds=n_rounds)
+
+        return app
+
+    def rate(self, run: Callable[[], None]) -> float:
+        """Return the clients trained per second in the rounds after the first."""
+        self.ends.clear()
+        run()
+        return self.n_clients * (self.n_rounds - 1) / (self.ends[-1] - self.ends[0])
+
+    def flower(self) -> None:
+        """Run in Flower's own simulation engine."""
+        import ray
+        from flwr.simulation import run_simulation
+
+        client, config = self.client, self.config
+
+        def with_config(message: Message, context: Context, call_next: Callable) -> Message:
+            context.run_config = config
+            return call_next(message, context)
+
+        app = ClientApp(mods=[with_config])
+        app.train()(client._registered_funcs["train.default"])
+        resources = {"client_resources": {"num_cpus": 1}}
+        run_simulation(self.server(), app, self.n_clients, backend_config=resources)
+        ray.shutdown()
+
+    def fedstale(self, workers: int) -> None:
+        """Run under TraceGrid on ideal devices."""
+        load = ClientLoader(self.app.client, self.app.directory)
+        executor = InlineExecutor(self.client) if workers == 1 else ProcessExecutor(load, workers)
+        traces = TraceSet.ideal(self.n_clients)
+        with executor:
+            grid = TraceGrid(traces, executor, costs=self.app.costs, run_config=self.config)
+            with grid.running():
+                self.server()(grid, Context(1, 1, {}, RecordDict(), self.config))
+
+
+def main() -> None:
+    """Measure, print and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller repeats")
+    quick = parser.parse_args().quick
+    warnings.filterwarnings("ignore")
+    import logging
+
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    import torch
+
+    torch.set_num_threads(1)
+    rows = []
+    repeats = 2 if quick else 5
+    for batch in (1, 10, 100, 1000):
+        rates = [messages_per_second(batch, 1000 if quick else 5000) for _ in range(repeats)]
+        rows.append({"what": "messages per second", "in flight": batch, **spread(rates)})
+    cores = os.cpu_count() or 1
+    for n_clients in (64,) if quick else (64, 256):
+        engines = Engines(n_clients, n_rounds=3 if quick else 5)
+        runs = {
+            "Flower, Ray": engines.flower,
+            "fedstale, 1 process": lambda e=engines: e.fedstale(1),
+            f"fedstale, {cores} processes": lambda e=engines: e.fedstale(cores),
+        }
+        rates = {name: [] for name in runs}
+        for _ in range(repeats):
+            for name, run in runs.items():
+                rates[name].append(engines.rate(run))
+        base = statistics.median(rates["Flower, Ray"])
+        for name, values in rates.items():
+            ratio = round(statistics.median(values) / base, 2)
+            row = {"what": f"clients per second, {name}", "in flight": n_clients}
+            rows.append({**row, **spread(values), "ratio to Flower": ratio})
+    write_result("engine", rows, command="python benchmarks/engine.py" + " --quick" * quick)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Return the median and the range of some repeats."""
+    return {
+        "median": round(statistics.median(values), 1),
+        "min": round(min(values), 1),
+        "max": round(max(values), 1),
+        "repeats": len(values),
+    }
+
+
+if __name__ == "__main__":
+    main()

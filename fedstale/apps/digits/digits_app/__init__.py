@@ -1,0 +1,1 @@
+"""Handwritten digits with label skew, as a Flower app."""

@@ -1,0 +1,56 @@
+"""What a device does: train the model it receives on its own digits, or evaluate it."""
+
+from typing import cast
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from digits_app import task
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Return the model after some epochs on this device."""
+    config = context.run_config
+    network = _received(message)
+    data, _ = _data(context)
+    server_round = cast(int, message.content.config_records["config"].get("server-round", 0))
+    loss = task.train(
+        network,
+        data,
+        epochs=int(config["local-epochs"]),
+        batch_size=int(config["batch-size"]),
+        learning_rate=float(config["learning-rate"]),
+        seed=(int(config["seed"]), int(context.node_config["partition-id"]), server_round),
+    )
+    metrics = MetricRecord({"train_loss": loss, "num-examples": len(data[1])})
+    content = RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics})
+    return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Return how well the model does on examples that this device does not train on."""
+    _, data = _data(context)
+    loss, accuracy = task.evaluate(_received(message), data)
+    metrics = MetricRecord(
+        {"eval_loss": loss, "eval_accuracy": accuracy, "num-examples": len(data[1])}
+    )
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def _received(message: Message) -> task.Network:
+    network = task.Network()
+    network.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    return network
+
+
+def _data(context: Context) -> tuple[task.Data, task.Data]:
+    return task.client_data(
+        int(context.node_config["partition-id"]),
+        int(context.node_config["num-partitions"]),
+        float(context.run_config["alpha"]),
+        int(context.run_config["seed"]),
+    )

@@ -1,0 +1,1 @@
+"""Next-character prediction on the roles of a play, as a Flower app."""

@@ -1,0 +1,39 @@
+"""What the server does: run a strategy, and evaluate each model on data of its own."""
+
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from starter_app import task
+
+app = ServerApp()
+
+# No device has this number, so the server's data are nobody else's.
+SERVER_PARTITION = 2**32
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train for some rounds."""
+    config = context.run_config
+    test_set = task.load_data(SERVER_PARTITION, int(config["seed"]), n=1000)
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        network = task.Network()
+        network.load_state_dict(arrays.to_torch_state_dict())
+        loss, accuracy = task.evaluate(network, test_set)
+        return MetricRecord({"loss": loss, "accuracy": accuracy})
+
+    strategy = FedAvg(
+        fraction_train=float(config["fraction-train"]),
+        fraction_evaluate=0.0,
+        min_train_nodes=1,
+        min_available_nodes=1,
+    )
+    strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(task.Network().state_dict()),
+        num_rounds=int(config["num-server-rounds"]),
+        timeout=float(config["round-timeout"]),
+        evaluate_fn=evaluate,
+    )

@@ -1,0 +1,224 @@
+"""`fedstale traces`: look at recordings, convert, compose, generate, fit and download them."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedstale.errors import FedstaleError, TraceError
+
+if TYPE_CHECKING:
+    from fedstale.traces import TraceSet
+
+app = typer.Typer(
+    name="traces",
+    help="Look at device traces, convert, compose, generate, fit and download them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Seed = Annotated[int, typer.Option(min=0, help="Seeds everything that is random.")]
+_Out = Annotated[Path, typer.Option("--out", "-o", help="Native file to write, NAME.parquet.")]
+_Overwrite = Annotated[bool, typer.Option(help="Replace the file if there is one.")]
+
+
+@app.command(epilog="Examples: fedstale traces describe phones.json  |  synthetic:1000 --json")
+def describe(
+    traces: Annotated[str, typer.Argument(metavar="PATH|synthetic:N", help="What to look at.")],
+    seed: _Seed = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Show how many devices there are, what was repaired, when they come and how fast they are."""
+    with _one_sentence():
+        from fedstale import trace_description, trace_spec
+
+        numbers = trace_description.numbers(trace_spec.load(traces, seed=seed))
+        if as_json:
+            typer.echo(json.dumps(numbers))
+        else:
+            trace_description.show(traces, numbers)
+
+
+@app.command(epilog="Example: fedstale traces convert ready_strict.json phones.parquet")
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Recording, in any known format.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Native file to write.")],
+    kind: Annotated[
+        str | None, typer.Option("--source", help="Format of IN; found out if not given.")
+    ] = None,
+    overwrite: _Overwrite = False,
+) -> None:
+    """Write a recording as a native file, and say what was repaired on the way."""
+    with _one_sentence():
+        _check_free(out, overwrite=overwrite)
+        from fedstale.traces.sources import read
+
+        _write(read(source, kind), out)
+
+
+@app.command(
+    epilog="Example: fedstale traces compose --availability phones.json --compute models.json "
+    "--background planetlab.tar.gz --network mahimahi --n 1000 --out devices.parquet"
+)
+def compose(
+    availability: Annotated[Path, typer.Option(help="Recording of when devices are there.")],
+    compute: Annotated[Path, typer.Option(help="Recording of how fast devices are.")],
+    network: Annotated[Path, typer.Option(help="Recording of links.")],
+    n: Annotated[int, typer.Option("--n", min=1, help="Number of devices.")],
+    out: _Out,
+    background: Annotated[
+        Path | None, typer.Option(help="Recording of what other programs leave of a processor.")
+    ] = None,
+    uplink_share: Annotated[
+        float | None, typer.Option(help="Uplink / downlink, where no uplink was recorded.")
+    ] = None,
+    after_end: Annotated[
+        Literal["repeat", "stop"], typer.Option(help="What follows the end of availability.")
+    ] = "repeat",
+    seed: _Seed = 0,
+    overwrite: _Overwrite = False,
+) -> None:
+    """Make complete devices out of independent recordings."""
+    with _one_sentence():
+        _check_free(out, overwrite=overwrite)
+        from fedstale.traces.compose import compose as join
+        from fedstale.traces.sources import read
+
+        devices = join(
+            availability=read(availability),
+            compute=read(compute),
+            background=None if background is None else read(background),
+            network=read(network),
+            n=n,
+            seed=seed,
+            after_end=after_end,
+            uplink_share=uplink_share,
+        )
+        _write(devices, out)
+
+
+@app.command(epilog="Example: fedstale traces synthesise --n 1000 --days 7 --out devices.parquet")
+def synthesise(
+    n: Annotated[int, typer.Option("--n", min=1, help="Number of devices.")],
+    out: _Out,
+    days: Annotated[int, typer.Option(min=1, help="Length of the record.")] = 7,
+    time_zones: Annotated[
+        Literal["same", "spread"], typer.Option(help="One midnight for all, or 24 time zones.")
+    ] = "same",
+    parameters: Annotated[
+        Path | None, typer.Option(help="Population to draw from, made by fit; else the embedded.")
+    ] = None,
+    seed: _Seed = 0,
+    overwrite: _Overwrite = False,
+) -> None:
+    """Generate devices and write them as a native file."""
+    with _one_sentence():
+        _check_free(out, overwrite=overwrite)
+        from fedstale.traces import population, synthetic
+
+        chosen = population.load(parameters)
+        _write(synthetic.synthesise(n, days, seed, time_zones=time_zones, parameters=chosen), out)
+
+
+@app.command(
+    epilog="Example: fedstale traces fit --availability phones.json --network 5g.zip "
+    "--network mahimahi --background planetlab.tar.gz --compute models.json --out population.toml"
+)
+def fit(
+    availability: Annotated[Path, typer.Option(help="Recording of when devices are there.")],
+    network: Annotated[list[Path], typer.Option(help="Recording of links; may be repeated.")],
+    background: Annotated[Path, typer.Option(help="Recording of what is left of processors.")],
+    compute: Annotated[Path, typer.Option(help="Recording of how fast devices are.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="TOML file to write.")],
+    overwrite: _Overwrite = False,
+) -> None:
+    """Fit the generator's numbers to recordings, and write them with their provenance."""
+    with _one_sentence():
+        _check_free(out, overwrite=overwrite)
+        from fedstale import trace_provenance
+        from fedstale.traces import fit as fitting
+        from fedstale.traces import population
+        from fedstale.traces.sources import read
+
+        recordings = {
+            "availability": read(availability),
+            "network": [read(path) for path in network],
+            "background": read(background),
+            "compute": read(compute),
+        }
+        files = {
+            "availability": [availability],
+            "network": network,
+            "background": [background],
+            "compute": [compute],
+        }
+        population.save(
+            fitting.fit(**recordings),  # type: ignore[arg-type]
+            out,
+            provenance=trace_provenance.of_fit(files),
+            targets=fitting.targets(**recordings),  # type: ignore[arg-type]
+        )
+    typer.echo(f"wrote {out}", err=True)
+
+
+@app.command(epilog="Example: fedstale traces fetch flash --folder recordings")
+def fetch(
+    name: Annotated[str, typer.Argument(help="Name of a published recording.")],
+    folder: Annotated[Path, typer.Option(help="Where to put it.")] = Path(),
+    url: Annotated[str | None, typer.Option(help="Download from here instead.")] = None,
+) -> None:
+    """Download a published recording from its authors, checked and whole or not at all."""
+    with _one_sentence():
+        from fedstale.traces.fetch import fetch as download
+        from fedstale.traces.sources import SOURCES
+
+        if name in SOURCES:
+            typer.echo(SOURCES[name].licence_line, err=True)
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task(name, total=None)
+            path = download(
+                name,
+                folder,
+                url=url,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+    typer.echo(path)
+
+
+def _check_free(out: Path, *, overwrite: bool) -> None:
+    """Refuse at once what would fail only after the work."""
+    if not out.parent.is_dir():
+        raise TraceError(f"{out}: the folder {out.parent} does not exist; make it first")
+    if out.is_dir():
+        raise TraceError(f"{out}: is a folder, expected the name of a file")
+    if out.exists() and not overwrite:
+        raise TraceError(f"{out}: exists already; choose another name, or pass --overwrite")
+
+
+def _write(traces: "TraceSet", out: Path) -> None:
+    from fedstale.traces import files
+
+    files.write(traces, out)
+    typer.echo(f"wrote {out}: {traces.n_devices:,} devices, {', '.join(traces.known)}", err=True)
+    for kind, count in traces.repairs.items():
+        typer.echo(f"  {count:,} {kind}", err=True)
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Turn the errors that users can mend into one sentence on stderr and exit code 2."""
+    try:
+        yield
+    except FedstaleError as problem:
+        typer.echo(f"fedstale: {problem}", err=True)
+        raise typer.Exit(2) from None

@@ -1,0 +1,114 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+
+FEDSTALE = [sys.executable, "-m", "fedstale.cli"]
+
+
+def fedstale(*arguments, cwd=None, timeout=120):
+    return subprocess.run(
+        [*FEDSTALE, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=timeout,
+        check=False,
+    )
+
+
+SHORT = ["--traces", "synthetic:30", "-c", "num-server-rounds=3"]
+
+
+def test_help_answers_at_once():
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        assert fedstale("--help").returncode == 0
+        times.append(time.perf_counter() - started)
+    # Half a second is promised; a loaded machine gets some slack, an import of torch does not.
+    assert min(times) < 0.75
+
+
+def test_version_is_that_of_the_package():
+    from fedstale import __version__
+
+    assert fedstale("--version").stdout.strip() == f"fedstale {__version__}"
+
+
+def test_the_built_in_app_runs_prints_a_table_and_writes_its_folder(tmp_path):
+    run = fedstale("simulate", "digits", *SHORT, "--out", "run", cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "server accuracy" in run.stdout
+    assert "run folder: run" in run.stdout
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    assert names >= {"config.toml", "events.parquet", "metrics.parquet", "model.safetensors"}
+
+
+def test_json_is_one_object_that_names_the_folder(tmp_path):
+    run = fedstale("simulate", "digits", *SHORT, "--json", cwd=tmp_path)
+    assert run.returncode == 0
+    summary = json.loads(run.stdout)
+    assert summary["status"] == "finished"
+    assert (tmp_path / summary["out"] / "summary.json").is_file()
+
+
+def test_an_earlier_run_can_be_repeated_from_its_config(tmp_path):
+    first = fedstale("simulate", "digits", *SHORT, "--seed", 7, "--out", "a", cwd=tmp_path)
+    again = fedstale("simulate", "a/config.toml", "--out", "b", cwd=tmp_path)
+    assert (first.returncode, again.returncode) == (0, 0)
+    for name in ("events.parquet", "metrics.parquet"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["simulate", "no_such_app"], "no_such_app"),
+        (["simulate", "digits", "--traces", "missing.parquet"], "missing.parquet"),
+        (["simulate", "digits", "--traces", "synthetic:0"], "synthetic"),
+        (["simulate", "digits", "--until", "soon"], "until = 'soon'"),
+        (["simulate", "digits", "-c", "num-rounds=3"], "num-server-rounds"),
+        (["simulate", "digits", "-c", "= broken ="], "run-config"),
+        (["simulate", "digits", "--epochs", "nothing"], "epochs"),
+        (["simulate", "missing.toml"], "missing.toml"),
+    ],
+)
+def test_bad_usage_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
+    run = fedstale(*arguments, cwd=tmp_path)
+    assert run.returncode == 2
+    assert sentence in run.stderr
+    assert "Traceback" not in run.stderr
+    assert run.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_ends_cleanly_and_keeps_what_was_done(tmp_path):
+    command = [*FEDSTALE, "simulate", "digits", "--traces", "synthetic:50", "--out", "run"]
+    command += ["-c", "num-server-rounds=100000"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "config.toml").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert b"interrupted" in error
+    assert b"Traceback" not in error
+    assert len(pd.read_parquet(tmp_path / "run" / "events.parquet")) > 0
+
+
+def test_a_new_app_runs_as_it_is(tmp_path):
+    assert fedstale("new", "my_app", cwd=tmp_path).returncode == 0
+    run = fedstale("simulate", "my_app", "--traces", "synthetic:20", "--json", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["rounds"] > 0

@@ -1,0 +1,103 @@
+"""Reader of AI Benchmark's ranking of phones: how fast each model's processor is.
+
+The column is CPU_F_AI_Score: floating-point networks run on the processor alone. On-device training
+computes in floating point, and mobile training libraries run it on the processor. FP32_Score and
+AI_Score also count what graphics and neural accelerators reach in inference, which sets flagship
+models apart by factors that training does not see. A score is taken as proportional to speed.
+
+Reference:
+    Ignatov et al. AI Benchmark: All About Deep Learning on Smartphones in 2019. ICCV Workshops
+    2019.
+"""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedstale.errors import TraceError
+from fedstale.traces.series import Series
+from fedstale.traces.sources.json_file import load
+from fedstale.traces.sources.tally import frozen
+from fedstale.traces.trace_set import TraceSet
+
+COMPUTE_UNIT = "seconds of the median phone of the ranking, all of its processor"
+_SCORE = "CPU_F_AI_Score"
+
+
+def read(path: str | Path, *, score: str = _SCORE) -> TraceSet:
+    """Return the constant speed of each phone model, the median one being 1.
+
+    A model that is listed more than once differs in its chip, its Android or its memory; each is a
+    device of its own, named with what tells it apart.
+
+    Args:
+        path: the JSON list of models, gzipped or not.
+        score: column to take as the speed.
+
+    Returns:
+        A set that knows compute only.
+
+    Raises:
+        TraceError: the file is missing or damaged, or no model has a score.
+    """
+    path = Path(path)
+    rows = load(path)
+    if not isinstance(rows, list):
+        raise TraceError(f"{path}: expected a JSON list of phone models")
+    counts: Counter[str] = Counter()
+    phones: list[dict[str, object]] = []
+    scores: list[float] = []
+    for row in rows:
+        value = _number(row.get(score)) if isinstance(row, dict) else None
+        if value is None:
+            counts[f"dropped: {score} is not a number above 0"] += 1
+        elif not _text(row, "Model"):
+            counts["dropped: model without a name"] += 1
+        else:
+            phones.append(row)
+            scores.append(value)
+    if not phones:
+        raise TraceError(f"{path}: no model with a {score}: expected AI Benchmark's list of phones")
+    ids = _names(phones, counts)
+    first = ~pd.Index(ids).duplicated()
+    counts["dropped: the same phone again"] = int((~first).sum())
+    speeds = np.array(scores)[first]
+    return TraceSet(
+        device_ids=pd.Index(ids, dtype="str")[first],
+        compute=Series.constant(speeds / np.median(speeds)),
+        compute_unit=COMPUTE_UNIT,
+        repairs=frozen(counts),
+    )
+
+
+def _names(phones: list[dict[str, object]], counts: Counter[str]) -> list[str]:
+    """Return the model of each phone, with chip, Android and memory where it occurs again."""
+    names = [_text(phone, "Model") for phone in phones]
+    twice = {name for name, n in Counter(names).items() if n > 1}
+    counts["renamed: model that is listed more than once"] = sum(name in twice for name in names)
+    for extra, prefix in (("CPU", ""), ("Android", "Android "), ("RAM", "")):
+        again = {name for name, n in Counter(names).items() if n > 1}
+        if again:
+            names = [
+                f"{name}, {prefix}{_text(phone, extra)}" if name in again else name
+                for name, phone in zip(names, phones, strict=True)
+            ]
+    return names
+
+
+def _text(row: dict[str, object], key: str) -> str:
+    value = row.get(key)
+    return " ".join(value.split()) if isinstance(value, str) else ""
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) and number > 0 else None

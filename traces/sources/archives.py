@@ -1,0 +1,231 @@
+"""Bytes out of files, folders, zip and tar archives that somebody else made.
+
+Nothing is ever extracted to disk. Sizes are counted while unpacking, because the sizes that an
+archive states are as little to be trusted as the rest of it.
+"""
+
+import gzip
+import io
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Self
+
+from fedstale.errors import TraceError
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one trace file may grow to."""
+
+    members: int = 500_000
+    """Files in an archive or a folder."""
+    member_bytes: int = 512 << 20
+    """Bytes of one file, unpacked."""
+    total_bytes: int = 2 << 30
+    """Bytes of all files together, unpacked."""
+
+
+LIMITS = Limits()
+
+
+@contextmanager
+def opening(path: Path) -> Iterator[None]:
+    """Turn every way in which a file can fail to be read into one TraceError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise TraceError(f"{path}: no such file or folder") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError) as e:
+        raise TraceError(f"{path}: truncated or damaged ({e}): fetch it again") from None
+    except (NotImplementedError, RuntimeError) as e:
+        raise TraceError(f"{path}: cannot unpack ({e}): expected a plain zip or tar.gz") from None
+    except OSError as e:
+        raise TraceError(f"{path}: cannot read ({e.strerror or e})") from None
+
+
+def read_file(path: Path, limits: Limits = LIMITS) -> bytes:
+    """Return the bytes of one file, unpacked if it is gzipped.
+
+    Raises:
+        TraceError: the file is missing, empty, damaged or larger than the limit.
+    """
+    with opening(path), _plain(path) as stream:
+        data = _read(stream, limits.member_bytes, str(path))
+    if not data.strip():
+        raise TraceError(f"{path}: is empty")
+    return data
+
+
+def head(path: Path, size: int = 4096) -> bytes:
+    """Return the first bytes of a file, unpacked if it is gzipped."""
+    with opening(path), _plain(path) as stream:
+        return stream.read(size)
+
+
+def names(path: Path, limits: Limits = LIMITS) -> Iterator[str]:
+    """Yield the names of the plain files in a folder or an archive, without reading them."""
+    for name, _ in members(path, lambda _: False, limits):
+        yield name
+
+
+def members(
+    path: Path, wanted: Callable[[str], bool], limits: Limits = LIMITS
+) -> Iterator[tuple[str, bytes | None]]:
+    """Yield (name, bytes) of each plain file in a folder, a zip, a tar or a gzipped tar.
+
+    Bytes are None where the name is not wanted. Hidden files, links and the resource forks that
+    macOS puts into archives are passed over.
+
+    Args:
+        path: folder or archive.
+        wanted: called with each name, relative to the folder or archive, with forward slashes.
+        limits: beyond which the archive is refused.
+
+    Raises:
+        TraceError: a name leads out of the archive, a limit is passed, or it is damaged.
+    """
+    with opening(path):
+        if path.is_dir():
+            entries = _in_folder(path, wanted, limits)
+        elif zipfile.is_zipfile(path):
+            entries = _in_zip(path, wanted, limits)
+        elif is_tar(path):
+            entries = _in_tar(path, wanted, limits)
+        else:
+            raise TraceError(
+                f"{path}: expected a folder, a zip or a tar.gz, whole and not truncated"
+            )
+        total = 0
+        for count, (name, data) in enumerate(entries, start=1):
+            total += len(data or b"")
+            if count > limits.members or total > limits.total_bytes:
+                raise TraceError(
+                    f"{path}: holds more than {limits.members} files or {limits.total_bytes} "
+                    "bytes: expected a trace archive"
+                )
+            if not _is_hidden(name):
+                yield name, data
+
+
+def is_tar(path: Path) -> bool:
+    """Return whether a file is a tar archive, plain or gzipped."""
+    return head(path, 512)[257:262] == b"ustar"
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
+
+
+def _safe(path: Path, name: str) -> str:
+    parts = PurePosixPath(name.replace("\\", "/"))
+    if parts.is_absolute() or ".." in parts.parts or ":" in parts.parts[:1]:
+        raise TraceError(f"{path}: member {name!r} leads out of the archive: refused")
+    return str(parts)
+
+
+def _plain(path: Path) -> BinaryIO:
+    # A pipe would wait for ever, a device never end.
+    if path.exists() and not path.is_file():
+        raise TraceError(f"{path}: is a folder or a device, expected a file")
+    with path.open("rb") as stream:
+        magic = stream.read(2)
+    if magic == b"\x1f\x8b":
+        return gzip.open(path, "rb")  # type: ignore[return-value]  # a GzipFile reads like a file
+    return path.open("rb")
+
+
+def _read(stream: BinaryIO, limit: int, name: str) -> bytes:
+    out = io.BytesIO()
+    while chunk := stream.read(_CHUNK):
+        out.write(chunk)
+        if out.tell() > limit:
+            raise TraceError(f"{name}: larger than {limit} bytes: expected a trace file")
+    return out.getvalue()
+
+
+def _in_folder(
+    path: Path, wanted: Callable[[str], bool], limits: Limits
+) -> Iterator[tuple[str, bytes | None]]:
+    files: list[Path] = []
+    for file in path.rglob("*"):
+        if file.is_file():
+            files.append(file)
+        if len(files) > limits.members:
+            raise TraceError(f"{path}: holds more than {limits.members} files: expected traces")
+    for file in sorted(files):
+        name = file.relative_to(path).as_posix()
+        if wanted(name) and not _is_hidden(name):
+            with _plain(file) as stream:
+                yield name, _read(stream, limits.member_bytes, str(file))
+        else:
+            yield name, None
+
+
+def _in_zip(
+    path: Path, wanted: Callable[[str], bool], limits: Limits
+) -> Iterator[tuple[str, bytes | None]]:
+    with zipfile.ZipFile(path) as archive:
+        for info in sorted(archive.infolist(), key=lambda i: i.filename):
+            name = _safe(path, info.filename)
+            if info.is_dir():
+                continue
+            if wanted(name) and not _is_hidden(name):
+                with archive.open(info) as stream:
+                    yield name, _read(stream, limits.member_bytes, f"{path}: {name}")  # type: ignore[arg-type]
+            else:
+                yield name, None
+
+
+def _in_tar(
+    path: Path, wanted: Callable[[str], bool], limits: Limits
+) -> Iterator[tuple[str, bytes | None]]:
+    with _plain(path) as stream:
+        # Headers and padding come on top of the content.
+        most = limits.total_bytes + 1024 * limits.members + tarfile.RECORDSIZE
+        bounded = _Bounded(stream, most, path)
+        with tarfile.open(  # type: ignore[call-overload]
+            fileobj=bounded, mode="r|", tarinfo=_StrictHeader
+        ) as archive:
+            for info in archive:
+                name = _safe(path, info.name)
+                if not info.isfile():
+                    continue
+                file = archive.extractfile(info)
+                if wanted(name) and not _is_hidden(name) and file is not None:
+                    yield name, _read(file, limits.member_bytes, f"{path}: {name}")
+                else:
+                    yield name, None
+
+
+class _StrictHeader(tarfile.TarInfo):
+    """A header that must be whole; tarfile takes a broken one for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+            return super().frombuf(buf, encoding, errors)
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as e:
+            raise tarfile.ReadError(f"{e}, before the end of the archive") from None
+
+
+class _Bounded:
+    """A stream that refuses to give more than so many bytes, whatever a tar header promises."""
+
+    def __init__(self, stream: BinaryIO, limit: int, path: Path) -> None:
+        self._stream, self._left, self._path = stream, limit, path
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise TraceError(f"{self._path}: unpacks to too much: expected a trace archive")
+        return data

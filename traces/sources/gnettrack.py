@@ -1,0 +1,155 @@
+"""Reader of G-NetTrack Pro logs: what a phone's link carried, about once a second.
+
+Only a session that downloads as fast as it can shows what the link would have carried; a video
+player pauses when its buffer is full. In the published archive those are the sessions below a
+folder named Download, and only they are read unless all are asked for. The uplink of a download
+carries acknowledgements, so it is no capacity, and is left out unless asked for.
+
+Reference:
+    Raca, Leahy, Sreenan, Quinlan. Beyond Throughput, the Next Generation: a 5G Dataset with Channel
+    and Context Metrics. ACM MMSys 2020.
+"""
+
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from fedstale.errors import TraceError
+from fedstale.traces.arrays import Array, Index
+from fedstale.traces.series import Series
+from fedstale.traces.sources.archives import members, read_file
+from fedstale.traces.sources.tally import frozen
+from fedstale.traces.trace_set import TraceSet
+
+_COLUMNS = ["Timestamp", "DL_bitrate", "UL_bitrate"]
+_CLOCK = "%Y.%m.%d_%H.%M.%S"
+# The logger skips a second or two when it is late; a longer silence is a pause of the recording.
+_HOLD_S = 10
+_MOST_KBIT_PER_S = 1e9
+
+
+def read(
+    path: str | Path, *, sessions: Literal["download", "all"] = "download", uplink: bool = False
+) -> TraceSet:
+    """Return the links of one CSV, or of the CSVs in a folder or a zip; a session is a device.
+
+    Each session becomes a grid of one second from its first reading. Readings of the same second
+    are averaged; a second without one, after which the log goes on within 10 s, repeats the last.
+    Longer silences and jumps of the clock are cut out, since what the link did is not known.
+
+    Args:
+        path: CSV file, folder or zip.
+        sessions: "download" reads only what lies below a folder named Download, where there is
+            one; "all" reads every CSV.
+        uplink: whether to offer the logged uplink too, for sessions that loaded it.
+
+    Returns:
+        A set that knows the downlink in bit/s, and the uplink if asked for.
+
+    Raises:
+        TraceError: nothing usable is there, or a CSV lacks the columns.
+    """
+    if sessions not in ("download", "all"):
+        raise TraceError(f"sessions = {sessions!r}: expected 'download' or 'all'")
+    path = Path(path)
+    counts: Counter[str] = Counter()
+    files = _files(path, sessions, counts)
+    rates = {name: _rates(f"{path}: {name}", files[name], counts, uplink) for name in sorted(files)}
+    usable = {name: pair for name, pair in rates.items() if pair is not None}
+    if not usable:
+        raise TraceError(f"{path}: no session with a readable rate: expected G-NetTrack CSVs")
+    return TraceSet(
+        device_ids=pd.Index([name.removesuffix(".csv") for name in usable], dtype="str"),
+        downlink=Series.regular([pair[0] for pair in usable.values()], step_s=1.0),
+        uplink=Series.regular([p[1] for p in usable.values()], step_s=1.0) if uplink else None,
+        repairs=frozen(counts),
+    )
+
+
+def _files(path: Path, sessions: str, counts: Counter[str]) -> dict[str, bytes]:
+    if path.is_file() and path.suffix.lower() == ".csv":
+        return {path.name: read_file(path)}
+    files = {
+        name: data
+        for name, data in members(path, lambda n: n.lower().endswith(".csv"))
+        if data is not None
+    }
+    # The one top folder of an archive says nothing about a session.
+    tops = {name.split("/")[0] for name in files}
+    if len(tops) == 1 and all("/" in name for name in files):
+        files = {name.split("/", 1)[1]: data for name, data in files.items()}
+    if sessions == "download":
+        loading = {name: data for name, data in files.items() if "Download" in name.split("/")[:-1]}
+        if loading:
+            counts["left out: session that does not load the link"] = len(files) - len(loading)
+            return loading
+    return files
+
+
+def _rates(
+    where: str, data: bytes, counts: Counter[str], uplink: bool
+) -> tuple[Array, Array] | None:
+    """Return downlink and uplink in bit/s on a grid of 1 s, or None if there are no readings."""
+    try:
+        table = pd.read_csv(
+            io.BytesIO(data), usecols=_COLUMNS, dtype="str", keep_default_na=False, index_col=False
+        )
+    except (ValueError, pd.errors.ParserError) as e:
+        raise TraceError(
+            f"{where}: not a G-NetTrack CSV ({str(e).strip().splitlines()[0]}): expected columns "
+            f"{', '.join(_COLUMNS)}"
+        ) from None
+    clock = pd.to_datetime(table["Timestamp"], format=_CLOCK, errors="coerce")
+    good = clock.notna().to_numpy(copy=True)
+    counts["dropped: row without a readable time"] += int((~good).sum())
+    down, up = (_numbers(table[column]) for column in _COLUMNS[1:])
+    for bad, kind in (
+        (np.isnan(down), "is not a number"),
+        ((down < 0) | (down > _MOST_KBIT_PER_S), "is negative or above 1 Tbit/s"),
+    ):
+        counts[f"dropped: row whose rate {kind}"] += int((good & bad).sum())
+        good &= ~bad
+    if not good.any():
+        counts["dropped: session without a readable rate"] += 1
+        return None
+    seconds = clock[good].to_numpy().astype("datetime64[s]").astype(np.int64)
+    index = _grid(seconds, counts)
+    lost = ~((up >= 0) & (up <= _MOST_KBIT_PER_S)) & good
+    if uplink:
+        counts["filled: uplink that is not a number from 0 to 1 Tbit/s, taken as 0"] += int(
+            lost.sum()
+        )
+    up = np.where(lost, 0.0, up)
+    return _held(index, down[good], counts) * 1e3, _held(index, up[good], Counter()) * 1e3
+
+
+def _numbers(column: "pd.Series[str]") -> Array:
+    """Return a column as numbers; NaN, also for infinity, where there is none."""
+    numbers = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, copy=True)
+    numbers[np.isinf(numbers)] = np.nan
+    return numbers
+
+
+def _grid(seconds: Index, counts: Counter[str]) -> Index:
+    """Return the second of each row from the first on, with pauses and clock jumps closed up."""
+    steps = np.diff(seconds)
+    back, pause = steps < 0, steps > _HOLD_S
+    counts["closed up: clock went back"] += int(back.sum())
+    counts[f"closed up: silence above {_HOLD_S} s"] += int(pause.sum())
+    steps = np.where(back | pause, 1, steps)
+    return np.concatenate([[0], np.cumsum(steps)])
+
+
+def _held(index: Index, rates: Array, counts: Counter[str]) -> Array:
+    """Return the mean rate of each second; the last one where a second has none."""
+    readings = np.bincount(index)
+    sums = np.bincount(index, weights=rates)
+    counts["averaged: further reading of the same second"] += int((readings - 1).clip(0).sum())
+    counts["filled: second without a reading"] += int((readings == 0).sum())
+    known = np.flatnonzero(readings)
+    mean = sums[known] / readings[known]
+    return mean[np.searchsorted(known, np.arange(readings.size), side="right") - 1]
