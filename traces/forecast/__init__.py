@@ -1,0 +1,1 @@
+"""Forecasts of what a device will do next, from its own past."""
