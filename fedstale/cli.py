@@ -203,9 +203,12 @@ def _parsed(run_config: list[str] | None) -> dict[str, Any]:
     from fedstale.errors import ConfigError
 
     try:
-        return parse_config_args(run_config)
+        overrides = parse_config_args(run_config)
     except (click.ClickException, ValueError, OSError) as problem:
         raise ConfigError(f"run-config = {run_config}: {problem}") from None
+    if any(text.strip() for text in run_config or ()) and not overrides:
+        raise ConfigError(f"run-config = {run_config}: expected 'key=value' pairs or a .toml file")
+    return overrides
 
 
 if __name__ == "__main__":

@@ -91,13 +91,12 @@ def package_name(name: str) -> str:
 
 
 def _is_installed(package: str) -> bool:
-    """Return whether a package can be imported from elsewhere than the current folder."""
-    here = Path.cwd()
+    """Return whether a package can be imported; an empty folder, though importable, is none."""
     spec = find_spec(package)
     if spec is None:
         return False
-    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
-    return not all(Path(place).resolve().is_relative_to(here / package) for place in places)
+    folders = spec.submodule_search_locations or []
+    return spec.origin is not None or any(any(Path(folder).iterdir()) for folder in folders)
 
 
 def _write(app: Path, package: str) -> None:

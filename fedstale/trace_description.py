@@ -111,10 +111,15 @@ def _lines(about: dict[str, Any]) -> list[tuple[str, list[float], Any]]:
         ("session", there.get("session_s", []), _duration),
         ("gap", there.get("gap_s", []), _duration),
     ]
-    for name, show_ in (("compute", "{:.3g}".format), ("downlink", _link), ("uplink", _link)):
+    number = "{:.3g}".format
+    for name, unit, show_ in (
+        ("compute", "units/s", number),
+        ("downlink", "Mbit/s", _mega),
+        ("uplink", "Mbit/s", _mega),
+    ):
         rates = about.get(name, {})
-        lines.append((name, rates.get("rate", []), show_))
-        lines.append((f"{name}, mean", rates.get("mean_of_device", []), show_))
+        lines.append((f"{name}, {unit}", rates.get("rate", []), show_))
+        lines.append(("  mean of a device", rates.get("mean_of_device", []), show_))
     return lines
 
 
@@ -125,5 +130,5 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _link(bit_per_s: float) -> str:
-    return f"{bit_per_s / 1e6:.3g} Mbit/s"
+def _mega(number: float) -> str:
+    return f"{number / 1e6:.3g}"

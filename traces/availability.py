@@ -97,7 +97,7 @@ class Availability:
         follows = np.zeros(starts.size, dtype=bool)
         follows[1:] = row[1:] == row[:-1]
         previous_end = np.concatenate([[-np.inf], ends[:-1]]) if ends.size else ends
-        wrong = ~((0 <= starts) & (starts < ends) & (ends <= lengths[row]))
+        wrong = ~((starts >= 0) & (starts < ends) & (ends <= lengths[row]))
         wrong |= follows & (starts <= previous_end)
         if wrong.any():
             k = int(np.flatnonzero(wrong)[0])
@@ -215,7 +215,7 @@ class Availability:
     def _locate(
         self, t: Array, row: npt.NDArray[np.int32], shift: Array
     ) -> tuple[Array, Array, Index]:
-        """Return (what to add to row time to get t's time, t in row time, last start at or before)."""
+        """Return (t's time minus row time, t in row time, position of the last start by then)."""
         if self.repeat:
             cycles, x = np.divmod(t + shift, self.lengths[row])
             base = cycles * self.lengths[row] - shift
@@ -223,7 +223,7 @@ class Availability:
             x, base = t + shift, -shift
         return base, x, last_at_or_before(self.starts, self.offsets[row], self.offsets[row + 1], x)
 
-    def _through_the_end_of_the_record(
+    def _through_the_end_of_the_record(  # noqa: PLR0917 - one query's arrays
         self, end: Array, base: Array, k: Index, first: Index, last: Index, length: Array
     ) -> Array:
         clip_first = first.clip(max=self.starts.size - 1)

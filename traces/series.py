@@ -15,6 +15,7 @@ segment would treble the memory. Deliberately absent: interpolation, and any mov
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index, last_at_or_before, offsets_of
 
 BLOCK = 16
+
+# Keeps an instant at the very end of a row in its last segment.
+_TINY = 2.0**-50
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -35,7 +39,7 @@ class Series:
     values: npt.NDArray[np.float32]
     """Rate on each segment; shape (blocks, 16), zero beyond the end of a row."""
     starts: Array | None
-    """Start of each segment in s; shape (blocks, 16), inf beyond the end; None on a regular grid."""
+    """Start of each segment in s; shape (blocks, 16), inf beyond the end; None on a regular one."""
     step_s: float | None
     """Length of every segment on a regular grid, else None."""
     totals: Array
@@ -99,7 +103,7 @@ class Series:
         if not (np.isfinite(step_s) and step_s > 0):
             raise TraceError(f"step_s = {step_s}: expected a time in seconds > 0")
         flat, counts = _flatten(rows)
-        lengths = counts * float(step_s)
+        lengths = np.asarray(counts * float(step_s), dtype=np.float64)
         return _packed(flat, None, float(step_s), counts, lengths, repeat=repeat)
 
     @classmethod
@@ -132,7 +136,8 @@ class Series:
         if not np.array_equal(start_counts, counts):
             row = int(np.flatnonzero(start_counts != counts)[0])
             raise TraceError(
-                f"row {row} has {start_counts[row]} starts and {counts[row]} values: expected as many"
+                f"row {row} has {start_counts[row]} starts and {counts[row]} values: "
+                "expected as many"
             )
         ends = np.asarray(lengths, dtype=np.float64)
         offsets = offsets_of(counts)
@@ -155,7 +160,13 @@ class Series:
     @property
     def nbytes(self) -> int:
         """Memory of all arrays, in bytes."""
-        arrays = [self.values, self.totals, self.first_block, self.lengths, self.row_totals]
+        arrays: list[npt.NDArray[Any]] = [
+            self.values,
+            self.totals,
+            self.first_block,
+            self.lengths,
+            self.row_totals,
+        ]
         arrays += [self.rows, self.shifts, self.scales]
         return sum(a.nbytes for a in arrays) + (0 if self.starts is None else self.starts.nbytes)
 
@@ -216,10 +227,9 @@ class Series:
         devices, t = _broadcast(devices, t)
         row = self.rows[devices]
         x = self._row_time(t + self.shifts[devices], row)
-        block = self._block_at(x, row)
-        column = np.maximum((self._starts_of(block, row) <= x[:, None]).sum(axis=1) - 1, 0)
+        rate, _ = self._segment_at(x, row)
         inside = (x < self.lengths[row]) & (t < self.until)
-        return np.where(inside, self.values[block, column] * self.scales[devices], 0.0)
+        return np.where(inside, rate * self.scales[devices], 0.0)
 
     def integral(self, devices: npt.ArrayLike, start: npt.ArrayLike, end: npt.ArrayLike) -> Array:
         """Return what each device accumulates from start to end.
@@ -234,20 +244,15 @@ class Series:
         """
         devices, start, end = _broadcast(devices, start, end)
         row = self.rows[devices]
-        end = np.minimum(end, self.until)
-        span = np.maximum(end - start, 0.0)
-        a = self._row_time(start + self.shifts[devices], row)
-        b = a + span
-        length = self.lengths[row]
-        if self.repeat:
-            cycles = np.floor(b / length)
-            b = np.maximum(b - cycles * length, 0.0)
-            whole = cycles * self.row_totals[row]
-        else:
-            whole = 0.0
-            a, b = np.minimum(a, length), np.minimum(b, length)
-        amount = whole + (self._accumulated(b, row) - self._accumulated(a, row))
-        return np.maximum(amount, 0.0) * self.scales[devices]
+        span = np.maximum(np.minimum(end, self.until) - start, 0.0)
+        x = self._row_time(start + self.shifts[devices], row)
+        rate, segment_end = self._segment_at(x, row)
+        amount = rate * span
+        # Most spans of a job end in the segment in which they begin: only the rest is summed.
+        long = np.flatnonzero(x + span > segment_end)
+        if long.size:
+            amount[long] = self._integral_on_rows(row[long], x[long], span[long])
+        return amount * self.scales[devices]
 
     def time_to_accumulate(
         self, devices: npt.ArrayLike, amount: npt.ArrayLike, start: npt.ArrayLike
@@ -265,10 +270,16 @@ class Series:
         devices, amount, start = _broadcast(devices, amount, start)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             needed = np.where(amount > 0, amount / self.scales[devices], 0.0)
-        if self._is_constant:
-            duration = needed / self.values[0, 0]
-        else:
-            duration = self._time_on_rows(devices, needed, start)
+        row = self.rows[devices]
+        x = self._row_time(start + self.shifts[devices], row)
+        rate, segment_end = self._segment_at(x, row)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            duration = needed / rate
+        if not self._is_constant:
+            # As in `integral`: what is not reached within its first segment is searched for.
+            long = np.flatnonzero(~(x + duration <= segment_end))
+            if long.size:
+                duration[long] = self._time_on_rows(row[long], needed[long], x[long])
         duration = np.where(start + duration <= self.until, duration, np.inf)
         return np.where(amount > 0, duration, 0.0)
 
@@ -276,9 +287,21 @@ class Series:
     def _is_constant(self) -> bool:
         return self.repeat and self.row_totals.size == 1 and self.lengths[0] == self.step_s
 
-    def _time_on_rows(self, devices: Index, needed: Array, start: Array) -> Array:
-        row = self.rows[devices]
-        x = self._row_time(start + self.shifts[devices], row)
+    def _integral_on_rows(self, row: npt.NDArray[np.int32], x: Array, span: Array) -> Array:
+        """Return the integral of rows over [x, x + span), with x in row time."""
+        end, length = x + span, self.lengths[row]
+        if not self.repeat:
+            end = np.minimum(end, length)
+            gain = self._accumulated(end, row) - self._accumulated(np.minimum(x, length), row)
+        else:
+            cycles = np.floor(end / length)
+            end = np.maximum(end - cycles * length, 0.0)
+            gain = self._accumulated(end, row) - self._accumulated(x, row)
+            gain += cycles * self.row_totals[row]
+        return np.maximum(gain, 0.0)
+
+    def _time_on_rows(self, row: npt.NDArray[np.int32], needed: Array, x: Array) -> Array:
+        """Return how long rows take from x, in row time, to accumulate what is needed."""
         length, total = self.lengths[row], self.row_totals[row]
         target = self._accumulated(np.minimum(x, length), row) + needed
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -288,10 +311,30 @@ class Series:
                 within = np.clip(target - cycles * total, 0.0, total)
                 reachable = (total > 0) & np.isfinite(target)
             else:
-                cycles, within, reachable = 0.0, target, target <= total
+                cycles, within, reachable = np.zeros(target.shape), target, target <= total
             within = np.where(reachable, within, 0.0)
             duration = self._reached(within, row) + cycles * length - x
         return np.where(reachable, np.maximum(duration, 0.0), np.inf)
+
+    def _segment_at(self, x: Array, row: npt.NDArray[np.int32]) -> tuple[Array, Array]:
+        """Return the unscaled rate of rows at x and the end of the segment, in row time.
+
+        Before the end of a row; beyond it, those of the last segment.
+        """
+        first, length = self.first_block[row], self.lengths[row]
+        rates = self.values.reshape(-1)
+        if self.step_s is not None:
+            k = np.minimum(x, length * (1.0 - _TINY)) // self.step_s
+            rate = rates[first * BLOCK + k.astype(np.int64)]
+            return rate.astype(np.float64), np.minimum((k + 1.0) * self.step_s, length)
+        assert self.starts is not None
+        block = self._block_at(x, row)
+        column = np.maximum((self.starts[block] <= x[:, None]).sum(axis=1) - 1, 0)
+        slot = block * BLOCK + column
+        following = np.minimum(slot + 1, rates.size - 1)
+        is_last = slot + 1 >= self.first_block[row + 1] * BLOCK
+        end = np.where(is_last, np.inf, self.starts.reshape(-1)[following])
+        return rates[slot].astype(np.float64), np.minimum(end, length)
 
     def _row_time(self, x: Array, row: npt.NDArray[np.int32]) -> Array:
         return np.mod(x, self.lengths[row]) if self.repeat else x
@@ -331,9 +374,10 @@ class Series:
         block = last_at_or_before(self.totals, first, last, np.nextafter(target, -np.inf))
         block = np.maximum(block, first)
         following = np.minimum(block + 1, last - 1)
+        block_end: Array
         if self.step_s is not None:
-            block_end = (block + 1 - first) * (self.step_s * BLOCK)
-            block_end = np.minimum(block_end, self.lengths[row])
+            block_end = np.asarray((block + 1 - first) * (self.step_s * BLOCK), dtype=np.float64)
+            block_end = np.minimum(block_end, self.lengths[row]).astype(np.float64, copy=False)
         else:
             assert self.starts is not None
             block_end = np.where(block + 1 < last, self.starts[following, 0], self.lengths[row])
@@ -354,7 +398,7 @@ class Series:
         )
 
 
-def _broadcast(devices: npt.ArrayLike, *others: npt.ArrayLike) -> tuple[npt.NDArray, ...]:
+def _broadcast(devices: npt.ArrayLike, *others: npt.ArrayLike) -> tuple[npt.NDArray[Any], ...]:
     devices = np.asarray(devices, dtype=np.int64)
     return devices, *(
         np.broadcast_to(np.asarray(x, dtype=np.float64), devices.shape) for x in others
@@ -370,7 +414,7 @@ def _check_rates(rates: Array, name: str) -> None:
         )
 
 
-def _flatten(rows: Sequence[npt.ArrayLike]) -> tuple[Array, Index]:
+def _flatten(rows: Sequence[npt.ArrayLike] | npt.NDArray[Any]) -> tuple[Array, Index]:
     if len(rows) == 0:
         raise TraceError("a series needs at least one row")
     if isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.size:

@@ -7,6 +7,7 @@ several into complete devices, and `trips` refuses to guess what is missing.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -168,7 +169,7 @@ class TraceSet:
                 f"unknown device {device_id!r}: expected one of {self.n_devices}, "
                 f"such as {self.device_ids[0]!r}"
             )
-        return int(self.device_ids.get_loc(device_id))
+        return int(self.device_ids.get_indexer(pd.Index([device_id]))[0])
 
     def device(self, device_id: str) -> DeviceTrace:
         """Return one device's own record.
@@ -212,7 +213,8 @@ class TraceSet:
         first = round(fraction * self.n_devices)
         if not 0 < first < self.n_devices:
             raise TraceError(
-                f"fraction = {fraction}: expected both parts of {self.n_devices} devices to be non-empty"
+                f"fraction = {fraction}: expected both parts of {self.n_devices} devices "
+                "to be non-empty"
             )
         order = np.random.default_rng(seed).permutation(self.n_devices)
         return self.take(np.sort(order[:first])), self.take(np.sort(order[first:]))
@@ -265,7 +267,7 @@ def numbered(prefix: str, n: int) -> pd.Index:
     return pd.Index([f"{prefix}-{i:0{width}d}" for i in range(n)], dtype="str")
 
 
-def _all_or_none(name: str, devices: Sequence[DeviceTrace]) -> list | None:
+def _all_or_none(name: str, devices: Sequence[DeviceTrace]) -> list[Any] | None:
     values = [getattr(d, name) for d in devices]
     unknown = [d.device_id for d, v in zip(devices, values, strict=True) if v is None]
     if len(unknown) == len(values):

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 OnInterrupt = Literal["abort", "pause"]
 
 # Trips are worked out this many at a time, so that the intermediate arrays stay in the cache.
-_CHUNK = 8192
+_CHUNK = 16_384
 
-# A paused job that has made no end in this time never will: its windows and its rates never meet.
+# A paused job that has not ended in this time never will, nor will one that has moved nothing in so
+# many windows: its windows and its rates never meet.
 _GIVE_UP_S = 366 * 86_400.0
+_GIVE_UP_WINDOWS = 1_000
 
 
 class Status(IntEnum):
@@ -152,123 +154,158 @@ def trips(
         devices: position of each job's device; shape (n,).
         sent_at: instants in s, >= 0; scalar or shape (n,).
         job: what is asked.
-        free_at: instant before which the device is busy with something else; scalar or shape (n,).
+        free_at: instant before which the device is busy with something else, inf if it
+            never gets free; scalar or shape (n,).
 
     Returns:
         Outcomes, each array of shape (n,).
 
     Raises:
-        TraceError: a channel of the traces is unknown, or a device does not exist.
+        TraceError: a channel of the traces is unknown, a device does not exist, or an instant is
+            negative or not a number.
     """
     devices = np.atleast_1d(np.asarray(devices, dtype=np.int64))
     n = devices.size
     traces.require("availability", "compute", "downlink", "uplink")
-    if n and not (0 <= devices.min() and devices.max() < traces.n_devices):
-        raise TraceError(f"device {devices.max()}: expected 0 to {traces.n_devices - 1}")
+    if n and (devices.min() < 0 or devices.max() >= traces.n_devices):
+        wrong = devices[(devices < 0) | (devices >= traces.n_devices)][0]
+        raise TraceError(f"device {wrong}: expected a position from 0 to {traces.n_devices - 1}")
     wide = [
         np.broadcast_to(np.asarray(x, dtype=np.float64), (n,))
         for x in (sent_at, free_at, job.work, job.download_bytes, job.upload_bytes, job.ttl_s)
     ]
-    if n and not np.all(wide[0] >= 0):
-        raise TraceError(f"sent_at = {wide[0].min()}: expected seconds >= 0 of the trace")
-    parts = [
-        _trips(
-            traces, devices[i : i + _CHUNK], *(w[i : i + _CHUNK] for w in wide), job.on_interrupt
-        )
-        for i in range(0, max(n, 1), _CHUNK)
-    ]
+    if not np.all(np.isfinite(wide[0]) & (wide[0] >= 0)):
+        raise TraceError(f"sent_at = {sent_at!r}: expected finite seconds >= 0 of the trace")
+    if np.any(np.isnan(wide[1])):
+        raise TraceError(f"free_at = {free_at!r}: expected seconds of the trace, not NaN")
+    parts = []
+    for i in range(0, max(n, 1), _CHUNK):
+        flight = _Flight(traces, devices[i : i + _CHUNK], *(w[i : i + _CHUNK] for w in wide))
+        flight.fly(job.on_interrupt)
+        parts.append(flight.outcomes())
     if len(parts) == 1:
         return parts[0]
+    names = [f.name for f in fields(TripOutcomes)]
     return TripOutcomes(
-        **{
-            f.name: np.concatenate([getattr(p, f.name) for p in parts])
-            for f in fields(TripOutcomes)
-        }
+        **{name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
     )
 
 
-def _trips(
-    traces: "TraceSet",
-    devices: Index,
-    sent_at: Array,
-    free_at: Array,
-    work: Array,
-    download_bytes: Array,
-    upload_bytes: Array,
-    ttl_s: Array,
-    on_interrupt: OnInterrupt,
-) -> TripOutcomes:
-    n = devices.size
-    availability, channels = traces.availability, (traces.downlink, traces.compute, traces.uplink)
-    assert availability is not None
-    # One row a phase: download in bits, training in work units, upload in bits.
-    asked = np.stack([download_bytes * 8.0, work, upload_bytes * 8.0])
-    done_at = np.full((3, n), np.inf)
-    spent_s = np.zeros((3, n))
-    moved = np.zeros((3, n))
-    expires = sent_at + ttl_s
+class _Flight:
+    """Jobs under way: where each of them is, and what it has spent; arrays of shape (n,)."""
 
-    started, end = availability.window_at_or_after(devices, np.maximum(sent_at, free_at))
-    expired = started >= expires
-    started = np.where(expired, np.inf, started)
-    now = started.copy()
-    phase = np.where(expired, Phase.WAITING, Phase.DOWNLOAD).astype(np.int8)
-    status = np.where(expired, Status.EXPIRED, Status.STALLED).astype(np.int8)
-    ended = np.where(expired, np.maximum(sent_at, free_at), np.inf)
+    def __init__(  # noqa: PLR0917 - called with one list of broadcast arrays
+        self,
+        traces: "TraceSet",
+        devices: Index,
+        sent_at: Array,
+        free_at: Array,
+        work: Array,
+        download_bytes: Array,
+        upload_bytes: Array,
+        ttl_s: Array,
+    ) -> None:
+        availability, downlink = traces.availability, traces.downlink
+        compute, uplink = traces.compute, traces.uplink
+        assert availability is not None
+        assert downlink is not None
+        assert compute is not None
+        assert uplink is not None
+        self.devices, self.availability = devices, availability
+        # One row a phase: download in bits, training in work units, upload in bits.
+        self.channels = (downlink, compute, uplink)
+        self.asked = np.stack([download_bytes * 8.0, work, upload_bytes * 8.0])
+        self.done_at = np.full(self.asked.shape, np.inf)
+        self.spent_s = np.zeros(self.asked.shape)
+        self.moved = np.zeros(self.asked.shape)
+        # How many windows in a row a paused job has moved nothing.
+        self.in_vain = np.zeros(devices.size, dtype=np.int64)
+        self.moved_before = np.zeros(devices.size)
+        self.expires = sent_at + ttl_s
 
-    open_ = np.flatnonzero(~expired)
-    while open_.size:
-        for p, channel in enumerate(channels):
-            assert channel is not None
-            here = open_[phase[open_] == p + 1]
-            if here.size == 0:
-                continue
-            missing = asked[p, here] - moved[p, here]
-            finish = now[here] + channel.time_to_accumulate(devices[here], missing, now[here])
-            # A last byte at the very end of a window has arrived.
-            made = np.isfinite(finish) & (finish <= end[here])
-            whole, cut = here[made], here[~made]
-            spent_s[p, whole] += finish[made] - now[whole]
-            moved[p, whole] = asked[p, whole]
-            now[whole] = done_at[p, whole] = finish[made]
-            phase[whole] += 1
-            leaves = cut[np.isfinite(end[cut])]
-            gain = channel.integral(devices[leaves], now[leaves], end[leaves])
-            # Never more than was asked, whatever the rounding.
-            moved[p, leaves] = np.minimum(moved[p, leaves] + gain, asked[p, leaves])
-            spent_s[p, leaves] += end[leaves] - now[leaves]
-            now[leaves] = end[leaves]
-        open_ = open_[phase[open_] != Phase.DONE]
-        # Who is online for ever and not done waits for a rate that never comes.
-        open_ = open_[np.isfinite(end[open_])]
-        if on_interrupt == "abort":
-            status[open_] = Status.INTERRUPTED
-            ended[open_] = end[open_]
-            break
-        open_ = open_[now[open_] - started[open_] < _GIVE_UP_S]
-        again, until = availability.window_at_or_after(devices[open_], end[open_])
+        ready = np.maximum(sent_at, free_at)
+        never_free = np.isinf(ready)
+        started, end = availability.window_at_or_after(devices, np.where(never_free, 0.0, ready))
+        expired = never_free | (started >= self.expires)
+        self.started = np.where(expired, np.inf, started)
+        self.now, self.end = self.started.copy(), end
+        self.phase = np.where(expired, Phase.WAITING, Phase.DOWNLOAD).astype(np.int8)
+        self.status = np.where(expired, Status.EXPIRED, Status.STALLED).astype(np.int8)
+        self.ended = np.where(expired, ready, np.inf)
+
+    def fly(self, on_interrupt: OnInterrupt) -> None:
+        """Follow every job to its end, one window of its device at a time."""
+        under_way = np.flatnonzero(self.phase == Phase.DOWNLOAD)
+        while under_way.size:
+            for p in range(len(self.channels)):
+                self._work_in_window(p, under_way[self.phase[under_way] == p + 1])
+            under_way = under_way[self.phase[under_way] != Phase.DONE]
+            # Who is online for ever and not done waits for a rate that never comes.
+            under_way = under_way[np.isfinite(self.end[under_way])]
+            if on_interrupt == "abort":
+                self._interrupt(under_way)
+                return
+            under_way = self._wait_for_next_window(under_way)
+
+    def _work_in_window(self, p: int, jobs: Index) -> None:
+        """Do what the rest of the window allows of one phase."""
+        if jobs.size == 0:
+            return
+        devices, channel, now = self.devices[jobs], self.channels[p], self.now[jobs]
+        finish = now + channel.time_to_accumulate(
+            devices, self.asked[p, jobs] - self.moved[p, jobs], now
+        )
+        # A last byte at the very end of a window has arrived.
+        made = np.isfinite(finish) & (finish <= self.end[jobs])
+        whole, cut = jobs[made], jobs[~made]
+        self.spent_s[p, whole] += finish[made] - now[made]
+        self.moved[p, whole] = self.asked[p, whole]
+        self.now[whole] = self.done_at[p, whole] = finish[made]
+        self.phase[whole] += 1
+        leaves = cut[np.isfinite(self.end[cut])]
+        now, end = self.now[leaves], self.end[leaves]
+        gain = channel.integral(self.devices[leaves], now, end)
+        # Never more than was asked, whatever the rounding.
+        self.moved[p, leaves] = np.minimum(self.moved[p, leaves] + gain, self.asked[p, leaves])
+        self.spent_s[p, leaves] += end - now
+        self.now[leaves] = end
+
+    def _interrupt(self, jobs: Index) -> None:
+        self.status[jobs] = Status.INTERRUPTED
+        self.ended[jobs] = self.end[jobs]
+
+    def _wait_for_next_window(self, jobs: Index) -> Index:
+        """Move paused jobs to their device's next window; return those that have one."""
+        moved = self.moved[:, jobs].sum(axis=0)
+        self.in_vain[jobs] = np.where(moved > self.moved_before[jobs], 0, self.in_vain[jobs] + 1)
+        self.moved_before[jobs] = moved
+        hopeful = self.now[jobs] - self.started[jobs] < _GIVE_UP_S
+        jobs = jobs[hopeful & (self.in_vain[jobs] < _GIVE_UP_WINDOWS)]
+        again, until = self.availability.window_at_or_after(self.devices[jobs], self.end[jobs])
         back = np.isfinite(again)
-        gone = open_[~back]
-        status[gone], ended[gone] = Status.INTERRUPTED, end[gone]
-        open_ = open_[back]
-        now[open_], end[open_] = again[back], until[back]
+        self._interrupt(jobs[~back])
+        jobs = jobs[back]
+        self.now[jobs], self.end[jobs] = again[back], until[back]
+        return jobs
 
-    reported = done_at[2]
-    arrived = phase == Phase.DONE
-    ended[arrived] = reported[arrived]
-    status[arrived] = np.where(reported[arrived] <= expires[arrived], Status.REPORTED, Status.LATE)
-    return TripOutcomes(
-        started=started,
-        downloaded=done_at[0],
-        trained=done_at[1],
-        reported=reported,
-        ended=ended,
-        status=status,
-        phase=phase,
-        download_s=spent_s[0],
-        compute_s=spent_s[1],
-        upload_s=spent_s[2],
-        downloaded_bytes=moved[0] / 8.0,
-        uploaded_bytes=moved[2] / 8.0,
-        work_done=moved[1],
-    )
+    def outcomes(self) -> TripOutcomes:
+        """Return what became of the jobs, once they have been followed to their ends."""
+        reported, arrived = self.done_at[2], self.phase == Phase.DONE
+        self.ended[arrived] = reported[arrived]
+        in_time = reported[arrived] <= self.expires[arrived]
+        self.status[arrived] = np.where(in_time, Status.REPORTED, Status.LATE)
+        return TripOutcomes(
+            started=self.started,
+            downloaded=self.done_at[0],
+            trained=self.done_at[1],
+            reported=reported,
+            ended=self.ended,
+            status=self.status,
+            phase=self.phase,
+            download_s=self.spent_s[0],
+            compute_s=self.spent_s[1],
+            upload_s=self.spent_s[2],
+            downloaded_bytes=self.moved[0] / 8.0,
+            uploaded_bytes=self.moved[2] / 8.0,
+            work_done=self.moved[1],
+        )

@@ -90,20 +90,23 @@ class FlowerApp:
 
     @contextmanager
     def importable(self) -> Iterator[None]:
-        """Let the app's modules be imported, and forget them afterwards.
+        """Let the app's modules be imported afresh, and put everything back afterwards.
 
-        Two apps may use the same module names, so nothing may stay behind.
+        Two apps may use the same module names: neither may see the other's.
         """
-        before = set(sys.modules)
-        path = list(sys.path)
+        before, path = dict(sys.modules), list(sys.path)
+        for name in before:
+            if name.split(".")[0] in self.packages:
+                del sys.modules[name]
         try:
             yield
         finally:
             sys.path[:] = path
-            for name in set(sys.modules) - before:
-                file = getattr(sys.modules[name], "__file__", None)
+            for name, module in list(sys.modules.items()):
+                file = getattr(module, "__file__", None)
                 if file is not None and Path(file).is_relative_to(self.directory):
                     del sys.modules[name]
+            sys.modules.update({k: v for k, v in before.items() if k not in sys.modules})
 
     def load_server(self) -> ServerApp:
         """Import the ServerApp.

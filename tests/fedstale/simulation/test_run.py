@@ -1,6 +1,7 @@
 import hashlib
 import json
 import sys
+import types
 
 import numpy as np
 import pandas as pd
@@ -181,9 +182,16 @@ def test_ctrl_c_keeps_what_was_done(run, tmp_path):
     assert len(pd.read_parquet(result.folder / "events.parquet")) > 0
 
 
-def test_apps_do_not_leave_their_modules_behind(run):
-    run(run_config={"rounds": 1})
-    assert not any(name.startswith("small_app_under_test") for name in sys.modules)
+def test_apps_neither_leave_modules_behind_nor_see_those_of_others(run, monkeypatch):
+    stranger = types.ModuleType("small_app_under_test")
+    monkeypatch.setitem(sys.modules, "small_app_under_test", stranger)
+
+    def of_apps():
+        return {k: v for k, v in sys.modules.items() if k.startswith("small_app_under_test")}
+
+    before = of_apps()
+    assert run(run_config={"rounds": 1}).status == "finished"
+    assert of_apps() == before
 
 
 @pytest.mark.parametrize(

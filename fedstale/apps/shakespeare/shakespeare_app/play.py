@@ -11,6 +11,7 @@ Reference:
 import gzip
 import heapq
 import re
+import zlib
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -34,10 +35,10 @@ def read_roles(path: str) -> dict[str, str]:
     try:
         raw = Path(path).read_bytes()
         text = (gzip.decompress(raw) if path.endswith(".gz") else raw).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as problem:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as problem:
         raise ValueError(
             f"text = {path!r}: expected a play as .txt or .gz in UTF-8; pass "
-            f"--run-config 'text=\"PATH\"' ({problem or 'file ends early'})"
+            f"--run-config 'text=\"PATH\"' ({problem})"
         ) from None
     roles: dict[str, list[str]] = {}
     speaker = None

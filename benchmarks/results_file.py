@@ -1,0 +1,55 @@
+"""Write what a benchmark measured, with everything needed to judge or repeat it."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def write_result(name: str, rows: Sequence[Mapping[str, object]], *, command: str) -> Path:
+    """Write benchmarks/results/NAME.json and return its path; `command` repeats the measurement."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    result = {
+        "command": command,
+        "commit": _commit(),
+        "versions": {"python": platform.python_version()} | _versions(),
+        "hardware": {"cpu": _cpu(), "cores": os.cpu_count()},
+        "load_average": os.getloadavg(),
+        "rows": list(rows),
+    }
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    return path
+
+
+def _commit() -> str | None:
+    run = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+        cwd=RESULTS.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return run.stdout.strip() or None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in ("numpy", "pandas", "torch", "flwr"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

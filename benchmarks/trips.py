@@ -1,0 +1,82 @@
+"""How many trips a second, how a query grows with the record, how many bytes a device takes.
+
+Run it with: python benchmarks/trips.py [--quick]
+"""
+
+import statistics
+import sys
+import time
+
+import numpy as np
+from results_file import write_result
+from rich.console import Console
+from rich.table import Table
+
+from fedstale.traces import Availability, Job, Series, TraceSet
+from fedstale.traces.trace_set import numbered
+
+WEEK_S = 604_800.0
+JOB = Job(work=600, download_bytes=4_000_000, upload_bytes=4_000_000)
+
+
+def week_of_devices(n: int, rng: np.random.Generator, hours: int = 168) -> TraceSet:
+    """Return n devices with 14 windows a week and an hourly link of their own each way."""
+    starts = np.arange(14) * 43_200.0 + rng.uniform(0, 10_000, (n, 1))
+    ends = np.arange(14) * 43_200.0 + rng.uniform(15_000, 29_000, (n, 1))
+    availability = Availability.packed(starts.ravel(), ends.ravel(), np.full(n, 14), WEEK_S)
+    step_s = WEEK_S / hours
+    down = rng.lognormal(15, 1, (n, hours)).astype(np.float32)
+    downlink = Series.regular(down, step_s=step_s)
+    uplink = Series.regular(down[:, ::-1] / 3, step_s=step_s)
+    compute = Series.constant(rng.uniform(0.5, 2, n))
+    return TraceSet(
+        device_ids=numbered("d", n),
+        availability=availability,
+        compute=compute,
+        downlink=downlink,
+        uplink=uplink,
+    )
+
+
+def measure(n: int, hours: int, queries: int, repeats: int = 5) -> dict[str, object]:
+    """Return trips per second for queries in random order, and bytes per device."""
+    rng = np.random.default_rng(0)
+    traces = week_of_devices(n, rng, hours)
+    devices, sent_at = rng.integers(0, n, queries), rng.uniform(0, 2 * WEEK_S, queries)
+    traces.trips(devices, sent_at, JOB)
+    rates = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        traces.trips(devices, sent_at, JOB)
+        rates.append(queries / (time.perf_counter() - begin))
+    return {
+        "devices": n,
+        "segments": hours,
+        "bytes_per_device": traces.nbytes / n,
+        "repeats": repeats,
+        "trips_per_s": {
+            "min": min(rates),
+            "median": statistics.median(rates),
+            "max": max(rates),
+        },
+    }
+
+
+def main() -> None:
+    """Measure, print a table and write the result."""
+    quick = "--quick" in sys.argv[1:]
+    sizes = [1_000, 10_000] if quick else [1_000, 100_000, 1_000_000]
+    queries = 50_000 if quick else 200_000
+    rows = [measure(n, 168, queries) for n in sizes]
+    rows += [measure(500, s, queries) for s in ([24, 1_536] if quick else [24, 384, 1_536, 24_576])]
+    table = Table("devices", "segments", "trips/s (median)", "bytes/device")
+    for row in rows:
+        rate, size = row["trips_per_s"]["median"], row["bytes_per_device"]
+        table.add_row(f"{row['devices']:,}", f"{row['segments']:,}", f"{rate:,.0f}", f"{size:,.0f}")
+    Console().print(table)
+    command = "python benchmarks/trips.py" + (" --quick" if quick else "")
+    write_result("trips-quick" if quick else "trips", rows, command=command)
+
+
+if __name__ == "__main__":
+    main()

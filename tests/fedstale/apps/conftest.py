@@ -1,0 +1,67 @@
+"""Apps loaded from their folders, and messages for them, without any Grid."""
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from fedstale.simulation.compat import identity, stamp
+from fedstale.simulation.flower_app import FlowerApp
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small lose time to threads, most of all while other tests run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def run_identity():
+    """Let this process make messages, as a ServerApp's would."""
+    with identity(7):
+        yield
+
+
+@pytest.fixture
+def load(run_identity):
+    """Return a function that loads an app from its folder and forgets it after the test."""
+    contexts = []
+
+    def load(app):
+        found = FlowerApp.find(app)
+        context = found.importable()
+        context.__enter__()
+        contexts.append(context)
+        return found
+
+    yield load
+    for context in reversed(contexts):
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture
+def ask(run_identity):
+    """Return a function that sends a ClientApp one message and returns the reply."""
+
+    def ask(client, kind, arrays, run_config, *, partition=0, n=10, server_round=1):
+        content = RecordDict(
+            {"arrays": arrays, "config": ConfigRecord({"server-round": server_round})}
+        )
+        message = Message(content, 5, kind)
+        stamp(message, f"job-{partition}-{server_round}", 0.0, 3600.0)
+        node_config = {"partition-id": partition, "num-partitions": n}
+        return client(message, Context(7, 5, node_config, RecordDict(), dict(run_config)))
+
+    return ask
+
+
+@pytest.fixture
+def small_play(tmp_path):
+    """Return the path of a play with three roles, of which one says little."""
+    speech = "To be, or not to be, that is the question that I put to all of you today.\n"
+    acts = [f"HAMLET:\n{speech * 12}\nOPHELIA:\n{speech * 6}\nGHOST:\nMark me."] * 3
+    path = tmp_path / "play.txt"
+    path.write_text("\n\n".join(acts))
+    return str(path)

@@ -1,0 +1,111 @@
+"""Every app folder is what Flower accepts, and serves a whole run in one process."""
+
+import ast
+import io
+import zipfile
+
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.config_utils import load_and_validate
+from places import FOLDERS, PLAY
+
+from fedstale.simulation import TraceGrid
+from fedstale.simulation.flower_app import built_in_apps
+from fedstale.simulation.probe import probe
+from fedstale.traces import TraceSet
+
+
+def accuracies(app, *, n, **run_config):
+    """Run an app on n ideal devices; return what its server measured after each round."""
+    config = app.run_config({key.replace("_", "-"): value for key, value in run_config.items()})
+    seen = []
+
+    def measured(server_round, source, metrics):
+        if source == "server":
+            seen.append(metrics["accuracy"])
+
+    costs = app.costs.resolved(config)
+    grid = TraceGrid(TraceSet.ideal(n), app.load_client(), costs=costs, run_config=config)
+    server = app.load_server()
+    with grid.running(), probe(measured, lambda server_round, arrays: None):
+        server(grid, Context(1, 1, {}, RecordDict(), config))
+    return seen
+
+
+def test_digits_are_learnt_from_devices_with_uneven_labels(load):
+    seen = accuracies(load("digits"), n=20, num_server_rounds=6, fraction_train=0.5)
+    assert len(seen) == 7
+    assert seen[0] < 0.3
+    assert seen[-1] > 0.75
+
+
+def test_digits_can_be_evaluated_on_devices_too(load):
+    seen = accuracies(load("digits"), n=3, num_server_rounds=1, fraction_evaluate=1.0)
+    assert len(seen) == 2
+
+
+def test_shakespeare_learns_from_its_roles(load):
+    if not PLAY.is_file():
+        pytest.skip(f"needs the text {PLAY.name} in ../shared/data")
+    seen = accuracies(
+        load("shakespeare"), n=100, text=str(PLAY), num_server_rounds=4, fraction_train=0.05
+    )
+    assert seen[0] < 0.05
+    assert seen[-1] > 0.15
+
+
+def test_the_template_learns(load):
+    seen = accuracies(load(FOLDERS[-1]), n=5, num_server_rounds=3, fraction_train=1.0)
+    assert seen[-1] > 0.9 > seen[0]
+
+
+def test_the_template_is_no_built_in_app():
+    assert built_in_apps() == ["digits", "shakespeare"]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
+def test_flower_accepts_the_folder_without_a_warning(load, folder):
+    load(folder)  # checking imports the package, which is forgotten after the test
+    _, warnings = load_and_validate(folder / "pyproject.toml", check_module=True)
+    assert warnings == []
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
+def test_flowers_bundle_holds_every_file_of_the_app(folder):
+    names = set(zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))).namelist())
+    ours = {
+        p.relative_to(folder).as_posix()
+        for p in folder.rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts
+    }
+    assert ours <= names
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
+def test_an_app_can_be_copied_because_it_imports_nothing_of_fedstale(folder):
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert not [m for m in modules if m.split(".")[0] == "fedstale"], path
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
+def test_the_declared_work_is_complete_and_about_a_minute(load, folder):
+    app = load(folder)
+    costs = app.costs.resolved(app.run_config({}))
+    job_s = costs.work_per_example * costs.epochs * costs.examples
+    assert 10 <= job_s <= 120
+    assert 0 < costs.evaluate_work_per_example < costs.work_per_example
+
+
+@pytest.mark.parametrize("name", ["digits", "shakespeare"])
+def test_an_unknown_strategy_is_refused_with_the_known_ones(load, name, small_play):
+    app = load(name)
+    config = app.run_config(
+        {"strategy": "fedavgg", **({"text": small_play} if name[0] == "s" else {})}
+    )
+    with pytest.raises(ValueError, match=r"strategy = 'fedavgg': expected one of \['fedavg'"):
+        app.load_server()(None, Context(1, 1, {}, RecordDict(), config))

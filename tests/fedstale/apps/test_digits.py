@@ -1,0 +1,203 @@
+"""The digits app: its data, its two sides, and the whole under Flower's own engine."""
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord
+
+
+@pytest.fixture
+def digits(load):
+    return load("digits")
+
+
+@pytest.fixture
+def answer(digits, ask):
+    """Return a function that asks a device, of ten unless told otherwise."""
+    client = digits.load_client()
+
+    def answer(kind, network, **where):
+        arrays = ArrayRecord(network.state_dict())
+        return ask(client, kind, arrays, digits.run_config({}), **where).content
+
+    return answer
+
+
+@pytest.fixture
+def task(digits):
+    digits.load_client()
+    return importlib.import_module("digits_app.task")
+
+
+@pytest.mark.parametrize("n", [1, 2, 10, 333, 1438])
+@pytest.mark.parametrize("alpha", [0.01, 1.0, 100.0])
+def test_every_example_belongs_to_exactly_one_device_and_every_device_has_one(task, n, alpha):
+    parts = task.deal(n, alpha, 3)
+    assert len(parts) == n
+    assert min(map(len, parts)) >= 1
+    assert sorted(np.concatenate(parts)) == list(range(1438))
+
+
+def test_with_more_devices_than_examples_all_have_some_and_all_examples_are_used_alike(task):
+    parts = task.deal(2000, 0.5, 3)
+    assert len(parts) == 2000
+    assert min(map(len, parts)) >= 1
+    assert set(np.bincount(np.concatenate(parts))) == {2}
+
+
+def test_labels_are_more_uneven_with_smaller_alpha(task):
+    labels = task.load_data(3)[0][1].numpy()
+
+    def largest_share(alpha):
+        parts = [labels[part] for part in task.deal(20, alpha, 3) if len(part) >= 10]
+        return np.mean([np.bincount(part).max() / len(part) for part in parts])
+
+    shares = [largest_share(alpha) for alpha in (0.05, 0.5, 5.0, 500.0)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.5
+    assert shares[-1] < 0.2
+
+
+def test_another_seed_deals_otherwise_and_the_same_seed_deals_the_same(task):
+    first = np.concatenate(task.deal(10, 0.5, 1))
+    task.deal.cache_clear()
+    assert (np.concatenate(task.deal(10, 0.5, 1)) == first).all()
+    assert (np.concatenate(task.deal(10, 0.5, 2)) != first).any()
+
+
+def test_no_example_is_in_both_training_and_test_set(task):
+    (train, _), (test, _) = task.load_data(1)
+    assert len(train) + len(test) == 1797
+    # A few digits occur twice in the original data.
+    everything = torch.cat([train, test]).unique(dim=0)
+    assert len(everything) == len(train.unique(dim=0)) + len(test.unique(dim=0))
+
+
+def test_a_device_evaluates_on_what_it_does_not_train_on_unless_it_has_too_little(task):
+    for partition in range(10):
+        (train, _), (test, _) = task.client_data(partition, 10, 0.5, 1)
+        mine = task.deal(10, 0.5, 1)[partition]
+        assert len(train) + len(test) == len(mine)
+        assert len(test) == len(mine) // 5
+    (train, _), (test, _) = task.client_data(0, 1438, 0.5, 1)
+    assert len(train) == len(test) >= 1
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "named"),
+    [(0, 0.5, "num-partitions = 0"), (5, 0.0, "alpha = 0"), (5, float("nan"), "alpha = nan")],
+)
+def test_impossible_partitions_are_refused_by_name(task, n, alpha, named):
+    with pytest.raises(ValueError, match=named):
+        task.deal(n, alpha, 1)
+
+
+def test_a_partition_id_out_of_range_is_refused(task):
+    with pytest.raises(ValueError, match="partition-id = 5"):
+        task.client_data(5, 5, 0.5, 1)
+
+
+def test_making_a_network_leaves_the_global_random_stream_alone(task):
+    torch.manual_seed(4)
+    expected = torch.rand(1)
+    torch.manual_seed(4)
+    task.Network(9)
+    assert torch.rand(1) == expected
+
+
+def test_training_on_a_device_lowers_its_loss_and_reports_what_flower_needs(answer, task):
+    network = task.Network(1)
+    mine, _ = task.client_data(2, 10, 0.5, 1)
+    reply = answer("train", network, partition=2)
+    assert reply["metrics"]["num-examples"] == len(mine[1])
+    assert reply["metrics"]["train_loss"] < task.evaluate(network, mine)[0]
+    assert list(reply["arrays"]) == list(network.state_dict())
+    network.load_state_dict(reply["arrays"].to_torch_state_dict())
+    assert task.evaluate(network, mine)[0] < task.evaluate(task.Network(1), mine)[0]
+
+
+def test_the_same_job_gives_the_same_bytes_whatever_ran_before(answer, task):
+    def trained(**where):
+        arrays = answer("train", task.Network(1), **where)["arrays"].to_numpy_ndarrays()
+        return [array.tobytes() for array in arrays]
+
+    first = trained(partition=1)
+    other = trained(partition=2)
+    torch.manual_seed(99)
+    task.deal.cache_clear()
+    assert trained(partition=1) == first
+    assert trained(partition=1, server_round=2) != first
+    assert other != first
+
+
+def test_evaluation_on_a_device_is_that_of_its_held_out_examples(answer, task):
+    network = task.Network(1)
+    metrics = answer("evaluate", network, partition=4)["metrics"]
+    images, labels = task.client_data(4, 10, 0.5, 1)[1]
+    right = [int(network(x).argmax()) == int(y) for x, y in zip(images, labels, strict=True)]
+    assert metrics["eval_accuracy"] == pytest.approx(np.mean(right))
+    assert metrics["num-examples"] == len(labels)
+    assert metrics["eval_loss"] == pytest.approx(np.log(10), abs=0.3)
+
+
+def test_bad_settings_of_training_are_refused_by_name(task):
+    data = task.client_data(0, 10, 0.5, 1)[0]
+    settings = {"epochs": 1, "learning_rate": 0.1, "seed": (1,)}
+    with pytest.raises(ValueError, match="batch-size = 0"):
+        task.train(task.Network(), data, batch_size=0, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_digits_learns_under_flowers_own_simulation_engine(digits, monkeypatch):
+    pytest.importorskip("ray", reason="needs fedstale[simulation]")
+    from flwr.app import Context, RecordDict
+    from flwr.serverapp import ServerApp
+    from flwr.simulation import run_simulation
+
+    monkeypatch.setenv("PYTHONPATH", str(digits.directory))  # inherited by the actors
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    server_app = digits.load_server()
+    strategy = importlib.import_module("digits_app.server_app").FedAvg
+    results = []
+    start = strategy.start
+
+    def kept(self, **settings):
+        results.append(start(self, **settings))
+        return results[-1]
+
+    monkeypatch.setattr(strategy, "start", kept)
+    config = digits.run_config({"num-server-rounds": 2, "fraction-train": 1.0})
+    server = ServerApp()
+
+    @server.main()
+    def main(grid, context):
+        server_app(grid, Context(1, 1, {}, RecordDict(), config))
+
+    client = digits.load_client()
+    run_simulation(
+        server,
+        _with_config(client, config),
+        num_supernodes=4,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+    )
+    accuracy = [m["accuracy"] for m in results[0].evaluate_metrics_serverapp.values()]
+    assert len(accuracy) == 3
+    assert accuracy[-1] > 0.5 > accuracy[0]
+
+
+def _with_config(client, config):
+    """Return a ClientApp with a run config, which run_simulation has no argument for."""
+    from flwr.app import Context
+    from flwr.clientapp import ClientApp
+
+    # Local, so that it travels to the actors by value: they cannot import this file.
+    class Configured(ClientApp):
+        def __call__(self, message, context):
+            where = context.run_id, context.node_id, context.node_config, context.state
+            return client(message, Context(*where, config))
+
+    return Configured()

@@ -1,0 +1,125 @@
+"""`fedstale new`: the folder it writes, and what it refuses."""
+
+import importlib
+
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.config_utils import load_and_validate
+
+from fedstale import new_app
+from fedstale.errors import ConfigError
+from fedstale.new_app import create
+from fedstale.simulation import TraceGrid
+from fedstale.simulation.flower_app import FlowerApp
+from fedstale.traces import TraceSet
+
+
+def test_a_new_app_runs_under_a_trace_grid(tmp_path):
+    create(tmp_path / "my_app")
+    app = FlowerApp.find(tmp_path / "my_app")
+    config = app.run_config({"num-server-rounds": 2})
+    with app.importable():
+        costs = app.costs.resolved(config)
+        grid = TraceGrid(TraceSet.ideal(4), app.load_client(), costs=costs, run_config=config)
+        server = app.load_server()
+        with grid.running():
+            server(grid, Context(1, 1, {}, RecordDict(), config))
+        assert importlib.import_module("my_app.task").__file__.startswith(str(tmp_path))
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+def test_flower_accepts_a_new_app(tmp_path):
+    create(tmp_path / "my_app")
+    with FlowerApp.find(tmp_path / "my_app").importable():  # checking imports the package
+        config, warnings = load_and_validate(tmp_path / "my_app" / "pyproject.toml")
+    assert warnings == []
+    assert config["project"]["name"] == "my-app"
+    assert build_fab_from_disk(tmp_path / "my_app")
+
+
+def test_nothing_is_left_of_the_templates_name(tmp_path):
+    create(tmp_path / "here", name="my-app")
+    files = [p for p in (tmp_path / "here").rglob("*") if p.is_file()]
+    assert {p.relative_to(tmp_path / "here").as_posix() for p in files} == {
+        "README.md",
+        "pyproject.toml",
+        "my_app/__init__.py",
+        "my_app/client_app.py",
+        "my_app/server_app.py",
+        "my_app/task.py",
+    }
+    for path in files:
+        assert "starter" not in path.read_text().lower()
+
+
+def test_an_empty_folder_is_filled_and_nothing_else_is_left_beside_it(tmp_path):
+    (tmp_path / "my_app").mkdir()
+    create(tmp_path / "my_app")
+    assert (tmp_path / "my_app" / "pyproject.toml").is_file()
+    assert [p.name for p in tmp_path.iterdir()] == ["my_app"]
+
+
+def test_missing_parent_folders_are_made(tmp_path):
+    create(tmp_path / "a" / "b" / "my_app")
+    assert (tmp_path / "a" / "b" / "my_app" / "README.md").is_file()
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
+    (tmp_path / "my_app").mkdir()
+    (tmp_path / "my_app" / "thesis.txt").write_text("years")
+    with pytest.raises(ConfigError, match="expected a new or an empty folder"):
+        create(tmp_path / "my_app")
+    assert [p.name for p in (tmp_path / "my_app").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("place", ["file", "file/my_app"])
+def test_a_file_in_the_way_is_left_alone(tmp_path, place):
+    (tmp_path / "file").write_text("years")
+    with pytest.raises(ConfigError, match=r"expected a.* folder"):
+        create(tmp_path / place, name="my_app")
+    assert (tmp_path / "file").read_text() == "years"
+
+
+def test_a_failure_halfway_leaves_nothing_behind(tmp_path, monkeypatch):
+    written = []
+
+    def fails_later(text, package):
+        written.append(text)
+        if len(written) > 5:
+            raise OSError(28, "No space left on device")
+        return text
+
+    monkeypatch.setattr(new_app, "_renamed", fails_later)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        create(tmp_path / "my_app")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["1app", "my app", "../x", "a.b", "_app", "app\u00e9", "class", "a" * 33, "build", "lib"],
+)
+def test_a_name_that_python_or_flower_cannot_use_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"^name = .*such as my_app"):
+        create(tmp_path / "folder", name=name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["fedstale", "flwr", "torch", "json", "sklearn"])
+def test_a_name_that_would_hide_an_installed_package_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="the app would hide"):
+        create(tmp_path / "folder", name=name)
+
+
+def test_a_folder_of_the_same_name_that_is_being_filled_hides_nothing(tmp_path, monkeypatch):
+    (tmp_path / "my_app").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    create("my_app")
+    assert (tmp_path / "my_app" / "my_app" / "task.py").is_file()
+
+
+def test_the_name_is_that_of_the_folder_unless_given(tmp_path):
+    create(tmp_path / "my-app", name="")
+    assert (tmp_path / "my-app" / "my_app" / "task.py").is_file()

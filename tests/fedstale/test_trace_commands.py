@@ -1,0 +1,223 @@
+"""The commands `fedstale traces ...` do what they say, or say in one sentence why not."""
+
+import http.server
+import json
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedstale import trace_spec
+from fedstale.errors import TraceError
+from fedstale.trace_commands import app
+from fedstale.traces import TraceSet, files
+from fedstale.traces.synthetic import synthesise
+
+PROGRAM = "from fedstale.trace_commands import app; app()"
+
+
+def run(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """Return a folder of tiny recordings in their authors' formats."""
+    hour = 3600
+    phones = {f"p{i}": [[i * hour + 60, (i + 2) * hour]] for i in range(12)}
+    (tmp_path / "phones.json").write_text(json.dumps(phones))
+    models = [{"Model": f"m{i}", "CPU_F_AI_Score": str(100 * (i + 1))} for i in range(4)]
+    (tmp_path / "models.json").write_text(json.dumps(models))
+    links = tmp_path / "links"
+    links.mkdir()
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        for side in ("up", "down"):
+            ms = np.sort(rng.integers(1, 120_000, 6000))
+            (links / f"{name}.{side}").write_text("\n".join(map(str, ms)) + "\n")
+    day = tmp_path / "load" / "20110303"
+    day.mkdir(parents=True)
+    for host in ("h1", "h2", "h3"):
+        (day / host).write_text("\n".join(map(str, rng.integers(0, 100, 288))))
+    return tmp_path
+
+
+def parts_of(sources: Path) -> list[object]:
+    return [
+        *("--availability", sources / "phones.json"),
+        *("--compute", sources / "models.json"),
+        *("--background", sources / "load"),
+        *("--network", sources / "links"),
+    ]
+
+
+def test_describe_prints_counts_and_hours_of_generated_devices():
+    result = run("describe", "synthetic:50")
+    assert result.exit_code == 0
+    assert "50 devices" in result.stdout
+    assert "\n23 " in result.stdout
+    assert "downlink" in result.stdout
+
+
+def test_describe_as_json_is_json_and_nothing_else():
+    numbers = json.loads(run("describe", "synthetic:50", "--json").stdout)
+    assert numbers["n_devices"] == 50
+    assert len(numbers["availability"]["hourly"]) == 24
+    assert numbers["downlink"]["rate"] == sorted(numbers["downlink"]["rate"])
+
+
+def test_describe_shows_what_a_reader_repaired(sources):
+    data = json.loads((sources / "phones.json").read_text())
+    data["p0"].append([500, 400])
+    (sources / "phones.json").write_text(json.dumps(data))
+    result = run("describe", sources / "phones.json")
+    assert "dropped: end before start" in result.stdout
+    assert "known: availability;" in result.stdout
+
+
+def test_converted_recordings_are_the_same_traces(sources):
+    out = sources / "phones.parquet"
+    assert run("convert", sources / "phones.json", out).exit_code == 0
+    back = trace_spec.load(str(out), seed=0)
+    original = trace_spec.load(str(sources / "phones.json"), seed=0)
+    assert list(back.device_ids) == list(original.device_ids)
+    np.testing.assert_array_equal(back.availability.starts, original.availability.starts)
+
+
+def test_composed_devices_are_written_whole_and_reproducibly(sources):
+    words = ["compose", *parts_of(sources), "--n", 30, "--seed", 4, "--out"]
+    for name in ("one.parquet", "two.parquet"):
+        result = run(*words, sources / name)
+        assert result.exit_code == 0, result.output
+    assert (sources / "one.parquet").read_bytes() == (sources / "two.parquet").read_bytes()
+    traces = files.read(sources / "one.parquet")
+    assert traces.n_devices == 30
+    traces.require("availability", "compute", "downlink", "uplink")
+
+
+def test_synthesised_devices_are_those_of_the_library(tmp_path):
+    out = tmp_path / "d.parquet"
+    assert run("synthesise", "--n", 40, "--days", 2, "--seed", 3, "--out", out).exit_code == 0
+    wanted = synthesise(40, 2, 3)
+    back = files.read(out)
+    np.testing.assert_array_equal(back.availability.starts, wanted.availability.starts)
+    np.testing.assert_array_equal(back.compute.scales, wanted.compute.scales)
+
+
+def test_a_fitted_population_can_be_generated_from(sources):
+    out = sources / "population.toml"
+    result = run("fit", *parts_of(sources), "--out", out)
+    assert result.exit_code == 0, result.output
+    made = sources / "d.parquet"
+    words = ("synthesise", "--n", 10, "--parameters", out, "--out", made)
+    assert run(*words).exit_code == 0
+    assert files.read(made).n_devices == 10
+    text = out.read_text()
+    assert 'name = "phones.json"' in text
+    assert str(sources) not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("describe", "nowhere.json"), "no such file or folder"),
+        (("describe", "synthetic:0"), "expected synthetic:N"),
+        (("describe", "synthetic:many"), "expected synthetic:N"),
+        (("convert", "nowhere.json", "out.parquet"), "no such file or folder"),
+        (("synthesise", "--n", "2", "--out", "no/folder/d.parquet"), "does not exist"),
+        (("synthesise", "--n", "2", "--parameters", "x.toml", "--out", "d.parquet"), "x.toml"),
+        (("fetch", "unheard-of"), "expected one of flash"),
+    ],
+)
+def test_a_mistake_is_one_sentence_on_stderr_and_exit_code_2(
+    tmp_path, monkeypatch, words, expected
+):
+    monkeypatch.chdir(tmp_path)
+    result = run(*words)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("fedstale: ")
+    assert expected in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_not_replaced_unless_asked(tmp_path):
+    out = tmp_path / "d.parquet"
+    out.write_text("precious")
+    result = run("synthesise", "--n", 2, "--out", out)
+    assert (result.exit_code, out.read_text()) == (2, "precious")
+    assert "--overwrite" in result.stderr
+    assert run("synthesise", "--n", 2, "--out", out, "--overwrite").exit_code == 0
+    assert files.read(out).n_devices == 2
+
+
+def test_a_missing_uplink_is_named_and_nothing_is_written(sources):
+    for up in (sources / "links").glob("*.up"):
+        up.unlink()
+    out = sources / "d.parquet"
+    result = run("compose", *parts_of(sources), "--n", 3, "--out", out)
+    assert result.exit_code == 2
+    assert "uplink_share" in result.stderr
+    assert not out.exists()
+    words = ("compose", *parts_of(sources), "--n", 3, "--out", out, "--uplink-share", 0.5)
+    assert run(*words).exit_code == 0
+
+
+def test_fetch_downloads_from_a_server_and_prints_licence_and_path(tmp_path):
+    served = tmp_path / "served"
+    served.mkdir()
+    (served / "ready_strict.json").write_text('{"p": [[0, 60]]}')
+    handler = partial(QuietHandler, directory=str(served))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/ready_strict.json"
+        result = run("fetch", "flash", "--folder", tmp_path / "got", "--url", url)
+        server.shutdown()
+    assert result.exit_code == 0, result.output
+    assert "licence: BSD-2-Clause" in result.stderr
+    assert Path(result.stdout.strip()).read_text() == '{"p": [[0, 60]]}'
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_help_is_quick_and_loads_nothing_heavy():
+    code = (
+        "import sys; from typer.testing import CliRunner; from fedstale.trace_commands import app; "
+        "CliRunner().invoke(app, ['--help']); "
+        "print([m for m in ('numpy', 'pandas', 'pyarrow', 'torch', 'flwr') if m in sys.modules])"
+    )
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert time.perf_counter() - began < 5
+
+
+def test_describe_works_in_a_process_of_its_own(tmp_path):
+    files.write(TraceSet.ideal(3), tmp_path / "t.parquet")
+    command = [sys.executable, "-c", PROGRAM, "describe", "t.parquet", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert json.loads(done.stdout)["n_devices"] == 3
+
+
+def test_a_broken_file_ends_a_process_with_code_2_and_one_sentence(tmp_path):
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more")
+    command = [sys.executable, "-c", PROGRAM, "describe", "t.parquet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("fedstale: t.parquet")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_word_that_means_no_traces_is_named():
+    with pytest.raises(TraceError, match="traces = 'synthetic:': expected synthetic:N"):
+        trace_spec.load("synthetic:", seed=0)

@@ -1,0 +1,98 @@
+"""Series against a naive walk over the segments of one row."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstale.errors import TraceError
+from fedstale.traces import Series
+
+RATES = st.lists(st.sampled_from([0.0, 0.0, 0.5, 1.0, 3.0]), min_size=1, max_size=40)
+INSTANTS = st.integers(0, 400).map(lambda k: k / 4)
+
+
+def _rate(rates, step, repeat, t):
+    k = int(t // step)
+    return rates[k % len(rates)] if repeat or k < len(rates) else 0.0
+
+
+def _naive_integral(rates, step, repeat, a, b):
+    total, t = 0.0, a
+    while t < b:
+        upto = min((t // step + 1) * step, b)
+        total += (upto - t) * _rate(rates, step, repeat, t)
+        t = upto
+    return total
+
+
+def _naive_time(rates, step, repeat, amount, start):
+    t, left = start, amount
+    while left > 0:
+        if t > start + 100_000 or (not repeat and t >= len(rates) * step) or not any(rates):
+            return np.inf
+        rate, upto = _rate(rates, step, repeat, t), (t // step + 1) * step
+        if rate > 0 and left <= rate * (upto - t):
+            return t + left / rate - start
+        left, t = left - rate * (upto - t), upto
+    return t - start
+
+
+def _both(rates, repeat):
+    starts = np.arange(len(rates)) * 2.0
+    yield Series.regular([rates], step_s=2.0, repeat=repeat)
+    yield Series.irregular([(starts, rates)], [len(rates) * 2.0], repeat=repeat)
+
+
+@given(RATES, st.booleans(), INSTANTS, INSTANTS)
+@settings(max_examples=150, deadline=None)
+def test_the_integral_is_that_of_a_walk_over_segments(rates, repeat, a, span):
+    expected = _naive_integral(rates, 2.0, repeat, a, a + span)
+    for series in _both(rates, repeat):
+        assert series.integral([0], a, a + span)[0] == pytest.approx(expected, abs=1e-9)
+
+
+@given(RATES, st.booleans(), INSTANTS, st.integers(0, 200))
+@settings(max_examples=200, deadline=None)
+def test_the_inverse_is_the_first_instant_that_a_walk_finds(rates, repeat, start, amount):
+    expected = _naive_time(rates, 2.0, repeat, float(amount), start)
+    for series in _both(rates, repeat):
+        found = series.time_to_accumulate([0], amount, start)[0]
+        assert found == pytest.approx(expected, abs=1e-9)
+
+
+@given(RATES, st.booleans(), INSTANTS, INSTANTS, INSTANTS)
+@settings(max_examples=100, deadline=None)
+def test_integrals_of_adjacent_intervals_add_up(rates, repeat, a, ab, bc):
+    series = Series.regular([rates], step_s=2.0, repeat=repeat)
+    b, c = a + ab, a + ab + bc
+    parts = series.integral([0, 0], [a, b], [b, c]).sum()
+    assert parts == pytest.approx(series.integral([0], a, c)[0], abs=1e-9)
+
+
+def test_shift_and_scale_act_on_each_device():
+    series = Series.regular([[1.0, 4.0]], step_s=1.0).take([0, 0])
+    series = series.shifted([0.0, 1.0]).scaled([1.0, 2.0])
+    assert series.value_at([0, 1], 0.0).tolist() == [1.0, 8.0]
+
+
+def test_nothing_is_accumulated_from_the_end_of_between_on():
+    series = Series.regular([[1.0]], step_s=10.0).between(5.0, 8.0)
+    assert series.integral([0], 0.0, 100.0)[0] == 3.0
+    assert series.time_to_accumulate([0, 0], [3.0, 3.5], 0.0).tolist() == [3.0, np.inf]
+    assert series.value_at([0, 0], [2.9, 3.0]).tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("rate", [np.nan, -1.0, np.inf])
+def test_a_rate_that_is_no_rate_is_refused(rate):
+    with pytest.raises(TraceError, match="expected a finite number >= 0"):
+        Series.regular([[1.0, rate]], step_s=1.0)
+
+
+def test_rows_that_mean_nothing_are_refused():
+    with pytest.raises(TraceError, match="empty"):
+        Series.regular([[]], step_s=1.0)
+    with pytest.raises(TraceError, match="strictly increasing"):
+        Series.irregular([([0.0, 2.0, 1.0], [1.0, 1.0, 1.0])], [4.0])
+    with pytest.raises(TraceError, match="step_s"):
+        Series.regular([[1.0]], step_s=0.0)
