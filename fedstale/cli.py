@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from fedstale import __version__
+from fedstale import __version__, trace_commands
 from fedstale.errors import FedstaleError
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+app.add_typer(trace_commands.app, name="traces")
 
 
 def main() -> None:

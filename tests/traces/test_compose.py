@@ -1,0 +1,186 @@
+"""Composed devices are made of their sources and of nothing else."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedstale.errors import TraceError
+from fedstale.traces import Availability, Job, Series, TraceSet
+from fedstale.traces.compose import compose
+from fedstale.traces.trace_set import numbered
+
+SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces"
+DAY_S = 86_400.0
+
+
+def phones(n: int = 3, days: int = 2) -> TraceSet:
+    windows = [[(3600.0 * (i + 1), 3600.0 * (i + 2))] for i in range(n)]
+    return TraceSet(
+        device_ids=numbered("phone", n),
+        availability=Availability.of(windows, days * DAY_S),
+        epoch="2018-03-06T00:00:00",
+        repairs=MappingProxyType({"cut": 2}),
+    )
+
+
+def models() -> TraceSet:
+    return TraceSet(
+        device_ids=pd.Index(["slow", "fast"]),
+        compute=Series.constant([1.0, 10.0]),
+        compute_unit="a second of the slow model",
+    )
+
+
+def hosts() -> TraceSet:
+    return TraceSet(
+        device_ids=numbered("host", 2),
+        compute=Series.regular([[0.5, 1.0], [0.25, 0.75]], step_s=300.0),
+    )
+
+
+def links(*, uplink: bool = True) -> TraceSet:
+    down = Series.regular([np.arange(1.0, 61.0), np.full(60, 100.0)], step_s=1.0)
+    up = Series.regular([np.arange(1.0, 61.0) * 2, np.full(60, 7.0)], step_s=1.0)
+    return TraceSet(device_ids=numbered("link", 2), downlink=down, uplink=up if uplink else None)
+
+
+def made(n: int = 8, seed: int = 0, **changes: object) -> TraceSet:
+    parts = {"availability": phones(), "compute": models(), "background": hosts()}
+    return compose(**(parts | {"network": links()} | changes), n=n, seed=seed)  # type: ignore[arg-type]
+
+
+def test_composed_devices_know_everything_a_trip_needs():
+    traces = made()
+    job = Job(work=1.0, download_bytes=10, upload_bytes=10)
+    assert np.isfinite(traces.trips(np.arange(8), 0.0, job).reported).all()
+
+
+def test_same_seed_same_devices_and_another_seed_others():
+    t = np.linspace(0, 5000, 200)
+    rates = [
+        [made(seed=seed).downlink.value_at(np.full(200, d), t) for d in range(8)]
+        for seed in (1, 1, 2)
+    ]
+    np.testing.assert_array_equal(rates[0], rates[1])
+    assert not np.array_equal(rates[0], rates[2])
+
+
+def test_every_phone_is_used_once_before_one_is_used_twice():
+    ids = list(made(n=7).device_ids)
+    assert sorted(ids[:3]) == ["phone-0", "phone-1", "phone-2"]
+    assert sorted(ids[3:6]) == ["phone-0#2", "phone-1#2", "phone-2#2"]
+    assert ids[6].endswith("#3")
+
+
+def test_hours_of_the_day_stay_where_they_are():
+    traces = made(n=60)
+    for position, name in enumerate(traces.device_ids):
+        start, end = traces.availability.window_at_or_after([position], [0.0])
+        hour = int(name.split("#")[0][-1]) + 1
+        assert start[0] % DAY_S == pytest.approx(hour * 3600.0)
+        assert end[0] - start[0] == pytest.approx(3600.0)
+    assert np.unique(traces.availability.shifts).tolist() == [0.0, DAY_S]
+
+
+def test_records_that_are_no_whole_days_are_not_moved():
+    part = phones()
+    odd = replace(part, availability=replace(part.availability, lengths=np.full(3, 1.5 * DAY_S)))
+    assert not made(n=30, availability=odd).availability.shifts.any()
+
+
+def test_after_end_stop_ends_the_record_and_lets_links_go_on():
+    traces = made(n=30, after_end="stop")
+    start, _ = traces.availability.window_at_or_after(np.arange(30), np.full(30, 2 * DAY_S))
+    assert np.isinf(start).all()
+    assert (traces.downlink.value_at(np.arange(30), np.full(30, 9 * DAY_S)) > 0).all()
+
+
+def test_compute_is_a_models_speed_times_what_the_background_leaves():
+    traces = made(n=40)
+    t = np.linspace(0, 1200, 60)
+    possible = {s * left for s in (1.0, 10.0) for left in (0.5, 1.0, 0.25, 0.75)}
+    seen = {float(v) for d in range(40) for v in traces.compute.value_at(np.full(60, d), t)}
+    assert seen == possible
+    assert traces.compute_unit == "a second of the slow model"
+
+
+def test_without_background_a_device_has_its_models_speed():
+    assert set(made(n=4, background=None).compute.value_at(np.arange(4), 50.0)) == {1.0, 10.0}
+
+
+def test_both_directions_of_a_link_start_at_one_moment():
+    traces = made(n=40)
+    for t in (0.0, 17.5, 4000.0):
+        down = traces.downlink.value_at(np.arange(40), np.full(40, t))
+        up = traces.uplink.value_at(np.arange(40), np.full(40, t))
+        np.testing.assert_allclose(up, np.where(down == 100.0, 7.0, 2 * down))
+
+
+def test_devices_on_one_link_are_at_different_places_of_it():
+    down = made(n=40).downlink.value_at(np.arange(40), np.zeros(40))
+    assert len(set(down[down != 100.0])) > 5
+
+
+def test_a_given_share_makes_the_uplink_of_a_recorded_downlink():
+    traces = made(network=links(uplink=False), uplink_share=0.25)
+    t = np.arange(8.0)
+    np.testing.assert_allclose(
+        traces.uplink.value_at(np.arange(8), t), traces.downlink.value_at(np.arange(8), t) / 4
+    )
+
+
+def test_rows_stay_shared_whatever_the_number_of_devices():
+    traces = made(n=100_000)
+    assert traces.downlink.lengths.size == 2
+    assert traces.nbytes / traces.n_devices < 120
+
+
+def test_repairs_of_all_sources_are_kept_with_their_part():
+    assert dict(made().repairs) == {"availability: cut": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"availability": None}, "availability is missing"),
+        ({"compute": None}, "compute is missing"),
+        ({"network": None}, "network is missing"),
+        ({"availability": models()}, "availability knows compute: expected a source of avail"),
+        ({"network": models()}, "network knows compute: expected a source of downlink"),
+        ({"background": phones()}, "background knows availability"),
+        ({"network": links(uplink=False)}, "network knows no uplink: .* uplink_share"),
+        ({"uplink_share": 0.5}, "expected none, since network knows the uplink"),
+        ({"network": links(uplink=False), "uplink_share": 0.0}, "uplink_share = 0.0"),
+        ({"compute": hosts()}, "compute changes with time"),
+        ({"background": models()}, "expected the share of a processor"),
+        ({"n": 0}, "n = 0: expected an integer >= 1"),
+        ({"seed": -1}, "seed = -1"),
+        ({"after_end": "loop"}, "after_end = 'loop': expected 'repeat' or 'stop'"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(changes, expected):
+    with pytest.raises(TraceError, match=expected):
+        made(**changes)
+
+
+def test_published_recordings_compose_into_devices_that_report():
+    if not SHARED.is_dir():
+        pytest.skip("published recordings are not here")
+    from fedstale.traces.sources import read
+
+    traces = compose(
+        availability=read(SHARED / "flash-ready-strict.json"),
+        compute=read(SHARED / "ai-benchmark-devices.json"),
+        background=read(SHARED / "planetlab-cpu.tar.gz"),
+        network=read(SHARED / "mahimahi"),
+        n=5000,
+        seed=0,
+    )
+    job = Job(work=60.0, download_bytes=1_000_000, upload_bytes=1_000_000)
+    reported = np.isfinite(traces.trips(np.arange(5000), 0.0, job).reported).mean()
+    assert 0.2 < reported < 0.9
+    assert traces.device_ids.is_unique

@@ -1,0 +1,285 @@
+"""The native file keeps what it was given, and refuses what it cannot understand."""
+
+import json
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstale.errors import TraceError
+from fedstale.traces import Availability, Series, TraceSet, file_writer, files
+from fedstale.traces.file_schema import SCHEMA
+from fedstale.traces.synthetic import synthesise
+from fedstale.traces.trace_set import CHANNELS, numbered
+
+
+def assert_equal(a: TraceSet, b: TraceSet) -> None:
+    assert list(a.device_ids) == list(b.device_ids)
+    assert (a.epoch, a.compute_unit, dict(a.repairs)) == (b.epoch, b.compute_unit, dict(b.repairs))
+    assert a.known == b.known
+    for name in a.known:
+        one, other = getattr(a, name), getattr(b, name)
+        for f in fields(one):
+            x, y = getattr(one, f.name), getattr(other, f.name)
+            if isinstance(x, np.ndarray):
+                assert (x.dtype, x.shape) == (y.dtype, y.shape), (name, f.name)
+                assert x.tobytes() == y.tobytes(), (name, f.name)
+            else:
+                assert x == y, (name, f.name)
+
+
+def rich_set() -> TraceSet:
+    """Return a set with everything: shared rows, shifts, scales, until, both kinds of series."""
+    rng = np.random.default_rng(3)
+    rows = np.array([1, 0, 1, 2, 2], dtype=np.int32)
+    availability = Availability.of(
+        [[(0.1, 0.30000000000000004), (5, 7)], np.empty((0, 2)), [(1 / 3, 9.9)]], [10.0, 20.0, 10.0]
+    )
+    irregular = Series.irregular(
+        [([0.0, 0.1], [1.1, 0.0]), ([0.0], [2.0]), (np.arange(40) / 3, rng.random(40))],
+        [0.7, 3.0, 20.0],
+        repeat=False,
+    )
+    placed = {"rows": rows, "shifts": rng.random(5) * 10}
+    regular = Series.regular([rng.random(n) for n in (1, 16, 33)], step_s=0.1)
+    return TraceSet(
+        device_ids=pd.Index(["a", "b", "ü/3", "", "e"], dtype="str"),
+        availability=replace(availability, **placed, until=123.456),
+        compute=replace(irregular, **placed, scales=rng.random(5)),
+        downlink=replace(regular, **placed, scales=rng.random(5) * 1e9),
+        uplink=Series.constant([1e300, 0.0, 1.0, 2.0, 1 / 3]),
+        compute_unit="things",
+        epoch="2018-03-06T00:00:00",
+        repairs=MappingProxyType({"cut: something": 3}),
+    )
+
+
+def test_a_file_gives_back_every_bit_of_every_array(tmp_path):
+    traces = rich_set()
+    files.write(traces, tmp_path / "t.parquet")
+    assert_equal(files.read(tmp_path / "t.parquet"), traces)
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_a_set_that_knows_one_channel_comes_back_with_that_one(tmp_path, channel):
+    whole = rich_set()
+    part = replace(whole, **{name: None for name in CHANNELS if name != channel})
+    files.write(part, tmp_path / "t.parquet")
+    assert_equal(files.read(tmp_path / "t.parquet"), part)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 50), min_size=1, max_size=8),
+    step_s=st.sampled_from([0.1, 1.0, 1 / 3, 300.0]),
+    seed=st.integers(0, 1000),
+)
+def test_any_regular_series_comes_back(tmp_path_factory, counts, step_s, seed):
+    rng = np.random.default_rng(seed)
+    series = Series.regular([rng.random(n) for n in counts], step_s=step_s)
+    traces = TraceSet(device_ids=numbered("d", len(counts)), downlink=series)
+    path = tmp_path_factory.mktemp("any") / "t.parquet"
+    files.write(traces, path)
+    assert_equal(files.read(path), traces)
+
+
+def test_rows_that_no_device_uses_are_not_written(tmp_path):
+    traces = rich_set().take([0, 2])
+    files.write(traces, tmp_path / "t.parquet")
+    back = files.read(tmp_path / "t.parquet")
+    assert back.downlink.lengths.size == 1
+    t = np.linspace(0, 100, 50)
+    for device in (0, 1):
+        here = np.full(t.size, device)
+        for name in ("compute", "downlink", "uplink"):
+            wanted = getattr(traces, name).value_at(here, t)
+            np.testing.assert_array_equal(getattr(back, name).value_at(here, t), wanted)
+        np.testing.assert_array_equal(
+            back.availability.window_at_or_after(here, t),
+            traces.availability.window_at_or_after(here, t),
+        )
+
+
+def test_many_row_groups_come_back_as_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_writer, "_SAMPLES_A_GROUP", 40)
+    monkeypatch.setattr(file_writer, "_DEVICES_A_GROUP", 2)
+    traces = rich_set()
+    files.write(traces, tmp_path / "t.parquet")
+    assert pq.ParquetFile(tmp_path / "t.parquet").num_row_groups > 8
+    assert_equal(files.read(tmp_path / "t.parquet"), traces)
+
+
+def test_plain_pandas_reads_devices_and_windows_as_documented(tmp_path):
+    files.write(rich_set(), tmp_path / "t.parquet")
+    frame = pd.read_parquet(tmp_path / "t.parquet")
+    devices = frame[frame.record == "device"]
+    assert list(devices.device_id) == ["a", "b", "ü/3", "", "e"]
+    windows = frame[frame.record == "availability"]
+    # Row 1 is used by device 0: it has no window.
+    assert list(windows.starts_s.iloc[int(devices.availability_row.iloc[0])]) == []
+    assert list(windows.ends_s.iloc[0]) == [0.30000000000000004, 7.0]
+
+
+def test_a_hundred_thousand_devices_come_back(tmp_path):
+    n = 100_000
+    rng = np.random.default_rng(0)
+    starts = np.sort(rng.random((n, 5)) * 1000, axis=1) + np.arange(5)
+    availability = Availability.packed(
+        starts.ravel(), starts.ravel() + 0.5, np.full(n, 5), np.full(n, 2000.0)
+    )
+    traces = TraceSet(device_ids=numbered("d", n), availability=availability)
+    files.write(traces, tmp_path / "t.parquet")
+    assert_equal(files.read(tmp_path / "t.parquet"), traces)
+
+
+@pytest.mark.slow
+def test_a_million_devices_come_back(tmp_path):
+    traces = synthesise(1_000_000, 1, 0)
+    files.write(traces, tmp_path / "t.parquet")
+    assert_equal(files.read(tmp_path / "t.parquet"), traces)
+
+
+def test_a_failed_write_leaves_the_earlier_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "t.parquet"
+    files.write(rich_set(), path)
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(TraceError, match="No space left on device"):
+        files.write(TraceSet.ideal(2), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_does_not_exist_is_one_clear_error(tmp_path):
+    with pytest.raises(TraceError, match=r"nowhere.*cannot be written"):
+        files.write(TraceSet.ideal(2), tmp_path / "nowhere" / "t.parquet")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_truncated_file_is_one_clear_error(tmp_path, share):
+    path = tmp_path / "t.parquet"
+    files.write(rich_set(), path)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(TraceError, match="cut short or damaged"):
+        files.read(path)
+
+
+def test_damaged_bytes_are_refused_or_harmless(tmp_path):
+    path = tmp_path / "t.parquet"
+    traces = rich_set()
+    files.write(traces, path)
+    data = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for place in rng.integers(4, len(data) - 8, 300):
+        broken = bytearray(data)
+        broken[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(broken)
+        try:
+            files.read(path)
+        except TraceError:
+            refused += 1
+    assert refused > 100
+
+
+def test_another_parquet_file_is_not_taken_for_traces(tmp_path):
+    path = tmp_path / "t.parquet"
+    pd.DataFrame({"x": [1]}).to_parquet(path)
+    with pytest.raises(TraceError, match="a Parquet file, but not of traces"):
+        files.read(path)
+
+
+def test_a_missing_file_is_one_clear_error(tmp_path):
+    with pytest.raises(TraceError, match="no such file"):
+        files.read(tmp_path / "t.parquet")
+
+
+def rewritten(path, *, about=None, change=None):
+    """Write the file again with other metadata or with another table."""
+    table = pq.read_table(path)
+    said = json.loads(table.schema.metadata[b"fedstale"])
+    said.update(about or {})
+    if change is not None:
+        table = change(table)
+    table = table.replace_schema_metadata({b"fedstale": json.dumps(said).encode()})
+    pq.write_table(table, path, row_group_size=1)
+
+
+def test_a_later_version_is_refused_by_its_number(tmp_path):
+    path = tmp_path / "t.parquet"
+    files.write(rich_set(), path)
+    rewritten(path, about={"version": 2})
+    with pytest.raises(TraceError, match="version 2 of the format: expected 1"):
+        files.read(path)
+
+
+def test_a_column_of_another_type_is_refused_by_its_name(tmp_path):
+    path = tmp_path / "t.parquet"
+    files.write(rich_set(), path)
+
+    def narrower(table: pa.Table) -> pa.Table:
+        i = table.schema.get_field_index("length_s")
+        return table.set_column(i, "length_s", table["length_s"].cast(pa.float32()))
+
+    rewritten(path, change=narrower)
+    with pytest.raises(TraceError, match="column length_s is float"):
+        files.read(path)
+
+
+def test_rows_that_are_missing_are_noticed(tmp_path):
+    path = tmp_path / "t.parquet"
+    files.write(rich_set(), path)
+    rewritten(path, change=lambda table: table.slice(0, table.num_rows - 1))
+    with pytest.raises(TraceError, match="rows of uplink: expected 1"):
+        files.read(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("downlink_row", 99, "downlink_row: expected 0 to 2"),
+        ("compute_scale", float("nan"), "compute_scale: expected finite numbers"),
+        ("availability_shift_s", -1.0, "availability_shift_s: expected finite numbers >= 0"),
+        ("uplink_scale", None, "uplink_scale has 1 nulls"),
+    ],
+)
+def test_a_device_that_cannot_be_is_refused(tmp_path, column, value, expected):
+    path = tmp_path / "t.parquet"
+    files.write(rich_set(), path)
+
+    def altered(table: pa.Table) -> pa.Table:
+        i = table.schema.get_field_index(column)
+        values = [value, *table[column].to_pylist()[1:]]
+        return table.set_column(i, table.schema.field(i), pa.array(values, table.schema.types[i]))
+
+    rewritten(path, change=altered)
+    with pytest.raises(TraceError, match=expected):
+        files.read(path)
+
+
+def test_every_column_and_its_type_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text("utf-8")
+    for field in SCHEMA:
+        name = re.sub(rf"^({'|'.join(CHANNELS)})_", "CHANNEL_", field.name)
+        kind = str(field.type).replace("double", "float64").replace("float>", "float32>")
+        kind = re.sub(r"list<\w+: (\w+)>", r"list of \1", kind)
+        assert f"| `{name}` | {kind} |" in page, field
+
+
+def test_the_documented_example_runs():
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text("utf-8")
+    section = page[page.index("## Trace files") :]
+    exec(section.split("```python\n")[1].split("```")[0], {})

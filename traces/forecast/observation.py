@@ -1,0 +1,234 @@
+"""What devices know of themselves at an instant: their own past, and nothing later.
+
+An `Observer` reads traces as the device's own recorder would have: up to now. It is the only door
+between a trace and a forecaster, so a forecaster cannot see the future by mistake; the oracle,
+which may, has to be given the traces.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fedstale.errors import TraceError
+from fedstale.traces.arrays import Array, Index, Mask, last_at_or_before
+from fedstale.traces.availability import Availability
+from fedstale.traces.forecast.grid import DAY_S, EDGES_S, RATE_HORIZONS_S, RATES, STEPS
+from fedstale.traces.series import Series
+from fedstale.traces.trace_set import TraceSet
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Observation:
+    """The past of n devices, each at an instant of its own. What was not observed is NaN."""
+
+    devices: Index
+    """Position of each device in its trace set; shape (n,)."""
+    now: Array
+    """Instants in s; shape (n,)."""
+    history_s: Array
+    """How long each device has been observed, in s, >= 0; shape (n,)."""
+    online: Mask
+    """Whether the device is available now; always true where availability is unknown."""
+    since_s: Array
+    """How long that has been so, in s, as far as it was observed; shape (n,)."""
+    time_of_day_s: Array
+    """Seconds since local midnight; shape (n,)."""
+    presence: Array
+    """Share of each step of the past in which the device was available; shape (n, steps)."""
+    rates: Array
+    """Mean rate of each channel in each step, the newest first; shape (n, 3, steps)."""
+    day_ago_online: Array
+    """1 if the device was available 24 h ago, else 0; shape (n,)."""
+    day_ago_stayed_s: Array
+    """How long that remained so, in s, at most 24 h; shape (n,)."""
+    day_ago_rates: Array
+    """Mean rates over each horizon from 24 h ago; shape (n, 3, rate horizons)."""
+
+    def __len__(self) -> int:
+        return self.devices.size
+
+    def take(self, which: npt.NDArray[Any]) -> "Observation":
+        """Return some of the observations; `which` is positions or a mask."""
+        return Observation(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
+
+
+class Observer:
+    """Reads what devices have seen of themselves.
+
+    Args:
+        traces: the devices; any channel may be unknown.
+
+    Example:
+        >>> traces = TraceSet.constant(1, compute=2, downlink_bit_per_s=8, uplink_bit_per_s=4)
+        >>> seen = Observer(traces).at([0], 3600.0)
+        >>> seen.rates[0, :, 0]
+        array([2., 8., 4.])
+        >>> float(seen.history_s[0])
+        3600.0
+    """
+
+    def __init__(self, traces: TraceSet) -> None:
+        self.traces = traces
+        self.presence = None if traces.availability is None else as_series(traces.availability)
+        self._midnight = None if traces.epoch is None else _seconds_of_day(traces.epoch)
+
+    def at(
+        self, devices: npt.ArrayLike, now: npt.ArrayLike, *, history_s: npt.ArrayLike = np.inf
+    ) -> Observation:
+        """Return what each device has observed of itself before an instant.
+
+        Args:
+            devices: positions of devices; shape (n,).
+            now: instants in s, >= 0; scalar or shape (n,).
+            history_s: how long devices remember, in s, >= 0; scalar or shape (n,).
+
+        Raises:
+            TraceError: a device does not exist, or an instant or a memory is negative or NaN.
+        """
+        devices = np.atleast_1d(np.asarray(devices, dtype=np.int64))
+        n = devices.size
+        now, memory = (
+            np.broadcast_to(np.asarray(x, dtype=np.float64), (n,)) for x in (now, history_s)
+        )
+        if n and (devices.min() < 0 or devices.max() >= self.traces.n_devices):
+            raise TraceError(
+                f"devices = {devices.min()}..{devices.max()}: expected positions from 0 to "
+                f"{self.traces.n_devices - 1}"
+            )
+        if not (np.all(np.isfinite(now) & (now >= 0)) and np.all(memory >= 0)):
+            raise TraceError("now, history_s: expected seconds >= 0, now finite")
+        begin = np.maximum(now - memory, 0.0)
+        online, since = self._state(devices, now, begin)
+        yesterday = now - DAY_S
+        known = yesterday >= begin
+        was_online, stayed = self._stayed(devices, np.maximum(yesterday, 0.0), now)
+        tod = np.full(n, np.nan) if self._midnight is None else (now + self._midnight) % DAY_S
+        return Observation(
+            devices=devices,
+            now=now,
+            history_s=now - begin,
+            online=online,
+            since_s=since,
+            time_of_day_s=tod,
+            presence=self._steps(self.presence, devices, now, begin),
+            rates=np.stack(
+                [self._steps(getattr(self.traces, c), devices, now, begin) for c in RATES], axis=1
+            ),
+            day_ago_online=np.where(known, was_online, np.nan),
+            day_ago_stayed_s=np.where(known, stayed, np.nan),
+            day_ago_rates=np.stack(
+                [self._day_ago(getattr(self.traces, c), devices, yesterday, known) for c in RATES],
+                axis=1,
+            ),
+        )
+
+    def _state(self, devices: Index, now: Array, begin: Array) -> tuple[Mask, Array]:
+        availability = self.traces.availability
+        if availability is None:
+            return np.ones(devices.size, dtype=bool), now - begin
+        return availability.is_available(devices, now), np.minimum(
+            _since_change(availability, devices, now), now - begin
+        )
+
+    def _stayed(self, devices: Index, then: Array, now: Array) -> tuple[Array, Array]:
+        if self.traces.availability is None:
+            return np.full(devices.size, np.nan), np.full(devices.size, np.nan)
+        was = self.traces.availability.is_available(devices, then)
+        # What ends after now is only known not to have ended yet.
+        changed = np.minimum(time_to_change(self.traces.availability, devices, then), now - then)
+        return was.astype(np.float64), changed
+
+    @staticmethod
+    def _steps(series: Series | None, devices: Index, now: Array, begin: Array) -> Array:
+        """Return the mean of each step of the past, over the part of it that was observed."""
+        if series is None:
+            return np.full((devices.size, STEPS), np.nan)
+        instants = np.maximum(now[:, None] - EDGES_S, begin[:, None])
+        return _means(series, devices, instants[:, 1:], instants[:, :-1])
+
+    @staticmethod
+    def _day_ago(series: Series | None, devices: Index, then: Array, known: Mask) -> Array:
+        shape = (devices.size, RATE_HORIZONS_S.size)
+        result = np.full(shape, np.nan)
+        if series is not None and known.any():
+            start = np.broadcast_to(then[:, None], shape)[known]
+            result[known] = _means(series, devices[known], start, start + RATE_HORIZONS_S)
+        return result
+
+
+def as_series(availability: Availability) -> Series:
+    """Return availability as a rate that is 1 while a device is there and 0 while it is not.
+
+    Example:
+        >>> there = as_series(Availability.of([[(10.0, 20.0)]], 100.0))
+        >>> there.integral([0, 0], [0.0, 15.0], 100.0)
+        array([10.,  5.])
+    """
+    rows = []
+    for row, length in enumerate(availability.lengths):
+        part = slice(availability.offsets[row], availability.offsets[row + 1])
+        edges = np.stack([availability.starts[part], availability.ends[part]], axis=1).ravel()
+        values = np.tile([1.0, 0.0], edges.size // 2)
+        if edges.size == 0 or edges[0] > 0:
+            edges, values = np.append(0.0, edges), np.append(0.0, values)
+        inside = edges < length
+        rows.append((edges[inside], values[inside]))
+    whole = Series.irregular(rows, availability.lengths, repeat=availability.repeat)
+    return Series(
+        **{f.name: getattr(whole, f.name) for f in fields(whole)}
+        | {"rows": availability.rows, "shifts": availability.shifts}
+        | {"scales": np.ones(availability.n_devices), "until": availability.until}
+    )
+
+
+def time_to_change(availability: Availability, devices: Index, t: Array) -> Array:
+    """Return how long each device remains as it is, there or away, in s; inf if for ever."""
+    online = availability.is_available(devices, t)
+    start, end = availability.window_at_or_after(devices, t)
+    return np.where(online, end, start) - t
+
+
+def _since_change(availability: Availability, devices: Index, t: Array) -> Array:
+    """Return how long each device has been as it is; inf where the record does not say."""
+    if availability.starts.size == 0:
+        return np.full(t.shape, np.inf)
+    row = availability.rows[devices]
+    length = availability.lengths[row]
+    x = t + availability.shifts[devices]
+    if availability.repeat:
+        x = np.mod(x, length)
+    first, last = availability.offsets[row], availability.offsets[row + 1]
+    k = last_at_or_before(availability.starts, first, last, x)
+    starts = availability.starts.take(k, mode="clip")
+    ends = availability.ends.take(k, mode="clip")
+    final_start = availability.starts.take(last - 1, mode="clip")
+    final_end = availability.ends.take(last - 1, mode="clip")
+    before = k < first
+    inside = ~before & (x < ends)
+    since = np.where(inside, x - starts, x - ends)
+    if availability.repeat:
+        since = np.where(before, x + length - final_end, since)
+        # A window that begins with the record may be the rest of the one that ended the last.
+        rest = inside & (starts == 0.0) & (final_end == length)
+        since = np.where(rest, x + length - final_start, since)
+        since = np.where(rest & (final_start == 0.0), np.inf, since)
+    else:
+        since = np.where(before, np.inf, since)
+    since = np.where(first == last, np.inf, since)
+    return np.where(t >= availability.until, np.minimum(since, t - availability.until), since)
+
+
+def _means(series: Series, devices: Index, start: Array, end: Array) -> Array:
+    width = end - start
+    who = np.broadcast_to(devices[:, None], width.shape).ravel()
+    total = series.integral(who, start.ravel(), end.ravel()).reshape(width.shape)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(width > 0, total / width, np.nan)
+
+
+def _seconds_of_day(epoch: str) -> float:
+    moment = pd.Timestamp(epoch)
+    return float((moment - moment.normalize()).total_seconds())

@@ -1,0 +1,174 @@
+"""Statistics by which recorded and generated devices are compared and described.
+
+Each function returns plain numbers in plain dictionaries, ready for TOML, JSON or a table. Large
+sets are looked at through a sample of evenly spaced devices.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from fedstale.traces.arrays import Array, Index
+from fedstale.traces.availability import Availability
+from fedstale.traces.series import Series
+from fedstale.traces.trace_set import TraceSet
+
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+LINK_LAGS_S = (1, 10, 60)
+LOAD_LAGS = (1, 3, 12)
+DAY_S = 86_400.0
+_MOST_DEVICES = 4000
+_MOST_LINKS = 300
+_STEP_S = 600.0
+_PLACES_A_LINK = 600
+
+Marginal: TypeAlias = dict[str, float | list[float]]
+
+
+def availability(traces: Availability, *, epoch_s: float = 0.0) -> Marginal:
+    """Return how devices come and go.
+
+    Args:
+        traces: the devices.
+        epoch_s: time of day of instant 0, in s.
+
+    Returns:
+        `hourly` (mean share of devices there, for each hour of the day), `share` (quantiles, over
+        devices, of the share of time they are there), `never` (share of devices that never are),
+        `session_s` and `gap_s` (quantiles of lengths of windows, and of gaps inside records; a
+        window that never ends has no length).
+    """
+    devices = _spread(traces.n_devices, _MOST_DEVICES)
+    end = float(traces.lengths.max())
+    # A short record that repeats still says something about every hour of a day.
+    end = min(max(end, DAY_S) if traces.repeat else end, 7 * DAY_S, traces.until)
+    hours, n_there = np.zeros(24), np.zeros(24)
+    there_s = np.zeros(devices.size)
+    step_s = min(_STEP_S, end / 10)
+    instants = np.arange(step_s / 2, end, step_s)
+    for t in instants:
+        online = traces.is_available(devices, t)
+        hour = int((t + epoch_s) % DAY_S // 3600)
+        hours[hour] += online.mean()
+        n_there[hour] += 1
+        there_s += online
+    rows = traces.rows[devices]
+    counts = np.diff(traces.offsets)[rows]
+    at = _runs(traces.offsets[rows], counts)
+    owner = np.repeat(np.arange(devices.size), counts)
+    lengths = traces.ends[at] - traces.starts[at]
+    endless = (lengths == traces.lengths[rows][owner]) & traces.repeat
+    gaps = (traces.starts[at][1:] - traces.ends[at][:-1])[owner[1:] == owner[:-1]]
+    return {
+        "hourly": _plain(hours / np.maximum(n_there, 1)),
+        "share": _quantiles(there_s / max(instants.size, 1)),
+        "never": float(round((counts == 0).mean(), 5)),
+        "session_s": _quantiles(lengths[~endless]),
+        "gap_s": _quantiles(gaps),
+    }
+
+
+def links(traces: Series) -> Marginal:
+    """Return how fast links are, each link counting alike.
+
+    Returns:
+        `bit_per_s` (quantiles over links and time), `relative` (the same of the rate divided by
+        the link's median), `out` (share of time below 1 % of the link's
+        median), `autocorrelation` (of the logarithm of the rate within a link, at `LINK_LAGS_S`).
+    """
+    rates, relative, lagged = [], [], []
+    for device in _spread(traces.n_devices, _MOST_LINKS):
+        length = min(float(traces.lengths[traces.rows[device]]), 7200.0, traces.until)
+        grid = np.arange(0.5, max(length, 1.0))
+        one = traces.value_at(np.full(grid.size, device), grid)
+        middle = float(np.median(one[one > 0])) if (one > 0).any() else 1.0
+        # Links of different length are weighted to count alike.
+        rates.append(np.resize(one[_spread(one.size, _PLACES_A_LINK)], _PLACES_A_LINK))
+        relative.append(rates[-1] / middle)
+        if one.size >= 10 * max(LINK_LAGS_S):
+            lagged.append(_autocorrelation(np.log(np.maximum(one / middle, 0.01)), LINK_LAGS_S))
+    below = np.concatenate(relative) < 0.01
+    return {
+        "bit_per_s": _quantiles(np.concatenate(rates)),
+        "relative": _quantiles(np.concatenate(relative)),
+        "out": float(round(below.mean(), 5)),
+        "autocorrelation": _plain(np.mean(lagged, axis=0)) if lagged else [],
+    }
+
+
+def load(traces: Series) -> Marginal:
+    """Return how busy processors are, from rows that hold the share left over.
+
+    Returns:
+        `load` (quantiles over processors and time) and `autocorrelation` (at `LOAD_LAGS` steps,
+        around the mean of all).
+    """
+    rows = []
+    for row in _spread(traces.lengths.size, _MOST_DEVICES):
+        blocks = slice(traces.first_block[row], traces.first_block[row + 1])
+        n = round(traces.lengths[row] / (traces.step_s or 1.0))
+        rows.append(1.0 - traces.values[blocks].ravel()[:n].astype(np.float64))
+    pooled = np.concatenate(rows)
+    lagged = [
+        [(x[:-k] * x[k:]).mean() for k in LOAD_LAGS] for x in (r - pooled.mean() for r in rows)
+    ]
+    return {
+        "load": _quantiles(pooled),
+        "autocorrelation": _plain(np.mean(lagged, axis=0) / max(pooled.var(), 1e-12)),
+    }
+
+
+def speed(work_per_s: Array) -> Marginal:
+    """Return quantiles of the speeds of idle devices, in work units/s."""
+    return {"work_per_s": _quantiles(work_per_s)}
+
+
+def of_generated(traces: TraceSet) -> dict[str, Marginal]:
+    """Return all marginals of a set that `synthesise` made."""
+    assert traces.availability is not None
+    assert traces.downlink is not None
+    assert traces.uplink is not None
+    assert traces.compute is not None
+    return {
+        "availability": availability(traces.availability),
+        "downlink": links(traces.downlink),
+        "uplink": links(traces.uplink),
+        "background": load(traces.compute),
+        "speed": speed(traces.compute.scales),
+    }
+
+
+def epoch_s(epoch: str | None) -> float:
+    """Return the time of day of an epoch in s; 0 if it is not known.
+
+    Example:
+        >>> epoch_s("2024-01-01T06:00:00")
+        21600.0
+    """
+    if epoch is None:
+        return 0.0
+    at = pd.Timestamp(epoch)
+    return float((at - at.normalize()).total_seconds())
+
+
+def _autocorrelation(x: Array, lags: tuple[int, ...]) -> Array:
+    x = x - x.mean()
+    return np.array([(x[:-k] * x[k:]).mean() / max((x * x).mean(), 1e-12) for k in lags])
+
+
+def _spread(n: int, most: int) -> Index:
+    return np.unique(np.linspace(0, n - 1, min(n, most)).astype(np.int64))
+
+
+def _runs(first: Index, counts: Index) -> Index:
+    before = np.cumsum(counts) - counts
+    return np.arange(int(counts.sum())) + np.repeat(first - before, counts)
+
+
+def _quantiles(x: Array) -> list[float]:
+    return _plain(np.quantile(x, LEVELS)) if x.size else []
+
+
+def _plain(x: Array) -> list[float]:
+    return [float(f"{v:.5g}") for v in x]
