@@ -130,7 +130,7 @@ def _computing(speeds: TraceSet, background: TraceSet | None, n: int, seed: int)
         )
     rng = _stream(seed, _BACKGROUND)
     rows = left.take(_drawn(left.n_devices, n, rng))
-    if left.values.max() * rows.scales.max() > 1 + 1e-6:
+    if left.stored.values.max() * rows.scales.max() > 1 + 1e-6:
         raise TraceError("background: expected the share of a processor that is left, at most 1")
     return _anywhere(rows, rng.random(n)).scaled(speed.value_at(np.arange(n), 0.0))
 
@@ -169,14 +169,14 @@ def _anywhere(series: Series, phase: Array) -> Series:
 
 def _is_constant(series: Series) -> bool:
     rows = np.unique(series.rows)
-    first = np.diff(series.first_block)[rows]
+    first = np.diff(series.stored.first_block)[rows]
     if not series.repeat or np.isfinite(series.until) or np.any(first != 1):
         return False
-    blocks = series.values[series.first_block[rows]]
+    blocks = series.stored.values[series.stored.first_block[rows]]
     used = (
-        np.rint(series.lengths[rows] / series.step_s)
-        if series.step_s is not None
-        else np.isfinite(series.starts[series.first_block[rows]]).sum(axis=1)  # type: ignore[index]
+        np.rint(series.lengths[rows] / series.stored.step_s)
+        if series.stored.step_s is not None
+        else np.isfinite(series.stored.starts[series.stored.first_block[rows]]).sum(axis=1)  # type: ignore[index]
     )
     inside = np.arange(blocks.shape[1]) < used[:, None]
     return bool(np.all((blocks == blocks[:, :1]) | ~inside))

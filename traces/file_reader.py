@@ -18,7 +18,8 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index, offsets_of
 from fedstale.traces.availability import Availability
 from fedstale.traces.file_schema import FORMAT, KEY, SCHEMA, VERSION
-from fedstale.traces.series import Series, _packed
+from fedstale.traces.rows import pack
+from fedstale.traces.series import Series
 from fedstale.traces.trace_set import TraceSet
 
 
@@ -132,7 +133,9 @@ def _series(stored: pa.Table, lengths: Array, said: dict[str, Any], path: Path) 
     if step_s is not None:
         if not np.array_equal(lengths, counts * float(step_s)):
             raise TraceError(f"{path}: length_s: expected the number of values times {step_s} s")
-        return _packed(values, None, float(step_s), counts, lengths, repeat=said["repeat"])
+        return Series.of_rows(
+            pack(values, None, float(step_s), counts, lengths), repeat=said["repeat"]
+        )
     starts, start_counts = _flat(stored, "starts_s", path)
     first = offsets_of(counts)
     steps = np.diff(starts, prepend=0.0)
@@ -147,7 +150,7 @@ def _series(stored: pa.Table, lengths: Array, said: dict[str, Any], path: Path) 
             f"{path}: starts_s: expected, for each value, starts that begin at 0, increase, and "
             "end before length_s"
         )
-    return _packed(values, starts, None, counts, lengths, repeat=said["repeat"])
+    return Series.of_rows(pack(values, starts, None, counts, lengths), repeat=said["repeat"])
 
 
 def _floats(table: pa.Table, name: str, path: Path) -> Array:

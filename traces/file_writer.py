@@ -57,7 +57,7 @@ def _channel_about(channel: Availability | Series, n_rows: int) -> dict[str, Any
     until = None if np.isinf(channel.until) else float(channel.until)
     about = {"n_rows": n_rows, "repeat": channel.repeat, "until_s": until}
     if isinstance(channel, Series):
-        about["step_s"] = channel.step_s
+        about["step_s"] = channel.stored.step_s
     return about
 
 
@@ -95,25 +95,26 @@ def _window_groups(channel: Availability, rows: Index) -> Iterator[dict[str, pa.
 
 
 def _segment_groups(channel: Series, rows: Index) -> Iterator[dict[str, pa.Array]]:
-    blocks = np.diff(channel.first_block)[rows]
-    for part in _groups(blocks * channel.values.shape[1]):
-        block = _runs(channel.first_block[rows[part]], blocks[part])
+    stored = channel.stored
+    blocks = np.diff(stored.first_block)[rows]
+    for part in _groups(blocks * stored.values.shape[1]):
+        block = _runs(stored.first_block[rows[part]], blocks[part])
         owner = np.repeat(np.arange(blocks[part].size), blocks[part])
         lengths = channel.lengths[rows[part]]
-        if channel.starts is None:
-            assert channel.step_s is not None
+        if stored.starts is None:
+            assert stored.step_s is not None
             slot = np.arange(block.size) - np.repeat(offsets_of(blocks[part])[:-1], blocks[part])
-            place = slot[:, None] * channel.values.shape[1] + np.arange(channel.values.shape[1])
-            samples = np.rint(lengths / channel.step_s).astype(np.int64)
+            place = slot[:, None] * stored.values.shape[1] + np.arange(stored.values.shape[1])
+            samples = np.rint(lengths / stored.step_s).astype(np.int64)
             inside = place < samples[owner][:, None]
             starts = None
         else:
-            inside = np.isfinite(channel.starts[block])
-            starts = channel.starts[block][inside]
+            inside = np.isfinite(stored.starts[block])
+            starts = stored.starts[block][inside]
         counts = np.bincount(owner, weights=inside.sum(axis=1), minlength=lengths.size)
         columns = {
             "length_s": pa.array(lengths),
-            "values": _lists(channel.values[block][inside], counts.astype(np.int64)),
+            "values": _lists(stored.values[block][inside], counts.astype(np.int64)),
         }
         if starts is not None:
             columns["starts_s"] = _lists(starts, counts.astype(np.int64))

@@ -116,11 +116,11 @@ def _fit_links(network: Sequence[TraceSet]) -> Links:
 
 
 def _fit_background(left: Series) -> background_model.Background:
-    if left.step_s is None:
+    if left.stored.step_s is None:
         raise TraceError("background to fit: expected loads on a regular grid")
     some = np.unique(np.linspace(0, left.n_devices - 1, _MOST_PROCESSORS).astype(np.int64))
     loads = [1.0 - left.segments(int(device))[1] for device in some]
-    return background_model.fit(loads, left.step_s)
+    return background_model.fit(loads, left.stored.step_s)
 
 
 def _grids(network: Sequence[TraceSet]) -> list[tuple[Array, Array | None]]:

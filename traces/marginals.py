@@ -106,9 +106,8 @@ def load(traces: Series) -> Marginal:
     """
     rows = []
     for row in _spread(traces.lengths.size, _MOST_DEVICES):
-        blocks = slice(traces.first_block[row], traces.first_block[row + 1])
-        n = round(traces.lengths[row] / (traces.step_s or 1.0))
-        rows.append(1.0 - traces.values[blocks].ravel()[:n].astype(np.float64))
+        _, left = traces.stored.segments(row)
+        rows.append(1.0 - left)
     pooled = np.concatenate(rows)
     lagged = [
         [(x[:-k] * x[k:]).mean() for k in LOAD_LAGS] for x in (r - pooled.mean() for r in rows)

@@ -8,9 +8,7 @@ so a query costs the same wherever it falls in the trace.
 A device is a row, a shift and a scale: `rate_d(t) = scale_d * row(t + shift_d)`. A million devices
 can therefore share a thousand recorded links without copying them.
 
-Segments are stored in blocks of 16 with one running integral a block. A query halves over blocks
-and finishes inside one block, which is one cache line of values; storing an integral for every
-segment would treble the memory. Deliberately absent: interpolation, and any moving pointer.
+Deliberately absent: interpolation, and any moving pointer.
 """
 
 from collections.abc import Sequence
@@ -21,12 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, last_at_or_before, offsets_of
-
-BLOCK = 16
-
-# Keeps an instant at the very end of a row in its last segment.
-_TINY = 2.0**-50
+from fedstale.traces.arrays import Array, offsets_of
+from fedstale.traces.rows import Rows, check_rates, flatten, pack
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -36,20 +30,8 @@ class Series:
     Build one with `Series.constant`, `Series.regular` or `Series.irregular`.
     """
 
-    values: npt.NDArray[np.float32]
-    """Rate on each segment; shape (blocks, 16), zero beyond the end of a row."""
-    starts: Array | None
-    """Start of each segment in s; shape (blocks, 16), inf beyond the end; None on a regular one."""
-    step_s: float | None
-    """Length of every segment on a regular grid, else None."""
-    totals: Array
-    """Integral of the row up to the start of each block; shape (blocks,)."""
-    first_block: Index
-    """First block of each row; shape (rows + 1,)."""
-    lengths: Array
-    """End of each row in s; shape (rows,)."""
-    row_totals: Array
-    """Integral over the whole of each row; shape (rows,)."""
+    stored: Rows
+    """The rows that devices read."""
     rows: npt.NDArray[np.int32]
     """Row of each device; shape (devices,)."""
     shifts: Array
@@ -73,7 +55,7 @@ class Series:
             array([ 5., inf])
         """
         scales = np.atleast_1d(np.asarray(values, dtype=np.float64))
-        _check_rates(scales, "constant rate")
+        check_rates(scales, "constant rate")
         one = cls.regular([[1.0]], step_s=1.0)
         n = scales.size
         return replace(one, rows=np.zeros(n, dtype=np.int32), shifts=np.zeros(n), scales=scales)
@@ -102,9 +84,9 @@ class Series:
         """
         if not (np.isfinite(step_s) and step_s > 0):
             raise TraceError(f"step_s = {step_s}: expected a time in seconds > 0")
-        flat, counts = _flatten(rows)
+        flat, counts = flatten(rows)
         lengths = np.asarray(counts * float(step_s), dtype=np.float64)
-        return _packed(flat, None, float(step_s), counts, lengths, repeat=repeat)
+        return cls.of_rows(pack(flat, None, float(step_s), counts, lengths), repeat=repeat)
 
     @classmethod
     def irregular(
@@ -131,8 +113,8 @@ class Series:
             >>> load.time_to_accumulate([0], 3.0, 0.0)
             array([5.])
         """
-        starts, start_counts = _flatten([row[0] for row in rows])
-        flat, counts = _flatten([row[1] for row in rows])
+        starts, start_counts = flatten([row[0] for row in rows])
+        flat, counts = flatten([row[1] for row in rows])
         if not np.array_equal(start_counts, counts):
             row = int(np.flatnonzero(start_counts != counts)[0])
             raise TraceError(
@@ -150,7 +132,18 @@ class Series:
             raise TraceError("segment starts must be finite and strictly increasing")
         if np.any(ends <= starts[offsets[1:] - 1]) or not np.all(np.isfinite(ends)):
             raise TraceError("a series must end after its last segment starts, at a finite time")
-        return _packed(flat, starts, None, counts, ends, repeat=repeat)
+        return cls.of_rows(pack(flat, starts, None, counts, ends), repeat=repeat)
+
+    @classmethod
+    def of_rows(cls, stored: Rows, *, repeat: bool) -> "Series":
+        """Return one device for each stored row."""
+        return cls(
+            stored=stored,
+            rows=np.arange(stored.n, dtype=np.int32),
+            shifts=np.zeros(stored.n),
+            scales=np.ones(stored.n),
+            repeat=repeat,
+        )
 
     @property
     def n_devices(self) -> int:
@@ -160,15 +153,12 @@ class Series:
     @property
     def nbytes(self) -> int:
         """Memory of all arrays, in bytes."""
-        arrays: list[npt.NDArray[Any]] = [
-            self.values,
-            self.totals,
-            self.first_block,
-            self.lengths,
-            self.row_totals,
-        ]
-        arrays += [self.rows, self.shifts, self.scales]
-        return sum(a.nbytes for a in arrays) + (0 if self.starts is None else self.starts.nbytes)
+        return self.stored.nbytes + self.rows.nbytes + self.shifts.nbytes + self.scales.nbytes
+
+    @property
+    def lengths(self) -> Array:
+        """End of each row in s; shape (rows,)."""
+        return self.stored.lengths
 
     def take(self, devices: npt.ArrayLike) -> "Series":
         """Return the series of some devices, in the order given; rows stay shared."""
@@ -198,7 +188,7 @@ class Series:
     def scaled(self, factors: npt.ArrayLike) -> "Series":
         """Return the series with each device's rate multiplied by a factor >= 0."""
         factors = np.asarray(factors, dtype=np.float64)
-        _check_rates(factors, "factor")
+        check_rates(factors, "factor")
         return replace(self, scales=self.scales * factors)
 
     def segments(self, device: int) -> tuple[Array, Array, float]:
@@ -207,12 +197,8 @@ class Series:
         The device's shift is not applied: the first start is 0 in the row's own time.
         """
         row = int(self.rows[device])
-        blocks = np.arange(self.first_block[row], self.first_block[row + 1])
-        length = float(self.lengths[row])
-        starts = self._starts_of(blocks, np.full(blocks.size, row)).ravel()
-        inside = starts < length
-        rates = self.values[blocks].ravel()[inside] * self.scales[device]
-        return starts[inside], rates.astype(np.float64), length
+        starts, rates = self.stored.segments(row)
+        return starts, rates * self.scales[device], float(self.lengths[row])
 
     def value_at(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> Array:
         """Return the rate of each device at its instant t.
@@ -227,7 +213,7 @@ class Series:
         devices, t = _broadcast(devices, t)
         row = self.rows[devices]
         x = self._row_time(t + self.shifts[devices], row)
-        rate, _ = self._segment_at(x, row)
+        rate, _ = self.stored.segment_at(x, row)
         inside = (x < self.lengths[row]) & (t < self.until)
         return np.where(inside, rate * self.scales[devices], 0.0)
 
@@ -246,12 +232,12 @@ class Series:
         row = self.rows[devices]
         span = np.maximum(np.minimum(end, self.until) - start, 0.0)
         x = self._row_time(start + self.shifts[devices], row)
-        rate, segment_end = self._segment_at(x, row)
+        rate, segment_end = self.stored.segment_at(x, row)
         amount = rate * span
         # Most spans of a job end in the segment in which they begin: only the rest is summed.
         long = np.flatnonzero(x + span > segment_end)
         if long.size:
-            amount[long] = self._integral_on_rows(row[long], x[long], span[long])
+            amount[long] = self.stored.integral(row[long], x[long], span[long], repeat=self.repeat)
         return amount * self.scales[devices]
 
     def time_to_accumulate(
@@ -272,130 +258,25 @@ class Series:
             needed = np.where(amount > 0, amount / self.scales[devices], 0.0)
         row = self.rows[devices]
         x = self._row_time(start + self.shifts[devices], row)
-        rate, segment_end = self._segment_at(x, row)
+        rate, segment_end = self.stored.segment_at(x, row)
         with np.errstate(divide="ignore", invalid="ignore"):
             duration = needed / rate
         if not self._is_constant:
             # As in `integral`: what is not reached within its first segment is searched for.
             long = np.flatnonzero(~(x + duration <= segment_end))
             if long.size:
-                duration[long] = self._time_on_rows(row[long], needed[long], x[long])
+                duration[long] = self.stored.time_to_accumulate(
+                    row[long], needed[long], x[long], repeat=self.repeat
+                )
         duration = np.where(start + duration <= self.until, duration, np.inf)
         return np.where(amount > 0, duration, 0.0)
 
     @property
     def _is_constant(self) -> bool:
-        return self.repeat and self.row_totals.size == 1 and self.lengths[0] == self.step_s
-
-    def _integral_on_rows(self, row: npt.NDArray[np.int32], x: Array, span: Array) -> Array:
-        """Return the integral of rows over [x, x + span), with x in row time."""
-        end, length = x + span, self.lengths[row]
-        if not self.repeat:
-            end = np.minimum(end, length)
-            gain = self._accumulated(end, row) - self._accumulated(np.minimum(x, length), row)
-        else:
-            cycles = np.floor(end / length)
-            end = np.maximum(end - cycles * length, 0.0)
-            gain = self._accumulated(end, row) - self._accumulated(x, row)
-            gain += cycles * self.row_totals[row]
-        return np.maximum(gain, 0.0)
-
-    def _time_on_rows(self, row: npt.NDArray[np.int32], needed: Array, x: Array) -> Array:
-        """Return how long rows take from x, in row time, to accumulate what is needed."""
-        length, total = self.lengths[row], self.row_totals[row]
-        target = self._accumulated(np.minimum(x, length), row) + needed
-        with np.errstate(divide="ignore", invalid="ignore"):
-            if self.repeat:
-                # The target is first reached at the end of a cycle, not at the start of the next.
-                cycles = np.maximum(np.ceil(target / total) - 1.0, 0.0)
-                within = np.clip(target - cycles * total, 0.0, total)
-                reachable = (total > 0) & np.isfinite(target)
-            else:
-                cycles, within, reachable = np.zeros(target.shape), target, target <= total
-            within = np.where(reachable, within, 0.0)
-            duration = self._reached(within, row) + cycles * length - x
-        return np.where(reachable, np.maximum(duration, 0.0), np.inf)
-
-    def _segment_at(self, x: Array, row: npt.NDArray[np.int32]) -> tuple[Array, Array]:
-        """Return the unscaled rate of rows at x and the end of the segment, in row time.
-
-        Before the end of a row; beyond it, those of the last segment.
-        """
-        first, length = self.first_block[row], self.lengths[row]
-        rates = self.values.reshape(-1)
-        if self.step_s is not None:
-            k = np.minimum(x, length * (1.0 - _TINY)) // self.step_s
-            rate = rates[first * BLOCK + k.astype(np.int64)]
-            return rate.astype(np.float64), np.minimum((k + 1.0) * self.step_s, length)
-        assert self.starts is not None
-        block = self._block_at(x, row)
-        column = np.maximum((self.starts[block] <= x[:, None]).sum(axis=1) - 1, 0)
-        slot = block * BLOCK + column
-        following = np.minimum(slot + 1, rates.size - 1)
-        is_last = slot + 1 >= self.first_block[row + 1] * BLOCK
-        end = np.where(is_last, np.inf, self.starts.reshape(-1)[following])
-        return rates[slot].astype(np.float64), np.minimum(end, length)
+        return self.repeat and self.stored.n == 1 and self.lengths[0] == self.stored.step_s
 
     def _row_time(self, x: Array, row: npt.NDArray[np.int32]) -> Array:
         return np.mod(x, self.lengths[row]) if self.repeat else x
-
-    def _block_at(self, x: Array, row: npt.NDArray[np.int32]) -> Index:
-        first, last = self.first_block[row], self.first_block[row + 1]
-        if self.step_s is not None:
-            block = first + (x / (self.step_s * BLOCK)).astype(np.int64)
-        else:
-            assert self.starts is not None
-            block = last_at_or_before(self.starts[:, 0], first, last, x)
-        return np.clip(block, first, last - 1)
-
-    def _starts_of(self, block: Index, row: npt.NDArray[np.integer]) -> Array:
-        if self.starts is not None:
-            return self.starts[block]
-        assert self.step_s is not None
-        samples = (block - self.first_block[row]) * BLOCK
-        return (samples[:, None] + np.arange(BLOCK)) * self.step_s
-
-    def _edges_of(self, block: Index, row: npt.NDArray[np.int32], upto: Array) -> Array:
-        """Return the edges of a block's segments, none beyond upto; shape (n, 17)."""
-        edges = np.empty((block.size, BLOCK + 1))
-        np.minimum(self._starts_of(block, row), upto[:, None], out=edges[:, :-1])
-        edges[:, -1] = upto
-        return edges
-
-    def _accumulated(self, x: Array, row: npt.NDArray[np.int32]) -> Array:
-        """Return the integral of a row from 0 to x, with 0 <= x <= its length."""
-        block = self._block_at(x, row)
-        widths = np.diff(self._edges_of(block, row, x))
-        return self.totals[block] + np.einsum("ij,ij->i", widths, self.values[block])
-
-    def _reached(self, target: Array, row: npt.NDArray[np.int32]) -> Array:
-        """Return the first instant at which the integral of a row from 0 is at least target."""
-        first, last = self.first_block[row], self.first_block[row + 1]
-        block = last_at_or_before(self.totals, first, last, np.nextafter(target, -np.inf))
-        block = np.maximum(block, first)
-        following = np.minimum(block + 1, last - 1)
-        block_end: Array
-        if self.step_s is not None:
-            block_end = np.asarray((block + 1 - first) * (self.step_s * BLOCK), dtype=np.float64)
-            block_end = np.minimum(block_end, self.lengths[row]).astype(np.float64, copy=False)
-        else:
-            assert self.starts is not None
-            block_end = np.where(block + 1 < last, self.starts[following, 0], self.lengths[row])
-        edges = self._edges_of(block, row, block_end)
-        gained = np.cumsum(np.diff(edges) * self.values[block], axis=1)
-        missing = target - self.totals[block]
-        column = (gained < missing[:, None]).sum(axis=1)
-        # Rounding may leave the last segment a hair short of its target: it ends where it ends.
-        found = np.minimum(column, BLOCK - 1)
-        each = np.arange(block.size)
-        before = np.where(found > 0, gained[each, found - 1], 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            inside = edges[each, found] + (missing - before) / self.values[block, found]
-        return np.where(
-            missing <= 0,
-            edges[:, 0],
-            np.where(column < BLOCK, np.minimum(inside, block_end), block_end),
-        )
 
 
 def _broadcast(devices: npt.ArrayLike, *others: npt.ArrayLike) -> tuple[npt.NDArray[Any], ...]:
@@ -403,91 +284,3 @@ def _broadcast(devices: npt.ArrayLike, *others: npt.ArrayLike) -> tuple[npt.NDAr
     return devices, *(
         np.broadcast_to(np.asarray(x, dtype=np.float64), devices.shape) for x in others
     )
-
-
-def _check_rates(rates: Array, name: str) -> None:
-    wrong = ~(np.isfinite(rates) & (rates >= 0))
-    if wrong.any():
-        where = int(np.flatnonzero(wrong)[0])
-        raise TraceError(
-            f"{name} {rates.flat[where]} at position {where}: expected a finite number >= 0"
-        )
-
-
-def _flatten(rows: Sequence[npt.ArrayLike] | npt.NDArray[Any]) -> tuple[Array, Index]:
-    if len(rows) == 0:
-        raise TraceError("a series needs at least one row")
-    if isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.size:
-        return rows.ravel(), np.full(len(rows), rows.shape[1], dtype=np.int64)
-    arrays = [np.asarray(row, dtype=np.float64).ravel() for row in rows]
-    counts = np.array([a.size for a in arrays], dtype=np.int64)
-    if np.any(counts == 0):
-        raise TraceError(f"row {int(np.argmin(counts))} of a series is empty")
-    return np.concatenate(arrays), counts
-
-
-def _packed(
-    flat: Array,
-    starts: Array | None,
-    step_s: float | None,
-    counts: Index,
-    lengths: Array,
-    *,
-    repeat: bool,
-) -> Series:
-    _check_rates(flat, "rate")
-    if flat.max() > np.finfo(np.float32).max:
-        raise TraceError(f"rate {flat.max()}: expected at most {np.finfo(np.float32).max}")
-    n_rows = counts.size
-    offsets = offsets_of(counts)
-    blocks = -(-counts // BLOCK)
-    first_block = offsets_of(blocks)
-    # Where each sample goes: its row's first slot plus its place in the row.
-    place = np.arange(flat.size) - np.repeat(offsets[:-1], counts)
-    place += np.repeat(first_block[:-1] * BLOCK, counts)
-    values = np.zeros((int(first_block[-1]), BLOCK), dtype=np.float32)
-    values.ravel()[place] = flat
-    if starts is None:
-        assert step_s is not None
-        widths = np.full(flat.size, step_s)
-        packed_starts = None
-    else:
-        widths = np.empty(flat.size)
-        widths[:-1] = np.diff(starts)
-        widths[offsets[1:] - 1] = lengths - starts[offsets[1:] - 1]
-        packed_starts = np.full(values.shape, np.inf)
-        packed_starts.ravel()[place] = starts
-    gains = np.zeros(values.shape)
-    gains.ravel()[place] = widths
-    totals, row_totals = _running_totals((gains * values).sum(axis=1), first_block)
-    return Series(
-        values=values,
-        starts=packed_starts,
-        step_s=step_s,
-        totals=totals,
-        first_block=first_block,
-        lengths=lengths,
-        row_totals=row_totals,
-        rows=np.arange(n_rows, dtype=np.int32),
-        shifts=np.zeros(n_rows),
-        scales=np.ones(n_rows),
-        repeat=repeat,
-    )
-
-
-def _running_totals(gains: Array, first_block: Index) -> tuple[Array, Array]:
-    """Return the total before each block and the total of each row.
-
-    Rows are summed apart, never by differences of one long sum, which would lose the last digits
-    of late rows. Rows of equal length are summed together.
-    """
-    totals = np.zeros(gains.size)
-    counts = np.diff(first_block)
-    row_totals = np.empty(counts.size)
-    for count in np.unique(counts):
-        alike = np.flatnonzero(counts == count)
-        blocks = first_block[alike][:, None] + np.arange(count)
-        sums = np.cumsum(gains[blocks], axis=1)
-        totals[blocks[:, 1:]] = sums[:, :-1]
-        row_totals[alike] = sums[:, -1]
-    return totals, row_totals

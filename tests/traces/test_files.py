@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -27,13 +27,19 @@ def assert_equal(a: TraceSet, b: TraceSet) -> None:
     assert a.known == b.known
     for name in a.known:
         one, other = getattr(a, name), getattr(b, name)
-        for f in fields(one):
-            x, y = getattr(one, f.name), getattr(other, f.name)
-            if isinstance(x, np.ndarray):
-                assert (x.dtype, x.shape) == (y.dtype, y.shape), (name, f.name)
-                assert x.tobytes() == y.tobytes(), (name, f.name)
-            else:
-                assert x == y, (name, f.name)
+        same_fields(one, other, name)
+
+
+def same_fields(one, other, name):
+    for f in fields(one):
+        x, y = getattr(one, f.name), getattr(other, f.name)
+        if isinstance(x, np.ndarray):
+            assert (x.dtype, x.shape) == (y.dtype, y.shape), (name, f.name)
+            assert x.tobytes() == y.tobytes(), (name, f.name)
+        elif is_dataclass(x):
+            same_fields(x, y, f"{name}.{f.name}")
+        else:
+            assert x == y, (name, f.name)
 
 
 def rich_set() -> TraceSet:
