@@ -4,7 +4,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from itertools import accumulate
-from math import inf
+from math import inf, isnan, nan
 
 import numpy as np
 import pytest
@@ -91,7 +91,9 @@ def walk(online, rates, *, sent, free, asked, ttl, pause):
                 t = back
             rate, edge = rates[p].at(t), min(online.next_edge(t), rates[p].next_edge(t))
             if edge == inf and rate == 0:
-                return out | ending | {"status": Status.STALLED}, margin
+                # A wait without end has no length; what it moved is a test of its own.
+                unknown = {SPENT[p]: nan, MOVED[p]: nan}
+                return out | ending | unknown | {"status": Status.STALLED}, margin
             margin = min(margin, abs(rate * (edge - t) - left)) if edge != inf else margin
             upto = min(edge, t + left / rate) if rate else edge
             out[SPENT[p]] += upto - t
@@ -118,12 +120,12 @@ WIDTHS = st.sampled_from([0.5, 1.0, 2.5, 7.0])
 
 @st.composite
 def availabilities(draw, n):
-    repeat, rows = draw(st.booleans()), []
+    repeat, rows = draw(st.sampled_from([True, True, False])), []
     for _ in range(n):
         widths = draw(st.lists(WIDTHS, min_size=1, max_size=7))
         first = draw(st.integers(0, 1))
         values = [(first + k) % 2 for k in range(len(widths))]
-        rows.append(Steps(widths, values, repeat, shift=draw(st.sampled_from([0.0, 1.5, 40.0]))))
+        rows.append(Steps(widths, values, repeat, shift=draw(st.sampled_from([0.0, 0.0, 1.5, 40.0]))))
     windows = [
         [(a, a + w) for a, w, v in zip(r.starts, r.widths, r.values, strict=True) if v]
         for r in rows
@@ -170,7 +172,7 @@ def cases(draw, rates, scales):
         compute=three[1][1],
         uplink=three[2][1],
     )
-    start, length = draw(st.sampled_from([(0.0, inf), (3.5, inf), (30.0, 40.0), (0.0, 9.0)]))
+    start, length = draw(st.sampled_from([(0.0, inf), (3.5, inf), (30.0, 40.0)]))
 
     def cut(row):
         return Steps(row.widths, row.values, row.repeat, row.shift + start, row.scale, length)
@@ -181,10 +183,9 @@ def cases(draw, rates, scales):
 
 @st.composite
 def requests(draw, amounts):
-    instants = st.sampled_from([0.0, 0.5, 3.0, 11.0, 60.25])
     return {
-        "sent": draw(instants),
-        "free": draw(instants | st.just(0.0) | st.just(inf)),
+        "sent": draw(st.sampled_from([0.0, 0.5, 3.0, 11.0, 60.25])),
+        "free": draw(st.sampled_from([0.0, 0.0, 0.0, 5.0, 11.0, 70.0, inf])),
         "asked": draw(st.tuples(amounts, amounts, amounts)),
         "ttl": draw(st.sampled_from([1.0, 8.0, 30.0, 400.0, inf])),
     }
@@ -212,33 +213,28 @@ def both(case, jobs, *, pause):
         expected = {k: float(v) for k, v in expected.items()}
         for name in ("downloaded_bytes", "uploaded_bytes"):
             expected[name] /= 8
-        found = {f.name: float(getattr(out, f.name)[i]) for f in fields(TripOutcomes)}
-        if found["status"] == Status.STALLED and found["phase"] != Phase.WAITING:
-            # A wait without end has no length; what it moved is a test of its own.
-            p = int(found["phase"]) - 1
-            for name in (SPENT[p], MOVED[p]):
-                del found[name], expected[name]
-        yield found, expected, margin
+        expected = {k: v for k, v in expected.items() if not isnan(v)}
+        yield {name: float(getattr(out, name)[i]) for name in expected}, expected, margin
 
 
+@pytest.mark.parametrize("pause", [False, True])
 @given(
-    cases(st.sampled_from([0.0, 8.0, 16.0]), st.sampled_from([1.0, 1.0, 0.5, 2.0, 0.0])),
-    st.lists(requests(st.sampled_from([0.0, 4.0, 16.0, 80.0, 200.0])), min_size=1, max_size=3),
-    st.booleans(),
+    case=cases(st.sampled_from([0.0, 8.0, 16.0]), st.sampled_from([1.0, 1.0, 1.0, 0.5, 2.0, 0.0])),
+    jobs=st.lists(requests(st.sampled_from([0.0, 4.0, 16.0, 80.0, 200.0])), min_size=1, max_size=3),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_trip_is_to_the_last_bit_what_a_walk_over_edges_finds(case, jobs, pause):
     # Powers of two only, so that even an end at the very edge of a window has no rounding.
     for found, expected, _ in both(case, jobs, pause=pause):
         assert found == expected
 
 
+@pytest.mark.parametrize("pause", [False, True])
 @given(
-    cases(st.sampled_from([0.0, 8.0, 16.0, 5.5]), st.sampled_from([1.0, 0.3, 1.7])),
-    st.lists(requests(st.sampled_from([0.0, 3.3, 17.0, 77.7])), min_size=1, max_size=3),
-    st.booleans(),
+    case=cases(st.sampled_from([0.0, 8.0, 16.0, 5.5]), st.sampled_from([1.0, 0.3, 1.7])),
+    jobs=st.lists(requests(st.sampled_from([0.0, 3.3, 17.0, 77.7])), min_size=1, max_size=3),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_trip_with_odd_rates_is_what_a_walk_over_edges_finds(case, jobs, pause):
     for found, expected, margin in both(case, jobs, pause=pause):
         # Closer to an edge than rounding, either side of it is right.

@@ -1,0 +1,216 @@
+"""Whom to send to: a contract for all selectors, and each published rule."""
+
+from dataclasses import fields
+from math import inf, log, nan, sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstale.errors import ConfigError
+from fedstale.strategies import (
+    Candidate,
+    Fastest,
+    LeastAvailable,
+    LikelyAndUseful,
+    Only,
+    Oort,
+    PowerOfChoice,
+    Random,
+)
+from fedstale.strategies.candidate import History
+from fedstale.strategies.oort import RELEASED, OortSettings
+
+SELECTORS = {
+    "random": Random,
+    "fedcs": Fastest,
+    "power": lambda: PowerOfChoice(5),
+    "likely": LikelyAndUseful,
+    "refl": LeastAvailable,
+    "oort": Oort,
+    "oort released": lambda: Oort(RELEASED),
+    "only": lambda: Only(lambda c: True, Random()),
+}
+
+numbers = st.one_of(st.just(nan), st.floats(0.0, 1e6))
+candidates = st.builds(
+    Candidate,
+    node_id=st.integers(2, 10**6),
+    forecast=st.sampled_from([{}, {"p_finish": 0.3}, {"p_available": 0.1}, {"p_finish": [1.0]}]),
+    durations_s=st.lists(st.floats(0.1, 1e4), max_size=3).map(tuple),
+    loss=numbers,
+    square_loss=numbers,
+    examples=st.one_of(st.just(nan), st.floats(1.0, 1e6)),
+    times_finished=st.integers(0, 9),
+    times_failed=st.integers(0, 9),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(candidates, min_size=1, max_size=12, unique_by=lambda c: c.node_id), st.data())
+@pytest.mark.parametrize("name", SELECTORS)
+def test_every_selector_returns_k_distinct_known_ids_and_the_same_for_the_same_seed(
+    name, pool, data
+):
+    k = data.draw(st.integers(1, 15))
+    one, two = SELECTORS[name](), SELECTORS[name]()
+    for turn in range(3):
+        chosen = one.select(pool, k, 0.0, np.random.default_rng(turn))
+        again = two.select(pool, k, 0.0, np.random.default_rng(turn))
+        assert chosen == again
+        assert len(chosen) == len(set(chosen)) == min(k, len(pool))
+        assert set(chosen) <= {c.node_id for c in pool}
+        assert all(type(node) is int for node in chosen)
+
+
+def test_a_candidate_holds_only_what_a_server_can_honestly_know():
+    assert {f.name for f in fields(Candidate)} == {
+        "node_id",
+        "forecast",
+        "forecast_at",
+        "durations_s",
+        "loss",
+        "square_loss",
+        "examples",
+        "staleness",
+        "times_picked",
+        "times_finished",
+        "times_failed",
+        "last_version",
+    }
+
+
+def pool(**columns):
+    names = list(columns)
+    rows = zip(*columns.values(), strict=True)
+    return [
+        Candidate(node_id=10 + i, **dict(zip(names, row, strict=True)))
+        for i, row in enumerate(rows)
+    ]
+
+
+RNG = np.random.default_rng
+
+
+def test_fedcs_takes_the_fastest_that_make_the_deadline_and_unknown_ones_last():
+    known = pool(durations_s=[(5.0,), (1.0, 3.0), (20.0,), ()])
+    assert Fastest(10.0).select(known, 4, 0.0, RNG(0)) == [11, 10, 13]
+    assert Fastest().select(known, 3, 0.0, RNG(0)) == [11, 10, 12]
+
+
+def test_power_of_choice_takes_the_largest_loss_and_unknown_ones_first():
+    known = pool(loss=[1.0, 3.0, nan, 2.0], examples=[1.0, 1.0, nan, 1.0])
+    assert PowerOfChoice(4).select(known, 3, 0.0, RNG(0)) == [12, 11, 13]
+
+
+def test_power_of_choice_draws_by_the_number_of_examples():
+    known = pool(loss=[1.0, 9.0], examples=[1e6, 1.0])
+    drawn = [PowerOfChoice(1).select(known, 1, 0.0, RNG(seed))[0] for seed in range(50)]
+    assert drawn == [10] * 50
+
+
+def test_likely_and_useful_takes_the_largest_product():
+    known = pool(
+        forecast=[{"p_finish": 0.1}, {"p_finish": 0.9}, {"p_finish": 1.0}],
+        examples=[10.0, 5.0, 1.0],
+        square_loss=[4.0, 1.0, 1.0],
+    )
+    assert LikelyAndUseful().select(known, 3, 0.0, RNG(0)) == [11, 10, 12]
+
+
+def test_without_a_forecast_the_record_of_a_node_speaks_for_it():
+    known = pool(times_finished=[0, 8, 0], times_failed=[0, 0, 8])
+    assert [c.p_finish for c in known] == [0.5, 0.9, 0.1]
+
+
+def test_refl_takes_those_first_who_will_rarely_be_there():
+    known = pool(forecast=[{"p_available": 0.9}, {}, {"p_available": 0.2}])
+    assert LeastAvailable().select(known, 3, 0.0, RNG(0)) == [12, 10, 11]
+
+
+def test_only_keeps_to_its_condition():
+    known = pool(times_failed=[0, 3, 0])
+    only = Only(lambda c: c.times_failed == 0, Random())
+    assert set(only.select(known, 3, 0.0, RNG(0))) == {10, 12}
+    assert Only(lambda c: False, Random()).select(known, 3, 0.0, RNG(0)) == []
+
+
+def test_ties_are_broken_by_chance_and_not_by_position():
+    known = pool(loss=[1.0] * 20, examples=[1.0] * 20)
+    firsts = {LikelyAndUseful().select(known, 1, 0.0, RNG(seed))[0] for seed in range(100)}
+    assert len(firsts) > 10
+
+
+def test_the_utility_of_oort_is_its_formula():
+    known = pool(
+        examples=[10.0, 10.0, 10.0, 10.0],
+        square_loss=[1.0, 4.0, 9.0, 100.0],
+        durations_s=[(1.0,), (2.0,), (4.0,), (8.0,)],
+    )
+    oort = Oort(OortSettings(clip=1.0, first_percentile=1 / 3, exploration_least=0.0))
+    rng = RNG(0)
+    for _ in range(3):
+        oort.select(known, 4, 0.0, rng)
+    statistical = np.array([10.0, 20.0, 30.0, 100.0])
+    scaled = (statistical - 10.0) / 90.0
+    # Round 3; all were picked in it. T is the duration that a third of the nodes meet.
+    expected = scaled + sqrt(0.1 * log(3) / 3)
+    expected *= np.minimum(1.0, 2.0 / np.array([1.0, 2.0, 4.0, 8.0])) ** 2
+    np.testing.assert_allclose(oort.utilities(known), expected)
+
+
+def test_oort_explores_less_and_less():
+    fresh = pool(examples=[nan] * 50)
+    known = [
+        Candidate(node_id=1000 + i, examples=1.0, square_loss=1.0, durations_s=(1.0,))
+        for i in range(50)
+    ]
+    oort, shares = Oort(), []
+    for seed in range(120):
+        chosen = oort.select([*fresh, *known], 20, 0.0, RNG(seed))
+        shares.append(sum(node < 1000 for node in chosen) / 20)
+    assert shares[0] == pytest.approx(0.9, abs=0.03)
+    assert shares[-1] == pytest.approx(0.2, abs=0.03)
+
+
+def test_oort_lets_slower_nodes_in_when_the_utility_falls():
+    oort = Oort(OortSettings(pacer_window=2, exploration=0.0, exploration_least=0.0))
+    for loss in (9.0, 9.0, 1.0, 1.0, 1.0):
+        known = pool(examples=[1.0] * 3, square_loss=[loss] * 3, durations_s=[(1.0,)] * 3)
+        oort.select(known, 2, 0.0, RNG(0))
+    assert oort._percentile == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Fastest(0.0),
+        lambda: PowerOfChoice(0),
+        lambda: OortSettings(exploration=1.5),
+        lambda: OortSettings(penalty=-1.0),
+        lambda: OortSettings(pacer_window=0),
+        lambda: OortSettings(clip=0.0),
+    ],
+)
+def test_settings_out_of_range_are_refused(make):
+    with pytest.raises(ConfigError, match="expected"):
+        make()
+
+
+def test_a_history_keeps_the_last_durations_only():
+    history = History()
+    for seconds in range(20):
+        history.finished(
+            7,
+            duration_s=float(seconds),
+            examples=1.0,
+            loss=nan,
+            square_loss=nan,
+            staleness=1,
+            version=seconds,
+        )
+    assert history[7].durations_s == tuple(float(s) for s in range(12, 20))
+    assert history[7].duration_s == 15.5
+    assert history[8].duration_s != history[8].duration_s
+    assert Fastest(inf).select(history.candidates([7, 8]), 1, 0.0, RNG(0)) == [7]

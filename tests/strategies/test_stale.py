@@ -1,0 +1,586 @@
+"""The whole strategy over a grid of functions and a virtual clock."""
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app.error import Error
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from virtual_grid import VirtualGrid, adder, content, identity, record
+
+from fedstale.errors import ConfigError, FedstaleError
+from fedstale.strategies import (
+    ByAge,
+    DirectionalGap,
+    FedAsync,
+    FedAvg,
+    FedBuff,
+    Gap,
+    GapAware,
+    Gate,
+    Momentum,
+    Only,
+    Random,
+    Schedule,
+    StaleStrategy,
+    StopWhen,
+    constant,
+    inverse,
+    k_async,
+    k_batch_async,
+    k_batch_sync,
+    k_sync,
+    polynomial,
+    semi_synchronous,
+)
+
+
+@pytest.fixture(autouse=True)
+def _identity():
+    with identity():
+        yield
+
+
+def w(result):
+    return result.arrays["w"].numpy()
+
+
+def start(strategy, nodes, rounds=1, initial=None, **options):
+    grid = nodes if isinstance(nodes, VirtualGrid) else VirtualGrid(nodes)
+    arrays = record(w=np.zeros(2)) if initial is None else initial
+    return strategy.start(grid, arrays, num_rounds=rounds, **options), grid
+
+
+def test_fedavg_averages_by_examples():
+    nodes = {10: adder(1.0, examples=1), 11: adder(4.0, examples=3)}
+    result, grid = start(FedAvg(), nodes, 2)
+    np.testing.assert_allclose(w(result), [6.5, 6.5])
+    assert [m.content["config"]["server-round"] for _, m in grid.sent] == [1, 1, 2, 2]
+    assert [m.metadata.group_id for _, m in grid.sent] == ["0", "0", "1", "1"]
+
+
+def test_metrics_are_averaged_by_examples_and_told_to_the_observer():
+    nodes = {10: adder(1.0, examples=1, loss=2.0), 11: adder(4.0, examples=3, loss=6.0)}
+    result, grid = start(
+        FedAvg(evaluate_nodes=2), nodes, 2, evaluate_fn=lambda v, _: MetricRecord({"v": v})
+    )
+    assert dict(result.train_metrics_clientapp[1]) == {"loss": 5.0}
+    assert [dict(result.evaluate_metrics_serverapp[v]) for v in range(3)] == [
+        {"v": 0},
+        {"v": 1},
+        {"v": 2},
+    ]
+    assert dict(result.evaluate_metrics_clientapp[2]) == {"eval": 3.25}
+    assert {source for _, _, source, _ in grid.metrics} == {"train", "server", "evaluate"}
+
+
+def test_k_sync_takes_the_first_and_forgets_the_others():
+    nodes = {10: adder(1.0, 1.0), 11: adder(2.0, 2.0), 12: adder(100.0, 3.0)}
+    result, grid = start(StaleStrategy(schedule=k_sync(3, 2)), nodes, 2)
+    np.testing.assert_allclose(w(result), 3.0)
+    assert grid.time == 4.0
+    assert [r for _, r in grid.refused] == ["late: the job was cancelled before"]
+
+
+def test_k_batch_sync_takes_two_updates_of_one_device():
+    nodes = {10: adder(1.0, 1.0), 11: adder(100.0, 9.0)}
+    result, grid = start(StaleStrategy(schedule=k_batch_sync(2, 3)), nodes, 1)
+    np.testing.assert_allclose(w(result), 1.0)
+    assert grid.time == 3.0
+    assert {f["staleness"] for _, f in grid.merged} == {0}
+
+
+def test_k_async_lets_the_slow_go_on_and_merges_them_as_stale():
+    nodes = {10: adder(1.0, 1.0), 11: adder(10.0, 2.5)}
+    strategy = StaleStrategy(
+        schedule=k_async(2, 1), weighting=ByAge(inverse()), normalise="merge_size"
+    )
+    result, grid = start(strategy, nodes, 3)
+    # The fast one at 1 and 2; the slow one at 2.5, from version 0 and two versions late.
+    assert grid.time == 2.5
+    assert [f["staleness"] for _, f in grid.merged] == [0, 0, 2]
+    np.testing.assert_allclose(w(result), 2.0 + 10.0 / 3.0)
+
+
+def test_k_batch_async_sends_to_a_device_again_before_the_merge():
+    nodes = {10: adder(1.0, 1.0), 11: adder(1.0, 1.5)}
+    strategy = FedBuff(2, 4, weighting=ByAge(constant()))
+    _, grid = start(strategy, nodes, 1)
+    # Replies at 1, 1.5, 2, 3 and 3.
+    assert grid.time == 3.0
+    assert len(grid.merged) == 4
+
+
+def test_a_device_contributes_once_to_a_merge_if_asked_for():
+    nodes = {n: adder(1.0, 1.0 + n) for n in range(3)}
+    schedule = Schedule(in_flight=1, merge_size=3, send="after_reply", rest="keep", distinct=True)
+    _, grid = start(StaleStrategy(schedule=schedule), nodes, 2)
+    receivers = [m.metadata.dst_node_id for _, m in grid.sent]
+    assert sorted(receivers[:3]) == [0, 1, 2]
+    assert sorted(receivers[3:6]) == [0, 1, 2]
+
+
+def test_a_merge_for_which_too_few_distinct_devices_exist_does_not_hang():
+    nodes = {n: adder(1.0) for n in range(2)}
+    schedule = Schedule(in_flight=2, merge_size=5, send="after_reply", rest="keep", distinct=True)
+    result, grid = start(StaleStrategy(schedule=schedule), nodes, 1, timeout=50)
+    np.testing.assert_allclose(w(result), 1.0)
+    assert grid.time < 110
+
+
+def test_fedasync_mixes_models():
+    nodes = {10: adder(1.0, 1.0), 11: adder(10.0, 2.5)}
+    result, _ = start(FedAsync(2, mix=0.5, curve=inverse()), nodes, 3)
+    theta = 0.5
+    theta += 0.5 * ((theta + 1.0) - theta)
+    theta += 0.5 / 3 * (10.0 - theta)
+    np.testing.assert_allclose(w(result), theta)
+
+
+def test_a_deadline_merges_what_there_is_and_late_ones_come_next():
+    nodes = {10: adder(1.0, 1.0), 11: adder(5.0, 7.0)}
+    result, grid = start(StaleStrategy(schedule=semi_synchronous(2, 4.0)), nodes, 2)
+    assert [(i, f["version"], f["staleness"]) for i, f in grid.merged] == [
+        ("m0", 1, 0),
+        ("m2", 2, 0),
+        ("m1", 2, 1),
+    ]
+    assert grid.metrics[0][0] == 4.0
+    np.testing.assert_allclose(w(result), 1.0 + 3.0)
+
+
+def test_a_deadline_with_nothing_there_waits_for_the_first_reply():
+    _, grid = start(StaleStrategy(schedule=semi_synchronous(1, 4.0)), {1: adder(1.0, 7.0)}, 1)
+    assert grid.time == 7.0
+
+
+def test_a_silent_device_times_out_on_the_clock():
+    nodes = {10: adder(1.0, 1.0), 11: lambda m, g: (0, None)}
+    result, grid = start(FedAvg(), nodes, 1, timeout=20)
+    assert grid.time == 20.0
+    np.testing.assert_allclose(w(result), 1.0)
+    assert grid.refused == [("m1", "no reply within 20 s")]
+
+
+def test_a_reply_at_the_very_deadline_counts():
+    result, grid = start(FedAvg(), {10: adder(1.0, 20.0)}, 1, timeout=20)
+    np.testing.assert_allclose(w(result), 1.0)
+    assert not grid.refused
+
+
+def test_nobody_online_is_waited_for():
+    grid = VirtualGrid({10: adder(1.0)}, online=lambda now: [10] if now >= 5000 else [])
+    result, _ = start(FedAvg(), grid, 1)
+    np.testing.assert_allclose(w(result), 1.0)
+    assert grid.time >= 5000
+
+
+def test_a_device_that_comes_online_is_used_before_the_next_reply():
+    nodes = {10: adder(1.0, 1000.0), 11: adder(1.0, 1.0)}
+    grid = VirtualGrid(nodes, online=lambda now: [10, 11] if now >= 100 else [10])
+    start(FedBuff(2, 2), grid, 1)
+    assert grid.time < 200
+
+
+def bad(**changes):
+    def node(message, grid):
+        good = {"w": np.ones(2)} | changes.get("arrays", {})
+        arrays = record(**{k: v for k, v in good.items() if v is not None})
+        return 1.0, content(arrays, changes.get("examples", 1))
+
+    return node
+
+
+BAD = {
+    "NaN": (bad(arrays={"w": np.array([np.nan, 0])}), "NaN"),
+    "infinity": (bad(arrays={"w": np.array([np.inf, 0])}), "NaN or infinity"),
+    "shape": (bad(arrays={"w": np.ones(3)}), "shape"),
+    "complex": (bad(arrays={"w": np.ones(2) * 1j}), "dtype"),
+    "missing": (bad(arrays={"w": None}), "missing"),
+    "unknown": (bad(arrays={"x": np.ones(1)}), "unknown"),
+    "no examples": (bad(examples=0), "num-examples"),
+    "negative": (bad(examples=-1), "num-examples"),
+    "absurd": (bad(examples=1e300), "num-examples"),
+    "not a number": (bad(examples=float("nan")), "num-examples"),
+    "no metrics": (
+        lambda m, g: (1.0, RecordDict({"arrays": record(w=np.ones(2))})),
+        "num-examples",
+    ),
+    "empty": (lambda m, g: (1.0, RecordDict()), "num-examples"),
+    "error": (lambda m, g: (1.0, Error(2, "it broke")), "it broke"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_reply_is_refused_with_its_reason_and_changes_nothing(kind):
+    node, reason = BAD[kind]
+    result, grid = start(FedAvg(), {10: adder(1.0, 2.0), 11: node}, 1)
+    np.testing.assert_array_equal(w(result), 1.0)
+    assert [i for i, _ in grid.refused] == ["m1"]
+    assert reason in grid.refused[0][1]
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("schedule", [k_sync(2, 1), k_async(2, 1), k_batch_async(2, 2)])
+def test_a_federation_of_bad_replies_ends_with_an_error_and_not_in_a_loop(
+    kind, schedule, monkeypatch
+):
+    monkeypatch.setattr("fedstale.strategies.event_loop._FAILURES_IN_A_ROW", 10)
+    node, reason = BAD[kind]
+    with pytest.raises(FedstaleError, match=reason):
+        start(StaleStrategy(schedule=schedule), {10: node, 11: node}, 1)
+
+
+def test_a_reply_to_an_unknown_job_is_refused():
+    nodes = {10: adder(1.0, 2.0)}
+    grid = VirtualGrid(nodes)
+    push = grid.push_messages
+
+    def stray(messages):
+        messages = list(messages)
+        ids = push(messages)
+        time, k, _, reply = grid.heap[0]
+        reply.metadata.__dict__["_reply_to_message_id"] = "nobody"
+        grid.heap[0] = (time, k, ids[0], reply)
+        grid.push_messages = push
+        return ids
+
+    grid.push_messages = stray
+    result, _ = start(FedAvg(), grid, 1, timeout=10)
+    assert ("nobody", "no such job is out") in grid.refused
+    np.testing.assert_array_equal(w(result), 1.0)
+
+
+def test_a_merge_that_would_leave_the_finite_range_is_dropped():
+    huge = np.full(2, 1.5e308)
+    calls = []
+
+    def node(message, grid):
+        calls.append(1)
+        now = message.content["arrays"]["w"].numpy()
+        return 1.0, content(record(w=huge if len(calls) <= 2 else now + 1.0))
+
+    strategy = FedAvg(server_optimizer=Momentum(10.0))
+    result, grid = start(strategy, {10: node, 11: node}, 1)
+    assert np.isfinite(w(result)).all()
+    np.testing.assert_allclose(w(result), 10.0)
+    assert "finite range" in grid.refused[0][1]
+
+
+@pytest.mark.parametrize("normalise", ["examples", "merge_size", "weights"])
+def test_a_weighting_that_gives_everybody_nothing_keeps_the_model_finite(normalise):
+    curve = lambda tau: 1.0 if tau == 0 else 0.0  # noqa: E731
+    nodes = {10: adder(1.0, 1.0), 11: adder(10.0, 1.5)}
+    strategy = StaleStrategy(schedule=k_async(2, 1), weighting=ByAge(curve), normalise=normalise)
+    result, grid = start(strategy, nodes, 2)
+    assert grid.merged[1][1]["weight"] == 0.0
+    np.testing.assert_array_equal(w(result), 1.0)
+
+
+def test_integer_arrays_are_averaged_without_any_penalty_and_rounded():
+    initial = record(
+        w=np.zeros(2, np.float32), n=np.array(10, np.int64), on=np.array([True, False])
+    )
+
+    def node(step, delay):
+        def answer(message, grid):
+            arrays = message.content["arrays"]
+            n = arrays["n"].numpy() + step
+            on = np.array([False, True])
+            w = arrays["w"].numpy() + np.float32(step)
+            return delay, content(record(w=w, n=np.asarray(n), on=on))
+
+        return answer
+
+    nodes = {10: node(4, 1.0), 11: node(9, 1.5)}
+    strategy = StaleStrategy(
+        schedule=k_async(2, 1), weighting=ByAge(inverse()), server_optimizer=Momentum(0.5)
+    )
+    result, _ = start(strategy, nodes, 2, initial)
+    n = result.arrays["n"].numpy()
+    assert n == 10 + 4 + 9
+    assert n.dtype == np.int64
+    np.testing.assert_array_equal(result.arrays["on"].numpy(), [False, True])
+    assert w(result).dtype == np.float32
+    assert list(result.arrays) == ["w", "n", "on"]
+
+
+def test_a_delta_is_taken_as_it_is_where_the_client_says_so():
+    def node(message, grid):
+        reply = content(record(w=np.array([1.0, 2.0])))
+        reply["fedstale"] = ConfigRecord({"fedstale.update": "delta"})
+        return 1.0, reply
+
+    result, _ = start(FedAvg(), {10: node}, 2, record(w=np.array([5.0, 5.0])))
+    np.testing.assert_array_equal(w(result), [7.0, 9.0])
+
+
+def test_a_forecast_and_what_was_seen_reach_the_candidates():
+    seen = []
+
+    def node(message, grid):
+        reply = content(record(w=np.ones(2)), 7, train_loss=0.5, square_loss=0.36)
+        reply["fedstale.forecast"] = ConfigRecord({"p_finish": 0.25, "quantiles": [1.0, 2.0]})
+        return 3.0, reply
+
+    start(FedAvg(selector=_Watching(seen)), {10: node}, 2)
+    first, second = seen[0][0], seen[1][0]
+    assert first.times_picked == 0
+    assert first.p_finish == 0.5
+    assert (second.durations_s, second.examples, second.loss) == ((3.0,), 7.0, 0.5)
+    assert second.utility == pytest.approx(7 * 0.6)
+    assert second.p_finish == 0.25
+    assert second.forecast["quantiles"] == [1.0, 2.0]
+    assert second.forecast_at == 3.0
+
+
+class _Watching(Random):
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def select(self, candidates, k, now, rng):
+        self.seen.append(list(candidates))
+        return super().select(candidates, k, now, rng)
+
+
+def test_a_selector_that_breaks_its_contract_is_named():
+    class Wrong(Random):
+        def select(self, candidates, k, now, rng):
+            return [1, 1]
+
+    with pytest.raises(FedstaleError, match="Wrong"):
+        start(FedAvg(selector=Wrong()), {1: adder(1.0), 2: adder(1.0)})
+
+
+def test_a_selector_that_refuses_everybody_is_asked_again_later():
+    tries = []
+
+    def later(candidate):
+        tries.append(1)
+        return len(tries) > 3
+
+    start(FedAvg(selector=Only(later, Random())), {1: adder(1.0)}, 1)
+    assert len(tries) > 3
+
+
+def run_at_once(weighting, schedule, rounds=4, seed=0, **options):
+    """Everyone answers after one second, so nothing is ever late."""
+    rng = np.random.default_rng(seed)
+    initial = record(
+        a=rng.normal(size=(4, 3)).astype(np.float32), b=rng.normal(size=3), n=np.array(3)
+    )
+
+    def node(k):
+        def answer(message, grid):
+            version = int(message.metadata.group_id)
+            noise = np.random.default_rng((seed, k, version))
+            arrays = {name: x.numpy() for name, x in message.content["arrays"].items()}
+            moved = {
+                name: np.asarray(x + noise.normal(size=x.shape).astype(x.dtype), x.dtype)
+                for name, x in arrays.items()
+            }
+            return 1.0, content(record(**moved), 1 + k, train_loss=float(noise.random()))
+
+        return answer
+
+    strategy = StaleStrategy(schedule=schedule, weighting=weighting, **options)
+    return start(strategy, {k: node(k) for k in range(5)}, rounds, initial)[0]
+
+
+@pytest.mark.parametrize("normalise", ["examples", "merge_size"])
+@pytest.mark.parametrize(
+    "weighting",
+    [ByAge(polynomial(0.5)), ByAge(inverse()), Gap(), Gap(of="model"), DirectionalGap()],
+    ids=repr,
+)
+@pytest.mark.parametrize("schedule", [Schedule(), k_batch_async(5, 5)], ids=["FedAvg", "FedBuff"])
+def test_without_staleness_every_weighting_is_fedavg_to_the_last_bit(
+    schedule, weighting, normalise
+):
+    plain = run_at_once(ByAge(constant()), schedule, normalise=normalise)
+    weighted = run_at_once(weighting, schedule, normalise=normalise)
+    for name in plain.arrays:
+        assert plain.arrays[name].data == weighted.arrays[name].data
+
+
+def test_the_same_seed_gives_the_same_run():
+    def run(seed):
+        nodes = {k: adder(float(k), 1.0 + k % 3, examples=k + 1) for k in range(8)}
+        strategy = GapAware(3, 2, seed=seed)
+        result, grid = start(strategy, nodes, 20)
+        return w(result).tobytes(), [m.metadata.dst_node_id for _, m in grid.sent], grid.metrics
+
+    assert run(5) == run(5)
+    assert run(5)[1] != run(6)[1]
+
+
+def test_a_second_start_knows_nothing_of_the_first():
+    nodes = {k: adder(float(k), 1.0 + k % 3) for k in range(5)}
+    strategy = FedBuff(3, 2, weighting=Gap(), server_optimizer=Momentum(0.5))
+    first, _ = start(strategy, nodes, 9)
+    second, _ = start(strategy, nodes, 9)
+    assert w(first).tobytes() == w(second).tobytes()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.permutations(range(6)), st.integers(1, 4))
+def test_the_order_of_arrival_within_one_instant_changes_nothing(order, merge_size):
+    def run(order):
+        grid = VirtualGrid({k: adder(0.1 * 3.0**k, 1.0, examples=k + 1) for k in range(6)})
+        pull = grid.pull_messages
+
+        def shuffled(ids):
+            replies = pull(ids)
+            return sorted(replies, key=lambda r: order[r.metadata.src_node_id])
+
+        grid.pull_messages = shuffled
+        strategy = FedBuff(6, merge_size, weighting=Gap(), normalise="examples")
+        return w(start(strategy, grid, 7)[0]).tobytes()
+
+    with identity():
+        assert run(order) == run(list(range(6)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_every_job_has_exactly_one_ending_and_no_version_outlives_its_jobs(data):
+    from fedstale.strategies.event_loop import EventLoop
+
+    loops = []
+    keep = EventLoop._close
+
+    def close(self):
+        keep(self)
+        loops.append(self)
+
+    kinds = st.sampled_from(["good", "slow", "silent", "error", "nan"])
+    draws = {k: data.draw(st.lists(kinds, min_size=1, max_size=4)) for k in range(4)}
+    counts = dict.fromkeys(draws, 0)
+
+    def node(k):
+        def answer(message, grid):
+            kind = draws[k][counts[k] % len(draws[k])]
+            counts[k] += 1
+            if kind == "silent":
+                return 0.0, None
+            if kind == "error":
+                return 1.0, Error(2, "no")
+            x = message.content["arrays"]["w"].numpy()
+            step = np.nan if kind == "nan" else 1.0
+            return (9.0 if kind == "slow" else 1.0), content(record(w=x + step))
+
+        return answer
+
+    schedule = data.draw(
+        st.sampled_from(
+            [Schedule(), k_sync(3, 2), k_batch_sync(3, 2), k_async(3, 2), k_batch_async(3, 2)]
+        )
+    )
+    grid = VirtualGrid({**{k: node(k) for k in range(4)}, 9: adder(1.0, 2.0)})
+    with identity(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EventLoop, "_close", close)
+        result, _ = start(StaleStrategy(schedule=schedule), grid, 5, timeout=5)
+    (loop,) = loops
+    assert sum(loop.ledger.endings.values()) == loop.ledger.n_sent == len(grid.sent)
+    assert loop.ledger.n_open == 0
+    assert len(loop.versions) == 1
+    assert np.isfinite(w(result)).all()
+    assert max(v for _, v, s, _ in grid.metrics if s == "train") == 5
+    assert len({i for i, _ in grid.merged}) == len(grid.merged)
+
+
+def test_a_run_stops_at_its_goal():
+    strategy = FedAvg(stop_when=StopWhen(at_least={"v": 3}))
+    result, _ = start(
+        strategy, {1: adder(1.0)}, 99, evaluate_fn=lambda v, _: MetricRecord({"v": v})
+    )
+    assert max(result.evaluate_metrics_serverapp) == 3
+
+
+@pytest.mark.parametrize(
+    "stop", [StopWhen(elapsed_s=10.0), StopWhen(total_bytes=2000.0)], ids=["time", "bytes"]
+)
+def test_a_run_stops_when_time_or_bytes_are_spent(stop):
+    result, _ = start(FedAvg(stop_when=stop), {1: adder(1.0)}, 9999)
+    assert 1 < max(result.train_metrics_clientapp) < 20
+
+
+def test_evaluation_every_few_versions_also_covers_the_last():
+    result, _ = start(
+        FedAvg(evaluate_every=3),
+        {1: adder(1.0)},
+        7,
+        evaluate_fn=lambda v, _: MetricRecord({"v": v}),
+    )
+    assert sorted(result.evaluate_metrics_serverapp) == [0, 3, 6, 7]
+
+
+def test_no_rounds_return_the_initial_model():
+    result, grid = start(FedAvg(), {1: adder(1.0)}, 0)
+    np.testing.assert_array_equal(w(result), 0.0)
+    assert not grid.sent
+
+
+def test_the_settings_of_users_reach_the_clients():
+    _, grid = start(FedAvg(), {1: adder(1.0)}, 1, train_config=ConfigRecord({"lr": 0.5}))
+    assert dict(grid.sent[0][1].content["config"]) == {"lr": 0.5, "server-round": 1}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Schedule(in_flight=0),
+        lambda: Schedule(in_flight=True),
+        lambda: Schedule(merge_size=0),
+        lambda: k_sync(2, 3),
+        lambda: k_async(2, 3),
+        lambda: Schedule(send="after_reply"),
+        lambda: Schedule(deadline_s=0.0),
+        lambda: Schedule(min_online=0),
+        lambda: Schedule(rest="drop"),
+        lambda: StaleStrategy(normalise="mean"),
+        lambda: StaleStrategy(update="weights"),
+        lambda: StaleStrategy(evaluate_every=0),
+        lambda: StaleStrategy(evaluate_nodes=-1),
+        lambda: StaleStrategy(recheck_s=0.0),
+        lambda: StopWhen(elapsed_s=0.0),
+    ],
+)
+def test_a_bad_configuration_never_starts_a_run(make):
+    with pytest.raises(ConfigError, match="expected"):
+        make()
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [record(), record(w=np.array([np.nan])), record(w=np.array([1j]))],
+    ids=["empty", "NaN", "complex"],
+)
+def test_a_model_that_cannot_be_trained_is_refused_before_the_run(arrays):
+    with pytest.raises(ConfigError, match="initial_arrays"):
+        start(FedAvg(), {1: adder(1.0)}, 1, arrays)
+
+
+def test_dividing_by_the_weight_of_a_single_update_warns(caplog):
+    StaleStrategy(schedule=k_async(2, 1), normalise="weights")
+    assert "undoes every penalty" in caplog.text
+
+
+def test_the_verbs_of_a_round_say_what_to_do_instead():
+    with pytest.raises(FedstaleError, match=r"start\(\)"):
+        FedAvg().aggregate_train(1, [])
+
+
+def test_records_may_have_other_names():
+    def node(message, grid):
+        x = message.content["model"]["w"].numpy()
+        metrics = MetricRecord({"n": 2})
+        return 1.0, RecordDict({"model": record(w=x + 1.0), "m": metrics})
+
+    gate = Gate(arrays_key="model", examples_key="n")
+    result, grid = start(FedAvg(gate=gate, config_key="c"), {1: node}, 1)
+    np.testing.assert_array_equal(w(result), 1.0)
+    assert "c" in grid.sent[0][1].content

@@ -1,0 +1,261 @@
+"""How much a late update counts."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from fedstale.errors import ConfigError
+from fedstale.strategies import (
+    ByAge,
+    DirectionalGap,
+    Gap,
+    Update,
+    constant,
+    exponential,
+    hinge,
+    inverse,
+    inverse_root,
+    polynomial,
+    staleness_aware,
+)
+
+CURVES = [
+    constant(),
+    polynomial(0.5),
+    polynomial(2.0),
+    hinge(10.0, 0),
+    hinge(2.0, 4),
+    exponential(0.3),
+    staleness_aware(),
+    inverse(),
+    inverse_root(),
+]
+WEIGHTINGS = [
+    *(lambda c=c: ByAge(c) for c in CURVES),
+    *(lambda of=of: Gap(of=of) for of in ("parameter", "layer", "model")),
+    *(lambda of=of: DirectionalGap(of=of) for of in ("layer", "model")),
+    lambda: Gap(steps="actual", decay=0.999),
+]
+
+
+def model(rng, scale=1.0):
+    return {
+        "a": (scale * rng.normal(size=(3, 4))).astype(np.float32),
+        "b": scale * rng.normal(size=5),
+    }
+
+
+def trained(weighting, seed=0, n=4):
+    rng = np.random.default_rng(seed)
+    path = [model(rng)]
+    for _ in range(n):
+        step = model(rng, 0.1)
+        path.append({k: (path[-1][k] + step[k]).astype(path[-1][k].dtype) for k in step})
+        weighting.observe(path[-2], path[-1], 1.0)
+    return path
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_an_update_without_staleness_has_weight_exactly_one(make):
+    weighting = make()
+    path = trained(weighting)
+    delta = model(np.random.default_rng(1))
+    before = {k: v.copy() for k, v in delta.items()}
+    weight = weighting.weigh(Update(delta=delta, base=path[-1], current=path[-1], staleness=0))
+    assert weight == 1.0
+    for name in delta:
+        np.testing.assert_array_equal(delta[name], before[name])
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_a_late_update_never_grows_or_turns_round_and_keeps_its_dtype(make):
+    weighting = make()
+    path = trained(weighting)
+    delta = model(np.random.default_rng(1))
+    before = {k: v.copy() for k, v in delta.items()}
+    weight = weighting.weigh(Update(delta=delta, base=path[0], current=path[-1], staleness=4))
+    assert 0.0 < weight <= 1.0
+    for name in delta:
+        assert delta[name].dtype == before[name].dtype
+        ratio = delta[name] / before[name]
+        assert (ratio > 0).all()
+        assert (ratio <= 1).all()
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_neither_the_base_nor_the_current_model_is_written_to(make):
+    weighting = make()
+    path = trained(weighting)
+    copies = [{k: v.copy() for k, v in m.items()} for m in path]
+    delta = model(np.random.default_rng(1))
+    weighting.weigh(Update(delta=delta, base=path[0], current=path[-1], staleness=4))
+    for found, kept in zip(path, copies, strict=True):
+        for name in kept:
+            np.testing.assert_array_equal(found[name], kept[name])
+
+
+@pytest.mark.parametrize("make", WEIGHTINGS)
+def test_state_survives_a_checkpoint(make):
+    one, two = make(), make()
+    path = trained(one)
+    two.load_state_dict(one.state_dict())
+    deltas = [model(np.random.default_rng(1)) for _ in range(2)]
+    weights = [
+        w.weigh(Update(delta=d, base=path[1], current=path[-1], staleness=3))
+        for w, d in zip((one, two), deltas, strict=True)
+    ]
+    assert weights[0] == weights[1]
+    for name in deltas[0]:
+        np.testing.assert_array_equal(deltas[0][name], deltas[1][name])
+
+
+@pytest.mark.parametrize(
+    ("curve", "values"),
+    [
+        (constant(), [1, 1, 1, 1]),
+        (polynomial(0.5), [1, 2**-0.5, 3**-0.5, 0.5]),
+        (hinge(10.0, 1), [1, 1, 1 / 11, 1 / 21]),
+        (exponential(0.5), [1, np.exp(-0.5), np.exp(-1), np.exp(-1.5)]),
+        (staleness_aware(), [1, 1, 1 / 2, 1 / 3]),
+        (inverse(), [1, 1 / 2, 1 / 3, 1 / 4]),
+        (inverse_root(), [1, 1 / 2, 1 / (1 + 2**0.5), 1 / (1 + 3**0.5)]),
+    ],
+)
+def test_curves_of_age_have_their_published_values(curve, values):
+    np.testing.assert_allclose([curve(tau) for tau in range(4)], values, rtol=1e-12)
+
+
+def test_the_gap_of_two_parameters_after_three_steps_is_what_hand_computes():
+    # Steps (1, 2), (3, 0), (2, 2) with g = 1/2:
+    #   r1 = 1/2, 5.0 and 4.5 for the first parameter: (1/2)1; (1/2)(1/2)+(1/2)9 = 19/4; 35/8.
+    #   n = 3: C1 = sqrt((35/8) / (7/8)) = sqrt(5).
+    #   Second: 2; 1; 1/2 + 2 = 5/2: C2 = sqrt((5/2) / (7/8)) = sqrt(20/7).
+    path = [np.array(p, float) for p in ((0, 0), (1, 2), (4, 2), (6, 4))]
+    gap = Gap(decay=0.5)
+    for before, after in pairwise(path):
+        gap.observe({"w": before}, {"w": after}, 1.0)
+    delta = {"w": np.array([1.0, -1.0])}
+    # From the version after the first step: moved (5, 2), staleness 2, so G <= 3.
+    update = Update(delta=delta, base={"w": path[1]}, current={"w": path[3]}, staleness=2)
+    g1 = min(1 + 5 / 5**0.5, 3)
+    g2 = min(1 + 2 / (20 / 7) ** 0.5, 3)
+    weight = gap.weigh(update)
+    np.testing.assert_allclose(delta["w"], [1 / g1, -1 / g2], rtol=1e-12)
+    assert weight == pytest.approx((1 / g1 + 1 / g2) / 2, rel=1e-12)
+
+
+def test_the_gap_of_norms_is_what_hand_computes():
+    path = [np.array(p, float) for p in ((0, 0), (3, 4), (3, 4))]
+    for of in ("layer", "model"):
+        gap = Gap(of=of, decay=0.5)
+        gap.observe({"w": path[0]}, {"w": path[1]}, 1.0)
+        gap.observe({"w": path[1]}, {"w": path[2]}, 1.0)
+        # r = 25/2, then 25/4; C = sqrt((25/4) / (3/4)) = 5 / sqrt(3); moved 5.
+        delta = {"w": np.array([1.0, 1.0])}
+        late = Update(delta=delta, base={"w": path[0]}, current={"w": path[2]}, staleness=2)
+        assert gap.weigh(late) == pytest.approx(1 / (1 + 3**0.5), rel=1e-12)
+
+
+def test_c_is_scaled_to_the_largest_rate_so_that_the_penalty_fades_with_it():
+    def weight(steps):
+        gap = Gap(decay=0.9, steps=steps)
+        theta = [{"w": np.array([x])} for x in (0.0, 1.0, 1.1, 1.2)]
+        for k, rate in enumerate((1.0, 0.1, 0.1)):
+            gap.observe(theta[k], theta[k + 1], rate)
+        late = Update(delta={"w": np.ones(1)}, base=theta[1], current=theta[3], staleness=2)
+        return gap.weigh(late)
+
+    # At the largest rate each step would have gone 1: two steps of 0.1 are a gap of 0.2.
+    assert weight("maximal") == pytest.approx(1 / 1.2, rel=1e-9)
+    r = 0.9 * (0.9 * 0.1 * 1 + 0.1 * 0.01) + 0.1 * 0.01
+    c = (r / (1 - 0.9**3)) ** 0.5
+    assert weight("actual") == pytest.approx(1 / (1 + 0.2 / c), rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_frozen_parameter_keeps_its_update_and_a_jump_from_rest_gets_the_largest_gap(dtype):
+    gap = Gap()
+    still = np.zeros(2, dtype)
+    gap.observe({"w": still}, {"w": still}, 1.0)
+    delta = {"w": np.ones(2, dtype)}
+    now = {"w": np.array([0.0, 1e-3], dtype)}
+    gap.weigh(Update(delta=delta, base={"w": still}, current=now, staleness=3))
+    np.testing.assert_array_equal(delta["w"], np.array([1.0, 0.25], dtype))
+
+
+@pytest.mark.parametrize("make", [Gap, lambda: Gap(of="layer"), DirectionalGap])
+def test_before_any_step_was_seen_every_distance_has_the_largest_gap(make):
+    delta = {"w": np.ones(1)}
+    late = Update(delta=delta, base={"w": np.zeros(1)}, current={"w": np.ones(1)}, staleness=1)
+    assert make().weigh(late) == 0.5
+
+
+def test_a_step_at_rate_zero_teaches_nothing():
+    gap = Gap()
+    gap.observe({"w": np.zeros(1)}, {"w": np.zeros(1)}, 0.0)
+    assert gap.travel.n == 0
+
+
+@pytest.mark.parametrize("of", ["layer", "model"])
+def test_only_movement_in_the_updates_own_direction_is_held_against_it(of):
+    weighting = DirectionalGap(of=of, share=0.0, decay=0.0)
+    theta = [{"w": np.array([x, 0.0])} for x in (0.0, 1.0, 2.0, 3.0)]
+    for before, after in pairwise(theta):
+        weighting.observe(before, after, 1.0)
+
+    def weight(*delta):
+        delta = {"w": np.array(delta)}
+        return weighting.weigh(Update(delta=delta, base=theta[1], current=theta[3], staleness=9))
+
+    assert weight(7.0, 0.0) == pytest.approx(1 / 3)
+    assert weight(-7.0, 0.0) == 1.0
+    assert weight(0.0, 7.0) == 1.0
+    assert weight(1.0, 1.0) == pytest.approx(1 / (1 + 2 / 2**0.5))
+    assert weight(0.0, 0.0) == 1.0
+
+
+def test_the_whole_share_in_any_direction_bounds_the_directional_gap():
+    weighting = DirectionalGap(share=1.0, decay=0.0)
+    theta = [{"w": np.array([x, 0.0])} for x in (0.0, 1.0)]
+    weighting.observe(theta[0], theta[1], 1.0)
+    late = Update(delta={"w": np.array([0.0, 1.0])}, base=theta[0], current=theta[1], staleness=9)
+    assert weighting.weigh(late) == 0.5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: polynomial(-1.0),
+        lambda: hinge(0.0, 1),
+        lambda: hinge(1.0, -1),
+        lambda: exponential(-0.1),
+        lambda: Gap(decay=1.0),
+        lambda: Gap(of="tensor"),
+        lambda: Gap(steps="none"),
+        lambda: DirectionalGap(of="parameter"),
+        lambda: DirectionalGap(share=1.5),
+        lambda: ByAge(lambda tau: 0.5),
+    ],
+)
+def test_settings_out_of_range_are_refused(make):
+    with pytest.raises(ConfigError, match="expected"):
+        make()
+
+
+def test_chunks_cover_large_arrays_as_one_formula_does():
+    rng = np.random.default_rng(3)
+    n = 100_003
+    theta = [rng.normal(size=n).astype(np.float32) for _ in range(3)]
+    gap = Gap(decay=0.5)
+    gap.observe({"w": theta[0]}, {"w": theta[1]}, 1.0)
+    gap.observe({"w": theta[1]}, {"w": theta[2]}, 1.0)
+    r = 0.5 * (0.5 * (theta[1] - theta[0]) ** 2) + 0.5 * (theta[2] - theta[1]) ** 2
+    c = np.sqrt(r / 0.75)
+    g = np.minimum(1 + np.abs(theta[2] - theta[0]) / c, 3)
+    delta = rng.normal(size=n).astype(np.float32)
+    expected = delta / g
+    late = Update(delta={"w": delta}, base={"w": theta[0]}, current={"w": theta[2]}, staleness=2)
+    weight = gap.weigh(late)
+    np.testing.assert_allclose(delta, expected, rtol=1e-5)
+    assert weight == pytest.approx(float((1 / g).mean()), rel=1e-5)
