@@ -47,8 +47,10 @@ test: setup ## run the tests that take a few minutes
 test-all: setup ## run every test
 	$(BIN)/python -m pytest
 
-bench: setup ## measure speed; writes benchmarks/results
-	$(BIN)/python benchmarks/speed.py
+bench: setup ## measure speed; writes benchmarks/results and the tables in benchmarks/README.md
+	$(BIN)/python benchmarks/trips.py
+	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/tables.py
 
 build: setup ## build a wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

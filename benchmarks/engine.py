@@ -60,12 +60,13 @@ class Engines:
 
     n_clients: int
     n_rounds: int
+    local_epochs: int
     ends: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.app = FlowerApp.find("digits")
         self.client = self.app.load_client()
-        self.config = dict(self.app.defaults)
+        self.config = {**self.app.defaults, "local-epochs": self.local_epochs}
 
     def server(self) -> ServerApp:
         """Return a ServerApp that notes when each round has been aggregated."""
@@ -143,8 +144,8 @@ def main() -> None:
         rates = [messages_per_second(batch, 1000 if quick else 5000) for _ in range(repeats)]
         rows.append({"what": "messages per second", "in flight": batch, **spread(rates)})
     cores = os.cpu_count() or 1
-    for n_clients in (64,) if quick else (64, 256):
-        engines = Engines(n_clients, n_rounds=3 if quick else 5)
+    for n_clients, epochs in [(64, 1)] if quick else [(64, 1), (64, 5), (256, 1)]:
+        engines = Engines(n_clients, n_rounds=3 if quick else 5, local_epochs=epochs)
         runs = {
             "Flower, Ray": engines.flower,
             "fedstale, 1 process": lambda e=engines: e.fedstale(1),
@@ -157,7 +158,7 @@ def main() -> None:
         base = statistics.median(rates["Flower, Ray"])
         for name, values in rates.items():
             ratio = round(statistics.median(values) / base, 2)
-            row = {"what": f"clients per second, {name}", "in flight": n_clients}
+            row = {"what": f"clients per second, {name}", "in flight": n_clients, "epochs": epochs}
             rows.append({**row, **spread(values), "ratio to Flower": ratio})
     write_result("engine", rows, command="python benchmarks/engine.py" + " --quick" * quick)
 

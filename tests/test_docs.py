@@ -1,10 +1,19 @@
-"""Every docstring example runs and prints what it says."""
+"""Every example in a docstring, in the README and in docs/ runs, and prints what it says."""
 
 import doctest
 import importlib
+import os
 import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parent.parent
+MAKEFILE = (ROOT / "Makefile").read_text()
 
 PACKAGES = ("fedstale", "fedstale.traces", "fedstale.strategies", "fedstale.agents")
 
@@ -23,3 +32,51 @@ def modules():
 def test_the_examples_in_docstrings_hold(name):
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language):
+    for page in PAGES:
+        for number, found in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8"))):
+            if found[1] == language:
+                yield pytest.param(found[2], id=f"{page.name}-{number}")
+
+
+@pytest.mark.parametrize("code", list(blocks("python")))
+def test_the_python_of_the_pages_runs(code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "page", "exec"), {"__name__": "page"})
+
+
+@pytest.mark.parametrize("script", list(blocks("sh")))
+def test_the_commands_of_the_pages_run(script, tmp_path):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for line in script.splitlines():
+        command = shlex.split(line, comments=True)
+        if command[:1] == ["make"]:
+            assert re.search(rf"^{command[1]}:", MAKEFILE, re.MULTILINE)
+        elif command[:1] == ["fedstale"]:
+            environment = {**os.environ, "PATH": path}
+            run = subprocess.run(
+                command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            )
+            assert run.returncode == 0, f"{line}\n{run.stderr}"
+
+
+def test_the_table_in_the_readme_is_what_the_demo_prints(tmp_path):
+    assert "fedstale simulate digits --out runs/demo --overwrite" in MAKEFILE
+    command = [sys.executable, "-m", "fedstale.cli", "simulate", "digits", "--out", "runs/demo"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    def rows(text):
+        # Wall time is the machine's, and the last digits of a loss are its instruction set's.
+        own = ("wall time", "speed", "server", "train")
+        cells = (line.strip("│ ").split("│") for line in text.splitlines() if line.startswith("│"))
+        return [(a.strip(), b.strip()) for a, b in cells if not a.startswith(own)]
+
+    table = readme[readme.index("```text") :]
+    assert rows(run.stdout) == rows(table[: table.index("run folder")])

@@ -1,0 +1,135 @@
+"""Does Gap-Aware beat age-based weights where its paper says so: asynchronous SGD on digits.
+
+Many workers compute one gradient each on a network of 64-32-10 units, from the version that they
+last received; the server has momentum 0.9 and rate 0.1. Workers take turns by exponential delays,
+so the mean staleness is the number of workers less one. Weightings and server optimizer are those
+of `fedstale.strategies`; only the loop is written out here, without any device or message.
+
+Run it with: python benchmarks/staleness.py [--quick]
+"""
+
+import argparse
+import heapq
+from collections.abc import Callable
+
+import numpy as np
+from results_file import write_result
+from sklearn.datasets import load_digits
+
+from fedstale.strategies import (
+    ByAge,
+    DirectionalGap,
+    Gap,
+    Momentum,
+    Update,
+    Weighting,
+    constant,
+    polynomial,
+    staleness_aware,
+)
+from fedstale.strategies.arrays import Array, Model
+
+UPDATES = {16: 500, 64: 2000, 128: 2000}
+BATCH = 32
+
+WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
+    "gap-aware": lambda: Gap(decay=0.999),
+    "directional gap": lambda: DirectionalGap(decay=0.999),
+    "staleness-aware": lambda: ByAge(staleness_aware()),
+    "1/sqrt": lambda: ByAge(polynomial(0.5)),
+    "none": lambda: ByAge(constant()),
+}
+
+
+def run(weighting: Weighting, n_workers: int, n_updates: int, seed: int) -> float:
+    """Return the test accuracy after asynchronous SGD.
+
+    Args:
+        weighting: of stale gradients.
+        n_workers: workers that compute at the same time.
+        n_updates: gradients to apply.
+        seed: of the split, the initial weights, the batches and the delays.
+    """
+    rng = np.random.default_rng(seed)
+    (x, y), (x_test, y_test) = _data(rng)
+    model = _network(rng)
+    optimizer = Momentum(0.1, beta=0.9)
+    order = [(float(rng.exponential()), worker) for worker in range(n_workers)]
+    heapq.heapify(order)
+    received = [(0, model)] * n_workers
+    for version in range(n_updates):
+        now, worker = order[0]
+        heapq.heapreplace(order, (now + float(rng.exponential()), worker))
+        base_version, base = received[worker]
+        batch = rng.integers(len(y), size=BATCH)
+        delta = _descent(base, x[batch], y[batch])
+        weighting.weigh(
+            Update(delta=delta, base=base, current=model, staleness=version - base_version)
+        )
+        after = {name: array.copy() for name, array in model.items()}
+        optimizer.step(after, delta)
+        weighting.observe(model, after, optimizer.rate)
+        model = after
+        received[worker] = version + 1, model
+    return float((_scores(model, x_test)[1].argmax(1) == y_test).mean())
+
+
+def _data(rng: np.random.Generator) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    digits = load_digits()
+    x, y = digits.data / 16.0, digits.target
+    order = rng.permutation(len(y))
+    test, train = order[:360], order[360:]
+    return (x[train], y[train]), (x[test], y[test])
+
+
+def _network(rng: np.random.Generator) -> Model:
+    return {
+        "w1": rng.normal(0.0, np.sqrt(2 / 64), (64, 32)),
+        "b1": np.zeros(32),
+        "w2": rng.normal(0.0, np.sqrt(2 / 32), (32, 10)),
+        "b2": np.zeros(10),
+    }
+
+
+def _scores(model: Model, x: Array) -> tuple[Array, Array]:
+    hidden = np.maximum(x @ model["w1"] + model["b1"], 0.0)
+    return hidden, hidden @ model["w2"] + model["b2"]
+
+
+def _descent(model: Model, x: Array, y: Array) -> Model:
+    """Return the negative gradient of the cross-entropy."""
+    hidden, scores = _scores(model, x)
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1.0
+    p /= -len(y)
+    back = (p @ model["w2"].T) * (hidden > 0)
+    return {"w1": x.T @ back, "b1": back.sum(0), "w2": hidden.T @ p, "b2": p.sum(0)}
+
+
+def main() -> None:
+    """Measure, print the table, and write it with the other results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="three seeds instead of ten")
+    n_seeds = 3 if parser.parse_args().quick else 10
+    rows = []
+    for n_workers, n_updates in UPDATES.items():
+        for name, weighting in WEIGHTINGS.items():
+            accuracies = [run(weighting(), n_workers, n_updates, seed) for seed in range(n_seeds)]
+            rows.append(
+                {
+                    "workers": n_workers,
+                    "updates": n_updates,
+                    "weighting": name,
+                    "accuracy": float(np.mean(accuracies)),
+                    "half_interval_95": float(1.96 * np.std(accuracies, ddof=1) / np.sqrt(n_seeds)),
+                    "by_seed": accuracies,
+                }
+            )
+            low, high = min(accuracies), max(accuracies)
+            print(f"{n_workers:4d} {name:16s} {np.mean(accuracies):.3f}  {low:.3f}..{high:.3f}")
+    write_result("staleness", rows, command="python benchmarks/staleness.py")
+
+
+if __name__ == "__main__":
+    main()

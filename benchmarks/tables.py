@@ -1,0 +1,53 @@
+"""Write the tables of benchmarks/README.md from benchmarks/results/*.json.
+
+What stands between the markers of a result is replaced; the words around them are kept.
+
+Run it with: python benchmarks/tables.py
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return a result as a Markdown table, with the command and the machine above it."""
+    rows = result["rows"]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [
+        f"`{result['command']}` on {result['hardware']['cores']} cores of {result['hardware']['cpu']}, "
+        f"load {result['load_average'][0]:.1f} at the end, commit {result['commit'][:10]}, "
+        + ", ".join(f"{name} {number}" for name, number in result["versions"].items()),
+        "",
+        "| " + " | ".join(columns) + " |",
+        "|" + "|".join("---" if isinstance(rows[0].get(c), str) else "---:" for c in columns) + "|",
+    ]
+    lines += ["| " + " | ".join(cell(row.get(c, "")) for c in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def cell(value: object) -> str:
+    """Return a value with thousands separated."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:,}" if isinstance(value, int) or abs(value) < 100 else f"{value:,.0f}"
+    return str(value)
+
+
+def main() -> None:
+    """Replace every table whose result is there."""
+    page = HERE / "README.md"
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"<!-- (\w+): begin -->", text):
+        path = HERE / "results" / f"{name}.json"
+        if path.is_file():
+            inside = table(json.loads(path.read_text(encoding="utf-8")))
+            pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
+            text = re.sub(pattern, lambda m: f"{m[1]}{inside}\n{m[2]}", text, flags=re.DOTALL)  # noqa: B023
+    page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
