@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
-from results_file import write_result
+from results_file import spread, write_result
 
 from fedstale.simulation import Costs, InlineExecutor, ProcessExecutor, TraceGrid
 from fedstale.simulation.flower_app import ClientLoader, FlowerApp
@@ -160,17 +160,8 @@ def main() -> None:
             ratio = round(statistics.median(values) / base, 2)
             row = {"what": f"clients per second, {name}", "in flight": n_clients, "epochs": epochs}
             rows.append({**row, **spread(values), "ratio to Flower": ratio})
-    write_result("engine", rows, command="python benchmarks/engine.py" + " --quick" * quick)
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Return the median and the range of some repeats."""
-    return {
-        "median": round(statistics.median(values), 1),
-        "min": round(min(values), 1),
-        "max": round(max(values), 1),
-        "repeats": len(values),
-    }
+    name = "engine-quick" if quick else "engine"
+    write_result(name, rows, command="python benchmarks/engine.py" + " --quick" * quick)
 
 
 if __name__ == "__main__":

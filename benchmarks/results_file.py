@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +26,16 @@ def write_result(name: str, rows: Sequence[Mapping[str, object]], *, command: st
     }
     path.write_text(json.dumps(result, indent=2) + "\n")
     return path
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median and the range of some repeats."""
+    return {
+        "median": round(statistics.median(values), 1),
+        "min": round(min(values), 1),
+        "max": round(max(values), 1),
+        "repeats": len(values),
+    }
 
 
 def _commit() -> str | None:

@@ -17,10 +17,11 @@ def table(result: dict[str, Any]) -> str:
     """Return a result as a Markdown table, with the command and the machine above it."""
     rows = result["rows"]
     columns = list(dict.fromkeys(name for row in rows for name in row))
+    machine, versions = result["hardware"], result["versions"].items()
     lines = [
-        f"`{result['command']}` on {result['hardware']['cores']} cores of {result['hardware']['cpu']}, "
+        f"`{result['command']}` on {machine['cores']} cores of {machine['cpu']}, "
         f"load {result['load_average'][0]:.1f} at the end, commit {result['commit'][:10]}, "
-        + ", ".join(f"{name} {number}" for name, number in result["versions"].items()),
+        + ", ".join(f"{name} {number}" for name, number in versions),
         "",
         "| " + " | ".join(columns) + " |",
         "|" + "|".join("---" if isinstance(rows[0].get(c), str) else "---:" for c in columns) + "|",

@@ -3,14 +3,11 @@
 Run it with: python benchmarks/trips.py [--quick]
 """
 
-import statistics
-import sys
+import argparse
 import time
 
 import numpy as np
-from results_file import write_result
-from rich.console import Console
-from rich.table import Table
+from results_file import spread, write_result
 
 from fedstale.traces import Availability, Job, Series, TraceSet
 from fedstale.traces.trace_set import numbered
@@ -50,32 +47,26 @@ def measure(n: int, hours: int, queries: int, repeats: int = 5) -> dict[str, obj
         traces.trips(devices, sent_at, JOB)
         rates.append(queries / (time.perf_counter() - begin))
     return {
+        "what": "trips per second",
         "devices": n,
-        "segments": hours,
-        "bytes_per_device": traces.nbytes / n,
-        "repeats": repeats,
-        "trips_per_s": {
-            "min": min(rates),
-            "median": statistics.median(rates),
-            "max": max(rates),
-        },
+        "segments per link": hours,
+        "bytes per device": round(traces.nbytes / n),
+        **spread(rates),
     }
 
 
 def main() -> None:
-    """Measure, print a table and write the result."""
-    quick = "--quick" in sys.argv[1:]
-    sizes = [1_000, 10_000] if quick else [1_000, 100_000, 1_000_000]
+    """Measure and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer devices and queries")
+    quick = parser.parse_args().quick
     queries = 50_000 if quick else 200_000
+    sizes = [1_000, 10_000] if quick else [1_000, 100_000, 1_000_000]
+    lengths = [24, 1_536] if quick else [24, 384, 1_536, 24_576]
     rows = [measure(n, 168, queries) for n in sizes]
-    rows += [measure(500, s, queries) for s in ([24, 1_536] if quick else [24, 384, 1_536, 24_576])]
-    table = Table("devices", "segments", "trips/s (median)", "bytes/device")
-    for row in rows:
-        rate, size = row["trips_per_s"]["median"], row["bytes_per_device"]
-        table.add_row(f"{row['devices']:,}", f"{row['segments']:,}", f"{rate:,.0f}", f"{size:,.0f}")
-    Console().print(table)
-    command = "python benchmarks/trips.py" + (" --quick" if quick else "")
-    write_result("trips-quick" if quick else "trips", rows, command=command)
+    rows += [measure(500, hours, queries) for hours in lengths]
+    name = "trips-quick" if quick else "trips"
+    write_result(name, rows, command="python benchmarks/trips.py" + " --quick" * quick)
 
 
 if __name__ == "__main__":
