@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, Mask, last_at_or_before, offsets_of
+from fedstale.traces.arrays import Array, Index, Mask, last_at_or_before, offsets_of, spread_over
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ class Availability:
     def is_available(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> Mask:
         """Return whether each device is available at its instant t; shape (n,)."""
         devices = np.asarray(devices, dtype=np.int64)
-        t = np.broadcast_to(np.asarray(t, dtype=np.float64), devices.shape)
+        t = spread_over(t, devices.shape)
         row = self.rows[devices]
         _, x, k = self._locate(t, row, self.shifts[devices])
         inside = (k >= self.offsets[row]) & (t < self.until)
@@ -188,7 +188,7 @@ class Availability:
             Start, at least t, and end of the window; both inf where no window follows. Shape (n,).
         """
         devices = np.asarray(devices, dtype=np.int64)
-        t = np.broadcast_to(np.asarray(t, dtype=np.float64), devices.shape)
+        t = spread_over(t, devices.shape)
         if self.starts.size == 0:
             return np.full(devices.shape, np.inf), np.full(devices.shape, np.inf)
         row = self.rows[devices]

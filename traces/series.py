@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, offsets_of
+from fedstale.traces.arrays import Array, offsets_of, spread_over
 from fedstale.traces.rows import Rows, check_rates, flatten, pack
 
 
@@ -281,6 +281,4 @@ class Series:
 
 def _broadcast(devices: npt.ArrayLike, *others: npt.ArrayLike) -> tuple[npt.NDArray[Any], ...]:
     devices = np.asarray(devices, dtype=np.int64)
-    return devices, *(
-        np.broadcast_to(np.asarray(x, dtype=np.float64), devices.shape) for x in others
-    )
+    return devices, *(spread_over(x, devices.shape) for x in others)

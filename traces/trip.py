@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index
+from fedstale.traces.arrays import Array, Index, spread_over
 
 if TYPE_CHECKING:
     from fedstale.traces.trace_set import TraceSet
@@ -171,7 +171,7 @@ def trips(
         wrong = devices[(devices < 0) | (devices >= traces.n_devices)][0]
         raise TraceError(f"device {wrong}: expected a position from 0 to {traces.n_devices - 1}")
     wide = [
-        np.broadcast_to(np.asarray(x, dtype=np.float64), (n,))
+        spread_over(x, (n,))
         for x in (sent_at, free_at, job.work, job.download_bytes, job.upload_bytes, job.ttl_s)
     ]
     if not np.all(np.isfinite(wide[0]) & (wide[0] >= 0)):

@@ -75,7 +75,7 @@ def targets_at(traces: TraceSet, devices: Index, now: Array, until: Array) -> Ta
         change = time_to_change(traces.availability, devices, now)[:, None]
         # Also a change that was seen counts only if staying would have been: else the last origins
         # of a part would know of nobody who stayed.
-        stays = np.where(HORIZONS_S <= (until - now)[:, None], change > HORIZONS_S, np.nan)
+        stays = np.where((until - now)[:, None] >= HORIZONS_S, change > HORIZONS_S, np.nan)
     end = now[:, None] + RATE_HORIZONS_S
     inside = end <= until[:, None]
     who, start = np.broadcast_arrays(devices[:, None], now[:, None], end)[:2]

@@ -23,13 +23,14 @@ HORIZONS_S: Array = np.array(
 RATE_HORIZONS_S: Array = np.array([10.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0])
 """Horizons over which a mean rate is forecast, in s."""
 
-EDGES_S: Array = np.array(
-    [0, 10, 60, 120, 180, 240, 300]
-    + [600, 900, 1200, 1800, 2400, 3600]
-    + [5400, 7200, 10800, 14400, 18000, 21600]
-    + [28800, 36000, 43200, 57600, 72000, 90000],
-    dtype=np.float64,
-)
+EDGES_S: Array = np.concatenate(
+    [
+        [0, 10, 60, 120, 180, 240, 300],
+        [600, 900, 1200, 1800, 2400, 3600],
+        [5400, 7200, 10800, 14400, 18000, 21600],
+        [28800, 36000, 43200, 57600, 72000, 90000],
+    ]
+).astype(np.float64)
 """How long ago the steps of the past end and begin, in s, the newest first; shape (steps + 1,)."""
 
 STEPS = EDGES_S.size - 1

@@ -41,9 +41,7 @@ class HourlyMarkov(Simple):
             here = (training.seen.online == state) & ~np.isnan(stays)
             share = (stays[here].sum() + 5.0) / (here.sum() + 10.0)
             n = np.bincount(hour[here & known], minlength=_HOURS)
-            stayed = np.bincount(
-                hour[here & known], weights=stays[here & known], minlength=_HOURS
-            )
+            stayed = np.bincount(hour[here & known], weights=stays[here & known], minlength=_HOURS)
             p = (stayed + 50.0 * share) / (n + 50.0)
             self.leaving[state] = -np.log(np.clip(p, 1e-9, 1.0)) / horizon
         mean = long_mean(training.seen)

@@ -145,7 +145,7 @@ class Ewma(Simple):
         losses = []
         for self.half_life_s in _HALF_LIVES_S:
             ratio = log_rate(validation.targets.rates) - log_rate(self.level(validation.seen))
-            losses.append(np.nanmean(np.abs(ratio)) if np.isfinite(ratio).any() else 0.0)
+            losses.append(float(np.nanmean(np.abs(ratio))) if np.isfinite(ratio).any() else 0.0)
         self.half_life_s = _HALF_LIVES_S[int(np.argmin(losses))]
         return super().fit(training, validation, seed=seed)
 

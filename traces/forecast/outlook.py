@@ -15,7 +15,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from fedstale.traces.arrays import Array, Mask
+from fedstale.traces.arrays import Array, Index, Mask
 from fedstale.traces.forecast.grid import HORIZONS_S, LEVELS, RATE_HORIZONS_S
 from fedstale.traces.trip import Job
 
@@ -183,9 +183,8 @@ def _upto(curve: Array, t: Array) -> Array:
     edges, amounts = _edges(curve)
     k = np.clip(np.searchsorted(edges, t, side="right") - 1, 0, RATE_HORIZONS_S.size - 1)[:, None]
     low, high = (np.take_along_axis(amounts, i, axis=1)[:, 0] for i in (k, k + 1))
-    k = k[:, 0]
-    with np.errstate(over="ignore"):
-        return low + (t - edges[k]) * _slope(curve, k, low, high, edges)
+    piece = k[:, 0]
+    return low + (t - edges[piece]) * _slope(curve, piece, low, high, edges)
 
 
 def _inverse(curve: Array, amount: Array) -> Array:
@@ -193,12 +192,12 @@ def _inverse(curve: Array, amount: Array) -> Array:
     edges, amounts = _edges(curve)
     k = np.clip((amounts <= amount[:, None]).sum(axis=1) - 1, 0, RATE_HORIZONS_S.size - 1)[:, None]
     low, high = (np.take_along_axis(amounts, i, axis=1)[:, 0] for i in (k, k + 1))
-    k = k[:, 0]
-    slope = np.maximum(_slope(curve, k, low, high, edges), _LEAST_RATE)
-    return edges[k] + (amount - low) / slope
+    piece = k[:, 0]
+    slope = np.maximum(_slope(curve, piece, low, high, edges), _LEAST_RATE)
+    return edges[piece] + (amount - low) / slope
 
 
-def _slope(curve: Array, k: Array, low: Array, high: Array, edges: Array) -> Array:
+def _slope(curve: Array, k: Index, low: Array, high: Array, edges: Array) -> Array:
     """Return the rate on piece k; beyond the last horizon the mean rate up to it goes on."""
     beyond = (k == RATE_HORIZONS_S.size - 1) & (high <= low)
     mean = curve[:, -1] / RATE_HORIZONS_S[-1]

@@ -1,0 +1,208 @@
+"""Rolling-origin backtest: what each forecaster said at many instants, against what then happened.
+
+The table is long: one row a forecaster, quantity, horizon and metric, with an interval from
+resampling devices. Errors of rates are differences of logarithms, which need no unit and are the
+errors of times with the sign turned; errors of jobs are in seconds.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from fedstale.errors import TraceError
+from fedstale.traces.arrays import Array, Index
+from fedstale.traces.forecast import scores
+from fedstale.traces.forecast.examples import Examples, examples_at, record_s
+from fedstale.traces.forecast.forecaster import Forecaster
+from fedstale.traces.forecast.grid import HORIZONS_S, RATE_HORIZONS_S, RATES
+from fedstale.traces.forecast.naive import LastValue, log_rate
+from fedstale.traces.forecast.observation import Observer
+from fedstale.traces.forecast.outlook import Outlook
+
+COLD_START_S = (0.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
+"""Lengths of history for which a cold start is tested, in s."""
+_COLUMNS = ["forecaster", "quantity", "horizon_s", "metric", "value", "low", "high", "n"]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Origins:
+    """Pairs of a device and an instant, in order of time."""
+
+    devices: Index
+    """Positions of devices; shape (n,)."""
+    now: Array
+    """Instants in s, sorted; shape (n,)."""
+
+
+def rolling(
+    observer: Observer,
+    devices: Index,
+    *,
+    start: float,
+    until: float,
+    step_s: float,
+    seed: int,
+    most: int = 200,
+) -> Origins:
+    """Return origins on a regular grid: who is online then, and as many who are not.
+
+    Args:
+        observer: of the devices' traces.
+        devices: positions to test on.
+        start: first origin in s.
+        until: instant in s before which origins lie.
+        step_s: time between origins.
+        seed: of the draw among devices.
+        most: at most this many devices online, and as many away, at each origin.
+
+    Raises:
+        TraceError: no origin lies in the part.
+    """
+    rng = np.random.default_rng(seed)
+    who: list[Index] = []
+    when: list[Array] = []
+    ends = np.minimum(record_s(observer.traces)[devices], until)
+    for now in np.arange(start, until, step_s):
+        here = devices[ends > now]
+        if observer.traces.availability is None:
+            chosen = _some(here, most, rng)
+        else:
+            online = observer.traces.availability.is_available(here, np.full(here.size, now))
+            there = _some(here[online], most, rng)
+            chosen = np.concatenate([there, _some(here[~online], max(there.size, 1), rng)])
+        who.append(np.sort(chosen))
+        when.append(np.full(chosen.size, now))
+    if not who or sum(w.size for w in who) == 0:
+        raise TraceError(f"no origin to test on in [{start}, {until}) s every {step_s} s")
+    return Origins(devices=np.concatenate(who), now=np.concatenate(when))
+
+
+def _some(devices: Index, most: int, rng: np.random.Generator) -> Index:
+    if devices.size <= most:
+        return devices
+    return rng.choice(devices, most, replace=False)
+
+
+def by_horizon(
+    forecasters: Mapping[str, Forecaster], tested: Examples, training: Examples
+) -> pd.DataFrame:
+    """Return the scores of forecasters on the horizon grid.
+
+    Args:
+        forecasters: fitted ones, by the name in the table.
+        tested: examples at rolling origins.
+        training: examples learnt from; their last values scale MASE.
+
+    Returns:
+        Columns forecaster, quantity, horizon_s, metric, value, low, high, n.
+    """
+    rows: list[tuple[object, ...]] = []
+    scale = naive_scale(training)
+    for name, forecaster in forecasters.items():
+        outlook = forecaster.outlook(tested.seen)
+        rows += _staying(name, outlook, tested)
+        rows += _rates(name, outlook, tested, scale)
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def naive_scale(training: Examples) -> Array:
+    """Return the mean absolute log error of the last value on the training part; (3, horizons)."""
+    last = LastValue().level(training.seen)
+    error = np.abs(log_rate(training.targets.rates) - log_rate(last))
+    known = ~np.isnan(error)
+    with np.errstate(invalid="ignore"):
+        return np.where(known, error, 0.0).sum(axis=0) / known.sum(axis=0)
+
+
+def _staying(name: str, outlook: Outlook, tested: Examples) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    for quantity, here in (("stays", tested.seen.online), ("away", ~tested.seen.online)):
+        devices = tested.seen.devices[here]
+        for k, horizon in enumerate(HORIZONS_S):
+            p, happened = outlook.stays[here, k], tested.targets.stays[here, k]
+            known = int(np.count_nonzero(~np.isnan(happened)))
+            if known == 0:
+                continue
+            where = (name, quantity, float(horizon))
+            for metric, score in (("brier", scores.brier), ("log_loss", scores.log_loss)):
+                interval = scores.mean_with_interval(score(p, happened), devices)
+                rows.append((*where, metric, *interval, known))
+            # The rarer event of the two that a server asks about: leaving, or coming back.
+            area = scores.average_precision(1.0 - p, 1.0 - happened)
+            rows.append((*where, "auprc_change", area, np.nan, np.nan, known))
+    return rows
+
+
+def _rates(name: str, outlook: Outlook, tested: Examples, scale: Array) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    truth, said = log_rate(tested.targets.rates), log_rate(outlook.rates)
+    for c, channel in enumerate(RATES):
+        for k, horizon in enumerate(RATE_HORIZONS_S):
+            y, q = truth[:, c, k], said[:, c, k]
+            known = int(np.count_nonzero(~np.isnan(y)))
+            if known == 0:
+                continue
+            error = np.abs(y - q[:, 1])
+            metrics: dict[str, Array] = {
+                "mae": error,
+                "mase": error / scale[c, k] if scale[c, k] > 0 else np.full(y.shape, np.nan),
+                "pinball": scores.pinball(q, y),
+                "coverage": scores.covered(q, y),
+                "width": np.where(np.isnan(y), np.nan, q[:, 2] - q[:, 0]),
+            }
+            for metric, score in metrics.items():
+                interval = scores.mean_with_interval(score, tested.seen.devices)
+                rows.append((name, channel, float(horizon), metric, *interval, known))
+    return rows
+
+
+def cold_start(
+    forecasters: Mapping[str, Forecaster], observer: Observer, origins: Origins, until: float
+) -> pd.DataFrame:
+    """Return mean scores when devices remember only a part of their past, or nothing.
+
+    Columns are forecaster, history_s, pinball (log rate, mean over channels and horizons) and brier
+    (of staying online, mean over the horizons up to an hour). Origins are the same for each length;
+    the oracle, whose score does not depend on it, is left out.
+    """
+    rows = []
+    early = HORIZONS_S <= 3600.0
+    for memory in COLD_START_S:
+        tested = examples_at(observer, origins.devices, origins.now, until=until, history_s=memory)
+        for name, forecaster in forecasters.items():
+            if forecaster.reads_the_future:
+                continue
+            outlook = forecaster.outlook(tested.seen)
+            loss = scores.pinball(log_rate(outlook.rates), log_rate(tested.targets.rates))
+            on = tested.seen.online
+            brier = scores.brier(outlook.stays[on], tested.targets.stays[on])[:, early]
+            rows.append((name, memory, _mean(loss), _mean(brier)))
+    return pd.DataFrame(rows, columns=["forecaster", "history_s", "pinball", "brier"])
+
+
+def _mean(x: Array) -> float:
+    return float(np.nanmean(x)) if np.isfinite(x).any() else float("nan")
+
+
+def error_per_device(
+    forecasters: Mapping[str, Forecaster], tested: Examples, horizon: int = 2
+) -> pd.DataFrame:
+    """Return quantiles over devices of each device's mean absolute log error, by channel.
+
+    Args:
+        forecasters: fitted ones.
+        tested: examples at rolling origins.
+        horizon: position on the grid of rate horizons; 2 is five minutes.
+    """
+    middle: Callable[[Array], float] = lambda x: float(x.mean())  # noqa: E731 - one word for one use
+    rows = []
+    for name, forecaster in forecasters.items():
+        said = log_rate(forecaster.outlook(tested.seen).rates)[:, :, horizon, 1]
+        error = np.abs(log_rate(tested.targets.rates)[:, :, horizon] - said)
+        for c, channel in enumerate(RATES):
+            if np.isfinite(error[:, c]).any():
+                each = scores.per_device(error[:, c], tested.seen.devices, middle)
+                rows.append((name, channel, *np.quantile(each, [0.1, 0.5, 0.9])))
+    return pd.DataFrame(rows, columns=["forecaster", "channel", "q10", "q50", "q90"])

@@ -1,0 +1,221 @@
+"""Backtest of whole jobs: times and chances that devices said, against what `trips` says happened.
+
+Also what the chances are worth: a server that asks the likeliest devices, and counts who reports in
+time and how many device-seconds are wasted on the others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from fedstale.traces.arrays import Array, Index
+from fedstale.traces.availability import Availability
+from fedstale.traces.forecast import scores
+from fedstale.traces.forecast.backtest import Origins
+from fedstale.traces.forecast.conformal import PHASES, Adaptation, Calibration, fleet_scores
+from fedstale.traces.forecast.forecaster import Forecaster
+from fedstale.traces.forecast.observation import Observation, Observer
+from fedstale.traces.forecast.outlook import Forecast
+from fedstale.traces.trace_set import TraceSet
+from fedstale.traces.trip import Job, Status, TripOutcomes
+
+_COLUMNS = ["forecaster", "quantity", "metric", "value", "low", "high", "n"]
+
+
+def true_times(traces: TraceSet, origins: Origins, job: Job, until: float) -> Array:
+    """Return the times of jobs that nothing interrupts, in s; shape (n, 3), as `PHASES`.
+
+    A job that is not over when the part ends is NaN.
+
+    Args:
+        traces: the devices, with all four channels.
+        origins: who is sent the job, and when.
+        job: what is asked.
+        until: end of the part in s.
+    """
+    # Interruptions are a matter of their own; without them every origin tells its times.
+    always = replace(traces, availability=Availability.always(traces.n_devices))
+    outcome = always.trips(origins.devices, origins.now, replace(job, ttl_s=np.inf))
+    with np.errstate(invalid="ignore"):
+        times = np.stack(
+            [
+                outcome.trained - outcome.downloaded,
+                outcome.reported - outcome.trained,
+                outcome.reported - origins.now,
+            ],
+            axis=1,
+        )
+    return np.where((outcome.reported <= until)[:, None], times, np.nan)
+
+
+def calibrated(
+    forecast: Forecast, origins: Origins, times: Array, held_out: Array, adaptation: Adaptation
+) -> Forecast:
+    """Return forecasts as devices would have corrected them, each from its own outcomes so far.
+
+    An outcome is known to its device when the job is over, and not before.
+
+    Args:
+        forecast: as the forecaster said it, at the origins.
+        origins: in order of time.
+        times: what `true_times` says of them; shape (n, 3).
+        held_out: scores of the fleet, from `fleet_scores`.
+        adaptation: how devices adapt.
+    """
+    calibration = Calibration(int(origins.devices.max()) + 1, held_out, adaptation)
+    known_at = np.where(np.isfinite(times[:, 2]), origins.now + times[:, 2], np.inf)
+    waiting = np.zeros(0, dtype=np.int64)
+    given = {phase: getattr(forecast, phase).copy() for phase in PHASES}
+    for now in np.unique(origins.now):
+        due = waiting[known_at[waiting] <= now]
+        for job in due[np.argsort(known_at[due], kind="stable")]:
+            one = slice(job, job + 1)
+            calibration.learn(origins.devices[one], _part(forecast, given, one), times[one])
+        waiting = waiting[known_at[waiting] > now]
+        here = np.flatnonzero(origins.now == now)
+        made = calibration.corrected(origins.devices[here], _part(forecast, given, here))
+        for phase in PHASES:
+            given[phase][here] = getattr(made, phase)
+        waiting = np.concatenate([waiting, here])
+    return replace(forecast, **given)
+
+
+def _part(forecast: Forecast, given: Mapping[str, Array], which: "slice | Index") -> Forecast:
+    times = {phase: given[phase][which] for phase in PHASES}
+    return Forecast(p_finish=forecast.p_finish[which], **times)
+
+
+def job_scores(
+    name: str, forecast: Forecast, origins: Origins, times: Array, finished: Array
+) -> pd.DataFrame:
+    """Return the scores of forecasts of one job.
+
+    Args:
+        name: of the forecaster.
+        forecast: at the origins.
+        origins: who and when.
+        times: what the times were, in s, NaN where unknown; shape (n, 3).
+        finished: 1 where the job was reported in time, 0 where not, NaN where it was not tried;
+            shape (n,).
+
+    Returns:
+        Columns forecaster, quantity, metric, value, low, high, n. Times are in s; pinball and width
+        are of their logarithms.
+    """
+    rows: list[tuple[object, ...]] = []
+    for p, phase in enumerate(PHASES):
+        y, q = times[:, p], getattr(forecast, phase)
+        log_y, log_q = (np.log(np.maximum(x, 1e-6)) for x in (y, q))
+        metrics: dict[str, Array] = {
+            "mae_s": np.abs(y - q[:, 1]),
+            "pinball": scores.pinball(log_q, log_y),
+            "coverage": scores.covered(q, y),
+            "width": np.where(np.isnan(y), np.nan, log_q[:, 2] - log_q[:, 0]),
+        }
+        for metric, score in metrics.items():
+            interval = scores.mean_with_interval(score, origins.devices)
+            rows.append((name, phase, metric, *interval, int(np.isfinite(score).sum())))
+    tried = int(np.isfinite(finished).sum())
+    for metric, rule in (("brier", scores.brier), ("log_loss", scores.log_loss)):
+        interval = scores.mean_with_interval(rule(forecast.p_finish, finished), origins.devices)
+        rows.append((name, "finish", metric, *interval, tried))
+    area = scores.average_precision(forecast.p_finish, finished)
+    rows.append((name, "finish", "auprc", area, np.nan, np.nan, tried))
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def finishes(traces: TraceSet, origins: Origins, job: Job, until: float) -> Array:
+    """Return 1 where a job sent to a device online is reported in time, 0 where not, else NaN.
+
+    NaN is who is not online, and whose deadline lies beyond the part.
+    """
+    outcome = traces.trips(origins.devices, origins.now, job)
+    assert traces.availability is not None
+    tried = traces.availability.is_available(origins.devices, origins.now)
+    tried = tried & (origins.now + np.asarray(job.ttl_s) <= until)
+    return np.where(tried, outcome.status == Status.REPORTED, np.nan)
+
+
+def calibration_scores(
+    forecaster: Forecaster, observer: Observer, seen: Observation, job: Job, until: float
+) -> Array:
+    """Return the fleet's scores for `Calibration`, on devices that were not learnt from."""
+    origins = Origins(devices=seen.devices, now=seen.now)
+    return fleet_scores(
+        forecaster.predict(seen, job), true_times(observer.traces, origins, job, until)
+    )
+
+
+def decision(
+    forecasters: Mapping[str, Forecaster],
+    observer: Observer,
+    devices: Index,
+    instants: Array,
+    job: Job,
+    *,
+    k: int,
+    seed: int,
+) -> pd.DataFrame:
+    """Return what asking the likeliest k devices at each instant costs and brings.
+
+    Every instant is a round of its own: k of the devices online are sent the job. Instants with
+    fewer than 2 k devices online are left out, since there is nothing to choose.
+
+    Args:
+        forecasters: fitted ones; random choice is added.
+        observer: of the devices' traces.
+        devices: positions of the devices to choose from.
+        instants: in s; shape (rounds,).
+        job: what is asked; its deadline must be finite.
+        k: number of devices asked.
+        seed: of random choices and of ties.
+
+    Returns:
+        For each forecaster: valid_ratio (reported in time / asked), wasted_s (device-seconds spent
+        on jobs that were not reported in time, per job asked), both with 95 % intervals over
+        rounds, gap_closed (share of the way in wasted_s from last-value to oracle), rounds.
+    """
+    assert observer.traces.availability is not None
+    rng = np.random.default_rng(seed)
+    valid: dict[str, list[float]] = {name: [] for name in ("random", *forecasters)}
+    wasted: dict[str, list[float]] = {name: [] for name in valid}
+    for now in instants:
+        online = devices[observer.traces.availability.is_available(devices, now)]
+        if online.size < 2 * k:
+            continue
+        outcome = observer.traces.trips(online, now, job)
+        good = outcome.status == Status.REPORTED
+        spent = np.where(good, 0.0, _spent(outcome))
+        seen = observer.at(online, now)
+        tie = rng.random(online.size)
+        said = {name: f.predict(seen, job).p_finish for name, f in forecasters.items()}
+        for name, p in ({"random": tie} | said).items():
+            asked = np.lexsort((tie, -p))[:k]
+            valid[name].append(float(good[asked].mean()))
+            wasted[name].append(float(spent[asked].mean()))
+    rows = [(name, *_over_rounds(valid[name]), *_over_rounds(wasted[name])) for name in valid]
+    columns = ["valid_ratio", "valid_low", "valid_high", "wasted_s", "wasted_low", "wasted_high"]
+    table = pd.DataFrame(rows, columns=["forecaster", *columns])
+    table["rounds"] = [len(valid[name]) for name in valid]
+    return _with_gap(table)
+
+
+def _spent(outcome: TripOutcomes) -> Array:
+    return outcome.download_s + outcome.compute_s + outcome.upload_s
+
+
+def _over_rounds(values: list[float]) -> tuple[float, float, float]:
+    """Return mean and interval; neighbouring rounds are alike, so hours are resampled whole."""
+    rounds = np.arange(len(values)) // 4
+    return scores.mean_with_interval(np.array(values), rounds)
+
+
+def _with_gap(table: pd.DataFrame) -> pd.DataFrame:
+    named = table.set_index("forecaster")["wasted_s"]
+    if {"last-value", "oracle"} <= set(named.index):
+        gap = named["last-value"] - named["oracle"]
+        if gap > 0:
+            table["gap_closed"] = (named["last-value"] - table["wasted_s"]) / gap
+    return table
