@@ -61,7 +61,7 @@ class Availability:
         """
         if len(rows) == 0:
             raise TraceError("availability needs at least one device")
-        windows = [np.asarray(row, dtype=np.float64).reshape(-1, 2) for row in rows]
+        windows = [_pairs(row) for row in rows]
         counts = np.array([len(w) for w in windows], dtype=np.int64)
         flat = np.concatenate(windows)
         return cls.packed(flat[:, 0], flat[:, 1], counts, lengths, repeat=repeat)
@@ -232,3 +232,12 @@ class Availability:
         alone = goes_on & (last - first == 1)
         end = np.where(goes_on, base + length + self.ends[clip_first], end)
         return np.where(alone, np.inf, end)
+
+
+def _pairs(row: npt.ArrayLike) -> Array:
+    windows = np.asarray(row, dtype=np.float64)
+    if windows.size == 0:
+        return np.empty((0, 2))
+    if windows.ndim != 2 or windows.shape[1] != 2:
+        raise TraceError(f"windows of shape {windows.shape}: expected (start, end) pairs, (n, 2)")
+    return windows

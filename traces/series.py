@@ -191,6 +191,17 @@ class Series:
         check_rates(factors, "factor")
         return replace(self, scales=self.scales * factors)
 
+    def ends(self, devices: npt.ArrayLike) -> Array:
+        """Return the instant in s from which each device's rate is 0 for good, as far as it is set.
+
+        That is inf for rows that repeat, even where they hold nothing but zeros.
+        """
+        devices = np.asarray(devices, dtype=np.int64)
+        if self.repeat:
+            return np.full(devices.shape, self.until)
+        left = self.lengths[self.rows[devices]] - self.shifts[devices]
+        return np.minimum(np.maximum(left, 0.0), self.until)
+
     def segments(self, device: int) -> tuple[Array, Array, float]:
         """Return the segments of one device's row as (starts in s, scaled rates, length in s).
 

@@ -262,8 +262,13 @@ class _Flight:
         self.moved[p, whole] = self.asked[p, whole]
         self.now[whole] = self.done_at[p, whole] = finish[made]
         self.phase[whole] += 1
-        leaves = cut[np.isfinite(self.end[cut])]
-        now, end = self.now[leaves], self.end[leaves]
+        if cut.size == 0:
+            return
+        # Who is online for ever and cannot finish still moves what its channel holds.
+        end = np.minimum(self.end[cut], channel.ends(self.devices[cut]))
+        end = np.where(np.isfinite(self.end[cut]), self.end[cut], np.maximum(end, self.now[cut]))
+        some = np.isfinite(end)
+        leaves, now, end = cut[some], self.now[cut[some]], end[some]
         gain = channel.integral(self.devices[leaves], now, end)
         # Never more than was asked, whatever the rounding.
         self.moved[p, leaves] = np.minimum(self.moved[p, leaves] + gain, self.asked[p, leaves])

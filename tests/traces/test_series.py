@@ -96,3 +96,26 @@ def test_rows_that_mean_nothing_are_refused():
         Series.irregular([([0.0, 2.0, 1.0], [1.0, 1.0, 1.0])], [4.0])
     with pytest.raises(TraceError, match="step_s"):
         Series.regular([[1.0]], step_s=0.0)
+
+
+def test_segments_are_the_scaled_row_in_its_own_time():
+    series = Series.irregular([([0.0, 3.0], [1.0, 2.0])], [4.0]).shifted(1.0).scaled(3.0)
+    starts, rates, length = series.segments(0)
+    assert (starts.tolist(), rates.tolist(), length) == ([0.0, 3.0], [3.0, 6.0], 4.0)
+
+
+def test_rows_of_different_lengths_repeat_each_after_its_own():
+    series = Series.regular([[1.0] * 20 + [0.0], [2.0, 0.0]], step_s=1.0)
+    assert series.integral([0, 1], 0.0, 42.0).tolist() == [40.0, 42.0]
+    assert series.value_at([0, 1], 41.0).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("factor", [np.nan, -1.0, np.inf])
+def test_a_factor_that_is_no_factor_is_refused(factor):
+    with pytest.raises(TraceError, match=r"factor .*: expected a finite number >= 0"):
+        Series.constant([1.0]).scaled([factor])
+
+
+def test_devices_that_share_rows_take_two_dozen_bytes_each():
+    rows = Series.regular(np.ones((10, 1000)), step_s=1.0)
+    assert rows.take(np.zeros(100_000, dtype=int)).nbytes < 2_100_000

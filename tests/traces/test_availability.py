@@ -1,0 +1,195 @@
+"""Availability against a naive loop over windows written out one record after another."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstale.errors import TraceError
+from fedstale.traces import Availability
+
+inf = np.inf
+COPIES = 12
+
+
+@st.composite
+def records(draw):
+    """Return (windows, length) of one device, in quarters of a second."""
+    edges = draw(st.sets(st.integers(0, 40), max_size=8).map(sorted))
+    windows = [(a / 4, b / 4) for a, b in zip(edges[::2], edges[1::2], strict=False)]
+    # Often the record ends with its last window, which may then go on at the beginning.
+    return windows, draw(st.sampled_from([10.0, edges[-1] / 4 if windows else 10.0]))
+
+
+def written_out(windows, length, *, shift, repeat, until):
+    """Return the windows in the device's own time, touching ones joined, in order."""
+    joined = []
+    for c in range(COPIES if repeat else 1):
+        for a, b in windows:
+            start, end = a + c * length - shift, min(b + c * length - shift, until)
+            if joined and joined[-1][1] == start:
+                joined[-1][1] = end
+            elif start < end:
+                joined.append([start, end])
+    return joined
+
+
+def naive_window(windows, t):
+    later = [(max(a, t), b) for a, b in windows if b > t]
+    return later[0] if later else (inf, inf)
+
+
+@given(
+    st.lists(records(), min_size=1, max_size=4),
+    st.sampled_from([0.0, 0.25, 3.0, 9.75]),
+    st.booleans(),
+    st.sampled_from([inf, 4.0, 7.5]),
+    st.lists(st.integers(0, 80).map(lambda k: k / 4), min_size=1, max_size=20),
+)
+@settings(max_examples=200, deadline=None)
+def test_windows_are_those_of_a_loop_over_all_windows(rows, shift, repeat, until, instants):
+    built = Availability.of(
+        [np.reshape(w, (-1, 2)) for w, _ in rows], [length for _, length in rows], repeat=repeat
+    ).shifted(shift)
+    # The new 0 of `between` is 0.25 s later than the shift alone.
+    seen = built if until == inf else built.between(0.25, until + 0.25)
+    moved = shift if until == inf else shift + 0.25
+    asked = [(d, t) for d in range(len(rows)) for t in instants]
+    devices, t = [d for d, _ in asked], [t for _, t in asked]
+    starts, ends = seen.window_at_or_after(devices, t)
+    online = seen.is_available(devices, t)
+    for i, (d, at) in enumerate(asked):
+        windows, length = rows[d]
+        # Shifts wrap in a repeated record, so the copies cover every instant asked for.
+        offset = moved % length if repeat else moved
+        whole = windows == [(0.0, length)] and repeat and until == inf
+        loop = written_out(windows, length, shift=offset, repeat=repeat, until=until)
+        if length * COPIES - offset < at + 2 * length:
+            continue
+        start, end = naive_window(loop, at)
+        assert starts[i] == start
+        assert ends[i] == (inf if whole else end)
+        assert online[i] == (start == at)
+
+
+def test_a_window_that_runs_through_the_end_of_a_repeated_record_is_one():
+    night = Availability.of([[(0.0, 6.0), (22.0, 24.0)]], 24.0)
+    starts, ends = night.window_at_or_after([0, 0, 0, 0], [0.0, 7.0, 23.0, 25.0])
+    assert starts.tolist() == [0.0, 22.0, 23.0, 25.0]
+    assert ends.tolist() == [6.0, 30.0, 30.0, 30.0]
+
+
+def test_a_window_that_ends_with_a_record_which_stops_ends_there():
+    night = Availability.of([[(0.0, 6.0), (22.0, 24.0)]], 24.0, repeat=False)
+    starts, ends = night.window_at_or_after([0, 0], [23.0, 24.0])
+    assert (starts.tolist(), ends.tolist()) == ([23.0, inf], [24.0, inf])
+    assert night.is_available([0, 0], [23.9, 24.0]).tolist() == [True, False]
+
+
+def test_a_window_that_ends_with_a_record_which_begins_with_a_gap_ends_there():
+    evening = Availability.of([[(20.0, 24.0)], [(2.0, 3.0), (20.0, 24.0)]], 24.0)
+    assert evening.window_at_or_after([0, 1], 21.0)[1].tolist() == [24.0, 24.0]
+
+
+@pytest.mark.parametrize("shift", [0.0, 7.0])
+def test_a_window_as_long_as_its_repeated_record_never_ends(shift):
+    always = Availability.of([[(0.0, 10.0)]], 10.0).shifted(shift)
+    assert always.window_at_or_after([0], 1e7)[1].tolist() == [inf]
+    assert always.between(0.0, 50.0).window_at_or_after([0], 3.0)[1].tolist() == [50.0]
+
+
+def test_a_device_that_is_never_there_has_no_window_beside_one_that_is():
+    empty = np.empty((0, 2))
+    pair = Availability.of([empty, [(1.0, 2.0)], empty], 10.0)
+    starts, ends = pair.window_at_or_after([0, 1, 2], 0.0)
+    assert starts.tolist() == [inf, 1.0, inf]
+    assert ends.tolist() == [inf, 2.0, inf]
+    assert pair.is_available([0, 1, 2], 1.5).tolist() == [False, True, False]
+
+
+def test_devices_that_are_all_never_there_are_answered():
+    nobody = Availability.of([np.empty((0, 2))] * 2, 10.0)
+    assert nobody.window_at_or_after([0, 1], 3.0)[0].tolist() == [inf, inf]
+    assert nobody.is_available([0, 1], 3.0).tolist() == [False, False]
+
+
+def test_each_device_may_have_a_shift_of_its_own():
+    phones = Availability.of([[(10.0, 20.0)]], 100.0).take([0, 0, 0]).shifted([0.0, 4.0, 95.0])
+    starts, ends = phones.window_at_or_after([0, 1, 2], 0.0)
+    assert starts.tolist() == [10.0, 6.0, 15.0]
+    assert ends.tolist() == [20.0, 16.0, 25.0]
+
+
+def test_between_twice_is_the_same_as_between_once():
+    phone = Availability.of([[(10.0, 20.0), (50.0, 90.0)]], 100.0)
+    once, twice = phone.between(15.0, 70.0), phone.between(5.0, 80.0).between(10.0, 65.0)
+    t = np.arange(0.0, 60.0, 2.5)
+    devices = np.zeros(t.size, dtype=int)
+    for a, b in zip(
+        once.window_at_or_after(devices, t), twice.window_at_or_after(devices, t), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    assert once.window_at_or_after([0], 40.0)[1].tolist() == [55.0]
+
+
+def test_windows_returns_the_record_without_shift():
+    rows, length = Availability.of([[(1.0, 2.0)], [(3.0, 4.0)]], [5.0, 6.0]).shifted(1).windows(1)
+    assert rows.tolist() == [[3.0, 4.0]]
+    assert length == 6.0
+
+
+def test_packed_windows_are_the_same_as_windows_row_by_row():
+    rows = [[(0.0, 1.0), (2.0, 5.0)], np.empty((0, 2)), [(3.0, 7.0)]]
+    of = Availability.of(rows, [6.0, 8.0, 7.0])
+    packed = Availability.packed(
+        np.array([0.0, 2.0, 3.0]), np.array([1.0, 5.0, 7.0]), [2, 0, 1], [6.0, 8.0, 7.0]
+    )
+    for f in fields(Availability):
+        np.testing.assert_array_equal(getattr(of, f.name), getattr(packed, f.name))
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        [(-1.0, 2.0)],
+        [(2.0, 2.0)],
+        [(3.0, 2.0)],
+        [(0.0, 11.0)],
+        [(0.0, 4.0), (3.0, 5.0)],
+        [(0.0, 3.0), (3.0, 5.0)],
+        [(6.0, 7.0), (1.0, 2.0)],
+        [(np.nan, 2.0)],
+        [(0.0, np.nan)],
+        [(0.0, inf)],
+    ],
+)
+def test_windows_that_mean_nothing_are_refused_with_their_row(windows):
+    with pytest.raises(TraceError, match=r"of row 1: expected windows inside \[0, 10.0\), sorted"):
+        Availability.of([[(1.0, 2.0)], windows], 10.0)
+
+
+@pytest.mark.parametrize("length", [0.0, -1.0, np.nan, inf])
+def test_a_record_without_a_finite_length_is_refused(length):
+    with pytest.raises(TraceError, match="finite length > 0 s"):
+        Availability.of([np.empty((0, 2))], length)
+
+
+def test_no_devices_at_all_are_refused():
+    with pytest.raises(TraceError, match="at least one device"):
+        Availability.of([], 1.0)
+
+
+def test_a_million_devices_that_share_rows_take_a_dozen_bytes_each():
+    rows = [[(60.0 * k, 60.0 * k + 30.0) for k in range(100)]] * 50
+    many = Availability.of(rows, 6000.0).take(np.arange(1_000_000) % 50)
+    assert many.n_devices == 1_000_000
+    assert many.nbytes < 13_000_000
+    assert Availability.always(1_000_000).nbytes < 13_000_000
+
+
+@pytest.mark.parametrize("row", [[1.0, 2.0, 3.0, 4.0], [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
+def test_windows_that_are_no_pairs_are_refused(row):
+    with pytest.raises(TraceError, match="pairs"):
+        Availability.of([row], 10.0)

@@ -1,0 +1,230 @@
+"""Trace sets: splits that stay honest, devices by name, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstale.errors import TraceError
+from fedstale.traces import Availability, DeviceTrace, Job, Series, TraceSet
+from fedstale.traces.trace_set import CHANNELS, numbered
+
+RATES = ("compute", "downlink", "uplink")
+
+
+@pytest.fixture
+def five():
+    """Return five devices that differ in every channel."""
+    rng = np.random.default_rng(3)
+    rows = rng.uniform(1.0, 9.0, (3, 5, 4)).astype(np.float32)
+    return TraceSet(
+        device_ids=numbered("phone", 5),
+        availability=Availability.of([[(k, 10.0 + k)] for k in range(5)], 20.0),
+        compute=Series.regular(rows[0], step_s=5.0),
+        downlink=Series.regular(rows[1], step_s=5.0),
+        uplink=Series.regular(rows[2], step_s=5.0),
+        compute_unit="a step of the test",
+        epoch="2020-02-28T23:30:00",
+        repairs={"overlapping windows joined": 7},
+    )
+
+
+def rates_at(traces, t):
+    devices = np.arange(traces.n_devices)
+    return np.stack([getattr(traces, name).value_at(devices, t) for name in RATES])
+
+
+def test_take_keeps_each_device_with_all_its_channels(five):
+    some = five.take([3, 0])
+    assert some.device_ids.tolist() == ["phone-3", "phone-0"]
+    np.testing.assert_array_equal(rates_at(some, 6.0), rates_at(five, 6.0)[:, [3, 0]])
+    assert some.availability.window_at_or_after([0, 1], 0.0)[0].tolist() == [3.0, 0.0]
+
+
+def test_what_describes_a_set_is_kept_by_take_split_and_between(five):
+    for part in (five.take([1]), *five.split(0.5, seed=0), five.between(0.0, 5.0)):
+        assert part.repairs == {"overlapping windows joined": 7}
+        assert part.compute_unit == "a step of the test"
+
+
+@given(st.integers(2, 40), st.floats(0.0, 1.0), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_a_split_gives_every_device_to_exactly_one_part(n, fraction, seed):
+    traces = TraceSet.ideal(n)
+    first = round(fraction * n)
+    if first in {0, n}:
+        with pytest.raises(TraceError, match=r"fraction = .* to be non-empty"):
+            traces.split(fraction, seed=seed)
+        return
+    a, b = traces.split(fraction, seed=seed)
+    assert a.n_devices == first
+    assert sorted([*a.device_ids, *b.device_ids]) == sorted(traces.device_ids)
+
+
+def test_a_split_depends_on_its_seed_alone():
+    traces = TraceSet.ideal(50)
+    same = [traces.split(0.5, seed=1)[0].device_ids.tolist() for _ in range(2)]
+    other = traces.split(0.5, seed=2)[0].device_ids.tolist()
+    assert same[0] == same[1]
+    assert same[0] != other
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 1.5])
+def test_a_split_that_leaves_a_part_empty_is_refused(five, fraction):
+    with pytest.raises(TraceError, match=f"fraction = {fraction}: expected both parts of 5"):
+        five.split(fraction, seed=0)
+
+
+def test_between_moves_every_channel_and_the_epoch(five):
+    part = five.between(1800.0, 2000.0)
+    assert pd.Timestamp(part.epoch) == pd.Timestamp("2020-02-29T00:00:00")
+    np.testing.assert_array_equal(rates_at(part, 7.0), rates_at(five, 1807.0))
+    t = np.full(5, 7.0)
+    assert part.availability.is_available(range(5), t).tolist() == (
+        five.availability.is_available(range(5), t + 1800.0).tolist()
+    )
+
+
+def test_nothing_happens_from_the_end_of_between_on(five):
+    part = five.between(2.0, 9.0)
+    assert not rates_at(part, 7.0).any()
+    assert rates_at(part, 6.9).all()
+    assert not part.availability.is_available(range(5), 7.0).any()
+    moved = [part.downlink.integral(range(5), 0.0, end) for end in (7.0, 99.0)]
+    np.testing.assert_array_equal(*moved)
+
+
+def test_between_does_not_invent_an_epoch():
+    assert TraceSet.ideal(1).between(5.0, 6.0).epoch is None
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1.0, 5.0), (5.0, 5.0), (6.0, 5.0), (np.nan, 5.0)])
+def test_an_interval_that_is_none_is_refused(five, start, end):
+    with pytest.raises(TraceError, match="expected 0 <= start < end"):
+        five.between(start, end)
+
+
+def test_records_stop_or_repeat_as_told(five):
+    stopped = five.with_after_end("stop")
+    assert not rates_at(stopped, 25.0).any()
+    assert not stopped.availability.is_available(range(5), 29.0).any()
+    again = stopped.with_after_end("repeat")
+    np.testing.assert_array_equal(rates_at(again, 25.0), rates_at(five, 5.0))
+    assert again.availability.is_available(range(5), 29.0).all()
+
+
+def test_a_word_that_is_no_rule_for_the_end_is_refused(five):
+    with pytest.raises(TraceError, match="'loop': expected 'repeat' or 'stop'"):
+        five.with_after_end("loop")
+
+
+def test_require_names_what_is_known_and_what_is_missing(five):
+    partial = replace(five, compute=None, uplink=None)
+    assert partial.known == ("availability", "downlink")
+    partial.require("availability", "downlink")
+    with pytest.raises(
+        TraceError, match="know availability, downlink but not compute, uplink: compose them"
+    ):
+        partial.require(*CHANNELS)
+
+
+def test_a_set_that_knows_nothing_says_so():
+    with pytest.raises(TraceError, match="know nothing but not availability"):
+        TraceSet(device_ids=numbered("d", 1)).require("availability")
+
+
+def test_position_is_that_of_the_name(five):
+    assert [five.position(name) for name in five.device_ids] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("lookup", [TraceSet.position, TraceSet.device])
+def test_an_unknown_device_is_refused_by_its_name(five, lookup):
+    with pytest.raises(TraceError, match="unknown device 'tablet': expected one of 5, such as"):
+        lookup(five, "tablet")
+
+
+def test_devices_taken_apart_and_put_together_are_the_same(five):
+    again = TraceSet.from_devices([five.device(name) for name in five.device_ids])
+    assert again.device_ids.equals(five.device_ids)
+    job = Job(work=20.0, download_bytes=2.0, upload_bytes=1.5)
+    sent = np.arange(0.0, 100.0, 0.7)
+    devices = np.arange(sent.size) % 5
+    old, new = five.trips(devices, sent, job), again.trips(devices, sent, job)
+    np.testing.assert_allclose(new.ended, old.ended, rtol=1e-12)
+    np.testing.assert_array_equal(new.status, old.status)
+
+
+def test_a_device_knows_only_the_channels_of_its_set(five):
+    device = replace(five, uplink=None, availability=None).device("phone-2")
+    assert (device.uplink, device.available, device.available_length_s) == (None, None, None)
+    starts, rates, length = device.compute
+    assert starts.tolist() == [0.0, 5.0, 10.0, 15.0]
+    np.testing.assert_array_equal(rates, [five.compute.value_at([2], t)[0] for t in starts])
+    assert length == 20.0
+
+
+def _alone(name, **channels):
+    return DeviceTrace(device_id=name, **(dict.fromkeys(DeviceTrace.__slots__[1:]) | channels))
+
+
+def test_a_channel_that_only_some_devices_know_is_refused_by_name():
+    rate = (np.array([0.0]), np.array([1.0]), 5.0)
+    with pytest.raises(TraceError, match="compute of device 'b' is missing: expected it for all"):
+        TraceSet.from_devices([_alone("a", compute=rate), _alone("b")])
+
+
+def test_windows_without_the_length_of_their_record_are_refused():
+    with pytest.raises(TraceError, match="available_length_s is missing"):
+        TraceSet.from_devices([_alone("a", available=np.array([[0.0, 1.0]]))])
+
+
+def test_devices_that_stop_at_their_end_can_be_built():
+    rate = (np.array([0.0]), np.array([4.0]), 5.0)
+    stopped = TraceSet.from_devices([_alone("a", compute=rate)], repeat=False)
+    assert stopped.known == ("compute",)
+    assert stopped.compute.value_at([0, 0], [4.9, 5.0]).tolist() == [4.0, 0.0]
+
+
+def test_two_devices_of_one_name_are_refused():
+    with pytest.raises(TraceError, match="device 'a' occurs twice"):
+        TraceSet(device_ids=pd.Index(["a", "b", "a"], dtype="str"))
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_a_channel_for_another_number_of_devices_is_refused(name):
+    channel = Availability.always(3) if name == "availability" else Series.constant(np.ones(3))
+    with pytest.raises(TraceError, match=f"{name} has 3 devices: expected 2"):
+        TraceSet(device_ids=numbered("d", 2), **{name: channel})
+
+
+def test_a_set_without_devices_is_refused():
+    with pytest.raises(TraceError, match="at least one device"):
+        TraceSet.ideal(0)
+
+
+def test_constant_devices_are_always_there_with_the_rates_given():
+    traces = TraceSet.constant(3, compute=2.0, downlink_bit_per_s=3.0, uplink_bit_per_s=4.0)
+    assert rates_at(traces, 1e6).tolist() == [[2.0] * 3, [3.0] * 3, [4.0] * 3]
+    assert traces.availability.is_available(range(3), 1e6).all()
+    assert traces.known == CHANNELS
+
+
+def test_ids_count_up_and_sort_as_they_count():
+    assert numbered("d", 3).tolist() == ["d-0", "d-1", "d-2"]
+    assert numbered("d", 11)[[0, 10]].tolist() == ["d-00", "d-10"]
+    assert numbered("d", 1000).is_monotonic_increasing
+
+
+def test_repairs_are_counts_that_can_be_shown(five):
+    assert json.loads(json.dumps(dict(five.repairs))) == {"overlapping windows joined": 7}
+    assert dict(TraceSet.ideal(1).repairs) == {}
+
+
+def test_a_hundred_thousand_devices_that_share_rows_are_small():
+    day = Series.regular(np.ones((100, 24 * 7)), step_s=3600.0)
+    many = TraceSet(device_ids=numbered("d", 100_000), downlink=day.take(np.arange(100_000) % 100))
+    assert many.nbytes / 100_000 < 40
