@@ -25,7 +25,7 @@ def progress(*, shown: bool) -> Iterator[Watch | None]:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.fields[clock]}"),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=10),
         TextColumn("{task.fields[state]}"),
         TimeElapsedColumn(),
     )
@@ -105,6 +105,7 @@ def _share(grid: TraceGrid, run: Run) -> tuple[float | None, float]:
 
 
 def _state(grid: TraceGrid, run: Run) -> str:
+    # Together with clock, bar and elapsed time this fits a terminal of 80 columns.
     parts = [f"round {run.rounds}", f"{grid.n_online} online", f"{grid.n_in_flight} in flight"]
-    accuracy = [f"{k} {v:.3f}" for k, v in run.latest.items() if "acc" in k]
+    accuracy = [f"acc {v:.3f}" for k, v in run.latest.items() if "acc" in k]
     return "  ".join(parts + accuracy[-1:])
