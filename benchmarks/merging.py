@@ -132,8 +132,8 @@ class EchoGrid(Grid):
         raise NotImplementedError
 
     def now(self) -> float:
-        """Time passes with replies."""
-        return float(self.n_replies)
+        """Time stands still, so that nothing times out."""
+        return 0.0
 
     def wait(self, until: float) -> bool:
         """There is always something."""

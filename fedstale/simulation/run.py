@@ -127,7 +127,7 @@ def simulate(
             folder.write_config(replace(config, costs=costs.table(), run_config=run_config))
             _seed_server(config.seed)
             started = time.perf_counter()
-            with grid.running(*app.packages), probe(grid.on_measured, progress.aggregated):
+            with grid.running(*app.packages), probe(grid.on_measured, grid.on_aggregated):
                 context = Context(1, 1, {}, RecordDict(), run_config)
                 status, reason = _outcome(lambda: server(grid, context), app.directory)
             wall_s = time.perf_counter() - started
@@ -166,7 +166,7 @@ def _connect(grid: TraceGrid, progress: Progress, watch: Watch | None) -> None:
     def measured(version: int, source: str, metrics: Mapping[str, float]) -> None:
         progress.measured(grid.now(), version, source, metrics)
 
-    grid.on_measured = measured
+    grid.on_measured, grid.on_aggregated = measured, progress.aggregated
     if watch is not None:
         grid.on_advance = lambda: watch(grid, progress)
 

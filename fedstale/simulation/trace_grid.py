@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -105,6 +105,8 @@ class TraceGrid(Grid):
         """Called after the clock has moved; for progress displays."""
         self.on_measured: Callable[[int, str, Mapping[str, float]], None] = lambda *_: None
         """Called with (version, source, metrics) when a strategy has measured something."""
+        self.on_aggregated: Callable[[int, ArrayRecord], None] = lambda *_: None
+        """Called with (version, arrays) when a strategy has made a new model."""
 
     # The run.
 
@@ -163,6 +165,8 @@ class TraceGrid(Grid):
                 self._idle()
             else:
                 self._advance(target)
+        # Who waits for an instant is not polling for nodes.
+        self._seen_online = None
         return bool(self._arrived)
 
     def sleep(self, seconds: float) -> None:
@@ -184,6 +188,10 @@ class TraceGrid(Grid):
         job = self._by_message.get(message_id)
         if job is not None and job.status == fl.REPORTED:
             job.status, job.reason = fl.REFUSED, reason
+
+    def aggregated(self, *, version: int, arrays: ArrayRecord) -> None:
+        """Note a new model."""
+        self.on_aggregated(version, arrays)
 
     def measured(self, *, version: int, source: str, metrics: Mapping[str, float]) -> None:
         """Note metrics of a model version at this instant."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.app.error import Error
+from flwr.serverapp import Grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_grid import VirtualGrid, adder, content, identity, record
@@ -265,6 +266,16 @@ def test_a_merge_that_would_leave_the_finite_range_is_dropped():
     assert np.isfinite(w(result)).all()
     np.testing.assert_allclose(w(result), 10.0)
     assert "finite range" in grid.refused[0][1]
+
+
+def test_a_weighting_that_always_says_nan_ends_the_run_with_an_error():
+    class Broken(ByAge):
+        def weigh(self, update):
+            update.delta["w"] *= np.nan
+            return float("nan")
+
+    with pytest.raises(FedstaleError, match="finite range"):
+        start(FedAvg(weighting=Broken(constant())), {1: adder(1.0)}, 1)
 
 
 @pytest.mark.parametrize("normalise", ["examples", "merge_size", "weights"])
@@ -584,3 +595,44 @@ def test_records_may_have_other_names():
     result, grid = start(FedAvg(gate=gate, config_key="c"), {1: node}, 1)
     np.testing.assert_array_equal(w(result), 1.0)
     assert "c" in grid.sent[0][1].content
+
+
+def test_a_grid_without_a_clock_is_polled_on_wall_time(monkeypatch):
+    monkeypatch.setattr("fedstale.strategies.clock.time.sleep", lambda seconds: None)
+    inner = VirtualGrid({k: adder(1.0, 2.0 + k) for k in range(3)})
+
+    class Plain(Grid):
+        set_run = create_message = send_and_receive = None
+        run = None
+
+        def get_node_ids(self):
+            return inner.get_node_ids()
+
+        def push_messages(self, messages):
+            return inner.push_messages(messages)
+
+        def pull_messages(self, message_ids):
+            inner.move(inner.time + 1.0)
+            return inner.pull_messages(message_ids)
+
+    result = FedBuff(2, 2).start(Plain(), record(w=np.zeros(2)), num_rounds=3)
+    assert sorted(result.train_metrics_clientapp) == [1, 2, 3]
+    assert inner.pulls_in_vain > 0
+
+
+def test_messages_that_cannot_be_sent_are_not_waited_for():
+    grid = VirtualGrid({k: adder(float(k)) for k in (1, 2)})
+    push = grid.push_messages
+
+    def half(messages):
+        messages = list(messages)
+        sent = [m for m in messages if m.metadata.dst_node_id == 2]
+        ids = iter(push(sent))
+        return [next(ids) if m in sent else None for m in messages]
+
+    grid.push_messages = half
+    result, _ = start(FedAvg(), grid, 1)
+    np.testing.assert_array_equal(w(result), 2.0)
+    grid.push_messages = lambda messages: []
+    with pytest.raises(FedstaleError, match="took none"):
+        start(FedAvg(), grid, 1)

@@ -23,6 +23,7 @@ class VirtualGrid(Grid):
         self.heap = []
         self.merged, self.refused, self.metrics = [], [], []
         self.pulls_in_vain = 0
+        self.models = []
 
     def now(self):
         return self.time
@@ -48,6 +49,9 @@ class VirtualGrid(Grid):
 
     def job_refused(self, message_id, *, reason):
         self.refused.append((message_id, reason))
+
+    def aggregated(self, *, version, arrays):
+        self.models.append((version, arrays))
 
     def measured(self, *, version, source, metrics):
         self.metrics.append((self.time, version, source, dict(metrics)))

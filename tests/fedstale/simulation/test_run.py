@@ -257,3 +257,45 @@ def test_an_earlier_run_is_replaced_only_on_request(tmp_path):
     (tmp_path / "mine" / "thesis.tex").write_text("precious")
     with pytest.raises(ConfigError, match="not empty"):
         simulate(config, tmp_path / "mine", traces=patchy(4), overwrite=True)
+
+
+STALE_SERVER = SERVER.replace(
+    "from flwr.serverapp import strategy as strategies",
+    "from fedstale import strategies",
+).replace(
+    """        fraction_evaluate=config["fraction-evaluate"],
+        min_available_nodes=config["min-available"],
+        **options,
+""",
+    "        4, 2, seed=1, **options\n",
+)
+
+
+@pytest.mark.parametrize("strategy", ["FedBuff", "GapAware", "DirectionAware"])
+def test_strategies_that_merge_replies_as_they_come_fill_the_run_folder(run, tmp_path, strategy):
+    app = write_small_app(tmp_path / "stale", server=STALE_SERVER)
+    result = run(app=app, run_config={"strategy": strategy, "rounds": 25})
+    assert (result.status, result.reason) == ("finished", "")
+    assert result.summary["rounds"] == 25
+    events = pd.read_parquet(result.folder / "events.parquet")
+    merged = events[events.merged_version >= 0]
+    assert (merged["staleness"] == merged["merged_version"] - 1 - merged["base_version"]).all()
+    assert merged["staleness"].max() >= 1
+    assert (merged.loc[merged.staleness == 0, "weight"] == 1.0).all()
+    assert merged["weight"].between(0, 1).all()
+    assert (result.folder / "model.safetensors").is_file()
+
+
+def test_a_stale_strategy_that_is_stopped_leaves_its_last_model(run, tmp_path):
+    app = write_small_app(tmp_path / "stale", server=STALE_SERVER)
+    result = run(app=app, until="8 rounds", run_config={"strategy": "GapAware", "rounds": 1000})
+    assert result.status == "stopped"
+    assert (result.folder / "model.safetensors").is_file()
+
+
+def test_a_stale_strategy_gives_byte_identical_files_too(run, tmp_path):
+    app = write_small_app(tmp_path / "stale", server=STALE_SERVER)
+    options = {"app": app, "run_config": {"strategy": "GapAware", "rounds": 15}}
+    first, second = run(**options), run(**options, workers=2)
+    for name in ("events.parquet", "metrics.parquet", "model.safetensors"):
+        assert digest(first.folder / name) == digest(second.folder / name)

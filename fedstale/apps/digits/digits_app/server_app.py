@@ -5,11 +5,13 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from digits_app import task
+from fedstale.strategies import DirectionAware, FedBuff, GapAware
 
 app = ServerApp()
 
-# One line for each strategy. All of them are made in `_strategy`.
-STRATEGIES = {"fedavg": FedAvg}
+# Flower's strategies work in rounds; fedstale's merge replies as they come, also late ones.
+IN_ROUNDS = {"fedavg": FedAvg}
+AS_THEY_COME = {"fedbuff": FedBuff, "gap-aware": GapAware, "direction-aware": DirectionAware}
 
 
 @app.main()
@@ -35,12 +37,19 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _strategy(name: str, context: Context) -> Strategy:
-    if name not in STRATEGIES:
-        raise ValueError(f"strategy = {name!r}: expected one of {sorted(STRATEGIES)}")
-    return STRATEGIES[name](
-        fraction_train=float(context.run_config["fraction-train"]),
-        fraction_evaluate=float(context.run_config["fraction-evaluate"]),
-        min_train_nodes=1,
-        min_evaluate_nodes=1,
-        min_available_nodes=1,
-    )
+    config = context.run_config
+    if name in AS_THEY_COME:
+        return AS_THEY_COME[name](
+            in_flight=int(config["in-flight"]),
+            merge_size=int(config["merge-size"]),
+            seed=int(config["seed"]),
+        )
+    if name in IN_ROUNDS:
+        return IN_ROUNDS[name](
+            fraction_train=float(config["fraction-train"]),
+            fraction_evaluate=float(config["fraction-evaluate"]),
+            min_train_nodes=1,
+            min_evaluate_nodes=1,
+            min_available_nodes=1,
+        )
+    raise ValueError(f"strategy = {name!r}: expected one of {[*IN_ROUNDS, *AS_THEY_COME]}")

@@ -1,0 +1,391 @@
+"""The event loop behind `StaleStrategy.start`: send, wait, receive, merge, evaluate, again.
+
+It holds the state of one run. Which grid it talks to and which clock tells the time, it does not
+know. Replies that arrive together are taken in the order in which their jobs were sent, so that
+their order of arrival within one instant changes nothing.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from math import inf, nan
+from typing import TYPE_CHECKING
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from fedstale.errors import FedstaleError, ProtocolError
+from fedstale.strategies.adasync import AdaSync, SmoothedLoss
+from fedstale.strategies.arrays import Model, chunks, is_finite
+from fedstale.strategies.candidate import History
+from fedstale.strategies.clock import clock_of
+from fedstale.strategies.evaluation import Evaluations, Scores
+from fedstale.strategies.gate import Answer, forecast_in
+from fedstale.strategies.ledger import Ending, Ledger, Purpose, SentJob
+from fedstale.strategies.merge import Merge, Merged
+from fedstale.strategies.observer import observer_of
+from fedstale.strategies.outbox import Dispatch, Outbox
+from fedstale.strategies.progress import Progress
+from fedstale.strategies.schedule import LearntDeadline
+from fedstale.strategies.selection import Selector
+from fedstale.strategies.server_optimizer import ServerOptimizer
+from fedstale.strategies.versions import Snapshot, Versions
+from fedstale.strategies.weighting import Update, Weighting
+
+if TYPE_CHECKING:
+    from fedstale.strategies.stale import StaleStrategy
+
+logger = logging.getLogger(__name__)
+
+# An app whose clients always fail would otherwise train for ever.
+_FAILURES_IN_A_ROW = 1000
+_DROPS_IN_A_ROW = 100
+_DURATIONS_KEPT = 200
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+Parts = tuple[Selector, Weighting, ServerOptimizer]
+
+
+class EventLoop:
+    """One run of a strategy."""
+
+    def __init__(
+        self,
+        strategy: "StaleStrategy",
+        parts: Parts,
+        grid: Grid,
+        initial: ArrayRecord,
+        *,
+        timeout_s: float,
+        configs: Mapping[Purpose, Mapping[str, object]],
+        evaluate_fn: EvaluateFn | None,
+    ) -> None:
+        """Prepare a run; arguments as in `StaleStrategy.start`."""
+        self.strategy, self.schedule, self.grid = strategy, strategy.schedule, grid
+        selector, self.weighting, self.optimizer = parts
+        self.clock, self.observer = clock_of(grid), observer_of(grid)
+        self.evaluate_fn, self.timeout_s = evaluate_fn, timeout_s
+        self.versions = Versions(Snapshot.of(initial))
+        self.ledger, self.history = Ledger(), History()
+        self.evaluations = Evaluations()
+        self.rng = np.random.default_rng(strategy.seed)
+        now = self.clock.now()
+        self.progress = Progress(started_at=now, now=now)
+        self.outbox = Outbox(grid, initial, configs, strategy, timeout_s)
+        self.dispatch = Dispatch(
+            self.outbox,
+            selector,
+            ledger=self.ledger,
+            history=self.history,
+            versions=self.versions,
+            rng=self.rng,
+        )
+        self.scores = Scores(strategy.result, self.progress, self.observer)
+        size = self.schedule.merge_size
+        self.loss = SmoothedLoss(size.smoothing if isinstance(size, AdaSync) else 0.0)
+        self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
+        self.failures = self.dropped = self.most_out = self.n_versions = 0
+        self.done = False
+        self._open_merge()
+
+    def run(self, n_versions: int) -> None:
+        """Make versions of the model until there are enough, or the strategy says stop."""
+        self.n_versions = n_versions
+        self._evaluate()
+        self._look_up()
+        while not self.done:
+            self._send()
+            self._take_turn(self._next_instant())
+        self._close()
+
+    # Sending.
+
+    def _open_merge(self) -> None:
+        self.merge = Merge(self.versions.current, self.strategy.normalise)
+        self.opened_at = self.changed_at = self.clock.now()
+        self.may_send, self.short = True, False
+        deadline = self.schedule.deadline_s
+        if isinstance(deadline, LearntDeadline):
+            deadline = deadline.seconds(self.durations_s)
+        self.deadline = self.opened_at + deadline
+
+    def _send(self) -> None:
+        """Fill up the jobs that are out, if the schedule allows it now."""
+        free_slots = (self.schedule.in_flight or inf) - self.ledger.n_training
+        self.short = False
+        if not self.may_send or free_slots < 1:
+            return
+        free = self._free_nodes()
+        after_merge = self.schedule.send == "after_merge"
+        if len(free) < (self.schedule.min_online if after_merge else 1):
+            self.short = True
+            return
+        chosen = self.dispatch.choose(free, int(min(free_slots, len(free))), self.clock.now())
+        self._push(chosen, "train")
+        self.may_send = not (after_merge and chosen)
+        self.short = self.may_send and len(chosen) < free_slots
+        self.most_out = max(self.most_out, self.ledger.n_training)
+
+    def _free_nodes(self) -> list[int]:
+        busy = self.ledger.busy_nodes
+        free = [node for node in self.grid.get_node_ids() if node not in busy]
+        if self.schedule.distinct and self.schedule.send == "after_reply":
+            used = {job.node_id for job in self.merge.jobs}
+            free = [node for node in free if node not in used]
+        return free
+
+    def _push(self, nodes: list[int], purpose: Purpose) -> None:
+        unsent, n_bytes = self.dispatch.push(nodes, purpose, self.clock.now())
+        self.progress.sent_bytes += n_bytes
+        for _ in unsent if purpose == "evaluate" else ():
+            self._evaluated(self.versions.version)
+
+    # Waiting and receiving.
+
+    def _next_instant(self) -> float:
+        """Return when something must be done although nothing arrives."""
+        instants = [self.ledger.next_deadline]
+        if self.merge.jobs:
+            instants.append(self.deadline)
+            if not self.ledger.n_training:
+                instants.append(self.changed_at + self.timeout_s)
+        if self.short and (self.ledger.n_open or self.merge.jobs):
+            instants.append(self.clock.now() + self.strategy.recheck_s)
+        return min(instants)
+
+    def _take_turn(self, until: float) -> None:
+        if self.clock.wait(until):
+            awaited = self.ledger.awaited()
+            self._receive(self.grid.pull_messages(awaited) if awaited else ())
+        self._expire()
+        if self._is_due():
+            self._step()
+        if not self.ledger.n_training and not self.merge.jobs:
+            self.may_send = True
+
+    def _receive(self, replies: Iterable[Message]) -> None:
+        known: list[tuple[int, Message]] = []
+        for reply in replies:
+            job = self.ledger.open_job(reply.metadata.reply_to_message_id)
+            if job is None:
+                self._refuse_late(reply)
+            else:
+                known.append((job.job_id, reply))
+        for _, reply in sorted(known, key=lambda pair: pair[0]):
+            self._receive_one(reply)
+            if self._is_full():
+                self._step()
+
+    def _refuse_late(self, reply: Message) -> None:
+        message_id = reply.metadata.reply_to_message_id
+        ending = self.ledger.forget(message_id)
+        reason = f"late: the job was {ending} before" if ending else "no such job is out"
+        self.progress.received_bytes += _n_bytes(reply)
+        self.observer.job_refused(message_id, reason=reason)
+
+    def _receive_one(self, reply: Message) -> None:
+        message_id = reply.metadata.reply_to_message_id
+        job = self.ledger.open_job(message_id)
+        if job is None:
+            self._refuse_late(reply)
+            return
+        self.progress.received_bytes += _n_bytes(reply)
+        self.changed_at = self.clock.now()
+        if reply.has_error():
+            self._fail(job, "failed", f"error {reply.error.code}: {reply.error.reason}")
+            return
+        self.history.forecast(job.node_id, forecast_in(reply), self.changed_at)
+        try:
+            if job.purpose == "evaluate":
+                self.evaluations.add(job.base_version, *self.strategy.gate.measurements(reply))
+                self._end(job, "accepted")
+            else:
+                answer = self.strategy.gate.open(reply, self.versions[job.base_version])
+                self._accept(job, answer)
+        except ProtocolError as problem:
+            self._fail(job, "refused", str(problem))
+
+    @np.errstate(over="ignore", invalid="ignore")  # infinite sums are found by `_step`
+    def _accept(self, job: SentJob, answer: Answer) -> None:
+        """Weigh an update and add it to the merge."""
+        base, current = self.versions[job.base_version].floats, self.versions.current.floats
+        staleness = self.versions.version - job.base_version
+        if self.strategy.update == "model" and staleness:
+            _relate_to(answer.delta, base, current)
+        update = Update(delta=answer.delta, base=base, current=current, staleness=staleness)
+        merged = Merged(job.message_id, job.node_id, job.base_version, self.weighting.weigh(update))
+        self.merge.add(
+            merged, answer.delta, answer.counts, examples=answer.examples, metrics=answer.metrics
+        )
+        self._end(job, "accepted")
+        self.failures = 0
+        duration = self.changed_at - job.sent_at
+        self.durations_s.append(duration)
+        self.history.finished(
+            job.node_id,
+            duration_s=duration,
+            examples=answer.examples,
+            loss=answer.metrics.get(self.strategy.loss_key, nan),
+            square_loss=answer.metrics.get(self.strategy.square_loss_key, nan),
+            staleness=staleness,
+            version=self.versions.version,
+        )
+
+    # How jobs end.
+
+    def _end(self, job: SentJob, ending: Ending) -> None:
+        self.ledger.end(job.message_id, ending)
+        self.versions.release(job.base_version)
+        if job.purpose == "evaluate":
+            self._evaluated(job.base_version)
+
+    def _evaluated(self, version: int) -> None:
+        """Note that one more evaluation of a version has ended."""
+        metrics = self.evaluations.ended(version)
+        if metrics:
+            self.scores.note("evaluate", version, metrics)
+
+    def _fail(self, job: SentJob, ending: Ending, reason: str) -> None:
+        self._end(job, ending)
+        self.observer.job_refused(job.message_id, reason=reason)
+        if job.purpose == "evaluate":
+            return
+        self.history.failed(job.node_id)
+        self.failures += 1
+        if self.failures >= max(_FAILURES_IN_A_ROW, 3 * self.most_out):
+            raise FedstaleError(
+                f"{self.failures} jobs failed one after the other, the last one with: {reason}"
+            )
+
+    def _expire(self) -> None:
+        for job in self.ledger.expired(self.clock.now()):
+            self.changed_at = self.clock.now()
+            self._fail(job, "timed out", f"no reply within {self.timeout_s:g} s")
+
+    # Merging.
+
+    def _is_full(self) -> bool:
+        size = self.schedule.merge_size
+        if isinstance(size, AdaSync):
+            size = size.size(
+                first_loss=self.loss.first,
+                loss=self.loss.now,
+                in_flight=self.schedule.in_flight or max(self.most_out, 1),
+            )
+        return size is not None and len(self.merge.jobs) >= size and not self.done
+
+    def _is_due(self) -> bool:
+        """Return whether to merge what there is, because nothing is worth waiting for."""
+        if not self.merge.jobs or self.done:
+            return False
+        now = self.clock.now()
+        if now >= self.deadline:
+            return True
+        if self.ledger.n_training:
+            return False
+        # After a reply, jobs go out again at once; if that is impossible for long, go on without.
+        return self.schedule.send == "after_merge" or now >= self.changed_at + self.timeout_s
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def _step(self) -> None:
+        """Make the next version of the model out of the merge."""
+        merge, before = self.merge, self.versions.current
+        delta, counts = merge.finish()
+        floats = {name: array.copy() for name, array in before.floats.items()}
+        self.optimizer.step(floats, delta)
+        if is_finite(floats):
+            self.weighting.observe(before.floats, floats, self.optimizer.rate)
+            self.dropped = 0
+            self._advance(before.stepped(floats, counts))
+        else:
+            self._drop(merge)
+        self._open_merge()
+
+    def _drop(self, merge: Merge) -> None:
+        """Go on as if a merge had not been; the optimizer may have seen infinity, and forgets."""
+        self.optimizer.reset()
+        for job in merge.jobs:
+            self.observer.job_refused(job.message_id, reason="its merge left the finite range")
+        self.dropped += 1
+        if self.dropped >= _DROPS_IN_A_ROW:
+            raise FedstaleError(
+                f"{self.dropped} merges in a row left the finite range: lower the server's rate, "
+                f"or see what {self.weighting!r} does"
+            )
+
+    def _advance(self, snapshot: Snapshot) -> None:
+        merge, version = self.merge, self.versions.advance(snapshot)
+        for job in merge.jobs:
+            self.observer.job_merged(
+                job.message_id,
+                base_version=job.base_version,
+                version=version,
+                staleness=version - 1 - job.base_version,
+                weight=job.weight,
+            )
+        if self.schedule.rest == "cancel":
+            for left in self.ledger.open_jobs("train"):
+                self._end(left, "cancelled")
+        self.progress.version = version
+        arrays = self.outbox.record(version, snapshot)
+        self.strategy.result.arrays = arrays
+        self.observer.aggregated(version=version, arrays=arrays)
+        metrics = merge.metrics()
+        self.loss.add(metrics.get(self.strategy.loss_key, nan))
+        self.scores.note("train", version, metrics)
+        if version % self.strategy.evaluate_every == 0:
+            self._evaluate()
+        self._look_up()
+
+    # Measuring.
+
+    def _evaluate(self) -> None:
+        """Evaluate the current version on the server, and ask some nodes to."""
+        version = self.versions.version
+        if self.evaluate_fn is not None:
+            record = self.outbox.record(version, self.versions.current)
+            self.scores.on_server(version, self.evaluate_fn(version, record))
+        if self.strategy.evaluate_nodes and version:
+            online = list(self.grid.get_node_ids())
+            k = min(self.strategy.evaluate_nodes, len(online))
+            if k:
+                self.evaluations.start(version, k)
+                self._push([int(n) for n in self.rng.choice(online, k, replace=False)], "evaluate")
+
+    # The end.
+
+    def _look_up(self) -> None:
+        """See whether this version is the last."""
+        self.progress.now = self.clock.now()
+        enough = self.versions.version >= self.n_versions
+        self.done = enough or bool(self.strategy.stop_when(self.progress))
+
+    def _close(self) -> None:
+        """End what is still out, and wait for the last evaluations."""
+        for job in self.merge.jobs:
+            self.observer.job_refused(job.message_id, reason="the run ended before its merge")
+        for left in self.ledger.open_jobs("train"):
+            self._end(left, "cancelled")
+        if self.versions.version % self.strategy.evaluate_every:
+            self._evaluate()
+        while self.ledger.n_open:
+            if self.clock.wait(self.ledger.next_deadline):
+                self._receive(self.grid.pull_messages(self.ledger.awaited()))
+            self._expire()
+        logger.info("ended at version %d; jobs: %s", self.versions.version, self.ledger.endings)
+
+
+def _relate_to(delta: Model, base: Model, current: Model) -> None:
+    """Turn a change against the base into one against the current model, in place."""
+    for name, array in delta.items():
+        for d, x, y in chunks(array, base[name], current[name]):
+            np.add(d, x, out=d)
+            np.subtract(d, y, out=d)
+
+
+def _n_bytes(reply: Message) -> int:
+    if reply.has_error():
+        return 0
+    records = reply.content.array_records.values()
+    return sum(len(array.data) for record in records for array in record.values())

@@ -1,0 +1,166 @@
+"""Oort: exploit the nodes whose updates are useful and fast, explore the others.
+
+Reference:
+    Lai et al. Oort: Efficient Federated Learning via Guided Participant Selection. OSDI 2021.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, isnan, log, sqrt
+
+import numpy as np
+
+from fedstale.strategies.candidate import Candidate
+from fedstale.strategies.selection import Floats, Selector
+from fedstale.strategies.settings import require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OortSettings:
+    """The constants of Oort; the defaults are the paper's."""
+
+    exploration: float = 0.9
+    """Share of nodes to explore at first, in [0, 1]."""
+    exploration_decay: float = 0.98
+    """What that share is multiplied by at each selection."""
+    exploration_least: float = 0.2
+    """Where that share stops falling."""
+    penalty: float = 2.0
+    """alpha, the exponent of the penalty on slow nodes, >= 0."""
+    cutoff: float = 0.95
+    """c: nodes with at least this share of the last exploited node's utility may be drawn."""
+    clip: float = 0.95
+    """Utilities above this quantile are cut to it, in (0, 1]."""
+    pacer_window: int = 20
+    """W, selections between looks at the preferred duration, >= 1."""
+    first_percentile: float = 0.1
+    """Share of known nodes that meet the first preferred duration T, in (0, 1]."""
+    pacer_step: float = 0.1
+    """How much that share grows when the utility gained falls; at 1 nobody is slow."""
+
+    def __post_init__(self) -> None:
+        for name in ("exploration", "exploration_decay", "exploration_least", "cutoff"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"selector.{name}", value, "a number in [0, 1]")
+        for name in ("clip", "first_percentile", "pacer_step"):
+            value = getattr(self, name)
+            require(0 < value <= 1, f"selector.{name}", value, "a number in (0, 1]")
+        require(self.penalty >= 0, "selector.penalty", self.penalty, "a number >= 0")
+        require(self.pacer_window >= 1, "selector.pacer_window", self.pacer_window, ">= 1")
+
+
+PAPER = OortSettings()
+RELEASED = OortSettings(
+    exploration_least=0.3, clip=0.9, first_percentile=0.3, pacer_step=0.05, cutoff=0.95
+)
+"""The defaults of the authors' released code, as far as they have a counterpart here."""
+
+
+class Oort(Selector):
+    """Draws exploited nodes by utility, and explored nodes by speed where it is known.
+
+    The utility of a node that has answered is
+
+        U = |B| sqrt(mean of squared losses), clipped and scaled to [0, 1] over the candidates,
+            + sqrt(0.1 log R / L),                      how long ago it was last heard,
+            x (T / t)^alpha if its duration t exceeds the preferred duration T,
+
+    with R the number of selections and L the one after which the node was last picked. The share of
+    exploration falls from selection to selection; whoever is within c of the utility of the last
+    exploited node may be drawn, with a probability in proportion to its utility.
+
+    Differences from the paper:
+        T is a quantile of the known durations, as in the released code, and grows by a step of the
+        quantile when the utility picked in the last W selections is below that of the W before.
+        A device is explored with the same probability whatever its speed, if that is unknown.
+        Utilities are scaled to [0, 1] before the other terms, as in the released code.
+    """
+
+    def __init__(self, settings: OortSettings = PAPER) -> None:
+        """Use the paper's constants, or `RELEASED`."""
+        self.settings = settings
+        self._round = 0
+        self._picked_at: dict[int, int] = {}
+        self._share = settings.exploration
+        self._percentile = settings.first_percentile
+        window = settings.pacer_window
+        self._gained: deque[float] = deque(maxlen=2 * window)
+
+    def select(
+        self, candidates: Sequence[Candidate], k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Exploit, then explore; what one lacks in candidates the other fills."""
+        self._round += 1
+        self._share = max(
+            self._share * self.settings.exploration_decay, self.settings.exploration_least
+        )
+        known = [c for c in candidates if not isnan(c.utility)]
+        fresh = [c for c in candidates if isnan(c.utility)]
+        k = min(k, len(candidates))
+        n_explore = min(len(fresh), max(round(k * self._share), k - len(known)))
+        exploited = self._exploit(known, k - n_explore, rng)
+        explored = _draw(fresh, n_explore, np.array([_speed(c) for c in fresh]), rng)
+        for candidate in (*exploited, *explored):
+            self._picked_at[candidate.node_id] = self._round
+        self._gained.append(float(sum(c.utility for c in exploited)))
+        self._pace()
+        return [c.node_id for c in (*exploited, *explored)]
+
+    def _exploit(
+        self, known: Sequence[Candidate], k: int, rng: np.random.Generator
+    ) -> list[Candidate]:
+        if not k:
+            return []
+        utilities = self.utilities(known)
+        order = np.argsort(-utilities, kind="stable")
+        least = self.settings.cutoff * utilities[order[k - 1]]
+        pool = [i for rank, i in enumerate(order) if rank < k or utilities[i] >= least]
+        return _draw([known[i] for i in pool], k, utilities[pool], rng)
+
+    def utilities(self, known: Sequence[Candidate]) -> Floats:
+        """Return the utility of candidates that have answered; see the class."""
+        statistical = np.array([c.utility for c in known])
+        least, most = statistical.min(), np.quantile(statistical, self.settings.clip)
+        spread = most - least
+        scaled = (np.minimum(statistical, most) - least) / spread if spread > 0 else statistical * 0
+        preferred = self._preferred_duration(known)
+        for i, candidate in enumerate(known):
+            last = self._picked_at.get(candidate.node_id, self._round)
+            scaled[i] += sqrt(0.1 * log(max(self._round, 1)) / max(last, 1))
+            if candidate.duration_s > preferred:
+                scaled[i] *= (preferred / candidate.duration_s) ** self.settings.penalty
+        return scaled
+
+    def _preferred_duration(self, known: Sequence[Candidate]) -> float:
+        durations = [c.duration_s for c in known if not isnan(c.duration_s)]
+        if self._percentile >= 1.0 or not durations:
+            return inf
+        return float(np.quantile(durations, self._percentile))
+
+    def _pace(self) -> None:
+        window = self.settings.pacer_window
+        if self._round % window or len(self._gained) < 2 * window:
+            return
+        gained = list(self._gained)
+        if sum(gained[:window]) > sum(gained[window:]):
+            self._percentile = min(1.0, self._percentile + self.settings.pacer_step)
+
+
+def _speed(candidate: Candidate) -> float:
+    stated = candidate.forecast.get("duration_s", np.nan)
+    return 1.0 / stated if isinstance(stated, int | float) and stated > 0 else np.nan
+
+
+def _draw(
+    candidates: Sequence[Candidate], k: int, shares: Floats, rng: np.random.Generator
+) -> list[Candidate]:
+    """Draw k distinct candidates, with chances in proportion; unknown shares count as the mean."""
+    if not k:
+        return []
+    known = shares[~np.isnan(shares)]
+    shares = np.where(np.isnan(shares), known.mean() if known.size else 1.0, shares)
+    # Nobody is impossible, or fewer than k could be drawn.
+    shares = np.maximum(shares, 1e-9 * max(float(shares.max()), 1e-9))
+    drawn = rng.choice(len(candidates), size=k, replace=False, p=shares / shares.sum())
+    return [candidates[i] for i in drawn]

@@ -1,0 +1,139 @@
+"""Who gets the next message, and what is in it: one set of records a version, shared by all."""
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app.typing import ConfigRecordValues
+from flwr.serverapp import Grid
+
+from fedstale.errors import FedstaleError
+from fedstale.strategies.candidate import History
+from fedstale.strategies.ledger import Ledger, Purpose
+from fedstale.strategies.selection import Selector
+from fedstale.strategies.versions import Snapshot, Versions
+
+if TYPE_CHECKING:
+    from fedstale.strategies.stale import StaleStrategy
+
+logger = logging.getLogger(__name__)
+
+_TYPES: Mapping[Purpose, str] = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
+
+
+class Outbox:
+    """Sends the current model."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        initial: ArrayRecord,
+        configs: Mapping[Purpose, Mapping[str, object]],
+        strategy: "StaleStrategy",
+        timeout_s: float,
+    ) -> None:
+        """Set what every message holds besides the model."""
+        self._grid, self._configs, self.timeout_s = grid, configs, timeout_s
+        self._arrays_key, self._config_key = strategy.gate.arrays_key, strategy.config_key
+        self._version, self._record = 0, initial
+
+    def record(self, version: int, snapshot: Snapshot) -> ArrayRecord:
+        """Return a version as Flower sends it; the latest one is made once."""
+        if version != self._version:
+            self._version, self._record = version, snapshot.record()
+        return self._record
+
+    def push(
+        self, nodes: list[int], purpose: Purpose, version: int, snapshot: Snapshot
+    ) -> tuple[list[str | None], int]:
+        """Send a version to some nodes.
+
+        Returns:
+            Ids of the messages in the order of nodes, None for one that could not be sent, and the
+            bytes of arrays in them.
+
+        Raises:
+            FedstaleError: the grid takes none of the messages.
+        """
+        arrays = self.record(version, snapshot)
+        # Stock strategies count training rounds from 1, and evaluate after the round.
+        server_round = version + 1 if purpose == "train" else version
+        values = {**self._configs[purpose], "server-round": server_round}
+        config = ConfigRecord(cast(dict[str, ConfigRecordValues], values))
+        content = RecordDict({self._arrays_key: arrays, self._config_key: config})
+        messages = [
+            Message(content, node, _TYPES[purpose], ttl=self.timeout_s, group_id=str(version))
+            for node in nodes
+        ]
+        n_bytes = sum(len(array.data) for array in arrays.values())
+        ids: list[str | None] = list(self._grid.push_messages(messages))
+        if len(ids) != len(nodes) or not any(ids):
+            raise FedstaleError(
+                f"the grid took none of {len(nodes)} messages with {n_bytes} bytes of arrays each: "
+                "see the log of the SuperLink, which may have a limit on their size"
+            )
+        return ids, n_bytes * sum(message_id is not None for message_id in ids)
+
+
+class Dispatch:
+    """Chooses nodes, sends them the current model, and opens their jobs."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        selector: Selector,
+        *,
+        ledger: Ledger,
+        history: History,
+        versions: Versions,
+        rng: np.random.Generator,
+    ) -> None:
+        """Work on the books of one run."""
+        self._outbox, self._selector, self._rng = outbox, selector, rng
+        self._ledger, self._history, self._versions = ledger, history, versions
+
+    def choose(self, free: list[int], k: int, now: float) -> list[int]:
+        """Let the selector pick at most k of the free nodes.
+
+        Raises:
+            FedstaleError: it breaks its contract.
+        """
+        candidates = self._history.candidates(free)
+        chosen = self._selector.select(candidates, k, now, self._rng)
+        if len(chosen) > k or len(set(chosen)) < len(chosen) or not set(chosen) <= set(free):
+            raise FedstaleError(
+                f"selector {self._selector!r} returned {chosen}: expected at most {k} distinct "
+                "ids of the candidates that it was given"
+            )
+        return chosen
+
+    def push(self, nodes: list[int], purpose: Purpose, now: float) -> tuple[list[int], int]:
+        """Send the current version and open a job for each message.
+
+        Returns:
+            Nodes whose message could not be sent, and the bytes of arrays sent.
+        """
+        if not nodes:
+            return [], 0
+        version, unsent = self._versions.version, []
+        ids, n_bytes = self._outbox.push(nodes, purpose, version, self._versions.current)
+        for node, message_id in zip(nodes, ids, strict=True):
+            if purpose == "train":
+                self._history.picked(node)
+            if message_id is None:
+                logger.warning("node %d: the %s message could not be sent", node, purpose)
+                self._history.failed(node)
+                unsent.append(node)
+                continue
+            self._ledger.send(
+                message_id,
+                node_id=node,
+                purpose=purpose,
+                version=version,
+                now=now,
+                timeout_s=self._outbox.timeout_s,
+            )
+            self._versions.hold(version)
+        return unsent, n_bytes

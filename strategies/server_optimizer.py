@@ -1,0 +1,201 @@
+"""What the server does with a merged update: one step of an optimizer on the global model.
+
+The merged update stands for the negative gradient. With `SGD(rate=1)` the model moves by exactly
+the merged update, which is FedAvg. The adaptive rules are those of Reddi et al.
+
+Reference:
+    Reddi et al. Adaptive Federated Optimization. ICLR 2021.
+    Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification. 2019 (server momentum).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from math import sqrt
+
+import numpy as np
+
+from fedstale.strategies.arrays import Array, Model, chunks, zeros_like
+from fedstale.strategies.settings import require
+
+Rate = float | Callable[[int], float]
+
+
+class ServerOptimizer(ABC):
+    """Steps a model in place; holds what it remembers between steps."""
+
+    moments: tuple[str, ...] = ()
+    """Names of the arrays that it remembers, each in the shape of the model."""
+
+    def __init__(self, rate: Rate) -> None:
+        """Start before the first step.
+
+        Args:
+            rate: learning rate, or a function from the number of the step, from 1, to it.
+        """
+        require(callable(rate) or rate > 0, "server_optimizer.rate", rate, "a number > 0")
+        self._rate = rate
+        self.n_steps = 0
+        self.state: dict[str, Model] = {}
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the latest step, or of the first if there has been none."""
+        step = max(self.n_steps, 1)
+        return self._rate(step) if callable(self._rate) else self._rate
+
+    def step(self, model: Model, delta: Model) -> None:
+        """Move a model by a merged update, in place; the update is used up."""
+        if not self.state and self.moments:
+            self.state = {moment: zeros_like(delta) for moment in self.moments}
+        self.n_steps += 1
+        for name, update in delta.items():
+            memory = [self.state[moment][name] for moment in self.moments]
+            for theta, d, *parts in chunks(model[name], update, *memory):
+                self._step(theta, d, *parts)
+
+    @abstractmethod
+    def _step(self, theta: Array, d: Array, *moments: Array) -> None:
+        """Step one chunk in place; d may be overwritten."""
+
+    def reset(self) -> None:
+        """Forget the past, as after a step that had to be undone."""
+        self.state = {}
+
+    def state_dict(self) -> dict[str, Array | float]:
+        """Return what a checkpoint must hold."""
+        state: dict[str, Array | float] = {"n_steps": self.n_steps}
+        for moment, model in self.state.items():
+            state |= {f"{moment}.{name}": array for name, array in model.items()}
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
+        """Continue from a checkpoint."""
+        self.n_steps = int(state["n_steps"])
+        self.state = {}
+        for key, value in state.items():
+            moment, _, name = key.partition(".")
+            if name:
+                self.state.setdefault(moment, {})[name] = np.array(value)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rate={self._rate!r})"
+
+
+class SGD(ServerOptimizer):
+    """theta <- theta + rate d."""
+
+    def __init__(self, rate: Rate = 1.0) -> None:
+        """Step by the merged update itself at rate 1."""
+        super().__init__(rate)
+
+    def _step(self, theta: Array, d: Array, *moments: Array) -> None:
+        d *= d.dtype.type(self.rate)
+        theta += d
+
+
+class Momentum(ServerOptimizer):
+    """v <- beta v + d; theta <- theta + rate v, or theta + rate (d + beta v) for Nesterov's."""
+
+    moments = ("v",)
+
+    def __init__(self, rate: Rate = 1.0, *, beta: float = 0.9, nesterov: bool = False) -> None:
+        """Set the momentum beta in [0, 1)."""
+        require(0 <= beta < 1, "server_optimizer.beta", beta, "a number in [0, 1)")
+        super().__init__(rate)
+        self.beta, self.nesterov = beta, nesterov
+
+    def _step(self, theta: Array, d: Array, *moments: Array) -> None:
+        (v,) = moments
+        v *= v.dtype.type(self.beta)
+        v += d
+        step = d + v * v.dtype.type(self.beta) if self.nesterov else v.copy()
+        step *= step.dtype.type(self.rate)
+        theta += step
+
+    def __repr__(self) -> str:
+        return f"Momentum(rate={self._rate!r}, beta={self.beta}, nesterov={self.nesterov})"
+
+
+class _Adaptive(ServerOptimizer):
+    """m <- beta_1 m + (1 - beta_1) d; theta <- theta + rate m / (sqrt(v) + tau)."""
+
+    moments = ("m", "v")
+
+    def __init__(
+        self, rate: Rate = 0.1, *, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3
+    ) -> None:
+        """Set the decays of both moments in [0, 1), and tau > 0, which bounds the adaptivity."""
+        require(0 <= beta_1 < 1, "server_optimizer.beta_1", beta_1, "a number in [0, 1)")
+        require(0 <= beta_2 < 1, "server_optimizer.beta_2", beta_2, "a number in [0, 1)")
+        require(tau > 0, "server_optimizer.tau", tau, "a number > 0, such as 0.001")
+        super().__init__(rate)
+        self.beta_1, self.beta_2, self.tau = beta_1, beta_2, tau
+
+    def _step(self, theta: Array, d: Array, *moments: Array) -> None:
+        m, v = moments
+        number = m.dtype.type
+        m *= number(self.beta_1)
+        m += number(1 - self.beta_1) * d
+        d *= d
+        self._second_moment(v, d)
+        step = np.sqrt(v)
+        step += number(self.tau)
+        np.divide(m, step, out=step)
+        step *= number(self._corrected_rate())
+        theta += step
+
+    @abstractmethod
+    def _second_moment(self, v: Array, square: Array) -> None:
+        """Update v in place with the squared update."""
+
+    def _corrected_rate(self) -> float:
+        return self.rate
+
+    def __repr__(self) -> str:
+        betas = f"beta_1={self.beta_1}, beta_2={self.beta_2}"
+        return f"{type(self).__name__}(rate={self._rate!r}, {betas}, tau={self.tau})"
+
+
+class Adam(_Adaptive):
+    """v <- beta_2 v + (1 - beta_2) d^2, with the rate corrected for the bias of both moments.
+
+    Differences from the paper:
+        The bias correction uses the exponent t + 1 in step t, as Flower's FedAdam does.
+    """
+
+    def _second_moment(self, v: Array, square: Array) -> None:
+        v *= v.dtype.type(self.beta_2)
+        square *= square.dtype.type(1 - self.beta_2)
+        v += square
+
+    def _corrected_rate(self) -> float:
+        t = self.n_steps + 1
+        return self.rate * sqrt(1 - self.beta_2**t) / (1 - self.beta_1**t)
+
+
+class Yogi(_Adaptive):
+    """v <- v - (1 - beta_2) d^2 sign(v - d^2)."""
+
+    def __init__(
+        self, rate: Rate = 0.01, *, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3
+    ) -> None:
+        """Set the decays and tau as for Adam."""
+        super().__init__(rate, beta_1=beta_1, beta_2=beta_2, tau=tau)
+
+    def _second_moment(self, v: Array, square: Array) -> None:
+        sign = np.sign(v - square)
+        square *= square.dtype.type(1 - self.beta_2)
+        square *= sign
+        v -= square
+
+
+class Adagrad(_Adaptive):
+    """v <- v + d^2, without momentum unless beta_1 is given."""
+
+    def __init__(self, rate: Rate = 0.1, *, beta_1: float = 0.0, tau: float = 1e-3) -> None:
+        """Set the decay of the first moment, and tau."""
+        super().__init__(rate, beta_1=beta_1, beta_2=0.0, tau=tau)
+
+    def _second_moment(self, v: Array, square: Array) -> None:
+        v += square

@@ -1,0 +1,224 @@
+"""`StaleStrategy`: a Flower strategy for devices that report late, composed of exchangeable parts.
+
+A selector says whom to send to, a schedule when and how many to wait for, a weighting how much a
+late update counts, and a server optimizer what to do with the merged update. Everything published
+is a composition of these; see `aliases`.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from typing import Literal, NoReturn
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedstale.errors import FedstaleError
+from fedstale.strategies.event_loop import EventLoop
+from fedstale.strategies.gate import Gate
+from fedstale.strategies.merge import Normalise
+from fedstale.strategies.progress import Progress
+from fedstale.strategies.schedule import Schedule
+from fedstale.strategies.selection import Random, Selector
+from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
+from fedstale.strategies.settings import is_count, require
+from fedstale.strategies.weighting import ByAge, Weighting, constant
+
+logger = logging.getLogger(__name__)
+
+
+class StaleStrategy(Strategy):
+    """Runs one event loop over a grid: select, send, receive, weigh, step, evaluate.
+
+    A "round" of the `Result` is one version of the model, that is, one merge. Stock ClientApps work
+    unchanged: they receive `server-round` in their config and answer with weights, a number of
+    examples and metrics. A bad reply is refused with its reason and never ends a run.
+
+    Integer and boolean arrays, such as BatchNorm's counters, are averaged without any staleness
+    weight and rounded; neither weightings nor server optimizers see them.
+
+    Example:
+        >>> from fedstale.strategies import Gap, StaleStrategy, k_batch_async
+        >>> strategy = StaleStrategy(
+        ...     schedule=k_batch_async(in_flight=20, merge_size=5), weighting=Gap(), seed=1
+        ... )
+        >>> strategy.weighting
+        Gap(of='parameter', decay=0.97, steps='maximal')
+    """
+
+    def __init__(
+        self,
+        *,
+        selector: Selector | None = None,
+        schedule: Schedule | None = None,
+        weighting: Weighting | None = None,
+        server_optimizer: ServerOptimizer | None = None,
+        normalise: Normalise = "examples",
+        update: Literal["delta", "model"] = "delta",
+        gate: Gate | None = None,
+        evaluate_nodes: int = 0,
+        evaluate_every: int = 1,
+        stop_when: Callable[[Progress], bool] | None = None,
+        config_key: str = "config",
+        loss_key: str = "train_loss",
+        square_loss_key: str = "square_loss",
+        recheck_s: float = 30.0,
+        seed: int = 0,
+    ) -> None:
+        """Compose a strategy.
+
+        Args:
+            selector: whom to send to; `Random()` if not given.
+            schedule: when to send and what to wait for; if not given, all nodes and all replies.
+            weighting: of late updates; if not given, age does not matter.
+            server_optimizer: `SGD(rate=1)` if not given.
+            normalise: divide the sum of a merge by the "examples" behind it (FedAvg), by its
+                "merge_size" (FedBuff) or by the sum of "weights".
+            update: "delta" adds what a device changed; "model" pulls the server towards the
+                device's whole model, as FedAsync does.
+            gate: what checks replies, with the keys of records.
+            evaluate_nodes: nodes that evaluate a version, chosen at random; 0 for none.
+            evaluate_every: versions from one evaluation to the next, on nodes and on the server.
+            stop_when: checked after each merge; see `StopWhen`.
+            config_key: name of the ConfigRecord in messages.
+            loss_key: metric with a device's mean training loss.
+            square_loss_key: metric with the mean of its squared per-example losses over the round.
+            recheck_s: how long to wait before looking again for nodes, in s, when too few are
+                online.
+            seed: of all choices.
+
+        Raises:
+            ConfigError: a setting is out of range.
+        """
+        self.selector = selector or Random()
+        self.schedule = schedule or Schedule()
+        self.weighting = weighting or ByAge(constant())
+        self.server_optimizer = server_optimizer or SGD()
+        self.normalise: Normalise = normalise
+        self.update: Literal["delta", "model"] = update
+        self.gate = gate or Gate()
+        self.evaluate_nodes, self.evaluate_every = evaluate_nodes, evaluate_every
+        self.stop_when = stop_when or (lambda _: False)
+        self.config_key, self.loss_key = config_key, loss_key
+        self.square_loss_key, self.recheck_s, self.seed = square_loss_key, recheck_s, seed
+        self.result = Result()
+        """What the latest run has reached so far; the same object that `start` returns."""
+        self._check()
+
+    def _check(self) -> None:
+        require(
+            self.normalise in {"examples", "merge_size", "weights"},
+            *("normalise", self.normalise, "examples|merge_size|weights"),
+        )
+        require(self.update in {"delta", "model"}, "update", self.update, "delta|model")
+        require(
+            self.evaluate_nodes == 0 or is_count(self.evaluate_nodes),
+            *("evaluate_nodes", self.evaluate_nodes, "an integer >= 0 (0 asks nobody)"),
+        )
+        require(
+            is_count(self.evaluate_every),
+            *("evaluate_every", self.evaluate_every, "an integer >= 1 (1 evaluates each version)"),
+        )
+        require(self.recheck_s > 0, "recheck_s", self.recheck_s, "seconds > 0")
+        if self.normalise == "weights" and self.schedule.merge_size == 1:
+            logger.warning(
+                "normalise = 'weights' with merge_size = 1 divides each update by its own weight, "
+                "which undoes every penalty: choose 'merge_size' or 'examples'"
+            )
+
+    def start(  # noqa: PLR0917 - Flower's signature
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Train until `num_rounds` versions have been made, or `stop_when` holds.
+
+        Each call starts anew: what selector, weighting and server optimizer learn on the way is
+        learnt by copies.
+
+        Args:
+            grid: where the nodes are.
+            initial_arrays: version 0 of the model.
+            num_rounds: versions to make, >= 0.
+            timeout: seconds after which a job is given up; also the messages' time to live.
+            train_config: sent with every training job.
+            evaluate_config: sent with every evaluation job.
+            evaluate_fn: called with (version, arrays) for version 0, every `evaluate_every`
+                versions, and the last.
+
+        Returns:
+            The last model and all metrics, by version.
+
+        Raises:
+            ConfigError: the model or an argument is unusable, or the selector breaks its contract.
+            FedstaleError: jobs fail one after the other and none succeeds.
+        """
+        require(num_rounds >= 0, "num_rounds", num_rounds, "an integer >= 0")
+        require(timeout > 0, "timeout", timeout, "seconds > 0")
+        self.summary()
+        self.result = Result(arrays=initial_arrays)
+        loop = EventLoop(
+            self,
+            deepcopy((self.selector, self.weighting, self.server_optimizer)),
+            grid,
+            initial_arrays,
+            timeout_s=timeout,
+            configs={
+                "train": dict(train_config or {}),
+                "evaluate": dict(evaluate_config or {}),
+            },
+            evaluate_fn=evaluate_fn,
+        )
+        loop.run(num_rounds)
+        return self.result
+
+    def summary(self) -> None:
+        """Log the settings."""
+        logger.info("%s:", type(self).__name__)
+        for name in (
+            "selector",
+            "schedule",
+            "weighting",
+            "server_optimizer",
+            "normalise",
+            "update",
+        ):
+            logger.info("  %s = %s", name, getattr(self, name))
+
+    # Flower's verbs of a round. There are no rounds here.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Raise: see `start`."""
+        self._no_rounds()
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Raise: see `start`."""
+        self._no_rounds()
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Raise: see `start`."""
+        self._no_rounds()
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Raise: see `start`."""
+        self._no_rounds()
+
+    def _no_rounds(self) -> NoReturn:
+        raise FedstaleError(
+            f"{type(self).__name__} merges replies as they come and has no separate steps of a "
+            "round: call start(), and do not wrap it in a strategy that calls them itself"
+        )

@@ -1,0 +1,129 @@
+"""Model versions: the current one, and older ones for as long as a job out there needs them.
+
+A version is kept once however many devices hold it, and is dropped with its last job.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord
+
+from fedstale.errors import ConfigError
+from fedstale.strategies import npy
+from fedstale.strategies.arrays import Array, Model
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One version of a model, never written to."""
+
+    floats: Model
+    """Arrays that are weighted and stepped: parameters and floating-point buffers."""
+    counts: Model
+    """Integer and boolean arrays, such as BatchNorm's counters: averaged and rounded, no more."""
+    names: tuple[str, ...]
+    """All names in the order of the app."""
+
+    @classmethod
+    def of(cls, record: ArrayRecord) -> "Snapshot":
+        """Read a model.
+
+        Raises:
+            ConfigError: there is no array, or one is neither real nor integer nor finite.
+        """
+        arrays = {name: npy.read(array) for name, array in record.items()}
+        if not arrays:
+            raise ConfigError("initial_arrays = {}: expected a model with at least one array")
+        for name, array in arrays.items():
+            if array.dtype.kind not in "fiub":
+                raise ConfigError(
+                    f"initial_arrays[{name!r}] has dtype {array.dtype}: expected real, integer or "
+                    "boolean numbers; convert it, or leave it out of the model that is sent"
+                )
+            if not np.isfinite(array).all():
+                raise ConfigError(
+                    f"initial_arrays[{name!r}] holds NaN or infinity: expected finite"
+                )
+        floats = {name: x for name, x in arrays.items() if x.dtype.kind == "f"}
+        counts = {name: x for name, x in arrays.items() if x.dtype.kind != "f"}
+        return cls(floats, counts, tuple(arrays))
+
+    def record(self) -> ArrayRecord:
+        """Return the model as Flower sends it."""
+        both = self.floats | self.counts
+        return ArrayRecord({name: FlowerArray(both[name]) for name in self.names})
+
+    def stepped(self, floats: Model, count_steps: Mapping[str, Array]) -> "Snapshot":
+        """Return a new version; integer arrays move by the nearest whole number.
+
+        Args:
+            floats: new values.
+            count_steps: movement of the integer arrays, in float64.
+        """
+        counts = {
+            name: _moved_count(array, count_steps[name]) for name, array in self.counts.items()
+        }
+        return Snapshot(floats, counts, self.names)
+
+
+def _moved_count(array: Array, step: Array) -> Array:
+    moved = np.asarray(np.rint(array.astype(np.float64) + step))
+    if array.dtype.kind == "b":
+        return np.asarray(moved >= 1)
+    limits = np.iinfo(array.dtype)
+    # The largest 64-bit integers are no float64: clip to one that is.
+    top = np.nextafter(float(limits.max), 0.0) if limits.bits == 64 else float(limits.max)
+    return np.asarray(np.clip(moved, float(limits.min), top)).astype(array.dtype)
+
+
+@dataclass(slots=True)
+class _Held:
+    snapshot: Snapshot
+    jobs: int = 0
+
+
+class Versions:
+    """The current model and the older ones that jobs still refer to."""
+
+    def __init__(self, initial: Snapshot, version: int = 0) -> None:
+        """Start with one version."""
+        self.version = version
+        self._held = {version: _Held(initial)}
+
+    @property
+    def current(self) -> Snapshot:
+        """The current version's model."""
+        return self._held[self.version].snapshot
+
+    def __getitem__(self, version: int) -> Snapshot:
+        """Return a version that is current or held by a job."""
+        return self._held[version].snapshot
+
+    def __len__(self) -> int:
+        """Number of versions kept."""
+        return len(self._held)
+
+    def hold(self, version: int) -> None:
+        """Keep a version for one more job."""
+        self._held[version].jobs += 1
+
+    def release(self, version: int) -> None:
+        """Let go of a version for one job; the last one drops it, unless it is current."""
+        held = self._held[version]
+        assert held.jobs > 0, f"version {version} is released more often than held"
+        held.jobs -= 1
+        self._drop_unused(version)
+
+    def advance(self, snapshot: Snapshot) -> int:
+        """Make a model the new current version and return its number."""
+        before = self.version
+        self.version += 1
+        self._held[self.version] = _Held(snapshot)
+        self._drop_unused(before)
+        return self.version
+
+    def _drop_unused(self, version: int) -> None:
+        if version != self.version and self._held[version].jobs == 0:
+            del self._held[version]
