@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""Whom to pick: selection of devices that is learnt on traces."""

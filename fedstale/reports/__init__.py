@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""What a run leaves behind: its folder, its ledger, its page."""
