@@ -144,7 +144,7 @@ def main() -> None:
         rates = [messages_per_second(batch, 1000 if quick else 5000) for _ in range(repeats)]
         rows.append({"what": "messages per second", "in flight": batch, **spread(rates)})
     cores = os.cpu_count() or 1
-    for n_clients, epochs in [(64, 1)] if quick else [(64, 1), (64, 5), (256, 1)]:
+    for n_clients, epochs in [(64, 1)] if quick else [(64, 1), (64, 5)]:
         engines = Engines(n_clients, n_rounds=3 if quick else 5, local_epochs=epochs)
         runs = {
             "Flower, Ray": engines.flower,
