@@ -2,8 +2,6 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -11,6 +9,7 @@ import typer
 
 from fedstale import __version__, trace_commands
 from fedstale.errors import FedstaleError
+from fedstale.usage_errors import one_sentence
 
 if TYPE_CHECKING:
     from fedstale.config import SimulationConfig
@@ -116,7 +115,7 @@ def simulate(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Flower's log.")] = False,
 ) -> None:
     """Run a Flower app on replayed devices, and see who trained, who was late and who lost work."""
-    with _one_sentence():
+    with one_sentence():
         from fedstale.config import SimulationConfig
 
         if app_.endswith(".toml"):
@@ -182,20 +181,11 @@ def new(
     path: Annotated[Path, typer.Argument(help="Folder to make; its name becomes the app's.")],
 ) -> None:
     """Write a starting app that runs under fedstale simulate and under flwr run."""
-    with _one_sentence():
+    with one_sentence():
         from fedstale.new_app import create
 
         create(path, name=path.name)
     typer.echo(f"wrote {path}; try: fedstale simulate {path}")
-
-
-@contextmanager
-def _one_sentence() -> Iterator[None]:
-    """Turn the errors that users can mend into one sentence."""
-    try:
-        yield
-    except FedstaleError as problem:
-        fail(str(problem), code=2)
 
 
 def _parsed(run_config: list[str] | None) -> dict[str, Any]:

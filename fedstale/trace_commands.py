@@ -2,17 +2,17 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedstale.errors import FedstaleError, TraceError
+from fedstale.record_command import merge, record
+from fedstale.trace_output import Out, Overwrite, check_free, write
+from fedstale.usage_errors import one_sentence
 
 if TYPE_CHECKING:
-    from fedstale.traces import TraceSet
+    pass
 
 app = typer.Typer(
     name="traces",
@@ -23,8 +23,6 @@ app = typer.Typer(
 )
 
 _Seed = Annotated[int, typer.Option(min=0, help="Seeds everything that is random.")]
-_Out = Annotated[Path, typer.Option("--out", "-o", help="Native file to write, NAME.parquet.")]
-_Overwrite = Annotated[bool, typer.Option(help="Replace the file if there is one.")]
 
 
 @app.command(epilog="Examples: fedstale traces describe phones.json  |  synthetic:1000 --json")
@@ -34,7 +32,7 @@ def describe(
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show how many devices there are, what was repaired, when they come and how fast they are."""
-    with _one_sentence():
+    with one_sentence():
         from fedstale import trace_description, trace_spec
 
         numbers = trace_description.numbers(trace_spec.load(traces, seed=seed))
@@ -51,14 +49,14 @@ def convert(
     kind: Annotated[
         str | None, typer.Option("--source", help="Format of IN; found out if not given.")
     ] = None,
-    overwrite: _Overwrite = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write a recording as a native file, and say what was repaired on the way."""
-    with _one_sentence():
-        _check_free(out, overwrite=overwrite)
+    with one_sentence():
+        check_free(out, overwrite=overwrite)
         from fedstale.traces.sources import read
 
-        _write(read(source, kind), out)
+        write(read(source, kind), out)
 
 
 @app.command(
@@ -70,7 +68,7 @@ def compose(
     compute: Annotated[Path, typer.Option(help="Recording of how fast devices are.")],
     network: Annotated[Path, typer.Option(help="Recording of links.")],
     n: Annotated[int, typer.Option("--n", min=1, help="Number of devices.")],
-    out: _Out,
+    out: Out,
     background: Annotated[
         Path | None, typer.Option(help="Recording of what other programs leave of a processor.")
     ] = None,
@@ -81,11 +79,11 @@ def compose(
         Literal["repeat", "stop"], typer.Option(help="What follows the end of availability.")
     ] = "repeat",
     seed: _Seed = 0,
-    overwrite: _Overwrite = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Make complete devices out of independent recordings."""
-    with _one_sentence():
-        _check_free(out, overwrite=overwrite)
+    with one_sentence():
+        check_free(out, overwrite=overwrite)
         from fedstale.traces.compose import compose as join
         from fedstale.traces.sources import read
 
@@ -99,13 +97,13 @@ def compose(
             after_end=after_end,
             uplink_share=uplink_share,
         )
-        _write(devices, out)
+        write(devices, out)
 
 
 @app.command(epilog="Example: fedstale traces synthesise --n 1000 --days 7 --out devices.parquet")
 def synthesise(
     n: Annotated[int, typer.Option("--n", min=1, help="Number of devices.")],
-    out: _Out,
+    out: Out,
     days: Annotated[int, typer.Option(min=1, help="Length of the record.")] = 7,
     time_zones: Annotated[
         Literal["same", "spread"], typer.Option(help="One midnight for all, or 24 time zones.")
@@ -114,15 +112,15 @@ def synthesise(
         Path | None, typer.Option(help="Population to draw from, made by fit; else the embedded.")
     ] = None,
     seed: _Seed = 0,
-    overwrite: _Overwrite = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Generate devices and write them as a native file."""
-    with _one_sentence():
-        _check_free(out, overwrite=overwrite)
+    with one_sentence():
+        check_free(out, overwrite=overwrite)
         from fedstale.traces import population, synthetic
 
         chosen = population.load(parameters)
-        _write(synthetic.synthesise(n, days, seed, time_zones=time_zones, parameters=chosen), out)
+        write(synthetic.synthesise(n, days, seed, time_zones=time_zones, parameters=chosen), out)
 
 
 @app.command(
@@ -135,11 +133,11 @@ def fit(
     background: Annotated[Path, typer.Option(help="Recording of what is left of processors.")],
     compute: Annotated[Path, typer.Option(help="Recording of how fast devices are.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="TOML file to write.")],
-    overwrite: _Overwrite = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Fit the generator's numbers to recordings, and write them with their provenance."""
-    with _one_sentence():
-        _check_free(out, overwrite=overwrite)
+    with one_sentence():
+        check_free(out, overwrite=overwrite)
         from fedstale import trace_provenance
         from fedstale.traces import fit as fitting
         from fedstale.traces import population
@@ -173,7 +171,7 @@ def fetch(
     url: Annotated[str | None, typer.Option(help="Download from here instead.")] = None,
 ) -> None:
     """Download a published recording from its authors, checked and whole or not at all."""
-    with _one_sentence():
+    with one_sentence():
         from fedstale.traces.fetch import fetch as download
         from fedstale.traces.sources import SOURCES
 
@@ -195,30 +193,5 @@ def fetch(
     typer.echo(path)
 
 
-def _check_free(out: Path, *, overwrite: bool) -> None:
-    """Refuse at once what would fail only after the work."""
-    if not out.parent.is_dir():
-        raise TraceError(f"{out}: the folder {out.parent} does not exist; make it first")
-    if out.is_dir():
-        raise TraceError(f"{out}: is a folder, expected the name of a file")
-    if out.exists() and not overwrite:
-        raise TraceError(f"{out}: exists already; choose another name, or pass --overwrite")
-
-
-def _write(traces: "TraceSet", out: Path) -> None:
-    from fedstale.traces import files
-
-    files.write(traces, out)
-    typer.echo(f"wrote {out}: {traces.n_devices:,} devices, {', '.join(traces.known)}", err=True)
-    for kind, count in traces.repairs.items():
-        typer.echo(f"  {count:,} {kind}", err=True)
-
-
-@contextmanager
-def _one_sentence() -> Iterator[None]:
-    """Turn the errors that users can mend into one sentence on stderr and exit code 2."""
-    try:
-        yield
-    except FedstaleError as problem:
-        typer.echo(f"fedstale: {problem}", err=True)
-        raise typer.Exit(2) from None
+app.command(epilog="Example: fedstale traces record --out phone.parquet --speed 1 --for 1h")(record)
+app.command(epilog="Example: fedstale traces merge a.parquet b.parquet --out fleet.parquet")(merge)

@@ -1,0 +1,44 @@
+"""Where commands write traces, and what they say of them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedstale.errors import TraceError
+
+if TYPE_CHECKING:
+    from fedstale.traces import TraceSet
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="Native file to write, NAME.parquet.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace the file if there is one.")]
+
+
+def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> None:
+    """Refuse at once what would fail only after the work.
+
+    Args:
+        out: the file to be written.
+        overwrite: whether an existing file may be replaced.
+        unless: what makes an existing file ours to continue, such as its journal.
+
+    Raises:
+        TraceError: the file cannot be written there.
+    """
+    if not out.parent.is_dir():
+        raise TraceError(f"{out}: the folder {out.parent} does not exist; make it first")
+    if out.is_dir():
+        raise TraceError(f"{out}: is a folder, expected the name of a file")
+    is_ours = unless is not None and unless.exists()
+    if out.exists() and not overwrite and not is_ours:
+        raise TraceError(f"{out}: exists already; choose another name, or pass --overwrite")
+
+
+def write(traces: "TraceSet", out: Path) -> None:
+    """Write a native file, and say what was repaired or dropped."""
+    from fedstale.traces import files  # noqa: PLC0415 - keeps `--help` fast
+
+    files.write(traces, out)
+    typer.echo(f"wrote {out}: {traces.n_devices:,} devices, {', '.join(traces.known)}", err=True)
+    for kind, count in traces.repairs.items():
+        typer.echo(f"  {count:,} {kind}", err=True)

@@ -1,0 +1,157 @@
+"""What a device can read of itself: processor left, traffic, battery, mains, link.
+
+`ResourceMonitor` is the one door to a device's own state: a recorder and a forecaster see real
+machines and replayed ones through it. `PsutilMonitor` reads the machine it runs on. What cannot be
+read is NaN or None and never an error: phones hide their counters, and desktops have no battery.
+"""
+
+import importlib
+import math
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from fedstale.errors import ConfigError
+
+_T = TypeVar("_T")
+
+# What psutil lets through from hidden files, absent sensors and unknown platforms.
+_UNREADABLE = (OSError, AttributeError, NotImplementedError, RuntimeError, ValueError)
+
+_LINK_LOCAL = ("127.", "169.254.", "::1", "fe80")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A device at one instant, as it sees itself; NaN or None where it cannot tell."""
+
+    instant: float
+    """When it was read, in s of the monitor's own clock (psutil: since 1970, UTC)."""
+    processor_left: float = math.nan
+    """Share of all processors that was idle since the last reading, in [0, 1]."""
+    received_bit_per_s: float = math.nan
+    """Mean rate received since the last reading, by all programs, >= 0."""
+    sent_bit_per_s: float = math.nan
+    """Mean rate sent since the last reading, by all programs, >= 0."""
+    battery: float = math.nan
+    """Charge of the battery, in [0, 1]."""
+    charging: bool | None = None
+    """Whether the device is on mains power."""
+    online: bool | None = None
+    """Whether the device has a link that leaves it."""
+
+
+class ResourceMonitor(Protocol):
+    """Reads one device; each reading covers the time since the reading before."""
+
+    def read(self) -> Reading:
+        """Return the device as it is now; never raises for what it cannot read."""
+
+
+class PsutilMonitor:
+    """Reads the machine it runs on.
+
+    The first reading knows no rates and no load, since there is no reading before it. `online` says
+    that an interface other than the loopback is up and has an address that can be routed; it does
+    not say that a server answers. Load and traffic are those of all programs, so those of a job
+    that trains at the time count as not left.
+
+    Args:
+        wall: returns the instant in s since 1970, UTC.
+        steady: returns s of a clock that nobody sets.
+
+    Raises:
+        ConfigError: psutil is not installed.
+    """
+
+    def __init__(
+        self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
+    ) -> None:
+        try:
+            self._psutil: Any = importlib.import_module("psutil")
+        except ImportError:
+            raise ConfigError(
+                "psutil is not installed: reading this machine needs it; "
+                "pip install 'fedstale[client]'"
+            ) from None
+        self._wall = wall
+        self._steady = steady
+        self._read_before: float | None = None
+        self._moved: tuple[int, int] | None = None
+
+    def read(self) -> Reading:
+        """Return the machine as it is now."""
+        now = self._steady()
+        span_s = math.nan if self._read_before is None else now - self._read_before
+        received, sent = self._rates(span_s)
+        battery, charging = self._power()
+        left = _or(math.nan, self._processor_left)
+        reading = Reading(
+            instant=self._wall(),
+            # psutil compares with its last call: the first answer means nothing.
+            processor_left=left if span_s > 0 else math.nan,
+            received_bit_per_s=received,
+            sent_bit_per_s=sent,
+            battery=battery,
+            charging=charging,
+            online=_or(None, self._online),
+        )
+        self._read_before = now
+        return reading
+
+    def _processor_left(self) -> float:
+        return min(max(1.0 - self._psutil.cpu_percent(interval=None) / 100.0, 0.0), 1.0)
+
+    def _rates(self, span_s: float) -> tuple[float, float]:
+        before, self._moved = self._moved, _or(None, self._bytes_moved)
+        if before is None or self._moved is None or not span_s > 0:
+            return math.nan, math.nan
+        received, sent = (8 * (b - a) / span_s for a, b in zip(before, self._moved, strict=True))
+        # A counter that went back was reset: an interface left, or the machine slept.
+        if received < 0 or sent < 0:
+            return math.nan, math.nan
+        return received, sent
+
+    def _bytes_moved(self) -> tuple[int, int]:
+        counters = self._psutil.net_io_counters(pernic=True)
+        outside = [c for name, c in counters.items() if not _is_loopback(name)]
+        return sum(c.bytes_recv for c in outside), sum(c.bytes_sent for c in outside)
+
+    def _power(self) -> tuple[float, bool | None]:
+        battery = _or(None, self._battery)
+        if battery is None:
+            return math.nan, None
+        share = min(max(float(battery.percent) / 100.0, 0.0), 1.0)
+        plugged = battery.power_plugged
+        return share, None if plugged is None else bool(plugged)
+
+    def _battery(self) -> Any:  # noqa: ANN401 - psutil is loaded late, untyped
+        # A method, since some platforms lack the function itself.
+        return self._psutil.sensors_battery()
+
+    def _online(self) -> bool:
+        addresses = self._psutil.net_if_addrs()
+        return any(
+            state.isup
+            and not _is_loopback(name)
+            and any(_is_routable(a.address, a.family) for a in addresses.get(name, ()))
+            for name, state in self._psutil.net_if_stats().items()
+        )
+
+
+def _is_loopback(name: str) -> bool:
+    return name == "lo" or name.lower().startswith(("lo0", "loopback"))
+
+
+def _is_routable(address: str, family: int) -> bool:
+    is_internet = family in (socket.AF_INET, socket.AF_INET6)
+    return is_internet and not address.lower().startswith(_LINK_LOCAL)
+
+
+def _or(default: _T, reading: Callable[[], _T]) -> _T:
+    try:
+        return reading()
+    except _UNREADABLE:
+        return default
