@@ -1,108 +1,265 @@
-"""What forecasting is worth on recorded devices that no forecaster has seen.
+"""Is forecasting worth it, and is an LSTM: on recorded devices that no forecaster has seen.
 
-Builds two fleets from published recordings, with no phone, host, day of load or link in common,
-trains every forecaster on the first part of the first, and tests on the last part of the second.
+Three fleets are made of published recordings and share no phone, no host and no link: one to learn
+from, one to stop early and to calibrate on, one to test on. The first two are seen for their first
+30 hours, the third from there to its 48th hour, with the load of other days. Links alone are
+tested on whole sessions of the test fleet as they were recorded, and on links of another study.
 
-    python benchmarks/forecasting.py fleets --recordings ../shared/traces --out runs/forecasting
+Run it with: python benchmarks/forecasting.py RECORDINGS [--quick] [--ship]
 """
 
 import argparse
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from recorded_fleets import DAY_S, LENGTH_S, fleets, sessions_of
+from results_file import write_result
 
-from fedstale.traces import Series, TraceSet
+from fedstale.traces import Job, TraceSet
+from fedstale.traces.forecast import (
+    KINDS,
+    Examples,
+    Forecaster,
+    Observer,
+    Oracle,
+    backtest,
+    draw,
+    embedded,
+    examples_at,
+    report,
+)
+from fedstale.traces.forecast.jobs import decision
 from fedstale.traces.sources import read
+from fedstale.traces.synthetic import synthesise
 
-DAY_S = 86_400.0
-LENGTH_S = 2 * DAY_S
-LINKS = 48
-SHARES = {"learn": 0.55, "stop": 0.7, "test": 1.0}
-UPLINK_SHARE = 0.2
-WORK_UNIT = "seconds of the median phone of the ranking, all of its processor"
+TURN_S = 30 * 3600.0
+JOBS = {
+    "short": Job(work=300.0, download_bytes=5_000_000, upload_bytes=5_000_000, ttl_s=1800.0),
+    "long": Job(work=1200.0, download_bytes=5_000_000, upload_bytes=5_000_000, ttl_s=7200.0),
+}
+SHIPPED = Path(__file__).parent.parent / "traces" / "forecast"
 
 
-def fleets(recordings: Path, seed: int) -> dict[str, TraceSet]:
-    """Return devices to learn from, to stop early on and to test on, out of disjoint recordings.
-
-    Args:
-        recordings: folder of the published files.
-        seed: of the draw.
-    """
-    rng = np.random.default_rng(seed)
-    phones = read(recordings / "flash-ready-strict.json")
-    models = read(recordings / "ai-benchmark-devices.json")
-    loads = read(recordings / "planetlab-cpu.tar.gz")
-    links = read(recordings / "uccmisl-5g.zip")
-    names = loads.device_ids.str.split("/", expand=True)
-    host, day = names.get_level_values(1), names.get_level_values(0)
-    hosts, days = rng.permutation(np.unique(host)), np.unique(day)
-    users, sessions = rng.permutation(phones.n_devices), rng.permutation(links.n_devices)
-    made, before = {}, 0.0
-    for name, upto in SHARES.items():
-        # Early stopping may see the same days as learning, testing may not.
-        usable = np.isin(host, _part(hosts, before, upto))
-        usable &= np.isin(day, days[4:] if name == "test" else days[:4])
-        made[name] = _fleet(
-            phones.take(np.sort(_part(users, before, upto))),
-            models,
-            loads.take(np.flatnonzero(usable)),
-            links.take(_part(sessions, before, upto)),
-            rng,
-        )
-        before = upto
+def trained(
+    learn: Examples, stop: Examples, seeds: range, *, left_out: tuple[str, ...] = ()
+) -> dict[str, list[Forecaster]]:
+    """Return forecasters of every kind; learnt ones that depend on a seed once for each seed."""
+    made: dict[str, list[Forecaster]] = {}
+    for kind, which in KINDS.items():
+        if which.reads_the_future or kind in left_out:
+            continue
+        started = time.perf_counter()
+        made[kind] = [
+            which().fit(learn, stop, seed=seed) for seed in (seeds if kind == "lstm" else (0,))
+        ]
+        print(f"{kind}: trained in {time.perf_counter() - started:.0f} s", flush=True)
     return made
 
 
-def _part(x: np.ndarray, start: float, end: float) -> np.ndarray:
-    return x[round(start * len(x)) : round(end * len(x))]
-
-
-def _fleet(
-    phones: TraceSet, models: TraceSet, loads: TraceSet, links: TraceSet, rng: np.random.Generator
-) -> TraceSet:
-    n = phones.n_devices
-    speed = models.compute.value_at(rng.integers(models.n_devices, size=n), 0.0)
-    load = _two_days(loads, rng)
-    compute = load.take(rng.integers(load.n_devices, size=n)).scaled(speed)
-    joined = _stitched(links, rng)
-    which = rng.integers(joined.n_devices, size=n)
-    downlink = joined.take(which).shifted(rng.random(n) * LENGTH_S)
-    return TraceSet(
-        device_ids=phones.device_ids,
-        availability=phones.availability,
-        compute=compute,
-        downlink=downlink,
-        uplink=downlink.scaled(UPLINK_SHARE),
-        compute_unit=WORK_UNIT,
-        epoch=phones.epoch,
+def fleet_tables(
+    forecasters: Mapping[str, Forecaster],
+    parts: Mapping[str, TraceSet],
+    learn: Examples,
+    stop: Examples,
+    *,
+    step_s: float,
+    seed: int,
+) -> dict[str, pd.DataFrame]:
+    """Return all tables on the composed fleet."""
+    test, everyone = parts["test"], np.arange(parts["test"].n_devices)
+    observer = Observer(test)
+    origins = backtest.rolling(
+        observer, everyone, start=TURN_S, until=LENGTH_S, step_s=step_s, seed=seed
     )
+    fitted = {**forecasters, "oracle": Oracle(test)}
+    tables = report.process_tables(fitted, observer, origins, LENGTH_S, learn)
+    for size, job in JOBS.items():
+        found = report.job_tables(
+            fitted,
+            observer,
+            origins,
+            LENGTH_S,
+            job,
+            held_out=(Observer(parts["stop"]), stop, TURN_S),
+            devices=everyone,
+            k=10,
+            seed=seed,
+        )
+        tables |= {f"{name}, {size} job": table for name, table in found.items()}
+    return tables
 
 
-def _two_days(loads: TraceSet, rng: np.random.Generator) -> Series:
-    """Return every host that was recorded on two days or more, two of its days in a row.
+def recording_table(
+    forecasters: Mapping[str, Forecaster], traces: TraceSet, learn: Examples, *, step_s: float
+) -> pd.DataFrame:
+    """Return the scores on recordings as they are, from their beginnings to their ends."""
+    observer = Observer(traces)
+    ends = np.max([c.lengths[c.rows] for c in (traces.compute, traces.downlink) if c], axis=0)
+    devices = np.repeat(np.arange(traces.n_devices), (ends // step_s).astype(np.int64))
+    first = np.flatnonzero(np.diff(devices, prepend=-1))
+    now = (np.arange(devices.size) - np.repeat(first, np.diff(first, append=devices.size))) * step_s
+    tested = examples_at(observer, devices, now, until=ends[devices])
+    return backtest.by_horizon(dict(forecasters), tested, learn)
 
-    One day repeated would be known in full after 24 hours.
-    """
-    hosts = pd.Series(range(loads.n_devices)).groupby(loads.device_ids.str.split("/").str[1])
+
+def speeds(forecasters: Mapping[str, Forecaster], n: int) -> list[dict[str, Any]]:
+    """Return how many forecasts a second each makes, for n devices at once and for one."""
+    traces, job = synthesise(n, 2, seed=0), JOBS["short"]
+    observer = Observer(traces)
+    started = time.perf_counter()
+    seen = observer.at(np.arange(n), 1.5 * DAY_S)
+    observing = n / (time.perf_counter() - started)
+    one = observer.at([0], 1.5 * DAY_S)
     rows = []
-    for _, which in hosts:
-        if len(which) >= 2:
-            pair = rng.permutation(which.to_numpy())[:2]
-            rows.append(np.concatenate([loads.compute.segments(int(i))[1] for i in pair]))
-    return Series.regular(rows, step_s=300.0)
+    for name, forecaster in forecasters.items():
+        forecaster.predict(seen.take(np.arange(2000)), job)
+        some = seen.take(np.arange(min(n, 4000))) if name == "boosting" else seen
+        times = []
+        for _ in range(3):
+            started = time.perf_counter()
+            forecaster.outlook(some)
+            processes = time.perf_counter() - started
+            forecaster.predict(some, job)
+            times.append((processes, time.perf_counter() - started - processes))
+        alone = []
+        for _ in range(30):
+            started = time.perf_counter()
+            forecaster.predict(one, job)
+            alone.append(time.perf_counter() - started)
+        rows.append(
+            {
+                "forecaster": name,
+                "table": "speed",
+                "processes_per_s": len(some) / min(t[0] for t in times),
+                "jobs_per_s": len(some) / min(t[1] for t in times),
+                "observations_per_s": observing,
+                "one_device_ms": 1e3 * float(np.median(alone)),
+            }
+        )
+    return rows
 
 
-def _stitched(links: TraceSet, rng: np.random.Generator) -> Series:
-    """Return links of two days, sessions in a random order: none repeats in a fixed time."""
-    seconds = [links.downlink.segments(i)[1] for i in range(links.n_devices)]
+def rules(
+    forecasters: Mapping[str, Forecaster], test: TraceSet, *, step_s: float
+) -> list[dict[str, Any]]:
+    """Return the decision table by both rules, on one moment drawn in each step."""
+    instants = np.arange(TURN_S, LENGTH_S, step_s)
+    instants += np.random.default_rng(1).random(instants.size) * step_s
+    fitted = {**forecasters, "oracle": Oracle(test)}
     rows = []
-    for _ in range(LINKS):
-        parts, length = [], 0
-        while length < LENGTH_S:
-            part = seconds[rng.integers(len(seconds))]
-            parts.append(part)
-            length += part.size
-        rows.append(np.concatenate(parts)[: int(LENGTH_S)])
-    return Series.regular(rows, step_s=1.0)
+    for size, job in JOBS.items():
+        when = instants[instants + float(np.max(job.ttl_s)) <= LENGTH_S]
+        for rule in ("chance", "cost"):
+            table = decision(
+                fitted,
+                Observer(test),
+                np.arange(test.n_devices),
+                when,
+                job,
+                k=10,
+                seed=0,
+                rule=rule,
+            )
+            rows += [{"table": f"{rule}, {size} job", **row} for row in table.to_dict("records")]
+    return rows
+
+
+def rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with five digits of each number: more would suggest that they are known."""
+    return {
+        k: (None if np.isnan(v) else float(f"{v:.5g}")) if isinstance(v, float) else v
+        for k, v in row.items()
+    }
+
+
+def main() -> None:
+    """Measure, print, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recordings", type=Path)
+    parser.add_argument("--quick", action="store_true", help="few examples, no boosting")
+    parser.add_argument("--ship", action="store_true", help="write the embedded forecaster")
+    parser.add_argument("--rules", action="store_true", help="only compare rules of selection")
+    options = parser.parse_args()
+    n, step_s = (4_000, 3600.0) if options.quick else (40_000, 900.0)
+    seeds = range(1) if options.quick else range(5)
+    parts = fleets(options.recordings, seed=0)
+    learn, stop = (
+        draw(
+            Observer(parts[name]),
+            np.arange(parts[name].n_devices),
+            start=0.0,
+            until=TURN_S,
+            n=size,
+            seed=seed,
+            short_history=0.2,
+        )
+        for name, size, seed in (("learn", n, 1), ("stop", n // 4, 2))
+    )
+    if options.rules:
+        simple = trained(learn, stop, seeds, left_out=("boosting", "lstm"))
+        fitted = {kind: each[0] for kind, each in simple.items()} | {"lstm": embedded()}
+        rows = rules(fitted, parts["test"], step_s=step_s)
+        print(pd.DataFrame(rows).to_string())
+        command = "python benchmarks/forecasting.py RECORDINGS --rules"
+        print(write_result("forecasting_rules", [rounded(row) for row in rows], command=command))
+        return
+    made = trained(learn, stop, seeds, left_out=("boosting",) if options.quick else ())
+    first = {kind: each[0] for kind, each in made.items()}
+    tables = fleet_tables(first, parts, learn, stop, step_s=step_s, seed=0)
+    links = read(options.recordings / "uccmisl-5g.zip")
+    alone = {
+        "links as recorded": recording_table(
+            first, links.take(sessions_of("test", links, 0)), learn, step_s=30.0
+        ),
+        "links of another study": recording_table(
+            first, read(options.recordings / "mahimahi"), learn, step_s=10.0
+        ),
+    }
+    rows = [
+        {"table": name, **row}
+        for name, table in (tables | alone).items()
+        for row in table.to_dict("records")
+    ]
+    for seed, lstm in zip(seeds, made["lstm"], strict=True):
+        again = fleet_tables(
+            {"lstm": lstm, "last-value": first["last-value"]},
+            parts,
+            learn,
+            stop,
+            step_s=step_s,
+            seed=0,
+        )
+        for name in ("horizons", "decision, short job", "decision, long job"):
+            table = again[name]
+            if name == "horizons":
+                table = table[table["metric"].eq("brier") & table["quantity"].eq("stays")]
+            rows += [
+                {"table": f"{name} by seed", "seed": seed, **row}
+                for row in table[table["forecaster"].eq("lstm")].to_dict("records")
+            ]
+    rows += speeds(first, 10_000 if options.quick else 100_000)
+    for name, table in (tables | alone).items():
+        shown = name.split(",")[0]
+        shown = report.wide(shown if shown in report.SHOWN else "horizons", table)
+        print(f"\n{name}\n\n{shown.to_string(float_format=lambda x: f'{x:.3f}')}")
+    print(pd.DataFrame([r for r in rows if r["table"] == "speed"]).to_string())
+    command = "python benchmarks/forecasting.py RECORDINGS" + " --quick" * options.quick
+    print(write_result("forecasting", [rounded(row) for row in rows], command=command))
+    if options.ship:
+        first["lstm"].save(
+            SHIPPED,
+            {
+                "recordings": "FLASH, AI Benchmark, PlanetLab, 5G production dataset (Download)",
+                "command": f"{command} --ship",
+                "examples": n,
+                "seed": 0,
+            },
+        )
+
+
+if __name__ == "__main__":
+    main()

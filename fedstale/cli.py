@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from fedstale import __version__, trace_commands
+from fedstale import __version__, forecast_commands, trace_commands
 from fedstale.errors import FedstaleError
 from fedstale.usage_errors import one_sentence
 
@@ -24,6 +24,13 @@ app = typer.Typer(
 
 
 app.add_typer(trace_commands.app, name="traces")
+app.command(
+    name="train-forecaster",
+    epilog="Example: fedstale train-forecaster --traces phones.parquet --out forecasters/phones",
+)(forecast_commands.train_forecaster)
+app.command(
+    epilog="Example: fedstale backtest --traces phones.parquet --forecasters lstm,last-value,oracle"
+)(forecast_commands.backtest)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from fedstale.traces.forecast.conformal import Adaptation, Calibration, fleet_scores
 from fedstale.traces.forecast.examples import Examples, Targets, draw, examples_at
+from fedstale.traces.forecast.files import embedded
 from fedstale.traces.forecast.forecaster import Forecaster
 from fedstale.traces.forecast.kinds import KINDS, forecaster_class
 from fedstale.traces.forecast.lstm import LSTM
@@ -28,6 +29,7 @@ __all__ = [
     "Seasonal",
     "Targets",
     "draw",
+    "embedded",
     "examples_at",
     "fleet_scores",
     "forecaster_class",

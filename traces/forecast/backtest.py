@@ -15,9 +15,9 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.forecast import scores
 from fedstale.traces.forecast.examples import Examples, examples_at, record_s
-from fedstale.traces.forecast.forecaster import Forecaster
+from fedstale.traces.forecast.forecaster import LEAST_RATE, Forecaster
 from fedstale.traces.forecast.grid import HORIZONS_S, RATE_HORIZONS_S, RATES
-from fedstale.traces.forecast.naive import LastValue, log_rate
+from fedstale.traces.forecast.naive import LastValue
 from fedstale.traces.forecast.observation import Observer
 from fedstale.traces.forecast.outlook import Outlook
 
@@ -46,7 +46,10 @@ def rolling(
     seed: int,
     most: int = 200,
 ) -> Origins:
-    """Return origins on a regular grid: who is online then, and as many who are not.
+    """Return origins, one in each step: who is online then, and as many who are not.
+
+    Where in its step an origin lies is drawn, lest every origin fall on a change of records that
+    have a step of their own.
 
     Args:
         observer: of the devices' traces.
@@ -64,7 +67,8 @@ def rolling(
     who: list[Index] = []
     when: list[Array] = []
     ends = np.minimum(record_s(observer.traces)[devices], until)
-    for now in np.arange(start, until, step_s):
+    grid = np.arange(start, until, step_s)
+    for now in np.minimum(grid + step_s * rng.random(grid.size), np.nextafter(until, 0.0)):
         here = devices[ends > now]
         if observer.traces.availability is None:
             chosen = _some(here, most, rng)
@@ -103,17 +107,34 @@ def by_horizon(
     for name, forecaster in forecasters.items():
         outlook = forecaster.outlook(tested.seen)
         rows += _staying(name, outlook, tested)
-        rows += _rates(name, outlook, tested, scale)
+        rows += _rates(name, outlook, tested, scale, least_rates(training))
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
 def naive_scale(training: Examples) -> Array:
     """Return the mean absolute log error of the last value on the training part; (3, horizons)."""
-    last = LastValue().level(training.seen)
-    error = np.abs(log_rate(training.targets.rates) - log_rate(last))
+    least = least_rates(training)
+    last = _logs(LastValue().level(training.seen), least)
+    error = np.abs(_logs(training.targets.rates, least) - last)
     known = ~np.isnan(error)
     with np.errstate(invalid="ignore"):
         return np.where(known, error, 0.0).sum(axis=0) / known.sum(axis=0)
+
+
+def least_rates(training: Examples) -> Array:
+    """Return a thousandth of the fleet's median rate of each channel; shape (3,).
+
+    Lower rates are scored as this: how dead a dead link is makes no difference to anybody, and its
+    logarithm would be most of every mean.
+    """
+    rates = training.targets.rates
+    known = [r[~np.isnan(r)] for r in np.moveaxis(rates, 1, 0)]
+    return np.array([1e-3 * np.median(r) if r.size else LEAST_RATE for r in known])
+
+
+def _logs(rates: Array, least: Array) -> Array:
+    """Return logarithms of rates, none below the least; the channel is the second axis."""
+    return np.log(np.maximum(rates, least.reshape(1, -1, *[1] * (rates.ndim - 2))))
 
 
 def _staying(name: str, outlook: Outlook, tested: Examples) -> list[tuple[object, ...]]:
@@ -135,9 +156,11 @@ def _staying(name: str, outlook: Outlook, tested: Examples) -> list[tuple[object
     return rows
 
 
-def _rates(name: str, outlook: Outlook, tested: Examples, scale: Array) -> list[tuple[object, ...]]:
+def _rates(
+    name: str, outlook: Outlook, tested: Examples, scale: Array, least: Array
+) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    truth, said = log_rate(tested.targets.rates), log_rate(outlook.rates)
+    truth, said = _logs(tested.targets.rates, least), _logs(outlook.rates, least)
     for c, channel in enumerate(RATES):
         for k, horizon in enumerate(RATE_HORIZONS_S):
             y, q = truth[:, c, k], said[:, c, k]
@@ -159,7 +182,11 @@ def _rates(name: str, outlook: Outlook, tested: Examples, scale: Array) -> list[
 
 
 def cold_start(
-    forecasters: Mapping[str, Forecaster], observer: Observer, origins: Origins, until: float
+    forecasters: Mapping[str, Forecaster],
+    observer: Observer,
+    origins: Origins,
+    until: float,
+    least: Array,
 ) -> pd.DataFrame:
     """Return mean scores when devices remember only a part of their past, or nothing.
 
@@ -175,7 +202,7 @@ def cold_start(
             if forecaster.reads_the_future:
                 continue
             outlook = forecaster.outlook(tested.seen)
-            loss = scores.pinball(log_rate(outlook.rates), log_rate(tested.targets.rates))
+            loss = scores.pinball(_logs(outlook.rates, least), _logs(tested.targets.rates, least))
             on = tested.seen.online
             brier = scores.brier(outlook.stays[on], tested.targets.stays[on])[:, early]
             rows.append((name, memory, _mean(loss), _mean(brier)))
@@ -187,20 +214,21 @@ def _mean(x: Array) -> float:
 
 
 def error_per_device(
-    forecasters: Mapping[str, Forecaster], tested: Examples, horizon: int = 2
+    forecasters: Mapping[str, Forecaster], tested: Examples, least: Array, horizon: int = 2
 ) -> pd.DataFrame:
     """Return quantiles over devices of each device's mean absolute log error, by channel.
 
     Args:
         forecasters: fitted ones.
         tested: examples at rolling origins.
+        least: from `least_rates`.
         horizon: position on the grid of rate horizons; 2 is five minutes.
     """
     middle: Callable[[Array], float] = lambda x: float(x.mean())  # noqa: E731 - one word for one use
     rows = []
     for name, forecaster in forecasters.items():
-        said = log_rate(forecaster.outlook(tested.seen).rates)[:, :, horizon, 1]
-        error = np.abs(log_rate(tested.targets.rates)[:, :, horizon] - said)
+        said = _logs(forecaster.outlook(tested.seen).rates, least)[:, :, horizon, 1]
+        error = np.abs(_logs(tested.targets.rates, least)[:, :, horizon] - said)
         for c, channel in enumerate(RATES):
             if np.isfinite(error[:, c]).any():
                 each = scores.per_device(error[:, c], tested.seen.devices, middle)

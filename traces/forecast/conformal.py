@@ -37,7 +37,7 @@ class Adaptation:
 
     miss: float = 0.1
     """How often each end may be passed, in (0, 0.5)."""
-    step: float = 0.02
+    step: float = 0.05
     """gamma: how far one outcome moves a device, >= 0; 0 keeps the fleet's correction."""
 
     def __post_init__(self) -> None:

@@ -1,7 +1,11 @@
 """What the learnt forecasters are shown: one short sequence and a few numbers for each device.
 
 Rates enter as logarithms relative to the device's own recent level, so one network serves slow and
-fast devices and any unit of work. What was not observed is 0 beside a mark that says so.
+fast devices and any unit of work. What was not observed is 0.
+
+Nothing here tells how far a record has run. In a record of two days, whoever has a yesterday is in
+its second night, and a network would learn that instead of the night: so a history is as long as 6
+hours or shorter, and yesterday is seen only as far as the sequence shows it.
 """
 
 from dataclasses import dataclass
@@ -17,10 +21,11 @@ from fedstale.traces.forecast.observation import Observation
 
 Floats = npt.NDArray[np.float32]
 
-SEQUENCE = 6
-"""Numbers of each step: presence, three rates, whether it was seen, its length."""
-STATIC = 22
+SEQUENCE = 5
+"""Numbers of each step: presence, three rates, its length."""
+STATIC = 18
 """Numbers of each device."""
+_LONG_S = 6 * 3600.0
 BOUND = 5.0
 """Logarithms of ratios are cut here: a factor of 150."""
 
@@ -30,9 +35,9 @@ class Features:
     """Inputs of n devices."""
 
     sequence: Floats
-    """The past, the oldest step first; shape (steps, n, 6)."""
+    """The past, the oldest step first; shape (steps, n, 5)."""
     static: Floats
-    """The rest; shape (n, 22)."""
+    """The rest; shape (n, 18)."""
     level: Array
     """Logarithm of the rate that ratios are relative to; shape (n, 3)."""
 
@@ -53,19 +58,17 @@ def features(seen: Observation, prior: Prior) -> Features:
     level = np.where(count > 0, sums / np.maximum(count, 1), middle)
     relative = logs - level[:, :, None].astype(np.float32)
     relative = np.where(known, np.clip(relative, -BOUND, BOUND), 0.0)
-    observed = (seen.history_s[:, None] > EDGES_S[:-1]).astype(np.float32)
     sequence = np.empty((STEPS, n, SEQUENCE), dtype=np.float32)
     backwards = slice(None, None, -1)
     sequence[:, :, 0] = np.nan_to_num(seen.presence).T[backwards]
     sequence[:, :, 1:4] = relative.transpose(2, 0, 1)[backwards]
-    sequence[:, :, 4] = observed.T[backwards]
-    sequence[:, :, 5] = (np.log(np.diff(EDGES_S)) / 5.0 - 1.0)[backwards, None]
+    sequence[:, :, 4] = (np.log(np.diff(EDGES_S)) / 5.0 - 1.0)[backwards, None]
     static = _static(seen, known, level - middle, relative[:, :, 0])
     return Features(sequence=sequence, static=static, level=level)
 
 
 def flat(given: Features) -> Floats:
-    """Return the same numbers as one row for each device; (n, steps x 4 + 22)."""
+    """Return the same numbers as one row for each device; (n, steps x 4 + 18)."""
     past = given.sequence[:, :, :4].transpose(1, 0, 2).reshape(given.static.shape[0], 4 * STEPS)
     return np.concatenate([past, given.static], axis=1)
 
@@ -75,17 +78,12 @@ def _static(
 ) -> Floats:
     angle = 2 * np.pi * seen.time_of_day_s / DAY_S
     clock = ~np.isnan(angle)
-    yesterday = ~np.isnan(seen.day_ago_online)
     columns = [
         seen.online,
         _duration(seen.since_s),
-        _duration(seen.history_s),
+        _duration(np.minimum(seen.history_s, _LONG_S)),
         clock,
         *(np.where(clock, f(k * angle), 0.0) for k in (1, 2) for f in (np.sin, np.cos)),
-        yesterday,
-        np.where(yesterday, seen.day_ago_online, 0.0),
-        np.where(yesterday, _duration(np.nan_to_num(seen.day_ago_stayed_s)), 0.0),
-        np.where(yesterday, seen.day_ago_online == seen.online, 0.0),
         ~np.isnan(seen.presence).all(axis=1),
         *(known[:, channel].any(axis=1) for channel in range(len(RATES))),
         *list(np.clip(against_fleet, -BOUND, BOUND).T),

@@ -71,6 +71,14 @@ def describe(folder: str | Path) -> dict[str, Any]:
     return about
 
 
+def embedded() -> Forecaster:
+    """Return the forecaster that comes with fedstale: an LSTM, trained on published recordings.
+
+    Its description says which, and by which command; see docs/forecasting.md for what it is worth.
+    """
+    return load(Path(__file__).parent)
+
+
 def load(folder: str | Path) -> Forecaster:
     """Return the forecaster in a folder.
 

@@ -6,6 +6,7 @@ time and how many device-seconds are wasted on the others.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -157,11 +158,13 @@ def decision(
     *,
     k: int,
     seed: int,
+    rule: Literal["chance", "cost"] = "chance",
 ) -> pd.DataFrame:
     """Return what asking the likeliest k devices at each instant costs and brings.
 
-    Every instant is a round of its own: k of the devices online are sent the job. Instants with
-    fewer than 2 k devices online are left out, since there is nothing to choose.
+    Every instant is a round of its own: k of the devices online are sent the job, of equally likely
+    ones the fastest. Instants with fewer than 2 k devices online are left out, since there is
+    nothing to choose.
 
     Args:
         forecasters: fitted ones; random choice is added.
@@ -170,7 +173,9 @@ def decision(
         instants: in s; shape (rounds,).
         job: what is asked; its deadline must be finite.
         k: number of devices asked.
-        seed: of random choices and of ties.
+        seed: of random choices.
+        rule: "chance" asks the likeliest to finish; "cost" asks those of the least expected loss of
+            device-seconds for each report, (1 - p) / p times the median of the total time.
 
     Returns:
         For each forecaster: valid_ratio (reported in time / asked), wasted_s (device-seconds spent
@@ -189,10 +194,10 @@ def decision(
         good = outcome.status == Status.REPORTED
         spent = np.where(good, 0.0, _spent(outcome))
         seen = observer.at(online, now)
-        tie = rng.random(online.size)
-        said = {name: f.predict(seen, job).p_finish for name, f in forecasters.items()}
-        for name, p in ({"random": tie} | said).items():
-            asked = np.lexsort((tie, -p))[:k]
+        said = {name: f.predict(seen, job) for name, f in forecasters.items()}
+        orders = {name: _order(f, rule) for name, f in said.items()}
+        for name, order in ({"random": rng.permutation(online.size)} | orders).items():
+            asked = order[:k]
             valid[name].append(float(good[asked].mean()))
             wasted[name].append(float(spent[asked].mean()))
     rows = [(name, *_over_rounds(valid[name]), *_over_rounds(wasted[name])) for name in valid]
@@ -200,6 +205,15 @@ def decision(
     table = pd.DataFrame(rows, columns=["forecaster", *columns])
     table["rounds"] = [len(valid[name]) for name in valid]
     return _with_gap(table)
+
+
+def _order(said: Forecast, rule: Literal["chance", "cost"]) -> Index:
+    """Return the devices in the order in which they are asked."""
+    p, total = said.p_finish, said.total_s[:, 1]
+    if rule == "cost":
+        p = np.maximum(p, 1e-3)
+        return np.argsort((1.0 - p) / p * total, kind="stable")
+    return np.lexsort((total, -p))
 
 
 def _spent(outcome: TripOutcomes) -> Array:

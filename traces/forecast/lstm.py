@@ -115,8 +115,8 @@ def forward(weights: dict[str, Floats], sequence: Floats, static: Floats) -> Flo
 
     Args:
         weights: as in `SHAPES`; gates in the order input, forget, output, candidate.
-        sequence: shape (steps, n, 6).
-        static: shape (n, 22).
+        sequence: shape (steps, n, 5).
+        static: shape (n, 18).
 
     Returns:
         Shape (n, outputs).

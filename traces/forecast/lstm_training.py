@@ -9,33 +9,28 @@ where it was interrupted, to the same result: the order of an epoch depends on t
 epoch alone.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import safetensors.numpy
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedstale.errors import ResumeError
 from fedstale.traces.forecast.examples import Examples
 from fedstale.traces.forecast.features import Floats, features, ratios
 from fedstale.traces.forecast.forecaster import Prior
 from fedstale.traces.forecast.grid import LEVELS, RATE_HORIZONS_S, RATES
-from fedstale.traces.forecast.lstm import HIDDEN, SHAPES, STAYS
+from fedstale.traces.forecast.lstm import HIDDEN, STAYS
+from fedstale.traces.forecast.lstm_run import TrainingRun, Weights
 
 BATCH = 512
 EPOCHS = 40
 PATIENCE = 6
 LEARNING_RATE = 3e-3
-_DECAY = 0.05
 _HIDE = 0.15
-
-Weights = dict[str, Tensor]
 
 
 def train(
@@ -63,7 +58,7 @@ def train(
         ResumeError: the checkpoint is of another training.
     """
     data, held_out = _tensors(training, prior), _tensors(validation, prior)
-    run = _Run.start(seed, len(training))
+    run = TrainingRun.start(seed, len(training))
     if checkpoint is not None:
         run.resume(Path(checkpoint))
     threads = torch.get_num_threads()
@@ -119,7 +114,7 @@ def _tensors(examples: Examples, prior: Prior) -> _Data:
     )
 
 
-def _epoch(run: "_Run", data: _Data, rate: float) -> float:
+def _epoch(run: TrainingRun, data: _Data, rate: float) -> float:
     order = torch.Generator().manual_seed(run.seed * 100_003 + run.epoch)
     where = torch.randperm(run.n, generator=order)
     total = 0.0
@@ -140,7 +135,7 @@ def _with_parts_hidden(part: _Data, rng: torch.Generator) -> _Data:
         hidden = torch.rand(n, generator=rng) < _HIDE
         part.sequence[:, hidden, channel] = 0.0
         # Columns follow `features._static`: presence known, channels known, levels, newest.
-        columns = [12] if channel == 0 else [12 + channel, 15 + channel, 18 + channel]
+        columns = [8] if channel == 0 else [8 + channel, 11 + channel, 14 + channel]
         for column in columns:
             part.static[hidden, column] = 0.0
         if channel:
@@ -197,93 +192,3 @@ def _pinball_loss(raw: Tensor, truth: Tensor) -> Tensor:
         loss = loss + torch.maximum(level * miss, (level - 1.0) * miss)
     # By the number of examples, not of known labels, so that a rare channel is not made loud.
     return (loss * known).sum() / len(truth) / RATE_HORIZONS_S.size
-
-
-@dataclass(kw_only=True)
-class _Run:
-    """The whole state of a training: weights, Adam's moments, and the best so far."""
-
-    seed: int
-    n: int
-    weights: Weights
-    first: Weights
-    second: Weights
-    best: Weights
-    epoch: int = 0
-    steps: int = 0
-    best_loss: float = np.inf
-    best_epoch: int = 0
-
-    @classmethod
-    def start(cls, seed: int, n: int) -> "_Run":
-        rng = torch.Generator().manual_seed(seed)
-        weights = {}
-        for name, (rows, columns) in SHAPES.items():
-            w = torch.randn(rows, columns, generator=rng) / np.sqrt(rows)
-            w[-1] = 0.0
-            weights[name] = w
-        # A forget gate that starts open remembers; a wide first guess is not far off anywhere.
-        weights["recurrent"][-1, HIDDEN : 2 * HIDDEN] = 1.0
-        weights["output"] *= 0.1
-        zeros = {k: torch.zeros_like(w) for k, w in weights.items()}
-        return cls(
-            seed=seed,
-            n=n,
-            weights={k: w.requires_grad_() for k, w in weights.items()},
-            first=zeros,
-            second={k: z.clone() for k, z in zeros.items()},
-            best={k: w.detach().clone() for k, w in weights.items()},
-        )
-
-    @torch.no_grad()
-    def step(self, gradients: tuple[Tensor, ...], rate: float) -> None:
-        """Make one step of AdamW (Loshchilov, Hutter. ICLR 2019), with gradients of norm <= 1."""
-        self.steps += 1
-        norm = torch.sqrt(sum((g * g).sum() for g in gradients))  # type: ignore[arg-type]
-        scale = min(1.0, 1.0 / (float(norm) + 1e-12))
-        for (name, w), g in zip(self.weights.items(), gradients, strict=True):
-            m, v = self.first[name], self.second[name]
-            m.mul_(0.9).add_(g * scale, alpha=0.1)
-            v.mul_(0.999).addcmul_(g * scale, g * scale, value=0.001)
-            away = (m / (1 - 0.9**self.steps)) / (torch.sqrt(v / (1 - 0.999**self.steps)) + 1e-8)
-            w.mul_(1 - rate * _DECAY).sub_(away, alpha=rate)
-
-    def save(self, folder: Path) -> None:
-        """Write the state beside its place, then put it there."""
-        folder.mkdir(parents=True, exist_ok=True)
-        groups = {"w": self.weights, "m": self.first, "v": self.second, "b": self.best}
-        arrays = {
-            f"{g}.{k}": t.detach().numpy() for g, group in groups.items() for k, t in group.items()
-        }
-        counts = {
-            "seed": self.seed,
-            "n": self.n,
-            "epoch": self.epoch,
-            "steps": self.steps,
-            "best_loss": self.best_loss,
-            "best_epoch": self.best_epoch,
-        }
-        beside = folder / "training.safetensors.new"
-        safetensors.numpy.save_file(arrays, beside, metadata={"counts": json.dumps(counts)})
-        beside.replace(folder / "training.safetensors")
-
-    def resume(self, folder: Path) -> None:
-        """Take over the state in a folder, if there is one."""
-        path = folder / "training.safetensors"
-        if not path.exists():
-            return
-        with safetensors.safe_open(path, framework="numpy") as file:
-            counts = json.loads((file.metadata() or {})["counts"])
-            if (counts["seed"], counts["n"]) != (self.seed, self.n):
-                raise ResumeError(
-                    f"{path}: training with seed {counts['seed']} on {counts['n']} examples, "
-                    f"expected seed {self.seed} and {self.n}; choose another folder"
-                )
-            for letter, group in (("m", self.first), ("v", self.second), ("b", self.best)):
-                for name in group:
-                    group[name] = torch.from_numpy(file.get_tensor(f"{letter}.{name}"))
-            for name in self.weights:
-                tensor = torch.from_numpy(file.get_tensor(f"w.{name}"))
-                self.weights[name] = tensor.requires_grad_()
-        self.epoch, self.steps = counts["epoch"], counts["steps"]
-        self.best_loss, self.best_epoch = counts["best_loss"], counts["best_epoch"]

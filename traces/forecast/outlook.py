@@ -22,6 +22,8 @@ from fedstale.traces.trip import Job
 _COMPUTE, _DOWNLINK, _UPLINK = range(3)
 _Z = np.array([NormalDist().inv_cdf(float(level)) for level in LEVELS])
 _DRAWS = np.array([NormalDist().inv_cdf((i + 0.5) / 16) for i in range(16)])
+_STAY_EDGES = np.concatenate([[0.0], HORIZONS_S])
+_EDGES = np.concatenate([[0.0], RATE_HORIZONS_S])
 _LEAST_RATE = 1e-9
 # Finite, so that a device which never carries anything still gets an answer that can be sent.
 LONGEST_S = 1e9
@@ -97,8 +99,7 @@ class Outlook:
 
     def _p_finish_later(self, times: Array, away: Array, deadline: Array) -> Array:
         """Return the probability to come back early enough and then to stay long enough."""
-        edges = np.concatenate([[0.0], HORIZONS_S])
-        middle = 0.5 * (edges[1:] + edges[:-1])
+        middle = 0.5 * (_STAY_EDGES[1:] + _STAY_EDGES[:-1])
         comes = -np.diff(np.concatenate([np.ones((len(away), 1)), away], axis=1))
         lasts = survival(np.broadcast_to(self.fresh, away.shape), times)
         p = np.zeros(len(away))
@@ -131,74 +132,76 @@ def survival(stays: Array, t: Array) -> Array:
         >>> survival(half[None], np.array([[0.0, 1800.0, 7200.0]])).round(4)
         array([[1.    , 0.7071, 0.25  ]])
     """
-    edges = np.concatenate([[0.0], HORIZONS_S])
-    logs = np.concatenate([np.zeros((len(stays), 1)), np.log(np.maximum(stays, 1e-9))], axis=1)
-    k = np.clip(np.searchsorted(edges, t, side="right") - 1, 0, HORIZONS_S.size - 1)
-    left, right = (np.take_along_axis(logs, i, axis=1) for i in (k, k + 1))
-    part = (t - edges[k]) / (edges[k + 1] - edges[k])
+    logs = np.zeros((len(stays), HORIZONS_S.size + 1))
+    np.log(np.maximum(stays, 1e-9), out=logs[:, 1:])
+    k = np.clip(np.searchsorted(_STAY_EDGES, t, side="right") - 1, 0, HORIZONS_S.size - 1)
+    each = np.arange(len(stays))[:, None]
+    left, right = logs[each, k], logs[each, k + 1]
+    part = (t - _STAY_EDGES[k]) / (_STAY_EDGES[k + 1] - _STAY_EDGES[k])
     return np.exp(np.maximum(left + part * (right - left), -50.0))
 
 
 def _carried(rates: Array) -> Array:
-    """Return the amount carried within each horizon, at each quantile, rising in both."""
+    """Return the amount carried by the end of each horizon, at each quantile, rising in both.
+
+    Args:
+        rates: shape (n, 3, rate horizons, quantiles).
+
+    Returns:
+        Shape (n, 3, quantiles, 1 + rate horizons); the first amount is 0.
+    """
+    n, channels, horizons, levels = rates.shape
+    carried = np.zeros((n, channels, levels, horizons + 1))
     amounts = np.maximum(rates, _LEAST_RATE) * RATE_HORIZONS_S[:, None]
-    return np.sort(np.maximum.accumulate(amounts, axis=2), axis=3)
+    amounts = np.maximum.accumulate(amounts, axis=2)
+    carried[..., 1:] = np.maximum.accumulate(amounts, axis=3).swapaxes(2, 3)
+    return carried
 
 
 def _time(carried: Array, amount: Array, begins: Array) -> Array:
     """Return the quantiles of the time that a phase takes which begins after a while.
 
     Args:
-        carried: of the phase's channel; shape (n, rate horizons, quantiles).
+        carried: of the phase's channel; shape (n, quantiles, 1 + rate horizons).
         amount: what the phase has to carry; shape (n,).
         begins: quantiles of when it begins, in s; shape (n, quantiles).
 
     Returns:
         Quantiles in s, rising; shape (n, quantiles).
     """
-    result = np.empty(begins.shape)
-    last = LEVELS.size - 1
-    for q in range(LEVELS.size):
-        curve = carried[:, :, last - q]
-        at_once = _inverse(curve, amount)
-        later = _inverse(curve, _upto(curve, begins[:, q]) + amount) - begins[:, q]
-        # Slow drift widens with the delay, fast noise does not: take what is wider.
-        if LEVELS[q] < 0.5:
-            later = np.minimum(later, at_once)
-        elif LEVELS[q] > 0.5:
-            later = np.maximum(later, at_once)
-        result[:, q] = np.where(amount > 0, np.clip(later, 0.0, LONGEST_S), 0.0)
+    levels = LEVELS.size
+    # A time is long where little is carried, so its quantiles come in the other order.
+    curves = carried[:, ::-1].reshape(-1, carried.shape[2])
+    amounts, delay = np.repeat(amount, levels), begins.ravel()
+    at_once = _inverse(curves, amounts).reshape(-1, levels)
+    later = _inverse(curves, _upto(curves, delay) + amounts).reshape(-1, levels) - begins
+    # Slow drift widens with the delay, fast noise does not: take what is wider.
+    wider = np.where(LEVELS < 0.5, np.minimum(later, at_once), np.maximum(later, at_once))
+    result = np.where(LEVELS == 0.5, later, wider)
+    result = np.where(amount[:, None] > 0, np.clip(result, 0.0, LONGEST_S), 0.0)
     return np.maximum.accumulate(result, axis=1)
 
 
-def _edges(curve: Array) -> tuple[Array, Array]:
-    return (
-        np.concatenate([[0.0], RATE_HORIZONS_S]),
-        np.concatenate([np.zeros((len(curve), 1)), curve], axis=1),
-    )
+def _upto(curves: Array, t: Array) -> Array:
+    """Return what is carried within t; shape (m,), for curves of shape (m, 1 + horizons)."""
+    piece = np.clip(np.searchsorted(_EDGES, t, side="right") - 1, 0, RATE_HORIZONS_S.size - 1)
+    low, slope = _piece(curves, piece)
+    return low + (t - _EDGES[piece]) * slope
 
 
-def _upto(curve: Array, t: Array) -> Array:
-    """Return what is carried within t."""
-    edges, amounts = _edges(curve)
-    k = np.clip(np.searchsorted(edges, t, side="right") - 1, 0, RATE_HORIZONS_S.size - 1)[:, None]
-    low, high = (np.take_along_axis(amounts, i, axis=1)[:, 0] for i in (k, k + 1))
-    piece = k[:, 0]
-    return low + (t - edges[piece]) * _slope(curve, piece, low, high, edges)
+def _inverse(curves: Array, amount: Array) -> Array:
+    """Return when an amount has been carried; shape (m,)."""
+    reached = (curves <= amount[:, None]).sum(axis=1) - 1
+    piece = np.minimum(reached, RATE_HORIZONS_S.size - 1)
+    low, slope = _piece(curves, piece)
+    return _EDGES[piece] + (amount - low) / np.maximum(slope, _LEAST_RATE)
 
 
-def _inverse(curve: Array, amount: Array) -> Array:
-    """Return when an amount has been carried."""
-    edges, amounts = _edges(curve)
-    k = np.clip((amounts <= amount[:, None]).sum(axis=1) - 1, 0, RATE_HORIZONS_S.size - 1)[:, None]
-    low, high = (np.take_along_axis(amounts, i, axis=1)[:, 0] for i in (k, k + 1))
-    piece = k[:, 0]
-    slope = np.maximum(_slope(curve, piece, low, high, edges), _LEAST_RATE)
-    return edges[piece] + (amount - low) / slope
-
-
-def _slope(curve: Array, k: Index, low: Array, high: Array, edges: Array) -> Array:
-    """Return the rate on piece k; beyond the last horizon the mean rate up to it goes on."""
-    beyond = (k == RATE_HORIZONS_S.size - 1) & (high <= low)
-    mean = curve[:, -1] / RATE_HORIZONS_S[-1]
-    return np.where(beyond, mean, (high - low) / (edges[k + 1] - edges[k]))
+def _piece(curves: Array, piece: Index) -> tuple[Array, Array]:
+    """Return what is carried before a piece of the grid, and the rate on it."""
+    each = np.arange(len(curves))
+    low, high = curves[each, piece], curves[each, piece + 1]
+    slope = (high - low) / (_EDGES[piece + 1] - _EDGES[piece])
+    # Beyond the last horizon something goes on to be carried, at the mean rate if need be.
+    last = (piece == RATE_HORIZONS_S.size - 1) & (high <= low)
+    return low, np.where(last, curves[:, -1] / RATE_HORIZONS_S[-1], slope)

@@ -106,10 +106,11 @@ def process_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of the processes: horizons, per_device and cold_start."""
     tested = examples_at(observer, origins.devices, origins.now, until=until)
+    least = backtest.least_rates(training)
     return {
         "horizons": backtest.by_horizon(fitted, tested, training),
-        "per_device": backtest.error_per_device(fitted, tested),
-        "cold_start": backtest.cold_start(fitted, observer, origins, until),
+        "per_device": backtest.error_per_device(fitted, tested, least),
+        "cold_start": backtest.cold_start(fitted, observer, origins, until, least),
     }
 
 

@@ -1,0 +1,102 @@
+import json
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from fedstale.cli import app
+from fedstale.traces.files import write
+from fedstale.traces.forecast import Forecaster
+from fedstale.traces.synthetic import synthesise
+
+
+@pytest.fixture(scope="module")
+def phones(tmp_path_factory):
+    path = tmp_path_factory.mktemp("traces") / "phones.parquet"
+    write(synthesise(40, 2, seed=0), path)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def train(phones, out, *more):
+    return run("train-forecaster", "--traces", phones, "--out", out, "--examples", 200, *more)
+
+
+FAST = ["--step-s", 7200, "--k", 2, "--examples", 200]
+
+
+def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
+    made = train(phones, tmp_path / "ewma", "--kind", "ewma")
+    assert made.exit_code == 0, made.output
+    assert Forecaster.load(tmp_path / "ewma").kind == "ewma"
+    tested = run(
+        "backtest",
+        "--traces",
+        phones,
+        "--forecasters",
+        "last-value,oracle",
+        "--trained",
+        tmp_path / "ewma",
+        "--out",
+        tmp_path / "tables",
+        *FAST,
+    )
+    assert tested.exit_code == 0, tested.output
+    assert "ewma (ewma)" in tested.output
+    table = pd.read_csv(tmp_path / "tables" / "horizons.csv")
+    assert set(table["forecaster"]) == {"last-value", "oracle", "ewma (ewma)"}
+
+
+def test_tables_as_json_are_one_object(phones):
+    tested = run("backtest", "--traces", phones, "--forecasters", "last-value", "--json", *FAST)
+    assert tested.exit_code == 0, tested.output
+    assert {"horizons", "jobs", "decision"} <= set(json.loads(tested.output))
+
+
+def test_the_lstm_is_trained_and_its_checkpoint_removed(phones, tmp_path):
+    made = train(phones, tmp_path / "lstm", "--quiet")
+    assert made.exit_code == 0, made.output
+    assert Forecaster.load(tmp_path / "lstm").kind == "lstm"
+    assert {p.name for p in (tmp_path / "lstm").iterdir()} == {
+        "forecaster.toml",
+        "forecaster.safetensors",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--kind", "prophet"], "expected one of"),
+        (["--kind", "oracle"], "reads the future"),
+        (["--stop-on", "nowhere.parquet"], "no such file"),
+    ],
+)
+def test_bad_usage_of_training_is_one_sentence(phones, tmp_path, arguments, sentence):
+    made = train(phones, tmp_path / "new", *arguments)
+    assert made.exit_code == 2
+    assert sentence in made.output
+    assert "Traceback" not in made.output
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_forecaster_is_not_overwritten(phones, tmp_path):
+    assert train(phones, tmp_path, "--kind", "last-value").exit_code == 0
+    again = train(phones, tmp_path, "--kind", "last-value")
+    assert again.exit_code == 2
+    assert "holds a forecaster" in again.output
+
+
+def test_a_forecaster_of_another_split_is_not_tested(phones, tmp_path):
+    train(phones, tmp_path, "--kind", "last-value", "--seed", 1)
+    tested = run("backtest", "--traces", phones, "--trained", tmp_path, "--seed", 0, *FAST)
+    assert tested.exit_code == 2
+    assert "same seed" in tested.output
+
+
+def test_nothing_to_test_is_one_sentence(phones):
+    tested = run("backtest", "--traces", phones, "--forecasters", "", *FAST)
+    assert tested.exit_code == 2
+    assert "no forecaster" in tested.output

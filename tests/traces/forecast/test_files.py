@@ -1,0 +1,99 @@
+import tomllib
+
+import numpy as np
+import pytest
+import tomli_w
+
+from fedstale.errors import TraceError
+from fedstale.traces.forecast import LSTM, Forecaster, LastValue, embedded
+from fedstale.traces.forecast.files import describe
+
+
+@pytest.fixture
+def folder(training, held_out, tmp_path):
+    LastValue().fit(training, held_out, seed=0).save(tmp_path, {"traces": "synthetic", "seed": 0})
+    return tmp_path
+
+
+def edit(folder, **changes):
+    path = folder / "forecaster.toml"
+    path.write_text(tomli_w.dumps(tomllib.loads(path.read_text()) | changes))
+
+
+def test_the_description_names_schema_kind_checksum_and_provenance(folder):
+    about = describe(folder)
+    assert about["schema"] == 1
+    assert about["kind"] == "last-value"
+    assert len(about["sha256"]) == 64
+    assert about["provenance"] == {"traces": "synthetic", "seed": 0}
+
+
+def test_writing_leaves_nothing_half_written(folder):
+    assert {p.name for p in folder.iterdir()} == {"forecaster.toml", "forecaster.safetensors"}
+
+
+def test_a_folder_without_a_forecaster_is_one_sentence(tmp_path):
+    with pytest.raises(TraceError, match="train-forecaster"):
+        Forecaster.load(tmp_path)
+
+
+def test_another_version_is_refused(folder):
+    edit(folder, schema=99)
+    with pytest.raises(TraceError, match="schema = 99, expected 1"):
+        Forecaster.load(folder)
+
+
+def test_an_unknown_kind_is_refused(folder):
+    edit(folder, kind="prophet")
+    with pytest.raises(TraceError, match="kind = 'prophet'"):
+        Forecaster.load(folder)
+
+
+def test_altered_arrays_are_refused(folder):
+    path = folder / "forecaster.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match="altered or cut short"):
+        Forecaster.load(folder)
+
+
+def test_truncated_arrays_are_refused(folder):
+    path = folder / "forecaster.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(TraceError, match="altered or cut short"):
+        Forecaster.load(folder)
+
+
+def test_missing_arrays_are_refused(folder):
+    (folder / "forecaster.safetensors").unlink()
+    with pytest.raises(TraceError, match="cannot be read"):
+        Forecaster.load(folder)
+
+
+def test_a_description_that_is_no_toml_is_refused(folder):
+    (folder / "forecaster.toml").write_bytes(b"\xff\x00not toml")
+    with pytest.raises(TraceError, match="cannot be read"):
+        Forecaster.load(folder)
+
+
+def test_arrays_of_another_kind_are_refused(folder):
+    edit(folder, kind="ewma")
+    with pytest.raises(TraceError, match="lacks"):
+        Forecaster.load(folder)
+
+
+def test_arrays_that_are_not_finite_are_refused(training, held_out, tmp_path):
+    forecaster = LastValue().fit(training, held_out, seed=0)
+    forecaster.spread = np.full_like(forecaster.spread, np.nan)
+    forecaster.save(tmp_path)
+    with pytest.raises(TraceError, match="not finite"):
+        Forecaster.load(tmp_path)
+
+
+def test_the_forecaster_that_comes_along_is_an_lstm_below_100_kb(observer):
+    forecaster = embedded()
+    assert isinstance(forecaster, LSTM)
+    assert sum(a.nbytes for a in forecaster.state_dict().values()) < 100_000
+    stays = forecaster.outlook(observer.at(np.arange(60), 1e5)).stays
+    assert np.all((stays >= 0) & (stays <= 1))

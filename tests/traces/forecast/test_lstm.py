@@ -1,0 +1,117 @@
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedstale.errors import ResumeError, TraceError
+from fedstale.traces.forecast import LSTM
+from fedstale.traces.forecast.features import SEQUENCE, STATIC, features
+from fedstale.traces.forecast.forecaster import Prior
+from fedstale.traces.forecast.lstm import OUTPUTS, SHAPES, forward
+from fedstale.traces.forecast.lstm_training import network, train
+
+
+@pytest.fixture(scope="module")
+def weights():
+    rng = np.random.default_rng(0)
+    return {k: rng.normal(0, 0.3, shape).astype(np.float32) for k, shape in SHAPES.items()}
+
+
+def test_numpy_and_torch_compute_the_same_network(weights):
+    rng = np.random.default_rng(1)
+    sequence = rng.normal(size=(24, 50, SEQUENCE)).astype(np.float32)
+    static = rng.normal(size=(50, STATIC)).astype(np.float32)
+    theirs = network(
+        {k: torch.from_numpy(w) for k, w in weights.items()},
+        torch.from_numpy(sequence),
+        torch.from_numpy(static),
+    )
+    np.testing.assert_allclose(
+        forward(weights, sequence, static), theirs.numpy(), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_the_forward_pass_leaves_the_weights_as_they_were(weights):
+    before = {k: w.copy() for k, w in weights.items()}
+    forward(weights, np.zeros((24, 3, SEQUENCE), np.float32), np.zeros((3, STATIC), np.float32))
+    for name in weights:
+        np.testing.assert_array_equal(weights[name], before[name])
+
+
+def test_there_are_about_ten_thousand_parameters(weights):
+    lstm = LSTM()
+    lstm.weights = weights
+    assert 8_000 <= lstm.n_parameters <= 12_000
+    assert 4 * lstm.n_parameters < 100_000
+    assert weights["output"].shape[1] == OUTPUTS
+
+
+def test_training_lowers_the_loss_and_is_the_same_again(training, held_out):
+    prior = Prior.of(training)
+    losses = []
+    one = train(training, held_out, prior, seed=0, epochs=3, progress=lambda *e: losses.append(e))
+    two = train(training, held_out, prior, seed=0, epochs=3)
+    assert losses[-1][1] < losses[0][1]
+    for name in one:
+        np.testing.assert_array_equal(one[name], two[name])
+
+
+def test_an_interrupted_training_goes_on_to_the_same_weights(training, held_out, tmp_path):
+    prior = Prior.of(training)
+
+    def interrupt(epoch, *_):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    whole = train(training, held_out, prior, seed=0, epochs=3)
+    first = str(tmp_path / "first")
+    with pytest.raises(KeyboardInterrupt):
+        train(training, held_out, prior, seed=0, epochs=3, checkpoint=first, progress=interrupt)
+    resumed = train(training, held_out, prior, seed=0, epochs=3, checkpoint=first)
+    for name in whole:
+        np.testing.assert_array_equal(resumed[name], whole[name])
+
+
+def test_a_checkpoint_of_another_training_is_refused(training, held_out, tmp_path):
+    prior = Prior.of(training)
+    train(training, held_out, prior, seed=0, epochs=1, checkpoint=str(tmp_path))
+    with pytest.raises(ResumeError, match="seed 0"):
+        train(training, held_out, prior, seed=1, epochs=1, checkpoint=str(tmp_path))
+
+
+def test_a_damaged_checkpoint_is_one_sentence(training, held_out, tmp_path):
+    (tmp_path / "training.safetensors").write_bytes(b"not a checkpoint")
+    with pytest.raises(ResumeError, match="delete it to begin again"):
+        train(training, held_out, Prior.of(training), seed=0, checkpoint=str(tmp_path))
+
+
+def test_weights_of_another_shape_are_refused(training, weights):
+    state = Prior.of(training).state_dict() | weights | {"hidden": np.zeros((3, 3), np.float32)}
+    with pytest.raises(TraceError, match="hidden"):
+        LSTM().load_state_dict(state)
+
+
+def test_what_is_unknown_is_zero_in_the_inputs(observer, training):
+    given = features(observer.at(np.arange(5), 1e5, history_s=0.0), Prior.of(training))
+    assert np.all(np.isfinite(given.sequence))
+    assert np.all(np.isfinite(given.static))
+    np.testing.assert_array_equal(given.sequence[:, :, :4], 0.0)
+
+
+def test_a_forecast_needs_neither_torch_nor_scikit_learn():
+    code = (
+        "import sys, fedstale.traces.forecast; "
+        "print(*sorted({'torch', 'sklearn', 'flwr', 'ray'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == ""
+
+
+def test_nothing_tells_the_network_how_far_a_record_has_run(fleet, observer, training):
+    seen = observer.at(np.arange(20), 1.1 * 86_400.0)
+    later = replace(seen, history_s=seen.history_s * 9, day_ago_online=1.0 - seen.day_ago_online)
+    prior = Prior.of(training)
+    np.testing.assert_array_equal(features(seen, prior).static, features(later, prior).static)

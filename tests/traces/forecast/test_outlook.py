@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstale.traces import Job
+from fedstale.traces.forecast import Outlook
+from fedstale.traces.forecast.grid import HORIZONS_S, RATE_HORIZONS_S
+from fedstale.traces.forecast.outlook import LONGEST_S, _inverse, _upto, sampled, survival
+
+
+def outlook(rates, *, online=True, stays=None, n=1):
+    stays = np.ones(HORIZONS_S.size) if stays is None else stays
+    return Outlook(
+        online=np.full(n, online),
+        stays=np.tile(stays, (n, 1)),
+        fresh=0.5 ** (HORIZONS_S / 3600.0),
+        rates=np.broadcast_to(rates, (n, 3, RATE_HORIZONS_S.size, 3)),
+    )
+
+
+def job(**changes):
+    return Job(**({"work": 100.0, "download_bytes": 1000, "upload_bytes": 2000} | changes))
+
+
+def test_certain_constant_rates_give_the_times_that_trips_gives():
+    said = outlook(np.array([2.0, 8000.0, 1600.0])[:, None, None]).forecast(job())
+    np.testing.assert_allclose(said.training_s, 50.0)
+    np.testing.assert_allclose(said.reporting_s, 10.0)
+    np.testing.assert_allclose(said.total_s, 61.0)
+    np.testing.assert_allclose(said.p_finish, 1.0)
+
+
+def test_times_are_the_inverse_quantiles_of_rates():
+    rates = np.array([1.0, 2.0, 4.0]) * np.ones((3, 1, 1))
+    said = outlook(rates).forecast(job(work=400.0, download_bytes=0, upload_bytes=0))
+    np.testing.assert_allclose(said.training_s[0], [100.0, 200.0, 400.0])
+
+
+def test_a_job_of_nothing_takes_no_time():
+    said = outlook(np.ones((3, 1, 1))).forecast(job(work=0, download_bytes=0, upload_bytes=0))
+    np.testing.assert_array_equal(said.total_s, 0.0)
+    np.testing.assert_array_equal(said.p_finish, 1.0)
+
+
+def test_a_dead_link_gives_a_finite_time_and_no_chance():
+    said = outlook(np.array([1.0, 0.0, 1.0])[:, None, None]).forecast(job(ttl_s=600.0))
+    assert np.isfinite(said.total_s).all()
+    assert said.total_s[0, 1] <= LONGEST_S
+    np.testing.assert_array_equal(said.p_finish, 0.0)
+
+
+def test_a_deadline_before_the_fastest_time_leaves_no_chance():
+    fast = outlook(np.array([2.0, 8000.0, 1600.0])[:, None, None])
+    assert fast.forecast(job(ttl_s=60.0)).p_finish[0] == 0.0
+    assert fast.forecast(job(ttl_s=62.0)).p_finish[0] == pytest.approx(1.0)
+
+
+def test_the_chance_to_finish_is_the_chance_to_stay_as_long_as_it_takes():
+    stays = 0.5 ** (HORIZONS_S / 3600.0)
+    said = outlook(np.array([1.0, 1e9, 1e9])[:, None, None], stays=stays).forecast(job(work=1800.0))
+    assert said.p_finish[0] == pytest.approx(0.5**0.5, rel=1e-3)
+
+
+def test_who_is_away_must_come_back_and_stay():
+    stays = 0.5 ** (HORIZONS_S / 3600.0)
+    away = outlook(np.full((3, 1, 1), 1e9), online=False, stays=stays)
+    soon = away.forecast(job(work=1.0, ttl_s=3600.0)).p_finish[0]
+    never = away.forecast(job(work=1.0, ttl_s=20.0)).p_finish[0]
+    assert 0.4 < soon <= 0.5
+    assert never == 0.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(1e-3, 1e6), min_size=63, max_size=63),
+    st.floats(0, 1e9),
+    st.floats(0, 1e9),
+    st.floats(1, 1e6),
+)
+def test_any_outlook_gives_ordered_finite_times_and_a_probability(rates, work, size, ttl):
+    said = outlook(np.array(rates).reshape(3, 7, 3)).forecast(
+        job(work=work, upload_bytes=size, download_bytes=size, ttl_s=ttl)
+    )
+    for times in (said.training_s, said.reporting_s, said.total_s):
+        assert np.all(np.isfinite(times))
+        assert np.all(np.diff(times, axis=1) >= 0)
+        assert np.all(times >= 0)
+    assert 0.0 <= said.p_finish[0] <= 1.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(1e-2, 1e3), min_size=7, max_size=7), st.floats(0.0, 20_000.0))
+def test_amount_and_time_are_inverse_to_each_other(rates, t):
+    curve = np.append(0.0, np.maximum.accumulate(np.array(rates) * RATE_HORIZONS_S))[None]
+    amount = _upto(curve, np.array([t]))
+    again = _upto(curve, _inverse(curve, amount))
+    np.testing.assert_allclose(again, amount, rtol=1e-6)
+
+
+def test_survival_has_the_values_of_the_grid_on_the_grid_and_falls():
+    stays = np.minimum.accumulate(np.random.default_rng(0).random((5, HORIZONS_S.size)), axis=1)
+    at = survival(stays, np.tile(HORIZONS_S, (5, 1)))
+    np.testing.assert_allclose(at, stays, rtol=1e-9)
+    fine = survival(stays, np.tile(np.linspace(0, 2e5, 500), (5, 1)))
+    assert np.all(np.diff(fine, axis=1) <= 1e-12)
+    np.testing.assert_array_equal(fine[:, 0], 1.0)
+
+
+def test_samples_have_the_quantiles_that_they_were_made_from():
+    drawn = sampled(np.array([[10.0, 20.0, 80.0]]))[0]
+    assert np.median(drawn) == pytest.approx(20.0, rel=0.05)
+    assert (drawn < 10.0).mean() == pytest.approx(0.1, abs=0.04)
+    assert (drawn > 80.0).mean() == pytest.approx(0.1, abs=0.04)
