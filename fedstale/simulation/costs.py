@@ -122,7 +122,8 @@ class CostBook:
         Raises:
             ConfigError: the app does not declare what the message needs.
         """
-        if kind == "query":
+        if kind not in ("train", "evaluate"):
+            # Apps with client_fn also ask for parameters and properties, which a device has.
             return self.costs.query_work
         name = "work_per_example" if kind == "train" else "evaluate_work_per_example"
         each = getattr(self.costs, name)
@@ -149,12 +150,22 @@ class CostBook:
 
         Until a reply of this kind has come back, training returns what it received, and every
         other reply has the size of the request without its arrays.
+
+        Raises:
+            ConfigError: the reply is the first model, and nobody has said how big it is.
         """
         known = self._reply_bytes.get(kind)
         if known is not None:
             return known
         if kind == "train":
             return request_bytes
+        if kind == "get_parameters":
+            if self.costs.model_bytes is None:
+                raise ConfigError(
+                    "the size of the model is unknown before the first client has sent it: give "
+                    "the strategy initial_parameters, or declare model-bytes in [tool.fedstale]"
+                )
+            return request_bytes + self.costs.model_bytes
         if self.costs.reply_bytes is not None:
             return self.costs.reply_bytes
         return _MESSAGE_OVERHEAD + sum(
@@ -165,7 +176,8 @@ class CostBook:
         """Take note of a reply that was delivered."""
         self._reply_bytes[kind] = self.bytes_of(reply)
         for record in reply.metric_records.values():
-            examples = record.get("num-examples")
+            # Clients made by client_fn spell it with an underscore, in a record of its own.
+            examples = record.get("num-examples", record.get("num_examples"))
             if isinstance(examples, int | float) and 0 <= examples < np.inf:
                 before = self._examples.get((kind, node_id))
                 self._count[kind] = self._count.get(kind, 0) + (before is None)

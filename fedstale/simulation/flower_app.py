@@ -20,6 +20,7 @@ from flwr.supercore.object_ref import load_app as load_reference
 
 from fedstale.errors import ConfigError
 from fedstale.simulation.costs import Costs
+from fedstale.simulation.server_fn import is_runnable
 
 _App = TypeVar("_App", ServerApp, ClientApp)
 
@@ -112,13 +113,13 @@ class FlowerApp:
         """Import the ServerApp.
 
         Raises:
-            ConfigError: it cannot be imported, is no ServerApp, or uses the old server_fn.
+            ConfigError: it cannot be imported, is no ServerApp, or holds nothing to run.
         """
         server = _load(self.server, self.directory, ServerApp)
-        if server._main is None:
+        if not is_runnable(server):
             raise ConfigError(
-                f"serverapp {self.server} uses server_fn or a strategy of flwr.server: expected a "
-                "function under @app.main(), as new Flower apps have"
+                f"serverapp {self.server} holds nothing to run: expected a function under "
+                "@app.main(), or ServerApp(server_fn=...)"
             )
         return server
 

@@ -25,6 +25,7 @@ from fedstale.simulation.costs import Costs
 from fedstale.simulation.executors import Executor, InlineExecutor, ProcessExecutor
 from fedstale.simulation.flower_app import ClientLoader, FlowerApp
 from fedstale.simulation.probe import probe
+from fedstale.simulation.server_fn import server_fn_on
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.traces import TraceSet
 
@@ -127,7 +128,11 @@ def simulate(
             folder.write_config(replace(config, costs=costs.table(), run_config=run_config))
             _seed_server(config.seed)
             started = time.perf_counter()
-            with grid.running(*app.packages), probe(grid.on_measured, grid.on_aggregated):
+            with (
+                grid.running(*app.packages),
+                probe(grid.on_measured, grid.on_aggregated),
+                server_fn_on(grid, *app.packages),
+            ):
                 context = Context(1, 1, {}, RecordDict(), run_config)
                 status, reason = _outcome(lambda: server(grid, context), app.directory)
             wall_s = time.perf_counter() - started

@@ -1,0 +1,362 @@
+import flwr.server.server as flower_server
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.numpy import load_file
+from server_fn_app import CLIENT, SERVER, write_server_fn_app
+from test_run import digest, patchy
+from tiny import fleet
+
+from fedstale.config import SimulationConfig
+from fedstale.simulation.run import simulate
+from fedstale.traces import TraceSet
+
+DAY_S = 86_400.0
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that simulates the app on some devices, by default patchy ones."""
+    count = 0
+
+    def go(traces=None, *, client=CLIENT, server=SERVER, **options):
+        nonlocal count
+        count += 1
+        app = write_server_fn_app(tmp_path / f"app{count}", client=client, server=server)
+        config = SimulationConfig(app=str(app), traces="given", **options)
+        return simulate(config, tmp_path / f"run{count}", traces=traces or patchy(12))
+
+    return go
+
+
+def events_of(result):
+    return pd.read_parquet(result.folder / "events.parquet")
+
+
+def metrics_of(result):
+    return pd.read_parquet(result.folder / "metrics.parquet")
+
+
+def model_of(result):
+    return list(load_file(result.folder / "model.safetensors").values())
+
+
+@pytest.mark.parametrize("strategy", ["FedAvg", "FedAvgM", "FedAdam", "FedMedian", "Krum"])
+def test_strategies_of_the_older_api_run_on_patchy_devices(run, strategy):
+    result = run(run_config={"strategy": strategy, "rounds": 4})
+    assert (result.status, result.reason) == ("finished", "")
+    assert result.summary["rounds"] == 4
+    metrics = metrics_of(result)
+    assert set(metrics["source"]) == {"server", "train", "evaluate"}
+    assert metrics["time_s"].is_monotonic_increasing
+    assert metrics["time_s"].iloc[-1] > 0
+    (w,) = model_of(result)
+    last = metrics[(metrics.source == "server") & (metrics.name == "loss")]["value"].iloc[-1]
+    assert np.linalg.norm(w - [1.0, -2.0, 0.5]) == pytest.approx(last)
+
+
+def test_interrupted_and_late_devices_are_failures_that_a_round_survives(run):
+    result = run(run_config={"rounds": 12, "timeout": 60.0})
+    assert result.status == "finished"
+    events = events_of(result)
+    assert {"reported", "interrupted", "late"} <= set(events["status"])
+    # Nothing is waited for longer than the timeout of its round.
+    ends = events.groupby(["round", "kind"])[["sent_at", "delivered_at"]].agg(["min", "max"])
+    assert (ends["delivered_at"]["max"] - ends["sent_at"]["min"]).max() <= 60.0
+
+
+def test_a_round_asks_at_once_those_who_are_online_then(run):
+    traces = patchy(12)
+    events = events_of(run(traces, run_config={"rounds": 6}))
+    assert (events.groupby(["round", "kind"])["sent_at"].nunique() == 1).all()
+    assert sorted(set(events["round"])) == [1, 2, 3, 4, 5, 6]
+    for job in events.itertuples():
+        device = traces.position(job.device_id)
+        assert traces.availability.is_available(np.array([device]), job.sent_at).all()
+    train = events[events.kind == "train"].groupby("sent_at")["device_id"].nunique()
+    for sent_at, n in train.items():
+        # fraction_fit = 1: everybody who is there.
+        assert n == traces.availability.is_available(np.arange(12), sent_at).sum()
+
+
+def test_the_same_seed_gives_byte_identical_files_with_any_number_of_workers(run):
+    config = {"rounds": 5, "fraction-evaluate": 0.5}
+    first, second = run(seed=3, run_config=config), run(seed=3, run_config=config)
+    workers = run(seed=3, run_config=config, workers=2)
+    other = run(seed=4, run_config=config)
+    for name in ("events.parquet", "metrics.parquet", "model.safetensors"):
+        assert digest(first.folder / name) == digest(second.folder / name)
+        assert digest(first.folder / name) == digest(workers.folder / name)
+    assert digest(first.folder / "model.safetensors") != digest(other.folder / "model.safetensors")
+
+
+def hand_computed(rounds, n):
+    """Return the weighted average of everybody's full-batch descent, round after round."""
+    w = np.zeros(3)
+    for _ in range(rounds):
+        total, weight = np.zeros(3), 0
+        for partition in range(n):
+            rng = np.random.default_rng(partition)
+            x = rng.normal(size=(10 + partition % 5, 3))
+            y = x @ np.array([1.0, -2.0, 0.5]) + 0.1 * rng.normal(size=len(x))
+            local = w.copy()
+            for _ in range(2):
+                local = local - 0.1 * x.T @ (x @ local - y) / len(x)
+            total, weight = total + len(x) * local, weight + len(x)
+        w = total / weight
+    return w
+
+
+def test_three_rounds_on_ideal_devices_equal_the_average_computed_by_hand(run):
+    result = run(TraceSet.ideal(6), run_config={"rounds": 3})
+    (w,) = model_of(result)
+    np.testing.assert_allclose(w, hand_computed(3, 6), rtol=1e-13)
+    assert set(result.summary["jobs"]) == {"sent", "reported"}
+
+
+def test_metrics_carry_the_virtual_time_of_their_round(run):
+    result = run(run_config={"rounds": 3})
+    metrics, events = metrics_of(result), events_of(result)
+    server = metrics[metrics.source == "server"]
+    assert server["version"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert set(server["name"]) == {"loss", "accuracy"}
+    for kind, source in (("train", "server"), ("train", "train"), ("evaluate", "evaluate")):
+        ended = events[events.kind == kind].groupby("round")["delivered_at"].max()
+        rows = metrics[(metrics.source == source) & (metrics.version > 0)]
+        assert (rows["time_s"].to_numpy() == ended[rows["version"]].to_numpy()).all()
+    rounds = metrics[(metrics.source == "evaluate") & (metrics.name == "round")]
+    assert (rounds["value"] == rounds["version"]).all()
+
+
+def test_a_run_ends_at_the_accuracy_it_was_asked_for(run):
+    result = run(until="accuracy 0.5", run_config={"rounds": 1000})
+    assert result.status == "stopped"
+    assert "accuracy" in result.reason
+    assert result.summary["rounds"] < 100
+
+
+def test_a_round_waits_on_the_virtual_clock_until_enough_are_online(run):
+    # Both are there from 3,000 s on; two units of work for each of 20 examples take 40 s.
+    windows = [[(0.0, 100.0), (3000.0, 4000.0)], [(2000.0, 4000.0)]]
+    result = run(fleet(windows, length=4000.0), run_config={"rounds": 1})
+    assert result.status == "finished"
+    (sent,) = set(events_of(result).query("kind == 'train'")["sent_at"])
+    assert 3000.0 <= sent <= 3000.0 + 600.0
+
+
+def test_too_few_clients_for_every_round_end_the_run_with_the_reason(run):
+    result = run(run_config={"min-available": 50, "min-fit": 50, "fraction-evaluate": 0.0})
+    assert result.status == "stuck"
+    assert "for 50 clients" in result.reason
+    assert len(events_of(result)) == 0
+
+
+def test_a_run_that_only_ever_evaluated_for_want_of_clients_says_so(run):
+    result = run(run_config={"min-available": 50, "min-fit": 50, "rounds": 2})
+    assert (result.status, result.summary["rounds"]) == ("stuck", 0)
+    assert "for 50 clients" in result.reason
+    assert set(events_of(result)["kind"]) == {"evaluate"}
+
+
+def test_a_strategy_that_waits_in_vain_round_after_round_is_stuck(run):
+    config = {"min-available": 50, "min-fit": 50, "rounds": 1000, "fraction-evaluate": 0.0}
+    result = run(run_config=config)
+    assert result.status == "stuck"
+    assert "of 12 devices were seen online at once" in result.reason
+
+
+def test_like_flowers_own_a_wait_gives_up_after_a_day_and_takes_whom_it_finds(run):
+    result = run(run_config={"min-available": 50, "rounds": 2, "fraction-evaluate": 0.0})
+    assert result.status == "finished"
+    first, second = sorted(set(events_of(result)["sent_at"]))
+    assert DAY_S <= first <= DAY_S + 600.0
+    assert second >= first + DAY_S
+
+
+def test_when_the_traces_are_over_the_run_ends_with_the_reason(run):
+    short = fleet([[(0.0, 30.0)]] * 3, length=40.0, repeat=False)
+    result = run(short, after_end="stop", run_config={"rounds": 20})
+    assert result.status == "stuck"
+    assert "nothing can ever happen again" in result.reason
+
+
+def test_an_app_whose_clients_always_fail_fails_with_their_reason(run):
+    client = CLIENT.replace("        (w,) = parameters\n", "        raise OSError('no data')\n", 1)
+    result = run(client=client, run_config={"fraction-evaluate": 0.0})
+    assert result.status == "failed"
+    assert "OSError: no data" in result.reason
+
+
+def test_a_client_that_answers_with_a_bad_status_is_refused_with_its_words(run):
+    client = CLIENT.replace(
+        ".to_client()\n\n\napp",
+        ".to_client()\n\n\n"
+        "from flwr.client import Client\n"
+        "from flwr.common import Code, FitRes, Parameters, Status\n\n\n"
+        "class Unwilling(Client):\n"
+        "    def fit(self, ins):\n"
+        "        status = Status(Code.FIT_NOT_IMPLEMENTED, 'not today')\n"
+        "        return FitRes(status, Parameters([], ''), 0, {})\n\n\n"
+        "willing = client_fn\n\n\n"
+        "def client_fn(context):\n"
+        "    odd = context.node_config['partition-id'] % 2\n"
+        "    return Unwilling() if odd else willing(context)\n\n\n"
+        "app",
+    )
+    result = run(TraceSet.ideal(6), client=client, run_config={"fraction-evaluate": 0.0})
+    assert result.status == "finished"
+    events = events_of(result)
+    refused = events[events.status == "refused"]
+    assert set(refused["device_id"]) == set(TraceSet.ideal(6).device_ids[1::2])
+    assert set(refused["reason"]) == {"FIT_NOT_IMPLEMENTED: not today"}
+
+
+def test_the_first_model_may_come_from_a_client_if_its_size_is_declared(run):
+    undeclared = run(run_config={"initial": False})
+    assert undeclared.status == "failed"
+    assert "initial_parameters" in undeclared.reason
+    result = run(run_config={"initial": False}, costs={"model-bytes": 2_000_000})
+    assert result.status == "finished"
+    events = events_of(result)
+    assert events["kind"].iloc[0] == "get_parameters"
+    assert events["work"].iloc[0] == 0
+    assert events["uploaded_bytes"].iloc[0] == pytest.approx(2_000_000, rel=1e-3)
+    loss = metrics_of(result).query("source == 'server' and name == 'loss'")["value"]
+    assert loss.iloc[0] == pytest.approx(np.linalg.norm(0.25 - np.array([1.0, -2.0, 0.5])))
+
+
+def test_work_follows_the_examples_that_clients_report(run):
+    events = events_of(run(TraceSet.ideal(4), run_config={"rounds": 2}))
+    train = events[events.kind == "train"]
+    assert (train.loc[train["round"] == 1, "work"] == 2 * 20).all()
+    second = train[train["round"] == 2].sort_values("device_id")["work"].tolist()
+    assert second == [2.0 * (10 + partition) for partition in range(4)]
+
+
+def test_flowers_own_functions_are_back_after_a_run(run):
+    before = dict(vars(flower_server))
+    run(run_config={"rounds": 1})
+    assert dict(vars(flower_server)) == before
+
+
+WORKFLOW = SERVER.replace(
+    "app = ServerApp(server_fn=server_fn)",
+    """app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    from flwr.server.compat import LegacyContext
+    from flwr.server.workflow import DefaultWorkflow
+
+    parts = server_fn(context)
+    legacy = LegacyContext(context=context, config=parts.config, strategy=parts.strategy)
+    DefaultWorkflow()(grid, legacy)
+""",
+)
+
+
+def test_a_workflow_of_the_older_api_runs_without_a_thread_of_its_own(run):
+    first = run(server=WORKFLOW, run_config={"rounds": 3})
+    second = run(server=WORKFLOW, run_config={"rounds": 3})
+    assert (first.status, first.reason) == ("finished", "")
+    assert sorted(set(events_of(first)["round"])) == [1, 2, 3]
+    assert first.summary["rounds"] == 3
+    assert set(metrics_of(first)["source"]) == {"server", "train", "evaluate"}
+    for name in ("events.parquet", "metrics.parquet", "model.safetensors"):
+        assert digest(first.folder / name) == digest(second.folder / name)
+
+
+def test_a_strategy_may_ask_clients_for_their_properties_first(run):
+    server = SERVER.replace(
+        "def server_fn(context):",
+        "from flwr.common import GetPropertiesIns\n\n\n"
+        "class Curious(strategies.FedAvg):\n"
+        "    def configure_fit(self, server_round, parameters, client_manager):\n"
+        "        asked = super().configure_fit(server_round, parameters, client_manager)\n"
+        "        ins = GetPropertiesIns({})\n"
+        "        found = [c.get_properties(ins, None, server_round).properties for c, _ in asked]\n"
+        "        return [a for a, p in zip(asked, found) if p['odd']]\n\n\n"
+        "strategies.Curious = Curious\n\n\n"
+        "def server_fn(context):",
+    )
+    client = CLIENT.replace(
+        "    def get_parameters(",
+        "    def get_properties(self, config):\n"
+        "        return {'odd': self.partition % 2}\n\n"
+        "    def get_parameters(",
+    )
+    config = {"strategy": "Curious", "rounds": 2, "fraction-evaluate": 0.0}
+    result = run(TraceSet.ideal(6), server=server, client=client, run_config=config)
+    assert (result.status, result.reason) == ("finished", "")
+    events = events_of(result)
+    assert events["kind"].tolist() == 2 * (6 * ["get_properties"] + 3 * ["train"])
+    assert (events.loc[events.kind == "get_properties", "work"] == 0).all()
+
+
+def older_api_apps(n, final):
+    from flwr.client import NumPyClient
+    from flwr.clientapp import ClientApp
+    from flwr.common import ndarrays_to_parameters
+    from flwr.server import ServerAppComponents, ServerConfig
+    from flwr.server.strategy import FedAvg
+    from flwr.serverapp import ServerApp
+
+    class InPartitionOrder(FedAvg):
+        """Sums in one order: in Flower's engine replies arrive in the order of scheduling."""
+
+        def aggregate_fit(self, server_round, results, failures):
+            results = sorted(results, key=lambda result: result[1].metrics["partition"])
+            return super().aggregate_fit(server_round, results, failures)
+
+        def evaluate(self, server_round, parameters):
+            final[:] = parameters.tensors
+
+    class Walk(NumPyClient):
+        def __init__(self, partition):
+            self.partition = partition
+
+        def fit(self, parameters, config):
+            rng = np.random.default_rng((self.partition, config["round"]))
+            moved = [(a + 0.1 * rng.normal(size=a.shape)).astype(a.dtype) for a in parameters]
+            return moved, 3 + self.partition, {"partition": self.partition}
+
+    def server_fn(context):
+        start = [np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), np.zeros(5, np.float32)]
+        strategy = InPartitionOrder(
+            min_fit_clients=n,
+            min_available_clients=n,
+            fraction_evaluate=0.0,
+            initial_parameters=ndarrays_to_parameters(start),
+            on_fit_config_fn=lambda server_round: {"round": server_round},
+        )
+        return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=3))
+
+    def client_fn(context):
+        return Walk(context.node_config["partition-id"]).to_client()
+
+    return ServerApp(server_fn=server_fn), ClientApp(client_fn=client_fn)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_final_model_equals_that_of_flowers_own_engine_bit_for_bit():
+    ray = pytest.importorskip("ray", reason="needs the extra fedstale[simulation]")
+    from flwr.app import Context, RecordDict
+    from flwr.simulation import run_simulation
+
+    from fedstale.simulation import Costs, TraceGrid
+    from fedstale.simulation.server_fn import server_fn_on
+
+    theirs, ours = [], []
+    server, client = older_api_apps(4, theirs)
+    resources = {"client_resources": {"num_cpus": 1}}
+    run_simulation(server, client, num_supernodes=4, backend_config=resources)
+    ray.shutdown()
+    server, client = older_api_apps(4, ours)
+    costs = Costs(work_per_example=1.0, epochs=1, examples=10)
+    grid = TraceGrid(TraceSet.ideal(4), client, costs=costs)
+    with grid.running(), server_fn_on(grid):
+        server(grid, Context(1, 1, {}, RecordDict(), {}))
+    assert len(ours) == 2
+    assert ours == theirs
