@@ -50,6 +50,7 @@ test-all: setup ## run every test
 bench: setup ## measure speed; writes benchmarks/results and the tables in benchmarks/README.md
 	$(BIN)/python benchmarks/trips.py
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/merging.py
 	$(BIN)/python benchmarks/tables.py
 
 build: setup ## build a wheel

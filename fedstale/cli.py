@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from fedstale import __version__, forecast_commands, trace_commands
+from fedstale import __version__, forecast_commands, report_commands, trace_commands
 from fedstale.errors import FedstaleError
 from fedstale.usage_errors import one_sentence
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 
 
 app.add_typer(trace_commands.app, name="traces")
+app.command(epilog="Example: fedstale report runs/digits-0")(report_commands.report)
 app.command(
     name="train-forecaster",
     epilog="Example: fedstale train-forecaster --traces phones.parquet --out forecasters/phones",

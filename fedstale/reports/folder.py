@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from flwr.app import ArrayRecord
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
@@ -85,7 +85,7 @@ class RunFolder:
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write the last model."""
         with self._replacing(MODEL) as path:
-            save_file({name: array.numpy() for name, array in arrays.items()}, path)
+            path.write_bytes(save({name: array.numpy() for name, array in arrays.items()}))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the plain figures of the run."""

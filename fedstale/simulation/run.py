@@ -156,6 +156,10 @@ def simulate(
     if progress.arrays is not None:
         folder.write_model(progress.arrays)
     folder.write_summary(summary)
+    # Plotly is imported once a run is over, and only then.
+    from fedstale.reports.page import write_report  # noqa: PLC0415
+
+    write_report(folder.path)
     return RunResult(folder.path, status, reason, summary)
 
 

@@ -1,0 +1,110 @@
+"""One figure of a report as data: traces for plotly.js, words around them, and a table.
+
+Colours are roles ("download", "lost"), not values: the page looks them up, for light and for dark.
+"""
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.int64]
+
+_TIME_UNITS = ((2 * 86_400.0, "days", 86_400.0), (2 * 3600.0, "h", 3600.0), (120.0, "min", 60.0))
+_BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A figure: what is drawn, and what is said about it."""
+
+    id: str
+    """Name in the page, distinct."""
+    title: str
+    about: str
+    """What the figure says, in a sentence or two; plain text."""
+    traces: Sequence[dict[str, Any]]
+    """Traces as plotly.js takes them; `meta` is the role of the colour."""
+    x_title: str
+    """What the horizontal axis shows, with its unit."""
+    y_title: str
+    layout: dict[str, Any] = field(default_factory=dict)
+    """Further settings of the layout; axes are merged into the page's own."""
+    height: int = 320
+    """Height in CSS pixels."""
+    is_wide: bool = False
+    """Whether it takes the whole width of the page."""
+    header: Sequence[str] = ()
+    """Columns of the table below the figure; no table if empty."""
+    rows: Sequence[Sequence[str]] = ()
+
+    def plot(self) -> dict[str, Any]:
+        """Return what the page's script needs to draw the figure."""
+        layout = dict(self.layout)
+        for axis, title in (("xaxis", self.x_title), ("yaxis", self.y_title)):
+            layout[axis] = {"title": {"text": title}, **layout.get(axis, {})}
+        return {"id": self.id, "traces": list(self.traces), "layout": layout}
+
+
+def plain(text: object) -> str:
+    """Return text that plotly.js shows as it is: it reads tags and entities in names.
+
+    Example:
+        >>> plain("<b>phone</b>")
+        '&lt;b&gt;phone&lt;/b&gt;'
+    """
+    return html.escape(str(text), quote=False)
+
+
+def numbers(values: npt.ArrayLike) -> list[float | None]:
+    """Return numbers for JSON, with seven digits; what is not finite becomes null.
+
+    Example:
+        >>> numbers([1 / 3, float("nan")])
+        [0.3333333, None]
+    """
+    array = np.asarray(values, dtype=np.float64).tolist()
+    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in array]
+
+
+def time_unit(span_s: float) -> tuple[str, float]:
+    """Return the unit in which a span reads best, and its length in s.
+
+    Example:
+        >>> time_unit(10_000.0)
+        ('h', 3600.0)
+    """
+    for at_least, unit, length_s in _TIME_UNITS:
+        if span_s >= at_least:
+            return unit, length_s
+    return "s", 1.0
+
+
+def byte_unit(largest: float) -> tuple[str, float]:
+    """Return the decimal unit in which a number of bytes reads best, and its size.
+
+    Example:
+        >>> byte_unit(5e6)
+        ('MB', 1000000.0)
+    """
+    for size, unit in _BYTE_UNITS:
+        if largest >= size:
+            return unit, size
+    return "bytes", 1.0
+
+
+def thinned(n: int, limit: int) -> Index:
+    """Return at most `limit` positions out of n, evenly spread, with the first and the last.
+
+    Example:
+        >>> thinned(10, 4)
+        array([0, 3, 6, 9])
+    """
+    if n <= limit:
+        return np.arange(n, dtype=np.int64)
+    return np.linspace(0, n - 1, limit).round().astype(np.int64)

@@ -1,0 +1,85 @@
+"""How stale the merged updates were, and what weight they were given."""
+
+import numpy as np
+
+from fedstale.reports.figure import Array, Figure, numbers, thinned
+from fedstale.reports.run_record import RunRecord
+
+PAIRS = 800
+"""Pairs of staleness and weight that the figure of weights shows at most."""
+_BARS = 60
+
+
+def merges(run: RunRecord) -> list[Figure]:
+    """Return the distributions of staleness and weight; nothing where the strategy tells none."""
+    staleness = run.events["staleness"].to_numpy(np.float64)
+    weight = run.events["weight"].to_numpy(np.float64)
+    figures = []
+    if np.isfinite(staleness).any():
+        known = staleness[np.isfinite(staleness)]
+        step = max(1, int(np.ceil((known.max() + 1) / _BARS)))
+        edges = np.arange(0, known.max() + 1 + step, step)
+        counts = np.histogram(known, edges)[0]
+        trace = {
+            "type": "bar",
+            "name": "updates",
+            "meta": "series-0",
+            "showlegend": False,
+            "x": numbers(edges[:-1] + (step - 1) / 2),
+            "width": [0.9 * step] * len(counts),
+            "y": counts.tolist(),
+        }
+        figures.append(
+            Figure(
+                id="staleness",
+                title="Staleness of merged updates",
+                about=f"{len(known):,} merged updates; median {np.median(known):g}, 90% at most "
+                f"{np.quantile(known, 0.9):g}, largest {known.max():g}.",
+                traces=[trace],
+                x_title="staleness (model versions)",
+                y_title="updates",
+                header=("staleness", "updates"),
+                rows=[
+                    (f"{low:g}" if step == 1 else f"{low:g} to {low + step - 1:g}", f"{count:,}")
+                    for low, count in zip(edges[:-1], counts, strict=True)
+                ],
+            )
+        )
+    known_both = np.flatnonzero(np.isfinite(weight) & np.isfinite(staleness))
+    if len(known_both):
+        figures.append(_weights(staleness[known_both], weight[known_both]))
+    return figures
+
+
+def _weights(staleness: Array, weight: Array) -> Figure:
+    # Most rules give all updates of one staleness one weight: a dot a pair, not a dot an update.
+    pairs = np.stack([staleness, np.round(weight, 4)], axis=1)
+    distinct, counts = np.unique(pairs, axis=0, return_counts=True)
+    kept = thinned(len(distinct), PAIRS)
+    about = (
+        f"Weights from {weight.min():.3g} to {weight.max():.3g}, mean {weight.mean():.3g}. One dot "
+        f"for each pair of staleness and weight, of {len(weight):,} updates."
+    )
+    if len(kept) < len(distinct):
+        about += f" {PAIRS:,} of {len(distinct):,} pairs are drawn, evenly spread."
+    trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "updates",
+        "meta": "series-3",
+        "showlegend": False,
+        "marker": {"size": 7, "opacity": 0.7},
+        "x": numbers(distinct[kept, 0]),
+        "y": numbers(distinct[kept, 1]),
+        "customdata": counts[kept].tolist(),
+        "hovertemplate": "staleness %{x}, weight %{y}: %{customdata} updates<extra></extra>",
+    }
+    return Figure(
+        id="weights",
+        title="Weight against staleness",
+        about=about,
+        traces=[trace],
+        x_title="staleness (model versions)",
+        y_title="weight",
+        layout={"yaxis": {"rangemode": "tozero"}},
+    )

@@ -1,0 +1,108 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const figures = JSON.parse(document.getElementById("plots").textContent);
+  const button = document.getElementById("theme");
+  const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
+  let chosen = null;
+
+  const colour = (role) => getComputedStyle(root).getPropertyValue("--" + role).trim();
+
+  // Without WebGL (remote desktops, hardened browsers) the same lines are drawn as SVG.
+  const hasWebGL = (() => {
+    try {
+      return Boolean(document.createElement("canvas").getContext("webgl"));
+    } catch (problem) {
+      return false;
+    }
+  })();
+
+  const painted = (trace) => {
+    const value = colour(trace.meta);
+    const copy = { ...trace, hoverlabel: { namelength: -1 } };
+    if (copy.type === "scattergl" && !hasWebGL) copy.type = "scatter";
+    if (copy.line) copy.line = { ...copy.line, color: value };
+    if (copy.type === "bar" || copy.marker) copy.marker = { ...copy.marker, color: value };
+    return copy;
+  };
+
+  const axis = (own) => ({
+    gridcolor: colour("grid"), linecolor: colour("line"), zerolinecolor: colour("line"),
+    automargin: true, ...own, title: { standoff: 8, ...own.title },
+  });
+
+  const layout = (own, height) => ({
+    ...own, height, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif", size: 13, color: colour("ink") },
+    margin: { l: 52, r: 12, t: 8, b: 44 }, hovermode: own.hovermode || "closest", dragmode: "zoom",
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", xanchor: "left", traceorder: "normal" },
+    hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink") } },
+    xaxis: axis(own.xaxis), yaxis: axis(own.yaxis), uirevision: "kept",
+  });
+
+  const settings = { displayModeBar: false, responsive: true, displaylogo: false };
+
+  const paint = (figure) => {
+    const place = document.getElementById("plot-" + figure.id);
+    const own = structuredClone(figure.layout);
+    Plotly.react(place, figure.traces.map(painted), layout(own, Number(place.dataset.height)), settings);
+  };
+
+  // One figure at a time, so that the page is there to read and to scroll while it draws.
+  let turn = 0;
+  const draw = async () => {
+    const mine = ++turn;
+    delete root.dataset.drawn;
+    for (const figure of figures) {
+      paint(figure);
+      await new Promise((resume) => { setTimeout(resume); });
+      if (mine !== turn) return;
+    }
+    root.dataset.drawn = "yes";
+  };
+
+  const show = (theme) => {
+    root.dataset.theme = theme;
+    button.setAttribute("aria-pressed", String(theme === "dark"));
+    draw();
+  };
+
+  // Zoom and pan along the horizontal axis, for hands that use no mouse.
+  const move = (place, what) => {
+    const [from, to] = place._fullLayout.xaxis.range;
+    const middle = (from + to) / 2, half = (to - from) / 2;
+    const ranges = {
+      in: [middle - half / 2, middle + half / 2], out: [middle - half * 2, middle + half * 2],
+      left: [from - half / 2, to - half / 2], right: [from + half / 2, to + half / 2],
+    };
+    if (what === "all") {
+      const figure = figures.find((one) => "plot-" + one.id === place.id);
+      const range = figure.layout.yaxis.range;
+      const rows = range ? { "yaxis.range": [...range] } : { "yaxis.autorange": figure.layout.yaxis.autorange || true };
+      Plotly.relayout(place, { "xaxis.autorange": true, ...rows });
+    } else {
+      Plotly.relayout(place, { "xaxis.range": ranges[what] });
+    }
+  };
+
+  for (const tools of document.querySelectorAll(".tools")) {
+    const place = document.getElementById(tools.dataset.plot);
+    tools.addEventListener("click", (event) => {
+      if (event.target.dataset.move) move(place, event.target.dataset.move);
+    });
+  }
+
+  button.addEventListener("click", () => {
+    chosen = root.dataset.theme === "dark" ? "light" : "dark";
+    show(chosen);
+  });
+  prefersDark.addEventListener("change", () => { if (!chosen) show(prefersDark.matches ? "dark" : "light"); });
+  // Paper is white, and waits for nobody.
+  window.addEventListener("beforeprint", () => {
+    if (root.dataset.theme !== "dark") return;
+    root.dataset.theme = "light";
+    figures.forEach(paint);
+  });
+  window.addEventListener("afterprint", () => show(chosen || (prefersDark.matches ? "dark" : "light")));
+  show(prefersDark.matches ? "dark" : "light");
+})();

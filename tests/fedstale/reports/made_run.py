@@ -1,0 +1,73 @@
+"""Makes run folders by hand, with every kind of ending and with names of ill will."""
+
+import numpy as np
+import pandas as pd
+
+from fedstale.config import SimulationConfig
+from fedstale.reports.folder import RunFolder
+from fedstale.reports.ledger import ledger
+from fedstale.simulation import flight as fl
+from fedstale.traces import Status
+
+ENDINGS = [fl.REPORTED, fl.REPORTED, fl.REPORTED, fl.INTERRUPTED, fl.LATE, fl.EXPIRED, fl.FLYING]
+HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt=1'>"
+
+
+def flight(job_id, *, device, status, sent_at, **other):
+    """Return a job of 10 s down, 60 s of training and 20 s up, or what its ending leaves of it."""
+    is_done = status in {fl.REPORTED, fl.LATE}
+    has_started = status != fl.EXPIRED
+    at = np.where([has_started, has_started, is_done, is_done], [5.0, 15.0, 75.0, 95.0], np.inf)
+    started, downloaded, trained, reported = (sent_at + at).tolist()
+    ended = reported if is_done else sent_at + (45.0 if has_started else 0.0)
+    fields = {
+        **dict(message=None, asked=(0.0,) * 5, outcome=Status.REPORTED, failure=None),
+        **dict(visible_at=ended, job_id=job_id, node_id=1000 + device, device=device),
+        **dict(kind="train", round=1, status=status, sent_at=sent_at, started_at=started),
+        **dict(downloaded_at=downloaded, trained_at=trained, reported_at=reported),
+        **dict(ended_at=ended, delivered_at=ended, download_s=10.0 * has_started),
+        **dict(compute_s=60.0 if is_done else 30.0 * has_started, upload_s=20.0 * is_done),
+        **dict(work=60.0, downloaded_bytes=1e6 * has_started, uploaded_bytes=1e6 * is_done),
+    }
+    return fl.Flight(**{**fields, **other})
+
+
+def write_run(
+    path, *, n_jobs=70, n_devices=7, names=None, metrics=None, stale=True, app="digits", reason=""
+):
+    """Write a run's folder and return its path."""
+    rng = np.random.default_rng(1)
+    flights = []
+    for job in range(n_jobs):
+        status = ENDINGS[job % len(ENDINGS)]
+        extra = {"reason": reason or f"it ended as {status}"} if status != fl.REPORTED else {}
+        if stale and status == fl.REPORTED:
+            staleness = float(rng.integers(0, 6))
+            extra |= {"staleness": staleness, "weight": 1 / np.sqrt(1 + staleness)}
+        device = int(rng.integers(n_devices)) if n_jobs else 0
+        flights.append(flight(job, device=device, status=status, sent_at=30.0 * job, **extra))
+    ids = pd.Index(names or [f"phone-{i}" for i in range(n_devices)])
+    events = fl.table_of(flights, ids)
+    if metrics is None:
+        metrics = [
+            (30.0 * job, job, source, name, value)
+            for job in range(0, n_jobs, 5)
+            for source, name, value in (
+                ("server", "accuracy", 1 - 1 / (job + 2)),
+                ("server", "loss", 5 / (job + 2)),
+                ("train", "train_loss", 4 / (job + 2)),
+            )
+        ]
+    folder = RunFolder.create(path)
+    folder.write_config(SimulationConfig(app=app, traces="given"))
+    folder.write_events(events)
+    folder.write_metrics(metrics)
+    folder.write_summary(
+        {
+            **dict(status="finished", reason="", app=app, devices=n_devices, seed=0),
+            **dict(virtual_s=30.0 * n_jobs + 60.0, wall_s=1.0, rounds=n_jobs // 5),
+            **ledger(events),
+            "metrics": {},
+        }
+    )
+    return path

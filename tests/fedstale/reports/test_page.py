@@ -1,0 +1,140 @@
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+from made_run import HOSTILE, write_run
+
+from fedstale.errors import ConfigError, ProtocolError
+from fedstale.reports.page import write_comparison, write_report
+
+
+class Seen(HTMLParser):
+    """Collects elements, and text outside of scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text, self._inside = [], [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self._inside = tag if tag in {"script", "style"} else self._inside
+
+    def handle_endtag(self, tag):
+        self._inside = None if tag == self._inside else self._inside
+
+    def handle_data(self, data):
+        if self._inside is None:
+            self.text.append(data)
+
+
+def plots_of(page_text):
+    embedded = re.search(r'<script type="application/json" id="plots">(.*?)</script>', page_text)
+    return {plot["id"]: plot for plot in json.loads(embedded[1])}
+
+
+def test_a_report_shows_every_figure_that_the_run_has_data_for(page_of):
+    text = page_of()
+    expected = {
+        *("metric-0-time", "metric-0-bytes", "metric-1-time", "metric-1-bytes", "timeline"),
+        *("working", "failures", "device-time", "traffic", "participation"),
+        *("staleness", "weights"),
+    }
+    plots = plots_of(text)
+    assert set(plots) == expected
+    for name, plot in plots.items():
+        assert f'id="plot-{name}"' in text
+        assert all(len(trace["x"]) == len(trace["y"]) > 0 for trace in plot["traces"])
+        assert plot["layout"]["xaxis"]["title"]["text"]
+
+
+def test_a_report_says_how_to_run_it_again_and_with_what_settings(page_of):
+    text = "".join(Seen(page_of()).text)
+    assert "fedstale simulate config.toml" in text
+    assert 'traces = "given"' in text
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path):
+    folder = write_run(tmp_path / "run")
+    first = write_report(folder).read_bytes()
+    assert write_report(folder, tmp_path / "other.html").read_bytes() == first
+
+
+def test_a_report_names_no_address_that_a_browser_would_ask_for(page_of):
+    text = page_of()
+    assert not re.search(r'(?:src|href)="(?!data:)', text)
+    assert "default-src 'none'" in text
+    assert "/tmp" not in text
+
+
+def test_hostile_names_add_no_element(tmp_path, page_of):
+    peaceful = Seen(page_of()).tags
+    shutil.rmtree(tmp_path / "run")
+    names = [f"{HOSTILE}{i}" for i in range(7)]
+    text = page_of(names=names, app=HOSTILE, reason=HOSTILE)
+    assert Seen(text).tags.count("script") == peaceful.count("script")
+    assert "img" not in Seen(text).tags
+    assert HOSTILE in "".join(Seen(text).text)
+
+
+def test_a_name_that_looks_like_a_place_in_the_template_is_left_alone(page_of):
+    assert "{{plotly}}" in "".join(Seen(page_of(app="{{plotly}}")).text)
+
+
+def test_a_run_without_any_job_says_what_is_not_shown(page_of):
+    text = page_of(n_jobs=0)
+    assert plots_of(text) == {}
+    for sentence in ("measured no metric", "No device ever started", "tells no staleness"):
+        assert sentence in text
+
+
+def test_numbers_that_are_not_finite_become_gaps(page_of):
+    metrics = [(float(t), t, "server", "loss", v) for t, v in enumerate((1.0, float("nan"), 2.0))]
+    plot = plots_of(page_of(metrics=metrics))["metric-1-time"]
+    assert plot["traces"][0]["y"] == [1.0, None, 2.0]
+
+
+@pytest.mark.parametrize("name", ["config.toml", "events.parquet", "metrics.parquet"])
+def test_a_missing_file_is_one_sentence_that_names_it(tmp_path, name):
+    folder = write_run(tmp_path / "run")
+    (folder / name).unlink()
+    with pytest.raises(ConfigError, match=rf"has no {re.escape(name)}: expected") as caught:
+        write_report(folder)
+    assert "\n" not in str(caught.value)
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("events.parquet", b"PAR1"), ("summary.json", b"{"), ("summary.json", b"{}")],
+)
+def test_a_damaged_file_is_one_sentence(tmp_path, name, content):
+    folder = write_run(tmp_path / "run")
+    (folder / name).write_bytes(content)
+    with pytest.raises(ProtocolError, match="run fedstale simulate again") as caught:
+        write_report(folder)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_does_not_exist_is_one_sentence(tmp_path):
+    with pytest.raises(ConfigError, match="is not a folder"):
+        write_report(tmp_path / "nothing")
+
+
+def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path):
+    folder = write_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_report(folder, tmp_path / "nowhere" / "report.html")
+
+
+def test_a_comparison_overlays_the_runs_and_tells_namesakes_apart(tmp_path):
+    folders = [write_run(tmp_path / parent / "run") for parent in ("fast", "slow")]
+    page = write_comparison(folders, tmp_path / "both.html")
+    text = re.sub(r"<script>.*?</script>", "", page.read_text(), flags=re.DOTALL)
+    traces = plots_of(text)["metric-0-time"]["traces"]
+    assert [trace["name"] for trace in traces] == ["fast/run", "slow/run"]
+    assert len({trace["meta"] for trace in traces}) == 2
+    assert "fast/run" in Seen(text).text

@@ -1,0 +1,131 @@
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_run import write_run
+
+from fedstale.config import SimulationConfig
+from fedstale.reports import curves, merges, participation, spending, timeline
+from fedstale.reports.page import write_report
+from fedstale.reports.run_record import RunRecord
+
+sys.path.append(str(Path(__file__).parents[1] / "simulation"))
+
+
+@pytest.fixture
+def record(tmp_path):
+    """Return a function that makes a run and reads it back."""
+    return lambda **options: RunRecord.read(write_run(tmp_path / "run", **options))
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any))
+def test_gini_is_half_the_mean_difference_over_the_mean(amounts):
+    n, pairs = len(amounts), [abs(a - b) for a in amounts for b in amounts]
+    expected = sum(pairs) / n**2 / (2 * sum(amounts) / n)
+    assert participation.gini(amounts) == pytest.approx(expected, abs=1e-12)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=20),
+    st.lists(st.floats(0, 200), max_size=10),
+)
+def test_work_before_an_instant_is_the_sum_of_overlaps(jobs, instants):
+    start = np.array([a for a, _ in jobs])
+    end = np.array([a + length for a, length in jobs])
+    expected = [
+        sum(max(0.0, min(t, e) - s) for s, e in zip(start, end, strict=True)) for t in instants
+    ]
+    got = participation.worked_by(start, end, np.array(instants))
+    assert got == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_ledger_on_the_page_closes(record):
+    run = record()
+    device_time, traffic = spending.spending(run)
+    for figure, total in ((device_time, run.busy_s.sum() / 60.0), (traffic, run.moved_bytes.sum())):
+        drawn = sum(value for trace in figure.traces for value in trace["x"])
+        unit = {"device-min": 1.0, "device-h": 1 / 60.0, "MB": 1e-6}[figure.x_title]
+        assert drawn == pytest.approx(total * unit, rel=1e-6)
+
+
+def test_bytes_count_from_the_instant_at_which_a_device_is_done(record):
+    run = record()
+    instants = np.array([0.0, 95.0, 500.0, 1e9])
+    rows = list(zip(run.events["ended_at"], run.moved_bytes, strict=True))
+    expected = [sum(moved for ended, moved in rows if ended <= t) for t in instants]
+    assert curves.bytes_at(run, instants).tolist() == expected
+
+
+def test_each_started_job_is_drawn_with_its_phases_or_as_lost(record):
+    run = record()
+    drawn = {trace["name"]: trace for trace in timeline.timeline(run).traces}
+    jobs = {name: set(trace["customdata"]) - {None} for name, trace in drawn.items()}
+    status = run.events.set_index("job_id")["status"]
+    used = set(status.index[status == "reported"])
+    assert jobs["download"] == jobs["training"] == jobs["upload"] == used
+    assert jobs["lost work"] == set(status.index[status.isin(["interrupted", "late"])])
+    assert jobs["still at work at the end"] <= set(status.index[status == "flying"])
+
+
+def test_a_big_timeline_leaves_out_whole_devices_and_says_so(record, monkeypatch):
+    monkeypatch.setattr(timeline, "JOBS", 100)
+    run = record(n_jobs=700, n_devices=50)
+    figure = timeline.timeline(run)
+    assert "of 50 devices" in figure.about
+    jobs = {job for trace in figure.traces for job in trace["customdata"]} - {None}
+    assert 50 < len(jobs) <= 100
+
+
+def test_a_long_curve_keeps_its_ends_and_says_that_it_is_thinned(record):
+    metrics = [(float(t), t, "server", "loss", 1.0 / (1 + t)) for t in range(10_000)]
+    figure = curves.curves([record(metrics=metrics)])[0]
+    (trace,) = figure.traces
+    assert len(trace["x"]) == curves.POINTS
+    assert trace["y"][0] == 1.0
+    assert trace["y"][-1] == pytest.approx(1e-4)
+    assert "thinned" in figure.about
+
+
+def test_devices_that_never_took_part_count_in_participation(record):
+    run = record(n_jobs=7, n_devices=100)
+    counts = participation.used_jobs(run)
+    assert (len(counts), counts.sum()) == (100, 3)
+    assert "of 100 devices" in participation.participation(run).about
+
+
+def test_staleness_counts_every_merged_update(record):
+    run = record()
+    staleness, weights = merges.merges(run)
+    assert sum(staleness.traces[0]["y"]) == run.events["staleness"].notna().sum()
+    assert sum(weights.traces[0]["customdata"]) == run.events["weight"].notna().sum()
+
+
+def test_a_strategy_without_staleness_has_no_such_figures(record):
+    assert merges.merges(record(stale=False)) == []
+
+
+def test_failures_are_counted_by_ending_and_reason(record):
+    run = record()
+    figure = spending.failures(run)
+    counts = run.events["status"].value_counts()
+    assert dict(zip(figure.traces[0]["y"], figure.traces[0]["x"], strict=True)) == {
+        name: counts[name] for name in ("interrupted", "late", "expired")
+    }
+    assert ("late", "it ended as late", "10") in figure.rows
+
+
+def test_a_simulated_run_gets_its_report(tmp_path):
+    from small_app import write_small_app
+    from tiny import fleet
+
+    from fedstale.simulation.run import simulate
+
+    traces = fleet([[(0.0, 400.0)], [(100.0, 900.0)], [(0.0, 1000.0)]])
+    config = SimulationConfig(app=str(write_small_app(tmp_path / "app")), traces="given")
+    result = simulate(config, tmp_path / "run", traces=traces)
+    text = write_report(result.folder).read_text(encoding="utf-8")
+    for name in ("metric-0-time", "timeline", "device-time", "participation"):
+        assert f'id="plot-{name}"' in text
