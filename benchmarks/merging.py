@@ -1,7 +1,7 @@
 """How fast are late updates merged: against the machine's memory, and for each reply.
 
 The first part merges updates of a 25-million-parameter model with a gap for each parameter, and
-compares the bytes it must move (update, current and base model, mean square of steps, running sum)
+compares the bytes it must move (update, current and base model, typical steps, running sum)
 with what NumPy streams on this machine when it adds one large array to another. The second part
 runs a whole `StaleStrategy` with 10,000 jobs in flight over a grid that costs nearly nothing, and
 divides the time by the replies.

@@ -9,7 +9,7 @@ from math import sqrt
 
 import numpy as np
 
-from fedstale.strategies.arrays import Array, Model, chunks, inner, zeros_like
+from fedstale.strategies.arrays import Array, Model, chunks, inner
 from fedstale.strategies.settings import require
 from fedstale.strategies.travel import MODEL, Grain, Steps, Travel
 from fedstale.strategies.weighting import Update, Weighting
@@ -66,16 +66,14 @@ class Gap(Weighting):
         return _weigh_by_norms(update, self.travel, along_share=0.0, distance_share=1.0)
 
     def _weigh_parameters(self, update: Update) -> float:
-        # Before the first step, C is 0 everywhere.
-        squares = self.travel.squares or zeros_like(update.current)
-        factor, cap = self.travel.scale(), 1.0 + update.staleness
+        sizes, cap = self.travel.sizes(update.current), 1.0 + update.staleness
         total, size = 0.0, 0
-        # The quotient may overflow where C is 0; G is then its cap.
-        with np.errstate(over="ignore"):
+        # The quotient may vanish where C is 0, and the sum may overflow; G is then its cap.
+        with np.errstate(over="ignore", under="ignore"):
             for name, delta in update.delta.items():
                 now, base = update.current[name], update.base[name]
-                for part in chunks(delta, now, base, squares[name]):
-                    total += divide_by_gap(*part, factor=factor, cap=cap)
+                for part in chunks(delta, now, base, sizes[name]):
+                    total += divide_by_gap(*part, cap=cap)
                 size += delta.size
         return total / size if size else 1.0
 
@@ -151,34 +149,28 @@ class DirectionalGap(Gap):
         return f"Directional{super().__repr__()[:-1]}, share={self.share})"
 
 
-def divide_by_gap(
-    delta: Array, now: Array, base: Array, squares: Array, *, factor: float, cap: float
-) -> float:
+def divide_by_gap(delta: Array, now: Array, base: Array, c: Array, *, cap: float) -> float:
     """Divide one chunk by its gap in place.
+
+    1 / min(1 + |moved| / C, cap) is computed as max(C / (C + |moved|), 1 / cap), with one division.
 
     Args:
         delta: part of the update; written to.
         now: the same part of the current model.
         base: the same part of the model that the device received.
-        squares: r, the mean square of steps.
-        factor: what turns sqrt(r) into C.
+        c: C, > 0.
         cap: largest G.
 
     Returns:
         The sum of 1/G over the chunk.
     """
-    c = np.sqrt(squares)
-    c *= c.dtype.type(factor)
-    # 0/0 is a parameter that never moved, and gives G = 1; x/0 gives the cap.
-    c += np.finfo(c.dtype).tiny
-    g = now - base
-    np.abs(g, out=g)
-    g /= c
-    g += g.dtype.type(1)
-    np.clip(g, g.dtype.type(1), g.dtype.type(cap), out=g)  # faster than a minimum
-    np.reciprocal(g, out=g)
-    delta *= g
-    return float(g.sum())
+    weight = now - base
+    np.abs(weight, out=weight)
+    weight += c
+    np.divide(c, weight, out=weight)
+    np.maximum(weight, weight.dtype.type(1.0 / cap), out=weight)
+    delta *= weight
+    return float(weight.sum())
 
 
 def _weigh_by_norms(

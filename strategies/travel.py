@@ -47,6 +47,7 @@ class Travel:
         self.rate = 0.0
         self.squares: Model = {}
         """r: arrays in the shapes of the model, or one number for each layer or for the model."""
+        self._sizes: Model = {}
 
     def observe(self, before: Model, after: Model, rate: float) -> None:
         """Take in one step of the server; a step at rate 0 tells nothing and is left out."""
@@ -56,6 +57,7 @@ class Travel:
         if not self.squares:
             self.squares = self._empty(after)
         self.n += 1
+        self._sizes = {}
         self.rate = max(self.rate, rate)
         if self.of == "parameter":
             self._observe_parameters(before, after, rate)
@@ -65,6 +67,25 @@ class Travel:
     def scale(self) -> float:
         """Return what turns sqrt(r) into C; 0 before the first step."""
         return self.rate / sqrt(1.0 - self.decay**self.n) if self.n else 0.0
+
+    def sizes(self, like: Model) -> Model:
+        """Return C of every parameter, with the smallest normal number in place of 0.
+
+        All updates of a merge share it, so it is worked out once for each step of the server.
+
+        Args:
+            like: a model, for the shapes before the first step.
+        """
+        if not self._sizes:
+            self._sizes = zeros_like(like)
+            scale = self.scale()
+            for name, size in self._sizes.items():
+                squares = self.squares[name] if self.n else size
+                for c, r in chunks(size, squares):
+                    np.sqrt(r, out=c)
+                    np.multiply(c, c.dtype.type(scale), out=c)
+                    np.maximum(c, np.finfo(c.dtype).tiny, out=c)
+        return self._sizes
 
     def size(self, name: str) -> float:
         """Return C of a layer, or of the model under the name `MODEL`; 0 before the first step."""
@@ -106,6 +127,7 @@ class Travel:
     def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
         """Continue from a checkpoint."""
         self.n, self.rate = int(state["n"]), float(state["rate"])
+        self._sizes = {}
         self.squares = {
             key[2:]: np.array(value) for key, value in state.items() if key.startswith("r.")
         }

@@ -1,0 +1,87 @@
+"""Write the tables of docs/strategies.md from benchmarks/results/strategies.json and runtime.json.
+
+What stands between the markers of a result is replaced; the words around them are kept.
+
+Run it with: python benchmarks/strategies_page.py
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "strategies.md"
+Row = dict[str, Any]
+
+
+def strategies(rows: list[Row]) -> list[str]:
+    """Return one table for each setting."""
+    lines = []
+    for setting in dict.fromkeys(row["setting"] for row in rows):
+        lines += [
+            f"**{setting}**",
+            "",
+            "| strategy | rate | hours to 0.8 | reached | speed-up | accuracy at the end "
+            "| digits 7 to 9 at the end |",
+            "|---|---:|---:|---:|---:|---:|---:|",
+        ]
+        mine = [row for row in rows if row["setting"] == setting]
+        for row in sorted(mine, key=lambda row: -row["speed_up"][0]):
+            n = len(row["hours_to_target_by_seed"])
+            lines.append(
+                f"| {row['strategy']} | {row['server_rate']:g} | {row['hours_to_target']:.2f} "
+                f"| {row['reached']} of {n} | {_triple(row['speed_up'], '.2f')} "
+                f"| {row['final_accuracy']:.3f} {_between(row['final_accuracy_difference'])} "
+                f"| {row['final_slow_accuracy']:.3f} "
+                f"{_between(row['final_slow_accuracy_difference'])} |"
+            )
+        lines.append("")
+    return lines[:-1]
+
+
+def _triple(values: list[float], form: str) -> str:
+    mean, low, high = (format(value, form) for value in values)
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def _between(difference: list[float]) -> str:
+    _, low, high = difference
+    return "" if low == high else f"({low:+.3f} to {high:+.3f})"
+
+
+def runtime(rows: list[Row]) -> list[str]:
+    """Return the table of laws."""
+    lines = [
+        "| schedule | constant part, s | devices | simulated, s | law, s |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        law = "-" if row["law_s"] is None else f"{row['law_s']:.3f}"
+        lines.append(
+            f"| {row['schedule']} | {row['shift_s']:g} | {row['devices']} "
+            f"| {row['simulated_s']:.3f} ± {row['half_interval_95']:.3f} "
+            f"| {'at most ' if row['law_is_bound'] else ''}{law} |"
+        )
+    return lines
+
+
+TABLES: dict[str, Callable[[list[Row]], list[str]]] = {"strategies": strategies, "runtime": runtime}
+
+
+def main() -> None:
+    """Replace every table whose result is there."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in TABLES.items():
+        path = HERE / "results" / f"{name}.json"
+        if path.is_file():
+            inside = "\n".join(table(json.loads(path.read_text(encoding="utf-8"))["rows"]))
+            start, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+            before, _, rest = text.partition(start)
+            _, _, after = rest.partition(end)
+            text = f"{before}{start}{inside}\n{end}{after}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
