@@ -100,7 +100,7 @@ def test_ctrl_c_ends_cleanly_and_keeps_what_was_done(tmp_path):
         time.sleep(0.1)
     time.sleep(2)
     process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert b"interrupted" in error
     assert b"Traceback" not in error
