@@ -159,7 +159,10 @@ def _seed_streams(seed: int) -> None:
     np.random.seed(seed)  # noqa: NPY002
     torch = _imported_torch()
     if torch is not None:
-        torch.manual_seed(seed)
+        # What torch.manual_seed does, less its 150 microseconds of looking for every accelerator.
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
 
 
 @contextlib.contextmanager
