@@ -9,6 +9,7 @@ Run it with: python benchmarks/engine.py [--quick]
 """
 
 import argparse
+import logging
 import os
 import statistics
 import time
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
@@ -126,23 +128,19 @@ class Engines:
                 self.server()(grid, Context(1, 1, {}, RecordDict(), self.config))
 
 
-def main() -> None:
-    """Measure, print and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller repeats")
-    quick = parser.parse_args().quick
-    warnings.filterwarnings("ignore")
-    import logging
-
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    import torch
-
-    torch.set_num_threads(1)
-    rows = []
-    repeats = 2 if quick else 5
+def measure_messages(*, quick: bool) -> list[dict[str, object]]:
+    """Return how fast messages go, by how many are in flight together."""
+    rows: list[dict[str, object]] = []
     for batch in (1, 10, 100, 1000):
-        rates = [messages_per_second(batch, 1000 if quick else 5000) for _ in range(repeats)]
+        total, repeats = (1000, 2) if quick else (5000, 5)
+        rates = [messages_per_second(batch, total) for _ in range(repeats)]
         rows.append({"what": "messages per second", "in flight": batch, **spread(rates)})
+    return rows
+
+
+def measure_clients(*, quick: bool) -> list[dict[str, object]]:
+    """Return how fast clients are trained in each engine, the engines taking turns."""
+    rows: list[dict[str, object]] = []
     cores = os.cpu_count() or 1
     for n_clients, epochs in [(64, 1)] if quick else [(64, 1), (64, 5)]:
         engines = Engines(n_clients, n_rounds=3 if quick else 5, local_epochs=epochs)
@@ -151,8 +149,8 @@ def main() -> None:
             "fedstale, 1 process": lambda e=engines: e.fedstale(1),
             f"fedstale, {cores} processes": lambda e=engines: e.fedstale(cores),
         }
-        rates = {name: [] for name in runs}
-        for _ in range(repeats):
+        rates: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(2 if quick else 5):
             for name, run in runs.items():
                 rates[name].append(engines.rate(run))
         base = statistics.median(rates["Flower, Ray"])
@@ -160,8 +158,25 @@ def main() -> None:
             ratio = round(statistics.median(values) / base, 2)
             row = {"what": f"clients per second, {name}", "in flight": n_clients, "epochs": epochs}
             rows.append({**row, **spread(values), "ratio to Flower": ratio})
-    name = "engine-quick" if quick else "engine"
-    write_result(name, rows, command="python benchmarks/engine.py" + " --quick" * quick)
+    return rows
+
+
+PARTS = {"messages": measure_messages, "clients": measure_clients}
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller repeats")
+    parser.add_argument("--part", choices=PARTS, help="measure only this")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    torch.set_num_threads(1)
+    for part in [options.part] if options.part else PARTS:
+        rows = PARTS[part](quick=options.quick)
+        command = f"python benchmarks/engine.py --part {part}" + " --quick" * options.quick
+        write_result(part + "-quick" * options.quick, rows, command=command)
 
 
 if __name__ == "__main__":

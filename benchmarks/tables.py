@@ -31,10 +31,10 @@ def table(result: dict[str, Any]) -> str:
 
 
 def cell(value: object) -> str:
-    """Return a value with thousands separated."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"{value:,}" if isinstance(value, int) or abs(value) < 100 else f"{value:,.0f}"
-    return str(value)
+    """Return a value with thousands separated, and fractions to three digits."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def main() -> None:
