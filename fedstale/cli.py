@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from fedstale import __version__, forecast_commands, report_commands, trace_commands
-from fedstale.errors import FedstaleError
 from fedstale.usage_errors import one_sentence
 
 if TYPE_CHECKING:
@@ -35,11 +34,8 @@ app.command(
 
 
 def main() -> None:
-    """Run the command line; errors that users can mend are one sentence and exit code 2."""
-    try:
-        app()
-    except FedstaleError as problem:
-        fail(str(problem), code=2)
+    """Run the command line; each command turns what its user can mend into one sentence."""
+    app()
 
 
 def fail(sentence: str, *, code: int) -> NoReturn:

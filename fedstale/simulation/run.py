@@ -40,6 +40,8 @@ class Progress:
 
     until: Until
     rounds: int = 0
+    server_evaluates: bool = False
+    """Whether a central evaluation has measured anything."""
     arrays: ArrayRecord | None = None
     rows: list[tuple[float, int, str, str, float]] = field(default_factory=list)
     latest: dict[str, float] = field(default_factory=dict)
@@ -60,9 +62,9 @@ class Progress:
             self.latest[f"{source} {name}"] = value
         if source == "train":
             self.rounds = max(self.rounds, version)
+        self.server_evaluates |= source == "server" and bool(metrics)
         # A client's own metric decides only where nobody evaluates on the server.
-        sources = {row[2] for row in self.rows}
-        decides = source == "server" or (source == "evaluate" and "server" not in sources)
+        decides = source == "server" or (source == "evaluate" and not self.server_evaluates)
         if self.until.is_reached(self.rounds, metrics if decides else {}):
             goal = self.until.metric or "rounds"
             value = metrics.get(goal, self.rounds) if self.until.metric else self.rounds
