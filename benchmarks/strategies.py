@@ -10,10 +10,11 @@ half of the time on two seeds that are not used again. "directional gap, tuned f
 its share and its grain on the same seeds, at the rate of the default form. What is reported comes
 from five other seeds, paired with FedBuff's runs.
 
-Run it with: python benchmarks/strategies.py [--quick]
+Run it with: python benchmarks/strategies.py [--quick] [--setting NAME]
 """
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,7 +24,7 @@ from multiprocessing import get_context
 from typing import Any, Protocol
 
 import numpy as np
-from results_file import write_result
+from results_file import RESULTS, write_result
 from shakespeare_runs import PLAY_HORIZON_S, TEXT, PlaySetting
 from strategy_runs import HORIZON_S, N_DEVICES, Curve, Setting, read_sources
 from threadpoolctl import threadpool_limits
@@ -58,7 +59,7 @@ from fedstale.strategies.arrays import Array
 IN_FLIGHT, MERGE_SIZE = 20, 5
 TARGET = 0.8
 RATES = (0.3, 1.0, 3.0, 10.0)
-PLAY_TARGET, PLAY_TUNING_SEEDS = 0.3, (101,)
+PLAY_TARGET, PLAY_TUNING_SEEDS, PLAY_RATES = 0.3, (101,), RATES[:3]
 TUNING_SEEDS, SEEDS = (101, 102), (1, 2, 3, 4, 5)
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """Student's t by the number of pairs."""
@@ -67,7 +68,6 @@ PLAIN = Gate(examples_cap=None)
 """Examples count as they are told: nobody lies here, and papers weigh by them."""
 OURS = "directional gap"
 TUNED = "directional gap, tuned form"
-PLAYED = (REFERENCE, OURS, "Gap-Aware", "FedBuff, age ignored", "FedAvg")
 
 Make = Callable[[float, int], StaleStrategy]
 Row = dict[str, object]
@@ -263,7 +263,7 @@ def on_digits(slow: bool, rates: Sequence[float], seeds: tuple[int, ...]) -> lis
 
 
 def on_shakespeare(rates: Sequence[float], seeds: tuple[int, ...]) -> list[Row]:
-    """Return a row for some strategies on the roles of a play."""
+    """Return a row for each strategy on the roles of a play."""
     if not TEXT.is_file():
         print(f"{TEXT} is not there: shakespeare is left out")
         return []
@@ -278,7 +278,7 @@ def on_shakespeare(rates: Sequence[float], seeds: tuple[int, ...]) -> list[Row]:
             target=PLAY_TARGET,
             horizon_s=PLAY_HORIZON_S,
         )
-        return shown(compare(comparison, {name: STRATEGIES[name] for name in PLAYED}, rates))
+        return shown(compare(comparison, STRATEGIES, rates))
 
 
 def shown(rows: Iterable[Row]) -> list[Row]:
@@ -301,18 +301,40 @@ def line(row: Mapping[str, Any]) -> str:
     )
 
 
+SETTINGS: dict[str, Callable[[Sequence[float], tuple[int, ...]], list[Row]]] = {
+    "mixed": partial(on_digits, False),
+    "slow alone hold 7-9": partial(on_digits, True),
+    "shakespeare": on_shakespeare,
+}
+
+
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one seed, no tuning, not written")
-    quick = parser.parse_args().quick
-    seeds, rates = (SEEDS[:1], RATES[1:2]) if quick else (SEEDS, RATES)
+    parser.add_argument(
+        "--setting", choices=SETTINGS, action="append", help="measure only this one, keep the rest"
+    )
+    args = parser.parse_args()
+    wanted = args.setting or list(SETTINGS)
+    seeds = SEEDS[:1] if args.quick else SEEDS
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        found = [pool.submit(on_digits, slow, rates, seeds) for slow in (False, True)]
-        found.append(pool.submit(on_shakespeare, rates[:3], seeds[:3]))
-        rows = [row for setting in found for row in setting.result()]
-    if not quick:
+        found = {}
+        for name in wanted:
+            rates = PLAY_RATES if name == "shakespeare" else RATES
+            rates = rates[1:2] if args.quick else rates
+            found[name] = pool.submit(SETTINGS[name], rates, seeds)
+        measured = {name: rows.result() for name, rows in found.items()}
+    if not args.quick:
+        kept = {name: measured.get(name) or _measured_before(name) for name in SETTINGS}
+        rows = [row for each in kept.values() for row in each]
         write_result("strategies", rows, command="python benchmarks/strategies.py")
+
+
+def _measured_before(setting: str) -> list[Row]:
+    path = RESULTS / "strategies.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    return [row for row in rows if row["setting"] == setting]
 
 
 if __name__ == "__main__":

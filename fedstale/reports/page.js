@@ -54,21 +54,39 @@
     Plotly.react(place, figure.traces.map(painted), layout(own, Number(place.dataset.height)), settings);
   };
 
-  // One figure at a time, so that the page is there to read and to scroll while it draws.
-  // What takes long comes last.
+  // What is in the window or near it is drawn, one figure at a time, so that the page is there to
+  // read and to scroll meanwhile; what takes long comes last, and the rest when it comes near.
   const isHeavy = (figure) => figure.traces.some((trace) => trace.type === "scattergl");
-  let turn = 0;
-  const draw = async () => {
-    const mine = ++turn;
-    delete root.dataset.drawn;
-    const inTurn = [...figures.filter((one) => !isHeavy(one)), ...figures.filter(isHeavy)];
-    for (const figure of inTurn) {
+  const near = new Set();
+  const waiting = new Set();
+  let isDrawing = false;
+  const next = () => {
+    const inTurn = figures.filter((figure) => waiting.has(figure.id) && near.has(figure.id));
+    return inTurn.find((figure) => !isHeavy(figure)) || inTurn[0];
+  };
+  const drawNear = async () => {
+    if (isDrawing) return;
+    isDrawing = true;
+    for (let figure = next(); figure; figure = next()) {
+      waiting.delete(figure.id);
       paint(figure);
       await new Promise((resume) => { setTimeout(resume); });
-      if (mine !== turn) return;
     }
+    isDrawing = false;
     root.dataset.drawn = "yes";
   };
+  const draw = () => {
+    delete root.dataset.drawn;
+    figures.forEach((figure) => waiting.add(figure.id));
+    if (near.size) drawNear();
+  };
+  const places = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      near[isIntersecting ? "add" : "delete"](target.id.slice("plot-".length));
+    }
+    drawNear();
+  }, { rootMargin: "25% 0px" });
+  document.querySelectorAll(".plot").forEach((place) => places.observe(place));
 
   const show = (theme) => {
     root.dataset.theme = theme;
@@ -97,7 +115,7 @@
   for (const tools of document.querySelectorAll(".tools")) {
     const place = document.getElementById(tools.dataset.plot);
     tools.addEventListener("click", (event) => {
-      if (event.target.dataset.move) move(place, event.target.dataset.move);
+      if (event.target.dataset.move && place.data) move(place, event.target.dataset.move);
     });
   }
 
@@ -112,11 +130,12 @@
     show(chosen);
   });
   prefersDark.addEventListener("change", () => { if (!chosen) show(prefersDark.matches ? "dark" : "light"); });
-  // Paper is white, and waits for nobody.
+  // Paper is white, whole, and waits for nobody.
   window.addEventListener("beforeprint", () => {
-    if (root.dataset.theme !== "dark") return;
+    const isDark = root.dataset.theme === "dark";
     root.dataset.theme = "light";
-    figures.forEach(paint);
+    figures.filter((figure) => isDark || waiting.has(figure.id)).forEach(paint);
+    waiting.clear();
   });
   window.addEventListener("afterprint", () => show(chosen || (prefersDark.matches ? "dark" : "light")));
   show(prefersDark.matches ? "dark" : "light");

@@ -54,6 +54,7 @@ def test_the_page_moves_with_the_run_and_asks_nobody_else(dark):
         eventually(lambda: browser.ask(POINTS) == 25)
         assert browser.ask("return document.getElementById('state').textContent").startswith("stop")
         assert browser.ask("return document.querySelectorAll('#failures tr').length") == 20
+        browser.read_on()
         drawn = "return document.querySelectorAll('.plot .main-svg').length"
         assert browser.ask(drawn) >= 5
         assert browser.complaints() == []
@@ -78,6 +79,7 @@ def test_names_of_ill_will_stay_text_and_nothing_overflows_on_a_phone():
     board.measured(1.0, 1, HOSTILE, f"{HOSTILE}accuracy", 0.5)
     with serving(board, port=0) as url, browsing(width=390) as browser:
         opened(browser, url)
+        browser.see("plot-acc")
         eventually(lambda: browser.ask(POINTS) == 3)
         assert browser.ask("return window.hurt") is None
         assert browser.ask("return document.querySelectorAll('img').length") == 0

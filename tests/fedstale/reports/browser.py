@@ -55,29 +55,31 @@ class Browser:
             return json.load(answer)["value"]
 
     def open(self, path):
-        """Open a file, and wait until its figures are drawn."""
+        """Open a file, and wait until the figures that show are drawn."""
         self.call("POST", "/url", {"url": path.resolve().as_uri()})
         self.wait()
 
-    def wait(self):
-        """Wait until the figures are drawn."""
+    def wait(self, script="return document.documentElement.dataset.drawn === 'yes'", *arguments):
+        """Wait until the figures that show are drawn, or until a script says so."""
         until = time.perf_counter() + 30
-        while self.ask("return document.documentElement.dataset.drawn") != "yes":
+        while not self.ask(script, *arguments):
             assert time.perf_counter() < until, self.complaints()
             time.sleep(0.02)
+
+    def see(self, plot):
+        """Scroll to a figure and wait until it is drawn."""
+        self.ask("document.getElementById(arguments[0]).scrollIntoView()", plot)
+        self.wait("return Boolean(document.getElementById(arguments[0]).data)", plot)
+
+    def read_on(self):
+        """Scroll from figure to figure to the end of the page, and back."""
+        for plot in self.ask("return [...document.querySelectorAll('.plot')].map((p) => p.id)"):
+            self.see(plot)
+        self.ask("window.scrollTo(0, 0)")
 
     def ask(self, script, *arguments):
         """Run JavaScript in the page and return what it returns."""
         return self.call("POST", "/execute/sync", {"script": script, "args": arguments})
-
-    def busy_s(self):
-        """Return the processor time of the page's main thread since the first call, in s."""
-        self._devtools("Performance.enable", timeDomain="threadTicks")
-        metrics = self._devtools("Performance.getMetrics")["metrics"]
-        return next(m["value"] for m in metrics if m["name"] == "TaskDuration")
-
-    def _devtools(self, command, **parameters):
-        return self.call("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def complaints(self):
         """Return warnings and errors on the console since the last call."""
