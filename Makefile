@@ -44,7 +44,11 @@ typecheck: setup ## check types of the package as it is installed
 test: setup ## run the tests that take a few minutes
 	$(BIN)/python -m pytest -n auto -m "not slow and not gpu"
 
-test-all: setup ## run every test
+# For the accessibility check of pages, which is skipped where npm is not there.
+node_modules/axe-core:
+	-npm install --silent --no-save --no-package-lock axe-core@4.14.1
+
+test-all: setup node_modules/axe-core ## run every test
 	$(BIN)/python -m pytest
 
 bench: setup ## measure speed; writes benchmarks/results and the tables in benchmarks/README.md

@@ -61,7 +61,7 @@ class Browser:
 
     def wait(self, script="return document.documentElement.dataset.drawn === 'yes'", *arguments):
         """Wait until the figures that show are drawn, or until a script says so."""
-        until = time.perf_counter() + 30
+        until = time.perf_counter() + 60
         while not self.ask(script, *arguments):
             assert time.perf_counter() < until, self.complaints()
             time.sleep(0.02)

@@ -1,0 +1,59 @@
+"""An accessibility check of the pages by axe-core, in a browser."""
+
+from pathlib import Path
+
+import pytest
+from browser import browsing, missing
+from made_run import write_run
+
+from fedstale.live import Board, serving
+from fedstale.reports.page import write_comparison, write_report
+
+AXE = Path(__file__).parents[3] / "node_modules" / "axe-core" / "axe.min.js"
+WITHOUT = missing() or ("" if AXE.is_file() else "needs axe-core: npm install --no-save axe-core")
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WITHOUT), reason=WITHOUT or "installed")]
+
+CHECK = """
+const done = arguments[arguments.length - 1];
+axe.run().then((found) => done(found.violations.map((one) => [one.impact, one.id,
+  one.nodes.slice(0, 3).map((node) => node.html.slice(0, 120))])));
+"""
+
+
+def problems(browser):
+    """Return what axe-core calls serious or critical."""
+    browser.ask(AXE.read_text(encoding="utf-8"))
+    body = {"script": CHECK, "args": []}
+    found = browser.call("POST", "/execute/async", body)
+    return [one for one in found if one[0] in {"serious", "critical"}]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_pages_of_runs_have_no_serious_problem(tmp_path, dark):
+    folders = [write_run(tmp_path / name) for name in ("one", "two")]
+    pages = [write_report(folders[0]), write_comparison(folders, tmp_path / "both.html")]
+    with browsing(dark=dark) as browser:
+        for page in pages:
+            browser.open(page)
+            browser.read_on()
+            assert problems(browser) == []
+
+
+def test_the_live_page_has_no_serious_problem():
+    board = Board("digits")
+    board.measured(1.0, 1, "server", "accuracy", 0.5)
+    with serving(board, port=0) as url, browsing() as browser:
+        browser.call("POST", "/url", {"url": url})
+        browser.see("plot-acc")
+        assert problems(browser) == []
+
+
+def test_a_nameless_button_would_be_found(tmp_path):
+    page = tmp_path / "bad.html"
+    page.write_text(
+        "<!doctype html><html lang=en><title>x</title><main><h1>x</h1><button></button>"
+    )
+    with browsing() as browser:
+        browser.call("POST", "/url", {"url": page.as_uri()})
+        assert [one[1] for one in problems(browser)] == ["button-name"]

@@ -1,0 +1,129 @@
+"""The commands that the pages show but no machine runs as they stand run too, cut short.
+
+`test_docs.py` runs the blocks marked sh. What stands in a block marked text wants a device, a day,
+or files of the reader's: here each such command of fedstale runs in a folder that has these files.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedstale.cli import app
+from fedstale.traces import files
+from fedstale.traces.synthetic import synthesise
+
+ROOT = Path(__file__).parent.parent
+RECORDINGS = ROOT.parent / "shared" / "traces"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+SHORT = {
+    "simulate": ["--until", "2m", "--quiet"],
+    "record": ["--for", "2s", "--every", "1s"],
+    "train-forecaster": ["--kind", "ewma"],
+}
+"""What ends a command early, by its name; the last of two equal options counts."""
+
+ELSEWHERE = {
+    "fetch": "tests/fedstale/test_trace_commands.py",  # from a server on loopback
+    "train-agent": "tests/fedstale/test_agent_commands.py",
+    "up": "tests/deployment/test_check_app.py",
+    "--resume": "tests/fedstale/simulation/test_resume.py",  # after a kill
+}
+"""Commands and options that another test runs."""
+
+LONG = {"waiting.toml"}
+ALIASES = {
+    "flash-ready-strict.json": "ready_strict.json",
+    "ai-benchmark-devices.json": "models.json",
+}
+"""Files of recordings by the names that the README gives them."""
+
+
+def shown():
+    """Yield each command of fedstale in the text blocks of the pages, once."""
+    commands = {}
+    for page in PAGES:
+        for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True) if line.startswith("fedstale ") else []
+                if words:
+                    commands.setdefault(tuple(words[1:]), page.name)
+    for words, page in commands.items():
+        marks = [pytest.mark.slow] if LONG & set(words) else []
+        yield pytest.param(list(words), id=f"{page}: {' '.join(words)[:60]}", marks=marks)
+
+
+RUN = ["simulate", "digits", "--traces", "synthetic:20", "--until", "10m", "--quiet", "--out"]
+PLAN = """
+app = "digits"
+traces = "synthetic:20"
+until = "5m"
+seeds = [1, 2]
+target = "accuracy 0.85"
+
+[variants.A]
+run-config = { strategy = "fedbuff" }
+
+[variants.B]
+run-config = { strategy = "gap-aware" }
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Go to a folder that has the app and the traces of the pages."""
+    monkeypatch.chdir(tmp_path)
+    called("new", "my_app")
+    phones = synthesise(60, 3, seed=0)
+    files.write(phones, Path("phones.parquet"))
+    for i, name in enumerate(("boxes", "phone", "tablet")):
+        files.write(phones.take([i]), Path(f"{name}.parquet"))
+    Path("waiting.toml").write_text(PLAN, encoding="utf-8")
+    for recording in RECORDINGS.iterdir() if RECORDINGS.is_dir() else ():
+        Path(recording.name).symlink_to(recording)
+        alias = ALIASES.get(recording.name)
+        if alias:
+            Path(alias).symlink_to(recording)
+
+
+def called(*words):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, f"fedstale {' '.join(map(str, words))}\n{result.output}"
+
+
+def prepare(name, words):
+    """Make what one command reads and others do not."""
+    if name in {"compose", "fit"} and not RECORDINGS.is_dir():
+        pytest.skip(f"{RECORDINGS} is not there")
+    if name == "merge":
+        for device in ("phone", "tablet"):
+            out = ("--out", f"{device}.parquet", "--device", device)
+            called("traces", "record", *out, "--overwrite", "--speed", 10, *SHORT["record"])
+    if name in {"record", "compose"}:
+        Path(words[words.index("--out") + 1]).unlink()
+    if "--tensorboard" in words:
+        pytest.importorskip("tensorboard")
+    if name == "compare" and "runs/a" in words:
+        for i, run in enumerate(words[1:5]):
+            called(
+                *RUN, run, "--seed", i % 2, "-c", f"strategy='{('fedbuff', 'gap-aware')[i // 2]}'"
+            )
+
+
+def test_there_are_such_commands():
+    assert len(list(shown())) >= 15
+
+
+@pytest.mark.parametrize("words", list(shown()))
+def test_a_command_of_the_pages_runs(words, place):
+    name = next(word for word in words if word != "traces")
+    for word, test in ELSEWHERE.items():
+        if word in words:
+            assert f'"{word}"' in (ROOT / test).read_text(encoding="utf-8"), f"{test}: no {word}"
+            return
+    prepare(name, words)
+    called(*words, *SHORT.get(name, []))
