@@ -12,7 +12,9 @@ Run it with: python benchmarks/merging.py [--quick]
 import argparse
 import time
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -23,23 +25,41 @@ from results_file import write_result
 from fedstale.simulation.compat import Run, identity
 from fedstale.strategies import FedBuff, Gap, GapAware, StaleStrategy, Update
 from fedstale.strategies.arrays import add_scaled
+from fedstale.strategies.cores import n_threads
 
 FLOAT_BYTES = 4
+MERGE_FLOATS = 8
+"""Floats moved for each parameter of an update: weighing reads the update, both models and C, and
+writes the update; adding reads the update and the sum, and writes the sum."""
 
 
-def stream_bytes_per_s(n: int, repeats: int) -> float:
-    """Return the bytes a second of a += b over arrays that no cache holds: two reads, one write."""
+def stream_s(n: int, n_threads: int) -> Callable[[], float]:
+    """Return a measurement of a += b in float32, over arrays that no cache holds.
+
+    Args:
+        n: elements; 12 bytes each are counted, two reads and a write.
+        n_threads: each adds a part of its own.
+
+    Returns:
+        What adds once, and returns the seconds that it took.
+    """
     a, b = np.zeros(n, np.float32), np.ones(n, np.float32)
-    times = []
-    for _ in range(repeats):
+    parts = [slice(n * k // n_threads, n * (k + 1) // n_threads) for k in range(n_threads)]
+    pool = ThreadPoolExecutor(n_threads)
+
+    def measure() -> float:
         started = time.perf_counter()
-        np.add(a, b, out=a)
-        times.append(time.perf_counter() - started)
-    return 3 * FLOAT_BYTES * n / min(times)
+        list(pool.map(lambda part: np.add(a[part], b[part], out=a[part]), parts))
+        return time.perf_counter() - started
+
+    return measure
 
 
 def merge_gap(n: int, n_updates: int) -> dict[str, float]:
-    """Return what merging late updates takes.
+    """Return what merging late updates takes, and what streaming takes in the same moments.
+
+    One thread streams, all threads stream, and an update is merged, in turn: other users of the
+    machine then slow all three alike. Each rate is the one of the median time.
 
     Args:
         n: parameters of the model.
@@ -48,30 +68,37 @@ def merge_gap(n: int, n_updates: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     base = {"w": rng.standard_normal(n, np.float32)}
     now = {"w": base["w"] + np.float32(0.01) * rng.standard_normal(n, np.float32)}
+    total, delta = {"w": np.zeros(n, np.float32)}, {"w": rng.standard_normal(n, np.float32)}
+    update = {"w": np.empty(n, np.float32)}
     gap = Gap()
     gap.observe(base, now, 1.0)
-    total = {"w": np.zeros(n, np.float32)}
-    delta = rng.standard_normal(n, np.float32)
-    times, peaks = [], []
-    for k in range(n_updates):
-        update = {"w": delta.copy()}
-        if k == 0:
-            tracemalloc.start()
+    late = Update(delta=update, base=base, current=now, staleness=5)
+
+    def merge() -> float:
+        np.copyto(update["w"], delta["w"])
         started = time.perf_counter()
-        gap.weigh(Update(delta=update, base=base, current=now, staleness=5))
+        gap.weigh(late)
         add_scaled(total, update, 1.0)
-        times.append(time.perf_counter() - started)
-        if k == 0:
-            peaks.append(tracemalloc.get_traced_memory()[1])
-            tracemalloc.stop()
-    # Each is read once; the update and the sum are written, and the update is read again.
-    touched = FLOAT_BYTES * n * (5 + 3)
+        return time.perf_counter() - started
+
+    merge()  # works out C, which all updates of a merge share, and compiles
+    tracemalloc.start()
+    merge()
+    temporary_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    ways = (stream_s(n, 1), stream_s(n, n_threads()), merge)
+    one, every, spent = np.median([[way() for way in ways] for _ in range(n_updates)], axis=0)
+    streamed, merged = 3 * FLOAT_BYTES * n, MERGE_FLOATS * FLOAT_BYTES * n
     return {
         "parameters": n,
         "updates": n_updates,
-        "s_per_update": float(np.median(times[1:])),
-        "bytes_per_s": touched / float(np.median(times[1:])),
-        "temporary_bytes": float(max(peaks)),
+        "threads": n_threads(),
+        "s_per_update": float(spent),
+        "bytes_per_s": merged / float(spent),
+        "stream_bytes_per_s_one_thread": streamed / float(one),
+        "stream_bytes_per_s": streamed / float(every),
+        "share_of_streaming": merged / float(spent) * float(every) / streamed,
+        "temporary_bytes": float(temporary_bytes),
     }
 
 
@@ -83,6 +110,8 @@ class EchoGrid(Grid):
         self.nodes, self.per_pull = range(2, n_nodes + 2), per_pull
         self.waiting: list[Message] = []
         self.n_replies, self.seconds, self.n_sent = 0, 0.0, 0
+        self.marks: list[tuple[int, float]] = []
+        """At each pull, the replies so far, and the CPU seconds that were not the grid's own."""
         self.metrics = MetricRecord({"num-examples": 1, "train_loss": 1.0})
 
     def set_run(self, run: Run) -> None:
@@ -103,26 +132,27 @@ class EchoGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Keep the messages."""
-        started = time.perf_counter()
+        started = time.thread_time()
         ids = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = f"m{self.n_sent}"
             ids.append(message.metadata.message_id)
             self.waiting.append(message)
             self.n_sent += 1
-        self.seconds += time.perf_counter() - started
+        self.seconds += time.thread_time() - started
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Answer the oldest."""
-        started = time.perf_counter()
+        started = time.thread_time()
+        self.marks.append((self.n_replies, started - self.seconds))
         now, self.waiting = self.waiting[: self.per_pull], self.waiting[self.per_pull :]
         replies = []
         for message in now:
             content = RecordDict({"arrays": message.content["arrays"], "metrics": self.metrics})
             replies.append(Message(content, reply_to=message))
         self.n_replies += len(replies)
-        self.seconds += time.perf_counter() - started
+        self.seconds += time.thread_time() - started
         return replies
 
     def send_and_receive(
@@ -141,14 +171,27 @@ class EchoGrid(Grid):
 
 
 def per_reply(strategy: StaleStrategy, n_versions: int, per_pull: int) -> dict[str, float]:
-    """Return the server's own time for each reply, without the grid's."""
+    """Return the server's own CPU time for each reply, from the first pull to the last one.
+
+    It holds all that a reply leads to: the check, the merge, its share of a step and of
+    finding out who is free, and the next message. Of the grid and of the start nothing is in it.
+    """
     grid = EchoGrid(n_nodes=20_000, per_pull=per_pull)
     initial = ArrayRecord({"w": Array(np.zeros(1000, np.float32))})
     with identity(1):
-        started = time.perf_counter()
         strategy.start(grid, initial, num_rounds=n_versions)
-        spent = time.perf_counter() - started - grid.seconds
-    return {"ms_per_reply": 1e3 * spent / grid.n_replies, "replies": float(grid.n_replies)}
+    (first, begun), (last, ended) = grid.marks[0], grid.marks[-1]
+    return {"ms_per_reply": 1e3 * (ended - begun) / (last - first), "replies": float(last - first)}
+
+
+def flower_ms(n_messages: int) -> float:
+    """Return what Flower's own objects cost the server for each reply: one message to send."""
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(1000, np.float32))})})
+    with identity(1):
+        started = time.thread_time()
+        for _ in range(n_messages):
+            Message(content, 2, "train", ttl=3600.0, group_id="0")
+        return 1e3 * (time.thread_time() - started) / n_messages
 
 
 def main() -> None:
@@ -158,16 +201,16 @@ def main() -> None:
     quick = parser.parse_args().quick
     n, versions = (2_500_000, 200) if quick else (25_000_000, 2000)
     rows: list[dict[str, object]] = []
-    stream = stream_bytes_per_s(n, 5)
-    print(f"streaming: {stream / 1e9:.2f} GB/s")
     for n_updates in (10,) if quick else (10, 100):
         row = merge_gap(n, n_updates)
-        share = row["bytes_per_s"] / stream
         print(
             f"{n_updates:4d} updates of {n:,}: {row['s_per_update'] * 1e3:.1f} ms each, "
-            f"{share:.0%} of streaming, {row['temporary_bytes'] / 1e6:.2f} MB of temporaries"
+            f"{row['bytes_per_s'] / 1e9:.1f} GB/s, {row['share_of_streaming']:.0%} of streaming "
+            f"with {row['threads']} threads ({row['stream_bytes_per_s'] / 1e9:.1f} GB/s; with one "
+            f"{row['stream_bytes_per_s_one_thread'] / 1e9:.1f}), "
+            f"{row['temporary_bytes'] / 1e6:.2f} MB of temporaries"
         )
-        rows.append(row | {"stream_bytes_per_s": stream, "share_of_streaming": share})
+        rows.append(row | {"loop": "numba" if find_spec("numba") else "NumPy"})
     for name, strategy in (
         ("FedBuff", FedBuff(10_000, 100)),
         ("GapAware", GapAware(10_000, 100)),

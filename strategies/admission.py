@@ -14,7 +14,7 @@ from typing import Any
 from flwr.app import Message
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import Model, chunks, inner, scale
+from fedstale.strategies.arrays import Array, Model, inner, over_chunks, scale
 from fedstale.strategies.caps import Cap
 from fedstale.strategies.envelope import RefusalError
 from fedstale.strategies.gate import Answer, Gate
@@ -107,10 +107,9 @@ class Admission:
         """Count a reply that belongs to no open job: a duplicate, a replay or a late one."""
         self.counts[f"refused: {kind}"] += 1
 
-    def rests(self, node_id: int, now: float) -> bool:
-        """Return whether a node is left alone at an instant in s."""
-        record = self._records.get(node_id)
-        return record is not None and record.until > now
+    def resting(self, now: float) -> set[int]:
+        """Return the nodes that rest, and are not sent jobs, at an instant in s."""
+        return {node_id for node_id, record in self._records.items() if record.until > now}
 
     def next_return(self, now: float) -> float:
         """Return the instant in s when the next node comes back from its rest; inf if none."""
@@ -182,9 +181,10 @@ class Admission:
 
 def norm_of(model: Model) -> float:
     """Return the Euclidean norm over all arrays of a model, in float64."""
-    total = 0.0
-    for array in model.values():
-        for (part,) in chunks(array):
-            wide = part.astype("float64", copy=False)
-            total += inner(wide, wide)
+    total = sum(over_chunks(_square, model))
     return sqrt(total) if total < inf else inf
+
+
+def _square(x: Array) -> float:
+    wide = x.astype("float64", copy=False)
+    return inner(wide, wide)

@@ -1,20 +1,32 @@
 """Models as named NumPy arrays, and a walk over them in chunks that fit in a core's cache.
 
 Everything that a server does to a model is element by element, so it is done chunk by chunk and in
-place: a model of any size then needs no temporary copy of itself.
+place: a model of any size then needs no temporary copy of itself, and the chunks of a large one are
+shared among the cores. Chunks do not depend on the number of cores, and what is summed over them is
+added in their order, so results are the same to the last bit on any number.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from fedstale.strategies import cores
+
 Array = npt.NDArray[Any]
 Model = dict[str, Array]
+Result = TypeVar("Result")
 
-CHUNK = 1 << 15
-"""Elements of a chunk: five float32 arrays of it fit in the second-level cache of server cores."""
+CHUNK = 1 << 17
+"""Elements of a chunk: a float32 temporary of it fits in the second-level cache of server cores."""
+
+LARGE = 1 << 20
+"""Elements of a model from which on its chunks are shared among the cores."""
+
+LANES = 512
+"""Running sums of `chunk_sum`: together they fit in the first-level cache."""
 
 
 def chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
@@ -27,23 +39,64 @@ def chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
         >>> x.sum()
         np.float64(4.0)
     """
-    flat = [array.reshape(-1) for array in arrays]
+    flat = tuple(array.reshape(-1) for array in arrays)
+    if 0 < flat[0].size <= CHUNK:
+        yield flat
+        return
     for start in range(0, flat[0].size, CHUNK):
         yield tuple(part[start : start + CHUNK] for part in flat)
 
 
+def over_chunks(work: Callable[..., Result], *models: Mapping[str, Array]) -> list[Result]:
+    """Call work on each chunk of equally shaped models, on all cores if they are large.
+
+    Args:
+        work: takes one chunk of each model, and may write to it.
+        models: the first one says which names there are.
+
+    Returns:
+        What work returned for each chunk, in the order of names and chunks.
+
+    Example:
+        >>> model = {"w": np.array([1.0, 2.0]), "b": np.array([4.0])}
+        >>> over_chunks(np.sum, model)
+        [np.float64(3.0), np.float64(4.0)]
+    """
+    parts = [part for name in models[0] for part in chunks(*[model[name] for model in models])]
+    if is_large(models[0]):
+        return cores.each(work, parts)
+    return [work(*part) for part in parts]
+
+
+def is_large(model: Mapping[str, Array]) -> bool:
+    """Return whether a model is worth several cores, or the time to compile a loop over it."""
+    return sum(array.size for array in model.values()) >= LARGE
+
+
 def add_scaled(total: Model, part: Model, factor: float) -> None:
     """Add factor * part to total, in place and without a temporary model."""
-    for name, into in total.items():
-        for x, y in chunks(into, part[name]):
-            np.add(x, y if factor == 1.0 else y * into.dtype.type(factor), out=x)
+    over_chunks(partial(_add_scaled, factor=factor), total, part)
+
+
+def _add_scaled(x: Array, y: Array, *, factor: float) -> None:
+    np.add(x, y if factor == 1.0 else y * x.dtype.type(factor), out=x)
 
 
 def scale(model: Model, factor: float) -> None:
     """Multiply a model by a number in place; by exactly 1 does nothing."""
     if factor != 1.0:
-        for array in model.values():
-            np.multiply(array, array.dtype.type(factor), out=array)
+        over_chunks(partial(_scale, factor=factor), model)
+
+
+def _scale(x: Array, *, factor: float) -> None:
+    np.multiply(x, x.dtype.type(factor), out=x)
+
+
+def copy_of(model: Mapping[str, Array]) -> Model:
+    """Return a model with memory of its own."""
+    new: Model = {name: np.empty(array.shape, array.dtype) for name, array in model.items()}
+    over_chunks(np.copyto, new, model)
+    return new
 
 
 def zeros_like(model: Mapping[str, Array], dtype: npt.DTypeLike | None = None) -> Model:
@@ -53,9 +106,25 @@ def zeros_like(model: Mapping[str, Array], dtype: npt.DTypeLike | None = None) -
 
 def is_finite(model: Mapping[str, Array]) -> bool:
     """Return whether no element is NaN or infinite."""
-    return all(np.isfinite(part).all() for array in model.values() for (part,) in chunks(array))
+    return all(over_chunks(_is_finite, model))
+
+
+def _is_finite(x: Array) -> bool:
+    return bool(np.isfinite(x).all())
 
 
 def inner(x: Array, y: Array) -> float:
     """Return the inner product of two chunks, whatever number of threads a BLAS would use."""
     return float(np.einsum("i,i->", x, y))
+
+
+def chunk_sum(x: Array) -> float:
+    """Return the sum of a chunk in an order that a compiled loop can keep.
+
+    Element i is added to running sum i mod `LANES`, in the chunk's own precision; the running sums
+    are then added in float64.
+    """
+    whole = x.size - x.size % LANES
+    sums = x[:whole].reshape(-1, LANES).sum(axis=0)
+    sums[: x.size - whole] += x[whole:]
+    return float(sums.sum(dtype=np.float64))

@@ -6,7 +6,7 @@ their age; durations, losses and failures are those that the server has seen. Ma
 object for each.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, isfinite, isnan, nan
@@ -152,7 +152,7 @@ class Candidates(Sequence[Candidate]):
         self,
         node_ids: npt.ArrayLike,
         table: Table,
-        rows: Index,
+        rows: Index | Callable[[NodeIds], Index],
         situation: Situation = _UNKNOWN,
     ) -> None:
         """Show some rows of a table.
@@ -160,12 +160,16 @@ class Candidates(Sequence[Candidate]):
         Args:
             node_ids: Flower's ids, shape (n,).
             table: what is known.
-            rows: of these nodes, shape (n,).
+            rows: of these nodes, shape (n,), or what finds them once more than ids is asked for.
             situation: where the run stands.
         """
         self.node_ids: NodeIds = np.asarray(node_ids, dtype=np.uint64)
         self.situation = situation
-        self._table, self._rows = table, rows
+        self._table, self._where = table, rows
+
+    @cached_property
+    def _rows(self) -> Index:
+        return self._where(self.node_ids) if callable(self._where) else self._where
 
     @classmethod
     def of(
@@ -206,7 +210,7 @@ class Candidates(Sequence[Candidate]):
                 columns["durations_s"][row, k] = seconds
         return cls([node.node_id for node in nodes], table, np.arange(len(nodes)))
 
-    def take(self, which: npt.NDArray[Any]) -> "Candidates":
+    def take(self, which: npt.NDArray[Any] | slice) -> "Candidates":
         """Return some of them, by position or by a mask."""
         return Candidates(self.node_ids[which], self._table, self._rows[which], self.situation)
 
@@ -220,7 +224,7 @@ class Candidates(Sequence[Candidate]):
     def __getitem__(self, i: int | slice) -> "Candidate | Candidates":
         """Return one candidate, or some."""
         if isinstance(i, slice):
-            return Candidates(self.node_ids[i], self._table, self._rows[i], self.situation)
+            return self.take(i)
         row = int(self._rows[i])
         known = {name: column[row].item() for name, column in self._single()}
         durations = self._table.columns["durations_s"][row]

@@ -103,6 +103,10 @@ class CappedMerge(Merge):
         metrics: Mapping[str, float],
     ) -> None:
         """Add an update, or let it wait; arguments as in `Merge.add`."""
+        if self.cap.settled and not self._early:
+            capped = self.cap.limit(examples, few=FEW)
+            Merge.add(self, job, delta, counts, examples=capped, metrics=metrics)
+            return
         self._early.append(_Early(job, delta, counts, examples, metrics))
         self.jobs.append(job)
         if self.cap.settled or len(self._early) >= MOST_EARLY:

@@ -10,16 +10,17 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from struct import unpack as unpack_bytes
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from fedstale.errors import ConfigError, ResumeError
+from fedstale.strategies.arrays import Array
 from fedstale.strategies.settings import is_count, require
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ SUFFIX = ".checkpoint"
 
 _HELD: set[tuple[int, int]] = set()  # device and inode of the folders that this process holds
 
+_TYPES = {"f": "F{}", "i": "I{}", "u": "U{}", "b": "BOOL"}  # names of safetensors
 _ARRAY = "__array__"
 _KEPT = 2
 
@@ -126,7 +128,8 @@ def write_checkpoint(path: Path, state: State) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("wb") as file:
-            file.write(packed(state))
+            for piece in _pieces(state):
+                file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -162,6 +165,11 @@ def read_checkpoint(path: str | Path) -> State:
 
 def packed(state: State) -> bytes:
     """Return a state as the bytes of a file."""
+    return b"".join(_pieces(state))
+
+
+def _pieces(state: State) -> Iterator[bytes | memoryview]:
+    """Yield a safetensors file piece by piece, so that no second copy of the arrays is made."""
     arrays: dict[str, Any] = {}
 
     def taken(value: Any) -> Any:  # noqa: ANN401 - any leaf
@@ -176,8 +184,21 @@ def packed(state: State) -> bytes:
         return value.item() if isinstance(value, np.generic) else value
 
     text = json.dumps(taken(state))
-    header = {"format": str(FORMAT), "state": text, "checksum": _checksum(text, arrays)}
-    return save(arrays, header)
+    about = {"format": str(FORMAT), "state": text, "checksum": _checksum(text, arrays)}
+    header: dict[str, Any] = {"__metadata__": about}
+    end = 0
+    for name, array in arrays.items():
+        start, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": _TYPES[array.dtype.kind].format(8 * array.dtype.itemsize),
+            "shape": array.shape,
+            "data_offsets": [start, end],
+        }
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    yield struct.pack("<Q", len(head)) + head
+    for array in arrays.values():
+        yield _bytes_of(array)
 
 
 def unpacked(data: bytes) -> State:
@@ -187,7 +208,7 @@ def unpacked(data: bytes) -> State:
         ResumeError: they are no checkpoint, one of another format, or damaged.
     """
     try:
-        length = unpack_bytes("<Q", data[:8])[0]
+        length = struct.unpack("<Q", data[:8])[0]
         header = json.loads(data[8 : 8 + length])["__metadata__"]
         version, text, checksum = header["format"], header["state"], header["checksum"]
         arrays = load(data)
@@ -216,8 +237,12 @@ def _checksum(text: str, arrays: Mapping[str, Any]) -> str:
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        digest.update(_bytes_of(array))
     return digest.hexdigest()
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _hold(folder: Path) -> None:

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 
 from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.strategies.admission import Admission
+from fedstale.strategies.candidate import NodeIds
 from fedstale.strategies.checkpoint import Keeper, State
 from fedstale.strategies.clock import clock_of
 from fedstale.strategies.evaluation import Evaluations, Scores
@@ -29,6 +30,7 @@ from fedstale.strategies.merging import Merging
 from fedstale.strategies.observer import observer_of
 from fedstale.strategies.outbox import Dispatch, Outbox
 from fedstale.strategies.progress import Progress
+from fedstale.strategies.roster import Roster
 from fedstale.strategies.schedule import LearntDeadline
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.server_optimizer import ServerOptimizer
@@ -68,8 +70,13 @@ class EventLoop:
         self.selector, weighting, optimizer = parts
         self.clock, self.observer = clock_of(grid), observer_of(grid)
         self.evaluate_fn, self.timeout_s, self.keeper = evaluate_fn, timeout_s, keeper
-        self.versions = Versions(Snapshot.of(initial))
+        self.versions = Versions(
+            Snapshot.of(initial),
+            memory_bytes=strategy.version_memory_bytes,
+            folder=None if strategy.checkpoints is None else strategy.checkpoints.folder,
+        )
         self.ledger, self.history = Ledger(), History()
+        self.roster = Roster(self.ledger)
         self.evaluations, self.admission = Evaluations(), Admission(strategy.gate)
         strategy.refusals = self.admission.counts
         self.rng = np.random.default_rng(strategy.seed)
@@ -127,7 +134,7 @@ class EventLoop:
         for purpose in PURPOSES:
             for job in self.ledger.open_jobs(purpose):
                 self._end(job, "cancelled")
-        for message_id in self.ledger.awaited():
+        for message_id in list(self.ledger.awaited()):
             self.ledger.forget(message_id)
 
     @property
@@ -169,7 +176,7 @@ class EventLoop:
         self.short = self.may_send and len(chosen) < free_slots
         self.most_out = max(self.most_out, self.ledger.n_training)
 
-    def _is_asking(self, free: list[int]) -> bool:
+    def _is_asking(self, free: NodeIds) -> bool:
         """Ask free nodes whose forecast is too old; return whether answers are waited for."""
         ask = self.strategy.ask
         if ask is None:
@@ -177,20 +184,18 @@ class EventLoop:
         if self.ledger.n_asked:
             return True
         heard_at = self.history.candidates(free).forecast_at
-        asked_at = [self.asked_at.get(node, nan) for node in free]
-        due = ask.due(free, np.fmax(heard_at, asked_at), self.clock.now())
+        nodes = free.tolist()
+        asked_at = [self.asked_at.get(node, nan) for node in nodes]
+        due = ask.due(nodes, np.fmax(heard_at, asked_at), self.clock.now())
         self.asked_at.update(dict.fromkeys(due, self.clock.now()))
         self._push(due, "query")
         return bool(due)
 
-    def _free_nodes(self) -> list[int]:
-        busy = self.ledger.busy_nodes
-        now, rests = self.clock.now(), self.admission.rests
-        free = [n for n in self.grid.get_node_ids() if n not in busy and not rests(n, now)]
+    def _free_nodes(self) -> NodeIds:
+        but = self.admission.resting(self.clock.now())
         if self.schedule.distinct and self.schedule.send == "after_reply":
-            used = {job.node_id for job in self.merge.jobs}
-            free = [node for node in free if node not in used]
-        return free
+            but |= {job.node_id for job in self.merge.jobs}
+        return self.roster.free(self.grid.get_node_ids(), but)
 
     def _push(self, nodes: list[int], purpose: Purpose) -> None:
         unsent, n_bytes = self.dispatch.push(nodes, purpose, self.clock.now())
@@ -225,7 +230,8 @@ class EventLoop:
 
     def _receive(self, replies: Iterable[Message]) -> None:
         known: list[tuple[int, Message]] = []
-        for reply in replies:
+        # Refusals change the view of awaited ids, which a grid may read for as long as it answers.
+        for reply in list(replies):
             job = self.ledger.open_job(reply.metadata.reply_to_message_id)
             if job is None:
                 self._refuse_late(reply)
@@ -416,5 +422,5 @@ class EventLoop:
 def _n_bytes(reply: Message) -> int:
     if reply.has_error():
         return 0
-    records = reply.content.array_records.values()
+    records = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
     return sum(len(array.data) for record in records for array in record.values())

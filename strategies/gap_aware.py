@@ -5,11 +5,13 @@ versions old may fit perfectly where the model has stood still, and be worthless
 """
 
 from collections.abc import Mapping
+from functools import partial
 from math import sqrt
 
 import numpy as np
 
-from fedstale.strategies.arrays import Array, Model, chunks, inner
+from fedstale.strategies import compiled
+from fedstale.strategies.arrays import Array, Model, chunk_sum, inner, over_chunks, scale
 from fedstale.strategies.settings import require
 from fedstale.strategies.travel import MODEL, Grain, Steps, Travel
 from fedstale.strategies.weighting import Update, Weighting
@@ -66,16 +68,13 @@ class Gap(Weighting):
         return _weigh_by_norms(update, self.travel, along_share=0.0, distance_share=1.0)
 
     def _weigh_parameters(self, update: Update) -> float:
-        sizes, cap = self.travel.sizes(update.current), 1.0 + update.staleness
-        total, size = 0.0, 0
+        models = (update.delta, update.current, update.base, self.travel.sizes(update.current))
+        divide = partial(compiled.gap_loop(*models) or divide_by_gap, cap=1.0 + update.staleness)
         # The quotient may vanish where C is 0, and the sum may overflow; G is then its cap.
         with np.errstate(over="ignore", under="ignore"):
-            for name, delta in update.delta.items():
-                now, base = update.current[name], update.base[name]
-                for part in chunks(delta, now, base, sizes[name]):
-                    total += divide_by_gap(*part, cap=cap)
-                size += delta.size
-        return total / size if size else 1.0
+            weights = over_chunks(divide, *models)
+        size = sum(delta.size for delta in update.delta.values())
+        return sum(weights) / size if size else 1.0
 
     def observe(self, before: Model, after: Model, rate: float) -> None:
         """See one step of the server."""
@@ -153,6 +152,7 @@ def divide_by_gap(delta: Array, now: Array, base: Array, c: Array, *, cap: float
     """Divide one chunk by its gap in place.
 
     1 / min(1 + |moved| / C, cap) is computed as max(C / (C + |moved|), 1 / cap), with one division.
+    `compiled.gap_loop` is the same in one pass over memory, to the last bit.
 
     Args:
         delta: part of the update; written to.
@@ -170,7 +170,7 @@ def divide_by_gap(delta: Array, now: Array, base: Array, c: Array, *, cap: float
     np.divide(c, weight, out=weight)
     np.maximum(weight, weight.dtype.type(1.0 / cap), out=weight)
     delta *= weight
-    return float(weight.sum())
+    return chunk_sum(weight)
 
 
 def _weigh_by_norms(
@@ -184,8 +184,7 @@ def _weigh_by_norms(
         distance, along = _movement(update, names)
         moved = along_share * max(0.0, along) + distance_share * distance
         weight = 1.0 / _gap(moved, travel.size(key), 1.0 + update.staleness)
-        for name in names:
-            update.delta[name] *= update.delta[name].dtype.type(weight)
+        scale({name: update.delta[name] for name in names}, weight)
         weights.append(weight)
         sizes.append(sum(update.delta[name].size for name in names))
     return float(np.average(weights, weights=sizes)) if sum(sizes) else 1.0
@@ -199,12 +198,13 @@ def _gap(moved: float, typical: float, cap: float) -> float:
 
 def _movement(update: Update, names: list[str]) -> tuple[float, float]:
     """Return |moved| and <moved, u> over some arrays; a zero update has no direction."""
-    squares = along = norm = 0.0
-    for name in names:
-        now, base = update.current[name], update.base[name]
-        for d, x, y in chunks(update.delta[name], now, base):
-            moved = x - y
-            squares += inner(moved, moved)
-            along += inner(moved, d)
-            norm += inner(d, d)
+    delta = {name: update.delta[name] for name in names}
+    parts = over_chunks(_products, delta, update.current, update.base)
+    squares, along, norm = (sum(part) for part in zip(*parts, strict=True)) if parts else (0.0,) * 3
     return sqrt(squares), along / sqrt(norm) if norm > 0.0 else 0.0
+
+
+def _products(delta: Array, now: Array, base: Array) -> tuple[float, float, float]:
+    """Return <moved, moved>, <moved, delta> and <delta, delta> of one chunk."""
+    moved = now - base
+    return inner(moved, moved), inner(moved, delta), inner(delta, delta)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import isnan
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from fedstale.strategies.candidate import (
     Candidate,
     Candidates,
     Forecast,
+    Index,
     NodeIds,
     Situation,
     Table,
@@ -46,15 +48,16 @@ class History:
         self, node_ids: Sequence[int] | NodeIds, situation: Situation | None = None
     ) -> Candidates:
         """Return what is known of some nodes, in their order, and where the run stands."""
-        situation = situation or Situation()
         ids = np.asarray(node_ids, dtype=np.uint64)
+        return Candidates(ids, self._table, self._rows_of, situation or Situation())
+
+    def _rows_of(self, ids: NodeIds) -> Index:
         self._index_new()
         if not self._indexed.size:
-            return Candidates(ids, self._table, np.full(ids.size, _UNKNOWN), situation)
+            return np.full(ids.size, _UNKNOWN)
         place = np.searchsorted(self._indexed, ids)
         place = np.minimum(place, self._indexed.size - 1)
-        rows = np.where(self._indexed[place] == ids, self._row_of[place], _UNKNOWN)
-        return Candidates(ids, self._table, rows, situation)
+        return np.where(self._indexed[place] == ids, self._row_of[place], _UNKNOWN)
 
     def _index_new(self) -> None:
         """Keep known ids in order; new ones are put in when somebody looks, many at a time."""
@@ -118,7 +121,7 @@ class History:
             durations[:-1] = durations[1:]
             n -= 1
         durations[n] = duration_s
-        columns["duration_s"][row] = np.median(durations[: n + 1])
+        columns["duration_s"][row] = median(durations[: n + 1].tolist())
         columns["examples"][row], columns["loss"][row] = examples, loss
         columns["square_loss"][row] = square_loss
         columns["staleness"][row], columns["last_version"][row] = staleness, version

@@ -8,7 +8,7 @@ until it answers, or until the job would have timed out.
 
 import heapq
 from collections import Counter
-from collections.abc import KeysView, Mapping
+from collections.abc import KeysView, Mapping, Set
 from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any, Literal
@@ -47,6 +47,8 @@ class Ledger:
     _training: int = 0
     _asked: int = 0
     _deadlines: list[tuple[float, int, str]] = field(default_factory=list)
+    _awaited: dict[str, None] = field(default_factory=dict)
+    _moved: set[int] = field(default_factory=set)
 
     def send(
         self,
@@ -69,11 +71,13 @@ class Ledger:
         )
         self.n_sent += 1
         self._open[message_id] = job
+        self._awaited[message_id] = None
         if timeout_s < inf:
             heapq.heappush(self._deadlines, (now + timeout_s, job.job_id, message_id))
         if purpose == "train":
             self._training += 1
             self._nodes[node_id] = self._nodes.get(node_id, 0) + 1
+            self._moved.add(node_id)
         self._asked += purpose == "query"
         return job
 
@@ -83,6 +87,8 @@ class Ledger:
         self.endings[ending] = self.endings.get(ending, 0) + 1
         if ending in {"timed out", "cancelled"}:
             self._given_up[message_id] = (job, ending)
+        else:
+            del self._awaited[message_id]
         self._asked -= job.purpose == "query"
         if job.purpose == "train":
             self._training -= 1
@@ -100,7 +106,10 @@ class Ledger:
         """Return how a given-up job had ended, and forget it; None if it is not one."""
         self._free_recalled(message_id)
         known = self._given_up.pop(message_id, None)
-        return known[1] if known else None
+        if known is None:
+            return None
+        del self._awaited[message_id]
+        return known[1]
 
     def expired(self, now: float) -> list[SentJob]:
         """Return open jobs whose deadline has passed, in the order of deadlines."""
@@ -140,6 +149,11 @@ class Ledger:
         """Nodes that have a training job, cancelled or not; a view that changes with the jobs."""
         return self._nodes.keys()
 
+    def take_moved(self) -> Set[int]:
+        """Return nodes that may have become busy or free since this was last called."""
+        moved, self._moved = self._moved, set()
+        return moved
+
     def _matters(self, message_id: str) -> bool:
         return message_id in self._open or message_id in self._recalled
 
@@ -152,14 +166,15 @@ class Ledger:
         self._nodes[node_id] -= 1
         if not self._nodes[node_id]:
             del self._nodes[node_id]
+            self._moved.add(node_id)
 
     def open_jobs(self, purpose: Purpose) -> list[SentJob]:
         """Return the jobs that are out for a purpose, in the order of sending."""
         return [job for job in self._open.values() if job.purpose == purpose]
 
-    def awaited(self) -> list[str]:
-        """Return the message ids that may still be answered, given-up ones too."""
-        return [*self._open, *self._given_up]
+    def awaited(self) -> KeysView[str]:
+        """Return the message ids that may still be answered, given-up ones too; a live view."""
+        return self._awaited.keys()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all jobs that are known, as JSON can hold them."""
@@ -188,8 +203,10 @@ class Ledger:
         self._given_up = {row["message_id"]: (job_of(row), e) for row, e in state["given_up"]}
         self._recalled = {key: self._given_up[key][0].node_id for key in state["recalled"]}
         self._deadlines = [(at + shift_s, job, key) for at, job, key in state["deadlines"]]
+        self._awaited = dict.fromkeys([*self._open, *self._given_up])
         training = [job for job in self._open.values() if job.purpose == "train"]
         self._training = len(training)
         self._asked = sum(job.purpose == "query" for job in self._open.values())
         busy = [*(job.node_id for job in training), *self._recalled.values()]
+        self._moved |= {*self._nodes, *busy}
         self._nodes = dict(Counter(busy))

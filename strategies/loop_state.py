@@ -3,7 +3,8 @@
 Everything that decides what happens next is here: the model and its versions in flight, the merge
 in the making, jobs, what is known of nodes, the state of every part, and the random stream. So a
 simulation goes on as if it had never stopped. On real devices the jobs that were out are lost with
-the run that sent them; their devices are free again and nothing of them is counted twice.
+the run that sent them; their devices are free again, nothing of them is counted twice, and the
+versions that they were sent are left out.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -27,11 +28,12 @@ _BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_met
 def state_of(loop: "EventLoop") -> State:
     """Return the state of a run between two of its turns."""
     progress, result = loop.progress, loop.strategy.result
+    survive = loop.keeper is not None and loop.keeper.jobs_survive
     return {
         "now": loop.clock.now(),
         "parts": {name: _kind(part) for name, part in _parts(loop).items()},
         **{name: part.state_dict() for name, part in _parts(loop).items()},
-        "versions": loop.versions.state_dict(),
+        "versions": loop.versions.state_dict(only_current=not survive),
         "ledger": loop.ledger.state_dict(),
         "history": loop.history.state_dict(),
         "merge": loop.merge.state_dict(),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedstale.strategies.arrays import Array, Model, add_scaled, scale, zeros_like
+from fedstale.strategies.arrays import Array, Model, add_scaled, copy_of, scale, zeros_like
 from fedstale.strategies.versions import Snapshot
 from fedstale.strategies.weighting import Update, Weighting
 
@@ -106,7 +106,7 @@ class Merge:
 
     def _mean(self) -> Model:
         """Return the mean of what was added so far; empty if nothing was."""
-        mean = {name: array.copy() for name, array in self._sum.items()}
+        mean = copy_of(self._sum)
         if self.mass > 0.0:
             scale(mean, 1.0 / self.mass)
         return mean

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.strategies.adasync import AdaSync, SmoothedLoss
-from fedstale.strategies.arrays import Model, chunks, is_finite
+from fedstale.strategies.arrays import Model, add_scaled, copy_of, is_finite
 from fedstale.strategies.caps import Cap, CappedMerge
 from fedstale.strategies.gate import Answer
 from fedstale.strategies.ledger import SentJob
@@ -118,7 +118,7 @@ class Merging:
         try:
             merge.settle(self.weighting)
             delta, counts = merge.finish()
-            floats = {name: array.copy() for name, array in before.floats.items()}
+            floats = copy_of(before.floats)
             self.optimizer.step(floats, delta, staleness=merge.staleness)
             if not is_finite(floats):
                 raise ProtocolError("its merge left the finite range")
@@ -147,7 +147,5 @@ class Merging:
 
 def _relate_to(delta: Model, base: Model, current: Model) -> None:
     """Turn a change against the base into one against the current model, in place."""
-    for name, array in delta.items():
-        for d, x, y in chunks(array, base[name], current[name]):
-            np.add(d, x, out=d)
-            np.subtract(d, y, out=d)
+    add_scaled(delta, base, 1.0)
+    add_scaled(delta, current, -1.0)

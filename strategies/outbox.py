@@ -11,9 +11,10 @@ from flwr.serverapp import Grid
 
 from fedstale.errors import FedstaleError
 from fedstale.strategies.asking import QUERY
-from fedstale.strategies.candidate import Situation
+from fedstale.strategies.candidate import NodeIds, Situation
 from fedstale.strategies.history import History
 from fedstale.strategies.ledger import Ledger, Purpose
+from fedstale.strategies.roster import Places
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.versions import Snapshot, Versions
 
@@ -45,6 +46,7 @@ class Outbox:
         self._arrays_key, self._config_key = strategy.gate.arrays_key, strategy.config_key
         self._ask = strategy.ask
         self._version, self._record = 0, initial
+        self._latest: dict[Purpose, tuple[int, RecordDict, int]] = {}
 
     def record(self, version: int, snapshot: Snapshot) -> ArrayRecord:
         """Return a version as Flower sends it; the latest one is made once."""
@@ -64,13 +66,11 @@ class Outbox:
         Raises:
             FedstaleError: the grid takes none of the messages.
         """
-        content = self._content(purpose, version, snapshot)
+        content, n_bytes = self._content(purpose, version, snapshot)
         messages = [
             Message(content, node, _TYPES[purpose], ttl=self.ttl_s(purpose), group_id=str(version))
             for node in nodes
         ]
-        arrays = content.array_records.values()
-        n_bytes = sum(len(array.data) for record in arrays for array in record.values())
         ids: list[str | None] = list(self._grid.push_messages(messages))
         if len(ids) != len(nodes) or not any(ids):
             raise FedstaleError(
@@ -83,16 +83,23 @@ class Outbox:
         """Return how long a message of some kind lives, in s."""
         return self._ask.wait_s if purpose == "query" and self._ask else self.timeout_s
 
-    def _content(self, purpose: Purpose, version: int, snapshot: Snapshot) -> RecordDict:
+    def _content(
+        self, purpose: Purpose, version: int, snapshot: Snapshot
+    ) -> tuple[RecordDict, int]:
+        """Return what all messages of a version for one purpose hold, and its bytes of arrays."""
         if purpose == "query" and self._ask is not None:
-            return self._ask.content()
-        # Stock strategies count training rounds from 1, and evaluate after the round.
-        server_round = version + 1 if purpose == "train" else version
-        values = {**self._configs[purpose], "server-round": server_round}
-        config = ConfigRecord(cast(dict[str, ConfigRecordValues], values))
-        return RecordDict(
-            {self._arrays_key: self.record(version, snapshot), self._config_key: config}
-        )
+            return self._ask.content(), 0
+        of, content, n_bytes = self._latest.get(purpose, (None, RecordDict(), 0))
+        if of != version:
+            # Stock strategies count training rounds from 1, and evaluate after the round.
+            server_round = version + 1 if purpose == "train" else version
+            values = {**self._configs[purpose], "server-round": server_round}
+            config = ConfigRecord(cast(dict[str, ConfigRecordValues], values))
+            record = self.record(version, snapshot)
+            content = RecordDict({self._arrays_key: record, self._config_key: config})
+            n_bytes = sum(len(array.data) for array in record.values())
+            self._latest[purpose] = (version, content, n_bytes)
+        return content, n_bytes
 
 
 class Dispatch:
@@ -112,11 +119,11 @@ class Dispatch:
         self._outbox, self._selector, self._rng = outbox, selector, rng
         self._ledger, self._history, self._versions = ledger, history, versions
 
-    def choose(self, free: list[int], k: int, now: float, deadline_s: float) -> list[int]:
+    def choose(self, free: NodeIds, k: int, now: float, deadline_s: float) -> list[int]:
         """Let the selector pick at most k of the free nodes.
 
         Args:
-            free: nodes that may be picked.
+            free: nodes that may be picked, at least one.
             k: how many, >= 1.
             now: the instant in s.
             deadline_s: time in s in which a reply to a job sent now counts.
@@ -131,7 +138,8 @@ class Dispatch:
         )
         candidates = self._history.candidates(free, situation)
         chosen = self._selector.select(candidates, k, now, self._rng)
-        if len(chosen) > k or len(set(chosen)) < len(chosen) or not set(chosen) <= set(free):
+        known = Places(free).of(chosen)
+        if len(chosen) > k or len(set(chosen)) < len(chosen) or known.size < len(chosen):
             raise FedstaleError(
                 f"selector {self._selector!r} returned {chosen}: expected at most {k} distinct "
                 "ids of the candidates that it was given"

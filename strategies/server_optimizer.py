@@ -15,7 +15,7 @@ from math import sqrt
 
 import numpy as np
 
-from fedstale.strategies.arrays import Array, Model, chunks, zeros_like
+from fedstale.strategies.arrays import Array, Model, over_chunks, zeros_like
 from fedstale.strategies.settings import require
 
 Rate = float | Callable[[int], float]
@@ -60,10 +60,8 @@ class ServerOptimizer(ABC):
         if not self.state and self.moments:
             self.state = {moment: zeros_like(delta) for moment in self.moments}
         self.n_steps += 1
-        for name, update in delta.items():
-            memory = [self.state[moment][name] for moment in self.moments]
-            for theta, d, *parts in chunks(model[name], update, *memory):
-                self._step(theta, d, *parts)
+        memory = [self.state[moment] for moment in self.moments]
+        over_chunks(lambda d, theta, *parts: self._step(theta, d, *parts), delta, model, *memory)
 
     @abstractmethod
     def _step(self, theta: Array, d: Array, *moments: Array) -> None:

@@ -75,6 +75,7 @@ class StaleStrategy(Strategy):
         recheck_s: float = 30.0,
         checkpoints: Checkpoints | str | Path | None = None,
         resume: str | Path | None = None,
+        version_memory_bytes: int | None = None,
         seed: int = 0,
     ) -> None:
         """Compose a strategy.
@@ -107,6 +108,10 @@ class StaleStrategy(Strategy):
                 comes first.
             resume: a checkpoint, or a folder of them, to go on from; jobs that were out then are
                 lost, and their devices free.
+            version_memory_bytes: memory that model versions in flight may take together, the
+                current one included, >= 0; past it the oldest ones wait on disk, in the folder of
+                `checkpoints` or else the system's temporary folder (TMPDIR), in files that vanish
+                with the process. No limit if not given. Results are the same to the last bit.
             seed: of all choices.
 
         Raises:
@@ -130,6 +135,7 @@ class StaleStrategy(Strategy):
         if isinstance(checkpoints, str | Path):
             checkpoints = Checkpoints(checkpoints)
         self.checkpoints, self.resume = checkpoints, resume
+        self.version_memory_bytes = version_memory_bytes
         self.result = Result()
         """What the latest run has reached so far; the same object that `start` returns."""
         self._check()
@@ -158,6 +164,11 @@ class StaleStrategy(Strategy):
                 self.schedule.send == "after_merge" or self.schedule.distinct,
                 *("schedule.distinct", False, "True: a rule counts nodes, not updates"),
             )
+        limit = self.version_memory_bytes
+        require(
+            limit is None or limit == 0 or is_count(limit),
+            *("version_memory_bytes", limit, "a whole number of bytes >= 0, or None for no limit"),
+        )
         require(self.recheck_s > 0, "recheck_s", self.recheck_s, "seconds > 0")
         if self.normalise == "weights" and self.schedule.merge_size == 1:
             logger.warning(

@@ -13,12 +13,13 @@ Reference:
 """
 
 from collections.abc import Mapping
+from functools import partial
 from math import sqrt
 from typing import Literal
 
 import numpy as np
 
-from fedstale.strategies.arrays import Array, Model, chunks, inner, zeros_like
+from fedstale.strategies.arrays import Array, Model, inner, over_chunks, zeros_like
 from fedstale.strategies.settings import require
 
 Grain = Literal["parameter", "layer", "model"]
@@ -78,13 +79,8 @@ class Travel:
         """
         if not self._sizes:
             self._sizes = zeros_like(like)
-            scale = self.scale()
-            for name, size in self._sizes.items():
-                squares = self.squares[name] if self.n else size
-                for c, r in chunks(size, squares):
-                    np.sqrt(r, out=c)
-                    np.multiply(c, c.dtype.type(scale), out=c)
-                    np.maximum(c, np.finfo(c.dtype).tiny, out=c)
+            squares = self.squares if self.n else self._sizes
+            over_chunks(partial(_size, scale=self.scale()), self._sizes, squares)
         return self._sizes
 
     def size(self, name: str) -> float:
@@ -97,24 +93,18 @@ class Travel:
         return {name: np.zeros(()) for name in (model if self.of == "layer" else (MODEL,))}
 
     def _observe_parameters(self, before: Model, after: Model, rate: float) -> None:
-        for name, squares in self.squares.items():
-            g = squares.dtype.type(self.decay)
-            for r, x, y in chunks(squares, before[name], after[name]):
-                step = y - x
-                if rate != 1.0:
-                    step /= step.dtype.type(rate)
-                step *= step
-                step *= 1 - g
-                np.multiply(r, g, out=r)
-                np.add(r, step, out=r)
+        follow = partial(_follow, rate=rate, decay=self.decay)
+        over_chunks(follow, self.squares, before, after)
 
     def _observe_norms(self, before: Model, after: Model, rate: float) -> None:
         sums = dict.fromkeys(self.squares, 0.0)
-        for name, old in before.items():
-            key = name if self.of == "layer" else MODEL
-            for x, y in chunks(old, after[name]):
-                step = y - x
-                sums[key] += inner(step, step)
+        groups = (
+            {name: {name: x} for name, x in before.items()}
+            if self.of == "layer"
+            else {MODEL: before}
+        )
+        for key, group in groups.items():
+            sums[key] = sum(over_chunks(_square_step, group, after))
         for key, total in sums.items():
             r = float(self.squares[key])
             g = self.decay
@@ -131,3 +121,27 @@ class Travel:
         self.squares = {
             key[2:]: np.array(value) for key, value in state.items() if key.startswith("r.")
         }
+
+
+def _size(c: Array, r: Array, *, scale: float) -> None:
+    """Write C of one chunk."""
+    np.sqrt(r, out=c)
+    np.multiply(c, c.dtype.type(scale), out=c)
+    np.maximum(c, np.finfo(c.dtype).tiny, out=c)
+
+
+def _follow(r: Array, before: Array, after: Array, *, rate: float, decay: float) -> None:
+    """Take a step into r of one chunk."""
+    g = r.dtype.type(decay)
+    step = after - before
+    if rate != 1.0:
+        step /= step.dtype.type(rate)
+    step *= step
+    step *= 1 - g
+    np.multiply(r, g, out=r)
+    np.add(r, step, out=r)
+
+
+def _square_step(before: Array, after: Array) -> float:
+    step = after - before
+    return inner(step, step)

@@ -1,19 +1,23 @@
 """Model versions: the current one, and older ones for as long as a job out there needs them.
 
-A version is kept once however many devices hold it, and is dropped with its last job.
+A version is kept once however many devices hold it, and is dropped with its last job. Past a limit
+of memory, the oldest versions are kept on disk.
 """
 
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord
 
-from fedstale.errors import ConfigError, ResumeError
+from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.strategies import npy
 from fedstale.strategies.arrays import Array, Model
+from fedstale.strategies.on_disk import check_writable, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,11 @@ class Snapshot:
     """Integer and boolean arrays, such as BatchNorm's counters: averaged and rounded, no more."""
     names: tuple[str, ...]
     """All names in the order of the app."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of all arrays together."""
+        return sum(array.nbytes for part in (self.floats, self.counts) for array in part.values())
 
     @classmethod
     def of(cls, record: ArrayRecord) -> "Snapshot":
@@ -83,15 +92,46 @@ def _moved_count(array: Array, step: Array) -> Array:
 class _Held:
     snapshot: Snapshot
     jobs: int = 0
+    on_disk: bool = False
 
 
 class Versions:
     """The current model and the older ones that jobs still refer to."""
 
-    def __init__(self, initial: Snapshot, version: int = 0) -> None:
-        """Start with one version."""
+    def __init__(
+        self,
+        initial: Snapshot,
+        version: int = 0,
+        *,
+        memory_bytes: int | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """Start with one version.
+
+        Args:
+            initial: its model.
+            version: its number.
+            memory_bytes: what the versions in memory may take together, the current one included,
+                which is in memory always; past it the oldest ones are moved to disk, each once.
+                None sets no limit.
+            folder: where they go; the system's temporary folder if not given.
+
+        Raises:
+            ConfigError: the folder is needed and not writable.
+        """
         self.version = version
         self._held = {version: _Held(initial)}
+        self._memory_bytes = memory_bytes
+        self._folder = Path(tempfile.gettempdir()) if folder is None else folder
+        if memory_bytes is not None:
+            try:
+                check_writable(self._folder)
+            except OSError as problem:
+                raise ConfigError(
+                    f"strategy.version_memory_bytes = {memory_bytes}: versions cannot be written "
+                    f"to {str(self._folder)!r} ({problem.strerror}); expected a writable folder: "
+                    "set TMPDIR, or checkpoints, to one"
+                ) from None
 
     @property
     def current(self) -> Snapshot:
@@ -106,6 +146,11 @@ class Versions:
         """Number of versions kept."""
         return len(self._held)
 
+    @property
+    def n_on_disk(self) -> int:
+        """Number of versions kept on disk."""
+        return sum(held.on_disk for held in self._held.values())
+
     def hold(self, version: int) -> None:
         """Keep a version for one more job."""
         self._held[version].jobs += 1
@@ -118,25 +163,37 @@ class Versions:
         self._drop_unused(version)
 
     def advance(self, snapshot: Snapshot) -> int:
-        """Make a model the new current version and return its number."""
+        """Make a model the new current version and return its number.
+
+        Raises:
+            FedstaleError: an older version had to go to disk and could not; all of them are still
+                there.
+        """
         before = self.version
         self.version += 1
         self._held[self.version] = _Held(snapshot)
         self._drop_unused(before)
+        self._make_room()
         return self.version
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return every version that is kept."""
+    def state_dict(self, *, only_current: bool = False) -> dict[str, Any]:
+        """Return every version that is kept.
+
+        Args:
+            only_current: whether the arrays of older ones are left out, because no job on them
+                will be answered after the state is loaded.
+        """
         return {
             "version": self.version,
             "names": list(self.current.names),
             "held": {
                 str(version): {
                     "jobs": held.jobs,
-                    "floats": dict(held.snapshot.floats),
-                    "counts": dict(held.snapshot.counts),
+                    "floats": {} if is_left_out else dict(held.snapshot.floats),
+                    "counts": {} if is_left_out else dict(held.snapshot.counts),
                 }
                 for version, held in self._held.items()
+                for is_left_out in [only_current and version != self.version]
             },
         }
 
@@ -145,6 +202,7 @@ class Versions:
 
         Raises:
             ResumeError: it holds another model than the one started with.
+            FedstaleError: an older version had to go to disk and could not.
         """
         before, names = self.current, tuple(state["names"])
         found = state["held"][str(state["version"])]
@@ -161,6 +219,33 @@ class Versions:
             int(version): _Held(Snapshot(held["floats"], held["counts"], names), held["jobs"])
             for version, held in state["held"].items()
         }
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Move the oldest versions to disk until the others keep to the limit."""
+        if self._memory_bytes is None:
+            return
+        in_memory = {v: held for v, held in sorted(self._held.items()) if not held.on_disk}
+        too_much = sum(held.snapshot.n_bytes for held in in_memory.values()) - self._memory_bytes
+        for version, held in in_memory.items():
+            if too_much <= 0 or version == self.version:
+                return
+            snapshot = held.snapshot
+            try:
+                both = stored(snapshot.floats | snapshot.counts, self._folder)
+            except OSError as problem:
+                raise FedstaleError(
+                    f"version {version} of the model ({snapshot.n_bytes:,} bytes) cannot be "
+                    f"written to {str(self._folder)!r}: {problem.strerror}; make room there, or "
+                    "raise version_memory_bytes"
+                ) from None
+            held.snapshot = replace(
+                snapshot,
+                floats={name: both[name] for name in snapshot.floats},
+                counts={name: both[name] for name in snapshot.counts},
+            )
+            held.on_disk = True
+            too_much -= snapshot.n_bytes
 
     def _drop_unused(self, version: int) -> None:
         if version != self.version and self._held[version].jobs == 0:

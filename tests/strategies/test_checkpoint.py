@@ -11,6 +11,7 @@ from flwr.app import MetricRecord
 from flwr.app.error import Error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load
 from virtual_grid import VirtualGrid, adder, identity, record
 
 from fedstale.errors import ConfigError, ResumeError
@@ -310,3 +311,20 @@ def test_settings_out_of_range_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be made"):
         Checkpoints(tmp_path / "file" / "folder")
+
+
+def test_on_real_devices_the_versions_of_lost_jobs_are_left_out(tmp_path):
+    strategy = StaleStrategy(schedule=k_batch_async(6, 2), checkpoints=tmp_path)
+    strategy.start(VirtualGrid(fleet()), record(**MODEL), num_rounds=6, timeout=20.0)
+    state = read_checkpoint(tmp_path)["versions"]
+    held = state["held"]
+    assert len(held) > 1
+    assert [version for version, kept in held.items() if kept["floats"]] == [str(state["version"])]
+
+
+def test_other_readers_of_safetensors_read_the_arrays():
+    state = {"b": np.ones((2, 2), bool), "x": np.arange(3, dtype=np.float16), "n": np.uint64(7)}
+    there = load(packed({**state, "empty": np.zeros((0, 2))}))
+    assert [(a.dtype, a.shape) for a in there.values()] == [
+        *((np.bool_, (2, 2)), (np.float16, (3,)), (np.float64, (0, 2)))
+    ]

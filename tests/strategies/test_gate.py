@@ -381,13 +381,13 @@ def test_a_node_that_keeps_failing_is_rested_for_longer_and_longer_until_it_answ
     problem = RefusalError("shape", "wrong shape")
     with caplog.at_level(logging.INFO):
         admission.refuse(7, problem, 0.0)
-        assert not admission.rests(7, 0.0)
+        assert 7 not in admission.resting(0.0)
         admission.refuse(7, problem, 1.0)
     assert "node 7" in caplog.text
     assert "wrong shape" in caplog.text
-    assert admission.rests(7, 10.9)
-    assert not admission.rests(7, 11.0)
-    assert not admission.rests(8, 5.0)
+    assert 7 in admission.resting(10.9)
+    assert 7 not in admission.resting(11.0)
+    assert 8 not in admission.resting(5.0)
     assert admission.next_return(5.0) == 11.0
     assert admission.next_return(11.0) == inf
     for now, end in ((20.0, 40.0), (50.0, 75.0), (80.0, 105.0)):
@@ -395,7 +395,7 @@ def test_a_node_that_keeps_failing_is_rested_for_longer_and_longer_until_it_answ
         assert admission.next_return(now) == end
     admit(admission, node_id=7)
     admission.refuse(7, problem, 200.0)
-    assert not admission.rests(7, 200.0)
+    assert 7 not in admission.resting(200.0)
     assert admission.counts["refused: shape"] == 6
     admission.refuse(7, ProtocolError("?"), 200.0)
     admission.drop("duplicate")
@@ -410,7 +410,7 @@ def test_an_admission_goes_on_from_its_state():
     again = Admission(admission.gate)
     again.load_state_dict(admission.state_dict())
     assert again.state_dict() == admission.state_dict()
-    assert again.rests(9, 6.0)
+    assert 9 in again.resting(6.0)
     assert admit(again, 10**9, 8).examples == 15.0
 
 

@@ -1,0 +1,71 @@
+"""One loop over memory where NumPy needs seven: the element-wise gap, compiled by numba.
+
+NumPy makes a pass for each operation, so that merging late updates of a large model is bound by the
+caches and not by memory. numba is optional (`pip install 'fedstale[fast]'`), and is imported only
+when a large model is merged. Results are those of NumPy to the last bit: no operation is contracted
+or reordered, and sums are kept in the order of `arrays.chunk_sum`.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from fedstale.strategies.arrays import LANES, Array, is_large
+
+_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+def gap_loop(*models: Mapping[str, Array]) -> Callable[..., float] | None:
+    """Return `gap_aware.divide_by_gap` as one compiled loop, or None where it does not pay.
+
+    It pays for large models in float32 or in float64, if numba is installed.
+
+    Args:
+        models: what it is to be called on; the first one says which names there are.
+    """
+    arrays = [model[name] for name in models[0] for model in models]
+    fits = len({x.dtype for x in arrays}) == 1 and arrays[0].dtype in _FLOATS
+    if not fits or not is_large(models[0]) or not all(x.flags.aligned for x in arrays):
+        return None
+    return _compiled()
+
+
+@cache
+def _compiled() -> Callable[..., float] | None:
+    if find_spec("numba") is None:
+        return None
+    numba: Any = import_module("numba")
+
+    def signature(real: Any) -> Any:  # noqa: ANN401 - a type of numba's
+        written, read = real[::1], numba.types.Array(real, 1, "C", readonly=True)
+        return numba.void(written, read, read, read, real, written)
+
+    loop = numba.njit(
+        [signature(numba.float32), signature(numba.float64)], nogil=True, error_model="numpy"
+    )(_divide_by_gap)
+
+    def divide_by_gap(delta: Array, now: Array, base: Array, c: Array, *, cap: float) -> float:
+        sums = np.zeros(LANES, delta.dtype)
+        loop(delta, now, base, c, delta.dtype.type(1.0 / cap), sums)
+        return float(sums.sum(dtype=np.float64))
+
+    return divide_by_gap
+
+
+def _divide_by_gap(  # noqa: PLR0917 - compiled loops take no keywords
+    delta: Array, now: Array, base: Array, c: Array, least: float, sums: Array
+) -> None:
+    """Divide one chunk by its gap in place, and add up the weights in lanes."""
+    for start in range(0, delta.size, sums.size):
+        d, x, y = delta[start : start + sums.size], now[start:], base[start:]
+        typical = c[start:]
+        for i in range(d.size):
+            weight = typical[i] / (abs(x[i] - y[i]) + typical[i])
+            if weight < least:  # noqa: PLR1730 - NaN stays NaN, as in np.maximum
+                weight = least
+            sums[i] += weight
+            d[i] *= weight

@@ -1,0 +1,108 @@
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedstale.strategies import DirectionalGap, Gap, Update, arrays, compiled
+from fedstale.strategies.arrays import CHUNK, LANES
+from fedstale.strategies.gap_aware import divide_by_gap
+
+needs_numba = pytest.mark.skipif(
+    find_spec("numba") is None, reason="needs numba: pip install 'fedstale[fast]'"
+)
+
+
+def drawn(rng, n, dtype):
+    """Return an update, a current and a base model, and C, with whatever a run can meet."""
+    delta, now, base, c = (rng.standard_normal(n).astype(dtype) for _ in range(4))
+    c = np.maximum(np.abs(c), np.finfo(dtype).tiny)
+    odd = rng.integers(0, n, size=(5, max(n // 50, 1)))
+    c[odd[0]] = np.finfo(dtype).tiny
+    now[odd[1]] = base[odd[1]]
+    now[odd[2]], base[odd[2]] = np.finfo(dtype).max, -np.finfo(dtype).max
+    c[odd[3]] = np.inf
+    c[odd[4]], now[odd[4]] = np.inf, np.inf
+    return delta, now, base, c
+
+
+@needs_numba
+@settings(deadline=None, max_examples=30)
+@given(
+    n=st.sampled_from([1, 2, LANES - 1, LANES, LANES + 1, 10_000, CHUNK - 1, CHUNK]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    cap=st.sampled_from([2.0, 3.0, 7.0, 1e30]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_compiled_gap_is_numpys_to_the_last_bit(n, dtype, cap, seed):
+    delta, now, base, c = drawn(np.random.default_rng(seed), n, dtype)
+    other = delta.copy()
+    base.flags.writeable = False
+    with np.errstate(all="ignore"):
+        expected = divide_by_gap(delta, now, base, c, cap=cap)
+    found = compiled._compiled()(other, now, base, c, cap=cap)
+    np.testing.assert_array_equal(other, delta)
+    np.testing.assert_array_equal(found, expected)
+
+
+def weighed(weighting, model_sizes, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    theta = [
+        {name: rng.standard_normal(n).astype(dtype) for name, n in model_sizes.items()}
+        for _ in range(4)
+    ]
+    weighting.observe(theta[0], theta[1], 1.0)
+    weighting.observe(theta[1], theta[2], 0.5)
+    late = Update(delta=theta[3], base=theta[0], current=theta[2], staleness=2)
+    return weighting.weigh(late), theta[3]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("make", [Gap, lambda: Gap(of="layer"), lambda: DirectionalGap(of="model")])
+def test_late_updates_weigh_the_same_on_any_number_of_threads(monkeypatch, make, dtype):
+    sizes = {"w": 3 * CHUNK + 17, "b": 5, "v": CHUNK}
+    monkeypatch.setattr(arrays, "LARGE", 1 << 62)
+    weight, delta = weighed(make(), sizes, dtype)
+    monkeypatch.setattr(arrays, "LARGE", 1)
+    loops = [lambda: None] + ([compiled._compiled] if find_spec("numba") else [])
+    for loop in loops:
+        monkeypatch.setattr(compiled, "_compiled", loop)
+        for threads in ("1", "2", "5"):
+            monkeypatch.setenv("OMP_NUM_THREADS", threads)
+            again, parts = weighed(make(), sizes, dtype)
+            assert again == weight
+            for name, array in parts.items():
+                np.testing.assert_array_equal(array, delta[name])
+
+
+@needs_numba
+def test_the_loop_is_compiled_for_large_models_in_one_real_dtype_only(monkeypatch):
+    monkeypatch.setattr(arrays, "LARGE", 100)
+    for dtype, n, expected in (
+        (np.float32, 100, True),
+        (np.float64, 100, True),
+        (np.float32, 99, False),
+        (np.float16, 100, False),
+        (np.dtype(">f4"), 100, False),
+    ):
+        model = {"w": np.ones(n, dtype)}
+        assert (compiled.gap_loop(model, model) is not None) == expected
+    mixed = {"w": np.ones(200, np.float32), "v": np.ones(200, np.float64)}
+    assert compiled.gap_loop(mixed) is None
+
+
+def test_a_small_model_is_merged_without_importing_numba():
+    code = """
+import sys, numpy as np
+from fedstale.strategies import Gap, Update
+theta = [{"w": np.full(9, x)} for x in (0.0, 1.0)]
+gap = Gap()
+gap.observe(*theta, 1.0)
+gap.weigh(Update(delta={"w": np.ones(9)}, base=theta[0], current=theta[1], staleness=1))
+print("numba" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False"]
