@@ -7,8 +7,9 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -86,14 +87,12 @@ class RunFolder:
                 "interrupted or killed"
             )
         folder = cls(path)._taken()
-        if (path / SUMMARY).is_file():
-            status = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["status"]
-            if status != "interrupted":
-                folder._release()
-                raise ConfigError(
-                    f"resume = {str(path)!r}: that run has come to its end ({status}); expected "
-                    "one that was interrupted or killed"
-                )
+        try:
+            if (path / SUMMARY).is_file():
+                _require_unfinished(path)
+        except ConfigError:
+            folder._release()
+            raise
         return folder
 
     def __enter__(self) -> Self:
@@ -139,10 +138,17 @@ class RunFolder:
         with self._replacing(CONFIG) as path:
             config.write(path)
 
-    def write_events(self, events: pa.Table) -> None:
-        """Write one row a job."""
-        with self._replacing(EVENTS) as path:
-            pq.write_table(events, path)
+    def write_events(self, events: pa.Table | Iterator[pa.Table]) -> None:
+        """Write one row a job; a row group for each table, if there are several."""
+        tables = iter([events]) if isinstance(events, pa.Table) else events
+        first = next(tables)
+        with self._replacing(EVENTS) as path, pq.ParquetWriter(path, first.schema) as writer:
+            for table in chain([first], tables):
+                writer.write_table(table)
+
+    def read_events(self, columns: Sequence[str]) -> pa.Table:
+        """Return some columns of what `write_events` wrote."""
+        return pq.read_table(self.path / EVENTS, columns=list(columns))
 
     def write_metrics(self, rows: list[tuple[float, int, str, str, float]]) -> None:
         """Write one row a measured value: time in s, version, source, name, value."""
@@ -171,3 +177,18 @@ class RunFolder:
             os.replace(part, self.path / name)
         finally:
             part.unlink(missing_ok=True)
+
+
+def _require_unfinished(path: Path) -> None:
+    try:
+        status = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["status"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise ConfigError(
+            f"resume = {str(path)!r}: {SUMMARY} cannot be read ({type(problem).__name__}); remove "
+            "it to go on with the run"
+        ) from None
+    if status != "interrupted":
+        raise ConfigError(
+            f"resume = {str(path)!r}: that run has come to its end ({status}); expected one that "
+            "was interrupted or killed"
+        )

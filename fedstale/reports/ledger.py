@@ -11,12 +11,18 @@ import pyarrow.compute as pc
 
 from fedstale.simulation import flight as fl
 
+COLUMNS = (
+    *("status", "download_s", "compute_s", "upload_s"),
+    *("downloaded_bytes", "uploaded_bytes"),
+)
+"""What `ledger` reads of the events."""
+
 
 def ledger(events: pa.Table) -> dict[str, dict[str, Any]]:
     """Return the closed accounts of a run.
 
     Args:
-        events: one row a job, as `TraceGrid.events` returns it.
+        events: one row a job, as `TraceGrid.events` returns it, with at least `COLUMNS`.
 
     Returns:
         `jobs` by status; and `device_s` (download, training and upload together), `compute_s` and

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import pandas as pd
 from flwr.app import Message
 
 from fedstale.errors import ConfigError
@@ -101,9 +101,10 @@ class Fleet:
         """Continue from what `state_dict` returned."""
         self._free_at = state["free_at"]
 
-    def table(self, flights: Sequence[Flight], now: float) -> pa.Table:
-        """Return the events table of some flights as they stand now."""
-        return fl.table_of(self.settled(flights, now), self._traces.device_ids)
+    @property
+    def device_ids(self) -> pd.Index:
+        """Names of the devices by their positions."""
+        return self._traces.device_ids
 
     def settled(self, flights: Sequence[Flight], now: float) -> list[Flight]:
         """Return the flights as they stand now; who still works has spent what it has until now.

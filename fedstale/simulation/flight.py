@@ -5,9 +5,11 @@ device's name in the place of its position. Whatever a device spent appears in e
 the ledger of a run closes by summing rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 from flwr.app import Message
@@ -96,21 +98,33 @@ class Flight:
     """Chance to finish the next job that the device had last told the server, at the sending."""
 
 
-_TYPES = {str: pa.string(), float: pa.float64(), int: pa.int64()}
 _HIDDEN = {"message", "asked", "outcome", "visible_at", "failure"}
-_COLUMNS = {f.name: _TYPES[f.type] for f in fields(Flight) if f.name not in _HIDDEN}  # type: ignore[index]
-_SCHEMA = pa.schema(list(_COLUMNS.items()))
+COLUMNS: Mapping[str, type] = {
+    f.name: f.type  # type: ignore[misc]
+    for f in fields(Flight)
+    if f.name not in _HIDDEN
+}
+"""Names and types of what is known of a job when it is over."""
+
+_TYPES = {str: pa.string(), float: pa.float64(), int: pa.int64()}
+_SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in COLUMNS.items()])
 
 
 def table_of(flights: Sequence[Flight], device_ids: pd.Index) -> pa.Table:
-    """Return the events table of a run, one row a job in the order of sending.
+    """Return the events table of some jobs, one row a job.
 
     Args:
-        flights: the jobs.
+        flights: the jobs, in the order of sending.
         device_ids: name of each device of the traces, for the column device_id.
     """
-    columns = {name: [getattr(f, name) for f in flights] for name in _COLUMNS}
+    return table({name: [getattr(f, name) for f in flights] for name in COLUMNS}, device_ids)
+
+
+def table(
+    columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]], device_ids: pd.Index
+) -> pa.Table:
+    """Return the events table whose columns are given, with names of devices for positions."""
     names = device_ids[columns["device"]].to_numpy(dtype=object)
-    table = pa.table(columns, schema=_SCHEMA)
-    after = table.schema.get_field_index("device")
-    return table.set_column(after, "device_id", pa.array(names, pa.string()))
+    events = pa.table(dict(columns), schema=_SCHEMA)
+    after = events.schema.get_field_index("device")
+    return events.set_column(after, "device_id", pa.array(names, pa.string()))

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from flwr.app import Context, RecordDict
 
 from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.reports.folder import RunFolder
-from fedstale.reports.ledger import ledger
+from fedstale.reports.ledger import COLUMNS, ledger
 from fedstale.simulation import flight as fl
 from fedstale.simulation.clock import RunEnded
 from fedstale.simulation.costs import Costs
@@ -129,7 +130,8 @@ def _written(
     facts: Mapping[str, Any],
 ) -> RunResult:
     """Write what came of a run that ended with a status and a reason."""
-    events = grid.events()
+    folder.write_events(grid.event_tables())
+    events = folder.read_events([*COLUMNS, "reason"])
     status, reason = end
     if status == "finished":
         status, reason = _verdict(events)
@@ -142,7 +144,6 @@ def _written(
         **ledger(events),
         "metrics": progress.latest,
     }
-    folder.write_events(events)
     folder.write_metrics(progress.rows)
     if progress.arrays is not None:
         folder.write_model(progress.arrays)
@@ -185,15 +186,15 @@ def _outcome(serve: Callable[[], None], directory: Path) -> tuple[str, str]:
 
 def _verdict(events: pa.Table) -> tuple[str, str]:
     """Return how a run went whose ServerApp came to its end."""
-    statuses, reasons = events["status"].to_pylist(), events["reason"].to_pylist()
-    if not statuses or fl.REPORTED in statuses or fl.REFUSED in statuses:
+    statuses, reasons = events["status"], events["reason"]
+    seen = set(pc.unique(statuses).to_pylist())
+    if not seen or fl.REPORTED in seen or fl.REFUSED in seen:
         return "finished", ""
-    if fl.CLIENT_ERROR in statuses:
-        return (
-            "failed",
-            f"every client failed; the first: {reasons[statuses.index(fl.CLIENT_ERROR)]}",
-        )
-    return "failed", f"no job ever came back; the first: {reasons[0] or statuses[0]}"
+    if fl.CLIENT_ERROR in seen:
+        first = pc.index(statuses, fl.CLIENT_ERROR).as_py()
+        return "failed", f"every client failed; the first: {reasons[first].as_py()}"
+    why = reasons[0].as_py() or statuses[0].as_py()
+    return "failed", f"no job ever came back; the first: {why}"
 
 
 def _overridden(costs: Costs, table: Mapping[str, Any]) -> Costs:

@@ -3,7 +3,7 @@
 A checkpoint of a simulation holds them, so that a run goes on from it as if it had never stopped.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -90,11 +90,6 @@ def flights_in(state: State) -> list[Flight]:
         )
         for i, asked in enumerate(state["asked"].tolist())
     ]
-
-
-def message_ids(flights: Iterable[Flight]) -> dict[str, Flight]:
-    """Return jobs by the ids of their messages."""
-    return {f"message-{flight.job_id}": flight for flight in flights}
 
 
 def _words_out(values: list[str]) -> State:

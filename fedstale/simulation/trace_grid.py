@@ -25,8 +25,9 @@ from fedstale.simulation.costs import CostBook, Costs
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.fleet import FIRST_NODE_ID, Fleet
 from fedstale.simulation.flight import Flight
+from fedstale.simulation.flights import Flights
 from fedstale.simulation.replayed import Replay
-from fedstale.simulation.saved import State, flights_in, flights_out, message_ids
+from fedstale.simulation.saved import State
 from fedstale.simulation.virtual_time import VirtualTime
 from fedstale.strategies.gate import forecast_in
 from fedstale.traces import TraceSet
@@ -102,8 +103,7 @@ class TraceGrid(Grid):
         self._run = Run.create_empty(run_id)
         self._clock = VirtualClock(until_s)
         self._time = VirtualTime(self.now, self.sleep, self._unix_base)
-        self._flights: list[Flight] = []
-        self._by_message: dict[str, Flight] = {}
+        self._flights = Flights()
         self._arrived: dict[str, Flight] = {}
         self._stated: dict[int, float] = {}
         self._open = 0
@@ -139,7 +139,14 @@ class TraceGrid(Grid):
 
     def events(self) -> pa.Table:
         """Return what happened so far, one row a job, with what flying jobs have spent by now."""
-        return self._fleet.table(self._flights, self._clock.now)
+        return pa.concat_tables(self.event_tables())
+
+    def event_tables(self) -> Iterator[pa.Table]:
+        """Yield what `events` returns in parts that fit in memory, at least one."""
+        now = self._clock.now
+        return self._flights.tables(
+            lambda flights: self._fleet.settled(flights, now), self._fleet.device_ids
+        )
 
     @property
     def n_sent(self) -> int:
@@ -205,14 +212,15 @@ class TraceGrid(Grid):
         self, message_id: str, *, base_version: int, version: int, staleness: int, weight: float
     ) -> None:
         """Note that a reply went into a model version."""
-        job = self._by_message[message_id]
+        job = self._flights.of_message(message_id)
+        assert job is not None
         job.base_version, job.merged_version = base_version, version
         job.staleness, job.weight = float(staleness), float(weight)
         self.on_job(job)
 
     def job_refused(self, message_id: str, *, reason: str) -> None:
         """Note that the strategy did not use a reply."""
-        job = self._by_message.get(message_id)
+        job = self._flights.of_message(message_id)
         if job is not None and job.status == fl.REPORTED:
             job.status, job.reason = fl.REFUSED, reason
             self.on_job(job)
@@ -259,8 +267,8 @@ class TraceGrid(Grid):
             "clock": self._clock.state_dict(),
             "fleet": self._fleet.state_dict(),
             "clients": self._clients.state_dict(),
-            "flights": flights_out(self._flights),
-            "arrived": list(self._arrived),
+            "flights": self._flights.state_dict(),
+            "arrived": [flight.job_id for flight in self._arrived.values()],
             "stated": {str(node): p for node, p in self._stated.items()},
             "seen_online": self._seen_online,
         }
@@ -271,9 +279,9 @@ class TraceGrid(Grid):
         self._clock.load_state_dict(state["clock"])
         self._fleet.load_state_dict(state["fleet"])
         self._clients.load_state_dict(state["clients"])
-        self._flights = flights_in(state["flights"])
-        self._by_message = message_ids(self._flights)
-        self._arrived = {key: self._by_message[key] for key in state["arrived"]}
+        self._flights = Flights()
+        self._flights.load_state_dict(state["flights"])
+        self._arrived = {f"message-{job}": self._flights[job] for job in state["arrived"]}
         self._stated = {int(node): p for node, p in state.get("stated", {}).items()}
         self._seen_online = state["seen_online"]
 
@@ -335,13 +343,11 @@ class TraceGrid(Grid):
         now = self._clock.now
         ids = []
         for flight in self._fleet.send(list(messages), now, first_job_id=self.n_sent):
-            message, message_id = flight.message, f"message-{flight.job_id}"
+            message, message_id = flight.message, self._flights.add(flight)
             assert message is not None
             stamp(message, message_id, self._unix_base + now, message.metadata.ttl)
             if flight.kind.startswith("train"):
                 flight.stated_p_finish = self._stated.get(flight.node_id, np.nan)
-            self._flights.append(flight)
-            self._by_message[message_id] = flight
             kind = Kind.REPLY if flight.failure is None else Kind.FAILURE
             self._clock.schedule(flight.visible_at, kind, flight.job_id)
             ids.append(message_id)
@@ -443,11 +449,14 @@ class TraceGrid(Grid):
         flights = [self._arrived.pop(key) for key in message_ids]
 
         def coming() -> list[Flight]:
-            asked = (self._by_message[key] for key in wanted if key in self._by_message)
+            asked = (self._flights.of_message(key) for key in wanted)
             certain = [
                 f
                 for f in asked
-                if f.message is not None and f.failure is None and f.visible_at < self._clock.until
+                if f is not None
+                and f.message is not None
+                and f.failure is None
+                and f.visible_at < self._clock.until
             ]
             return sorted(certain, key=lambda f: (f.visible_at, f.job_id))
 
@@ -467,6 +476,7 @@ class TraceGrid(Grid):
             stamp(reply, f"reply-{flight.job_id}", at, left)
             flight.delivered_at, flight.message = self._clock.now, None
             delivered.append(reply)
+            self._flights.end(flight, self._clock.now)
             self.on_job(flight)
         return delivered
 

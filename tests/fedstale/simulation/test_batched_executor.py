@@ -342,6 +342,7 @@ def test_the_unrolled_network_is_the_network(built_in, tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that CUDA knows")
 def test_a_gpu_trains_as_the_cpu_does(built_in):
     client, parts, calls = built_in("digits", 60, versions=3)
     ours = BatchedExecutor(client, parts, device="cuda").run(calls)

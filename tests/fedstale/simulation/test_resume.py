@@ -12,7 +12,7 @@ import pytest
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.reports.folder import RunFolder
-from fedstale.simulation import keeping
+from fedstale.simulation import flights, keeping
 from fedstale.simulation.run import simulate
 from fedstale.traces.synthetic import synthesise
 
@@ -45,19 +45,22 @@ class PowerCutError(BaseException):
     """Nothing of the process runs after this."""
 
 
-@pytest.mark.parametrize("version", [1, 5, 11])
+@pytest.mark.parametrize("cut", [(1, 4096), (5, 4096), (11, 4096), (8, 2)])
 def test_a_run_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(
-    tmp_path, traces, whole, version, monkeypatch
+    tmp_path, traces, whole, cut, monkeypatch
 ):
+    version, written_together = cut
+    # With few of them written together, most jobs are on disk when the run is cut off.
+    monkeypatch.setattr(flights, "_WRITTEN_TOGETHER", written_together)
     monkeypatch.setattr(keeping, "_LARGEST_SHARE", np.inf)
     keep = keeping.SimulationKeeper._keep
 
-    def cut(self, checkpoints, at, state):
+    def keep_and_die(self, checkpoints, at, state):
         keep(self, checkpoints, at, state)
         if at == version:
             raise PowerCutError
 
-    monkeypatch.setattr(keeping.SimulationKeeper, "_keep", cut)
+    monkeypatch.setattr(keeping.SimulationKeeper, "_keep", keep_and_die)
     with pytest.raises(PowerCutError):
         simulate(CONFIG, tmp_path / "run", traces=traces)
     assert not (tmp_path / "run" / "summary.json").exists()
