@@ -1,31 +1,41 @@
-"""What a deployment costs at rest, how late replies are seen, and what a client weighs.
+"""What a deployment costs: at rest, for each message, and from a reply to its merge.
 
-A SuperLink and SuperNodes run on this machine; the ServerApp sends jobs of a known length and
-watches its own CPU time while it waits.
+A SuperLink and two SuperNodes run on this machine, with TLS and node keys. On the same SuperLink,
+Flower's FedAvg and fedstale's strategies train a small model whose training takes a second; what a
+round takes beyond that second is overhead, most of it the start of a process for each message.
 
 Run it with: python benchmarks/deployment.py [--quick]
 """
 
 import argparse
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 from results_file import write_result
 
+from fedstale.deployment.fleet import Fleet
 from fedstale.deployment.processes import members
 from fedstale.deployment.up import fleet_up, run_app
 
-PYPROJECT = """
+NODES = 2
+TRAIN_S = 1.0
+Row = dict[str, object]
+
+PYPROJECT = f"""
 [project]
 name = "waiting"
 version = "1.0.0"
 license = "Apache-2.0"
-dependencies = ["fedstale", "flwr>=1.41", "psutil"]
+dependencies = ["fedstale", "flwr>=1.41", "numpy>=2.0"]
 
 [tool.flwr.app]
 publisher = "benchmarks"
@@ -35,17 +45,22 @@ serverapp = "waiting.server_app:app"
 clientapp = "waiting.client_app:app"
 
 [tool.flwr.app.config]
-idle-s = 60.0
-trips = 5
+mode = "idle"
+rounds = 5
+train-s = {TRAIN_S}
+nodes = {NODES}
 """
 
 SERVER = """
 import json
 import time
 
+import numpy as np
+from fedstale.strategies import FedBuff, StaleStrategy, k_sync
 from fedstale.strategies.pulling import without_stalls
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
 
 app = ServerApp()
 
@@ -53,34 +68,45 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     config = context.run_config
+    if config["mode"] == "idle":
+        return idle(grid, config)
+    n = config["nodes"]
+    strategies = {
+        "fedavg": lambda: FedAvg(
+            fraction_evaluate=0.0, min_train_nodes=n, min_available_nodes=n
+        ),
+        "rounds": lambda: StaleStrategy(schedule=k_sync(in_flight=n, merge_size=n)),
+        "one": lambda: FedBuff(in_flight=1, merge_size=1),
+    }
+    at = []
+    result = strategies[config["mode"]]().start(
+        grid=grid,
+        initial_arrays=model(),
+        num_rounds=config["rounds"],
+        timeout=300.0,
+        evaluate_fn=lambda version, arrays: at.append(time.time()),
+    )
+    for version, metrics in result.train_metrics_clientapp.items():
+        say({"version": version, "round_s": at[version] - at[version - 1],
+             "merged_at": at[version], "trained_at": metrics["trained-at"]})
+
+
+def idle(grid, config):
     with without_stalls(grid) as grid:
-        (node, *_) = grid.get_node_ids()
-        for poll in (1.0, 0.2):
-            (job,) = send(grid, node, config["idle-s"])
-            grid._longest_poll_s = poll
-            wall, cpu, polls = time.monotonic(), time.process_time(), 0
-            while not list(grid.pull_messages([job])):
-                grid.wait(float("inf"))
-                polls += 1
-            wall, cpu = time.monotonic() - wall, time.process_time() - cpu
-            say({"what": f"ServerApp waiting, polls up to {poll:g} s apart", "seconds": wall,
-                 "polls": polls, "percent of a core": 100 * cpu / wall,
-                 "ms of CPU per poll": 1000 * cpu / polls})
-        late = []
-        for _ in range(config["trips"]):
-            start = time.monotonic()
-            (job,) = send(grid, node, 1.0)
-            while not list(grid.pull_messages([job])):
-                grid.wait(float("inf"))
-            late.append(time.monotonic() - start - 1.0)
-        late.sort()
-        say({"what": "overhead of a message beyond its training", "seconds": late[len(late) // 2],
-             "min": late[0], "max": late[-1]})
+        node, *_ = grid.get_node_ids()
+        message = Message(RecordDict({"arrays": model()}), node, MessageType.TRAIN)
+        (job,) = grid.push_messages([message])
+        wall, cpu, polls = time.monotonic(), time.process_time(), 0
+        while not list(grid.pull_messages([job])):
+            grid.wait(float("inf"))
+            polls += 1
+        wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+        say({"what": "ServerApp that waits for one reply", "seconds": wall, "n": polls,
+             "percent of a core": 100 * cpu / wall})
 
 
-def send(grid, node, seconds):
-    content = RecordDict({"job": ConfigRecord({"seconds": seconds})})
-    return grid.push_messages([Message(content, node, MessageType.TRAIN)])
+def model():
+    return ArrayRecord({"w": Array(np.zeros(1000, dtype=np.float32))})
 
 
 def say(row):
@@ -90,7 +116,7 @@ def say(row):
 CLIENT = """
 import time
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 app = ClientApp()
@@ -98,8 +124,10 @@ app = ClientApp()
 
 @app.train()
 def train(message, context):
-    time.sleep(message.content["job"]["seconds"])
-    return Message(RecordDict(), reply_to=message)
+    time.sleep(context.run_config["train-s"])
+    metrics = MetricRecord({"num-examples": 1, "trained-at": time.time()})
+    content = {"arrays": message.content["arrays"], "metrics": metrics}
+    return Message(RecordDict(content), reply_to=message)
 """
 
 # What runs on a device, from the least on.
@@ -110,6 +138,39 @@ IMPORTS = (
     "fedstale.traces.recorder",
     "fedstale.strategies",
 )
+
+
+class Uploads:
+    """The instants at which nodes log that a reply has been uploaded, in s since 1970."""
+
+    def __init__(self, logs: Sequence[Path]) -> None:
+        self.at: list[float] = []
+        self._logs, self._done = logs, threading.Event()
+        self._thread = threading.Thread(target=self._follow)
+
+    def __enter__(self) -> "Uploads":
+        """Begin to follow the logs."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """Stop."""
+        self._done.set()
+        self._thread.join()
+
+    def nearest(self, instant: float) -> float:
+        """Return the instant that is nearest to another."""
+        return min(self.at, key=lambda at: abs(at - instant))
+
+    def _follow(self) -> None:
+        files = [log.open("rb") for log in self._logs]
+        for file in files:
+            file.seek(0, os.SEEK_END)
+        while not self._done.wait(0.005):
+            for file in files:
+                self.at += [time.time()] * file.read().count(b"Sent successfully")
+        for file in files:
+            file.close()
 
 
 def write_app(folder: Path) -> Path:
@@ -123,27 +184,79 @@ def write_app(folder: Path) -> Path:
     return folder
 
 
-def deployment_rows(folder: Path, *, idle_s: float, trips: int) -> list[Mapping[str, object]]:
-    """Measure a fleet of one node."""
-    lines: list[str] = []
-    with fleet_up(folder / "fleet", nodes=1, say=print) as fleet:
+def deployment_rows(folder: Path, *, idle_s: float, rounds: int) -> list[Row]:
+    """Measure a fleet."""
+    with fleet_up(folder / "fleet", nodes=NODES, say=print) as fleet:
         app = write_app(folder / "app")
-        config = f"idle-s={idle_s} trips={trips}"
-        run_app(fleet, app, run_config=config, show=lines.append)
-        weights = [
-            {
-                "what": f"{_name(process)} at rest",
-                "MB": process.memory_full_info().uss / 1e6,
-            }
-            for process in members(fleet.family.mark)
-        ]
-    found = [json.loads(line.split("ROW ", 1)[1]) for line in lines if "ROW " in line]
-    return [*found, *weights]
+        rows = rest_rows(fleet, idle_s)
+        rows += run(fleet, app, f"mode='idle' train-s={idle_s}")
+        for mode, name in (
+            ("fedavg", f"FedAvg of Flower, a round of {NODES}"),
+            ("rounds", f"fedstale, a round of {NODES}"),
+        ):
+            found = run(fleet, app, f"mode='{mode}' rounds={rounds}")
+            rows.append(spread(f"{name}, beyond its training", beyond_training(found)))
+        with Uploads([fleet.log(f"node-{number}") for number in range(NODES)]) as uploads:
+            found = run(fleet, app, f"mode='one' rounds={rounds}")
+        rows.append(
+            spread("fedstale, one job at a time, beyond its training", beyond_training(found))
+        )
+        trained = [float(r["merged_at"]) - float(r["trained_at"]) for r in found]  # type: ignore[arg-type]
+        merged = [float(r["merged_at"]) for r in found]  # type: ignore[arg-type]
+    rows.append(spread("from the end of a training to the merge", trained))
+    latencies = [at - uploads.nearest(at) for at in merged]
+    rows.append(spread("from the end of an upload to the merge", latencies))
+    return rows
 
 
-def import_rows(repeats: int) -> list[Mapping[str, object]]:
+def run(fleet: Fleet, app: Path, config: str) -> list[Row]:
+    """Run the app, and return the rows that it says."""
+    lines: list[str] = []
+    run_app(fleet, app, run_config=config, show=lines.append)
+    return [json.loads(line.split("ROW ", 1)[1]) for line in lines if "ROW " in line]
+
+
+def beyond_training(found: Sequence[Mapping[str, object]]) -> list[float]:
+    """Return what rounds took beyond the training; the first one also unpacks the app."""
+    return [float(row["round_s"]) - TRAIN_S for row in found if row["version"] != 1]  # type: ignore[arg-type]
+
+
+def spread(what: str, seconds: Sequence[float]) -> Row:
+    """Return a row with the median and the range of some times."""
+    middle = statistics.median(seconds)
+    return {
+        "what": what,
+        "seconds": middle,
+        "min s": min(seconds),
+        "max s": max(seconds),
+        "n": len(seconds),
+    }
+
+
+def rest_rows(fleet: Fleet, seconds: float) -> list[Row]:
+    """Measure the processes of a fleet that has nothing to do."""
+    processes = list(members(fleet.family.mark))
+    before = [sum(process.cpu_times()[:2]) for process in processes]
+    time.sleep(seconds)
+    after = [sum(process.cpu_times()[:2]) for process in processes]
+    found: dict[str, list[tuple[float, float]]] = {}
+    for process, then, now in zip(processes, before, after, strict=True):
+        use = 100.0 * (now - then) / seconds, process.memory_full_info().uss / 1e6
+        found.setdefault(_name(process), []).append(use)
+    return [
+        {
+            "what": f"{name} at rest",
+            "percent of a core": statistics.mean(cpu for cpu, _ in uses),
+            "MB": statistics.mean(size for _, size in uses),
+            "n": len(uses),
+        }
+        for name, uses in sorted(found.items())
+    ]
+
+
+def import_rows(repeats: int) -> list[Row]:
     """Measure imports, each in a fresh process."""
-    rows = []
+    rows: list[Row] = []
     for module in IMPORTS:
         code = (
             "import time; a = time.process_time()\n"
@@ -155,8 +268,8 @@ def import_rows(repeats: int) -> list[Mapping[str, object]]:
             [float(x) for x in subprocess.check_output([sys.executable, "-c", code]).split()]
             for _ in range(repeats)
         ]
-        seconds, size = (sorted(column)[len(runs) // 2] for column in zip(*runs, strict=True))
-        rows.append({"what": f"import {module}", "seconds": seconds, "MB": size})
+        seconds, size = (statistics.median(column) for column in zip(*runs, strict=True))
+        rows.append({"what": f"import {module}", "CPU s": seconds, "MB": size, "n": repeats})
     return rows
 
 
@@ -170,13 +283,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter waits, fewer messages")
     quick = parser.parse_args().quick
+    print("load before:", os.getloadavg())
     with tempfile.TemporaryDirectory() as folder:
         rows = [
-            *import_rows(3 if quick else 9),
+            *import_rows(3 if quick else 5),
             *deployment_rows(
-                Path(folder), idle_s=25.0 if quick else 120.0, trips=3 if quick else 20
+                Path(folder), idle_s=20.0 if quick else 60.0, rounds=3 if quick else 11
             ),
         ]
+    for row in rows:
+        print(row)
     name = "deployment-quick" if quick else "deployment"
     write_result(name, rows, command="python benchmarks/deployment.py" + " --quick" * quick)
 

@@ -1,9 +1,10 @@
 """A device's own corrections of its forecasts, from how its own jobs went.
 
-The times of past jobs enter forecasts here. Each outcome is scored against the forecast that the
-forecaster made when the job arrived; the scores of the last jobs, and a few that stand for the
-fleet, say how far an end has to be moved, and `Calibration` (adaptive conformal inference) says how
-often it may be passed. Times of training, of reporting and of both together are corrected apart.
+The times of past jobs enter forecasts here. Each outcome is scored against what the forecaster said
+before the job: with the device's last answer on a real device, when the job arrived on a replayed
+one. The scores of the last jobs, and a few that stand for the fleet, say how far an end has to be
+moved, and `Calibration` (adaptive conformal inference) says how often it may be passed. Times of
+training, of reporting and of both together are corrected apart.
 
 The total is the time from a message's arrival to the last byte of its reply. Where nobody can tell
 when a reply arrived, which is so on real devices, the upload counts with its forecast median, so
@@ -84,7 +85,7 @@ class OwnCalibration:
 
         Args:
             message_id: of the job.
-            raw: what the forecaster said when the job arrived, without the download.
+            raw: what the forecaster said of it before, without the download.
             training_s: how long it trained, in s.
         """
         given = self.corrected(raw)

@@ -38,7 +38,7 @@ class Device(ResourceMonitor, Protocol):
         """Return what the message costs, where that is known before the work is done."""
 
     def past(self, history: History) -> Observation:
-        """Return what the device knew of itself at both ends of the work; two observations."""
+        """Return what the device knew of itself before the work and after it; two observations."""
 
 
 class Machine:
@@ -102,7 +102,10 @@ class Machine:
         """Return None: only the server or the app can say how much work a message is."""
 
     def past(self, history: History) -> Observation:
-        """Return what the device's own messages tell, at both ends of the work."""
-        instants = np.array([self._instants[0], self._instants[-1]])
+        """Return what the device's own messages told at its last answer, and what they tell now."""
+        # What a job took is held against the forecast that was sent before it, in that answer.
+        answered_at = history["ready"][-2:-1]
+        before = np.fmin.reduce(answered_at, initial=self._instants[0])
+        instants = np.array([before, self._instants[-1]])
         offset = time.localtime(instants[-1]).tm_gmtoff
         return past.observe(history, instants, float(offset))

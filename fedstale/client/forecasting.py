@@ -98,7 +98,7 @@ class Forecasting:
         history = history.scaled(_fleet_rate(forecaster))
         outlook = forecaster.outlook(_bounded(device.past(history)))
         if request.is_training:
-            # What would have been said of this job when it had come, against what it took.
+            # What would have been said of this job before it came, against what it took.
             this = _next_job(history, {"download_bytes": 0.0})
             assert this is not None
             raw = _one(outlook, 0).forecast(this)

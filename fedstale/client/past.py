@@ -15,6 +15,9 @@ from fedstale.traces.forecast.observation import Observation
 
 # A device that was asked nothing for longer than this may have been away in between.
 _LONGEST_SILENCE_S = 1800.0
+# What a training wins of a processor that others keep busy; chosen, not measured. Without it, a
+# device that is busy but trains would forecast that it never does.
+_FAIR_SHARE = 0.5
 
 
 def observe(history: History, instants: Array, utc_offset_s: float) -> Observation:
@@ -33,9 +36,8 @@ def observe(history: History, instants: Array, utc_offset_s: float) -> Observati
         pace = np.where(training_s > 0, history["work"] / training_s, np.nan)
         carried = 8.0 * history["download_bytes"] / history["travel_s"]
     carried = np.where((history["travel_s"] > 0) & (carried > 0), carried, np.nan)
-    usual = float(np.median(pace[~np.isnan(pace)])) if not np.isnan(pace).all() else np.nan
     when = np.concatenate([history["ready"], arrived])
-    compute = np.concatenate([pace, usual * history["processor_left"]])
+    compute = np.concatenate([pace, _expected_pace(pace, history["processor_left"])])
     n = instants.size
     unknown = np.full((n, STEPS), np.nan)
     rates = {"compute": _means(when, compute, instants), "downlink": unknown, "uplink": unknown}
@@ -54,6 +56,24 @@ def observe(history: History, instants: Array, utc_offset_s: float) -> Observati
         day_ago_stayed_s=np.full(n, np.nan),
         day_ago_rates=np.full((n, len(RATES), RATE_HORIZONS_S.size), np.nan),
     )
+
+
+def _expected_pace(pace: Array, processor_left: Array) -> Array:
+    """Return the pace that each reading of the processor lets expect, in work units/s.
+
+    It is the usual pace, as the share that a training gets is to the share that trainings got.
+
+    Args:
+        pace: of trainings, NaN for other messages and where unknown; shape (messages,).
+        processor_left: share of the processor that was idle, or NaN; same shape.
+    """
+    share = _FAIR_SHARE + (1.0 - _FAIR_SHARE) * processor_left
+    return _median(pace) * share / _median(share[~np.isnan(pace)], default=1.0)
+
+
+def _median(values: Array, default: float = np.nan) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if known.size else default
 
 
 def _means(when: Array, values: Array, instants: Array) -> Array:

@@ -105,15 +105,15 @@ def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
     # A device's clock may be behind, and would find a certificate of this second not valid yet.
-    now = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now)
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_before(now - day)
+        .not_valid_after(now + days * day)
     )
 
 

@@ -53,6 +53,17 @@ _MEANINGS = (
         "the app needs the package {what}, which is not installed where this ran",
     ),
     (
+        r'/v1/fleet/\S+ HTTP/1\.1" 401',
+        "the SuperLink refused the signature of a node, whose clock is more than 5 s ahead of the "
+        "SuperLink's or 5 min behind it: set the node's clock",
+    ),
+    (
+        r"SuperNode terminated gracefully",
+        "the SuperNode was stopped, or the SuperLink refused its signature because of its clock, "
+        "which must not be more than 5 s ahead of the SuperLink's or 5 min behind it: set this "
+        "machine's clock",
+    ),
+    (
         r"`--insecure` was set(?s:.*)Connection attempt failed",
         "the SuperLink does not answer plain HTTP: leave out --insecure and give "
         "--root-certificates, or check that it runs",

@@ -20,6 +20,7 @@ from fedstale.simulation.costs import content_bytes
 from fedstale.simulation.fleet import round_of
 from fedstale.simulation.flight import NEVER, UNKNOWN, Flight
 from fedstale.strategies.clock import clock_of
+from fedstale.strategies.gate import forecast_in
 from fedstale.strategies.observer import LogObserver
 from fedstale.traces import Status
 
@@ -46,6 +47,7 @@ class RecordedGrid(Grid):
         self.flights: list[Flight] = []
         """All jobs, in the order of sending."""
         self._by_message: dict[str, Flight] = {}
+        self._stated: dict[int, float] = {}
         self.on_measured: Callable[[int, str, Mapping[str, float]], None] = lambda *_: None
         """Called with (version, source, metrics) when a strategy has measured something."""
         self.on_aggregated: Callable[[int, ArrayRecord], None] = lambda *_: None
@@ -137,6 +139,7 @@ class RecordedGrid(Grid):
         for reply in replies:
             flight = self._by_message.get(reply.metadata.reply_to_message_id)
             if flight is not None:
+                self._hear(flight.node_id, reply)
                 self._delivered(flight, reply)
         return replies
 
@@ -213,11 +216,19 @@ class RecordedGrid(Grid):
         )
 
     def _note(self, flight: Flight, message_id: str | None) -> None:
+        if flight.kind.startswith("train"):
+            flight.stated_p_finish = self._stated.get(flight.node_id, UNKNOWN)
         self.flights.append(flight)
         if message_id:
             self._by_message[message_id] = flight
         else:
             flight.status, flight.reason = fl.UNCLAIMED, "the SuperLink did not take the message"
+
+    def _hear(self, node_id: int, reply: Message) -> None:
+        """Note what a device says of its chance to finish the next job."""
+        said = None if reply.has_error() else forecast_in(reply).get("p_finish")
+        if isinstance(said, float) and 0.0 <= said <= 1.0:
+            self._stated[node_id] = said
 
     def _delivered(self, flight: Flight, reply: Message) -> None:
         flight.delivered_at = self.now()

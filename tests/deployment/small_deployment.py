@@ -108,6 +108,11 @@ class Running:
         except BaseException as problem:
             self.problem = problem
 
+    def until(self, condition):
+        """Wait for something that happens while it runs."""
+        wait_for(lambda: condition() or not self.thread.is_alive())
+        assert condition(), "\n".join([*self.lines, f"{self.problem}"])
+
     def end(self, limit_s=240.0):
         self.thread.join(limit_s)
         assert not self.thread.is_alive(), self.lines

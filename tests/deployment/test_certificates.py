@@ -148,6 +148,8 @@ def test_what_no_certificate_can_be_made_of(tmp_path, hosts, days):
 LOGS = {
     "Exit Code: 305\n[code: 2004] Failed to activate SuperNode.": "register its public key",
     "[code: 2001] SuperNode authentication is enabled. All": "accepts registered nodes only",
+    '127.0.0.1:45972 - "POST /v1/fleet/activate-node HTTP/1.1" 401': "set the node's clock",
+    "INFO :      SuperNode terminated gracefully.": "set this machine's clock",
     "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to": "not signed by the",
     "[Errno 111] Connection refused": "nothing listens",
     "[Errno -2] Name or service not known": "name is unknown",

@@ -62,7 +62,7 @@ def test_a_run_survives_a_node_killed_in_training_and_uses_one_that_joins_late(t
     with fleet_up(tmp_path / "fleet", nodes=2) as fleet:
         config = "strategy='gap-aware' rounds=2 in-flight=3 merge-size=1 train-s=1.0"
         run = Running(fleet, app, config)
-        wait_for(lambda: "Start `flwr-clientapp`" in log(fleet, "node-0"))
+        run.until(lambda: "Start `flwr-clientapp`" in log(fleet, "node-0"))
         fleet.family.kill("node-0")
         fleet.add_node(2)
         lines = run.end()
@@ -97,7 +97,7 @@ def test_a_run_survives_its_superlink_if_the_executor_is_apart(tmp_path):
     with fleet_up(tmp_path / "fleet", nodes=2, executor_apart=True) as fleet:
         config = "strategy='gap-aware' rounds=3 merge-size=1 train-s=2.0"
         run = Running(fleet, app, config)
-        wait_for(lambda: "Start `flwr-clientapp`" in log(fleet, "node-0"))
+        run.until(lambda: "Start `flwr-clientapp`" in log(fleet, "node-0"))
         (run_id,) = fleet.control.runs()
         fleet.family.kill("superlink")
         fleet.start_superlink()

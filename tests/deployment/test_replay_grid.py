@@ -39,7 +39,7 @@ COSTS = Costs(work_per_example=30.0, epochs=1, examples=10, model_bytes=3_000_00
 N = 24
 
 
-def trainer():
+def trainer(said=None):
     app = ClientApp()
 
     @app.train()
@@ -48,6 +48,8 @@ def trainer():
         w = message.content["arrays"]["w"].numpy() + np.float32(1 + context.node_id % 7)
         metrics = MetricRecord({"num-examples": 5 + context.node_id % 3, "train_loss": 1.0})
         content = RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics})
+        if said is not None:
+            content["fedstale.forecast"] = ConfigRecord(said)
         return Message(content, reply_to=message)
 
     return app
@@ -202,6 +204,18 @@ def test_a_recorded_grid_knows_what_a_server_knows():
     done = events[events.merged_version > 0]
     assert (done.delivered_at >= done.sent_at).all()
     assert (done.status == fl.REPORTED).all()
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [({"p_finish": 0.75}, [0.75]), ({"p_finish": 1.5}, []), (None, [])]
+)
+def test_a_recorded_training_holds_the_chance_that_its_device_stated_before(said, expected):
+    grid = RecordedGrid(ActingGrid(1, trainer(said)))
+    with identity(1):
+        FedBuff(in_flight=1, merge_size=1, seed=4).start(grid, initial(), 3, timeout=60.0)
+    stated = grid.events()["stated_p_finish"].to_pylist()
+    assert math.isnan(stated[0])
+    assert {p for p in stated[1:] if not math.isnan(p)} == set(expected)
 
 
 def test_a_plan_survives_the_way_and_nonsense_is_refused():

@@ -68,6 +68,27 @@ def test_forecasts_follow_the_device_s_own_trainings(bench):
     assert slow["training_s"][2] > 300.0
 
 
+def test_a_device_that_is_busy_but_trains_does_not_forecast_that_it_never_does():
+    bench = Bench(ForecastMod(), monitor=Fixed(processor_left=0.0))
+    bench.ask()
+    bench.go(30.0)
+    said = bench.train(30.0)
+    assert said["training_s"][1] == pytest.approx(30.0, rel=0.3)
+    assert said["p_finish"] > 0.9
+
+
+def test_a_device_that_has_become_busy_forecasts_a_slower_training():
+    free, busy = Fixed(processor_left=1.0), Fixed(processor_left=0.0)
+    bench = Bench(ForecastMod(), monitor=free)
+    for _ in range(6):
+        bench.train(60.0)
+        bench.go(300.0)
+    before = bench.ask()["training_s"][1]
+    bench.monitor = busy
+    bench.go(300.0)
+    assert before < bench.ask()["training_s"][1] < 3.0 * before
+
+
 def test_intervals_widen_on_a_device_whose_trainings_scatter():
     rng = np.random.default_rng(0)
     widths = {}
@@ -347,10 +368,12 @@ def test_servers_read_what_an_old_or_a_silent_device_sends():
     assert gate.forecast_in(old) == {"p_finish": 0.4}
 
 
-def test_the_mod_imports_no_torch_and_no_scikit_learn():
-    code = "import fedstale.client, sys; print({'torch', 'sklearn', 'ray'} & set(sys.modules))"
+def test_the_mod_imports_nothing_that_only_servers_and_simulations_need():
+    heavy = {"torch", "sklearn", "scipy", "ray", "stable_baselines3", "gymnasium", "plotly"}
+    loaded = f"print(*{heavy} & set(sys.modules))"
+    code = f"import fedstale.client, sys; {loaded}; print('pandas' in sys.modules)"
     code += "; from bench_device import *; b = Bench(fedstale.client.ForecastMod()); b.train(9.0)"
-    code += "; print({'torch', 'sklearn', 'ray'} & set(sys.modules))"
+    code += f"; {loaded}"
     run = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -358,4 +381,4 @@ def test_the_mod_imports_no_torch_and_no_scikit_learn():
         check=True,
         cwd=__file__.rsplit("/", 1)[0],
     )
-    assert run.stdout.split("\n")[:2] == ["set()", "set()"]
+    assert run.stdout.split("\n")[:3] == ["", "False", ""]

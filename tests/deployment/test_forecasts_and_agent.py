@@ -1,0 +1,176 @@
+"""Devices that forecast themselves and an agent that chooses them, on a real SuperLink."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from small_deployment import PYPROJECT, write_app
+
+from fedstale.agents import AgentSelector
+from fedstale.config import SimulationConfig
+from fedstale.deployment.up import fleet_up, run_app
+from fedstale.reports.run_record import RunRecord
+from fedstale.simulation.flower_app import BUILT_IN
+from fedstale.simulation.run import simulate
+from fedstale.strategies.candidate import Candidate, Candidates, Situation
+from fedstale.trace_spec import load
+
+pytestmark = pytest.mark.deployment
+
+# The agent says what it knew and whom it chose.
+SERVER = """
+import json
+from dataclasses import asdict
+
+import numpy as np
+from fedstale.agents import AgentSelector
+from fedstale.deployment.run_folder import recorded
+from fedstale.strategies import Ask, GapAware
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+
+class Telling(AgentSelector):
+    def select(self, candidates, k, now, rng):
+        chosen = super().select(candidates, k, now, rng)
+        known = {"candidates": [asdict(candidate) for candidate in candidates], "k": k, "now": now}
+        known |= {"situation": asdict(candidates.situation), "falls_back": self.falls_back}
+        print("CHOICE " + json.dumps({**known, "chosen": chosen}), flush=True)
+        return chosen
+
+
+@app.main()
+def main(grid, context):
+    job = {"work": 60.0, "download_bytes": 40.0, "upload_bytes": 40.0, "deadline_s": 200.0}
+    strategy = GapAware(
+        in_flight=2, merge_size=1, selector=Telling(), ask=Ask(job=job, wait_s=100.0), seed=1
+    )
+    initial = ArrayRecord({"w": Array(np.zeros(10, dtype=np.float32))})
+    with recorded(grid, context.run_config["run-folder"], context, app="adder") as grid:
+        strategy.start(grid=grid, initial_arrays=initial, num_rounds=3, timeout=200.0)
+"""
+
+CLIENT = """
+import time
+
+import numpy as np
+from fedstale.client import ForecastMod
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+app = ForecastMod().client_app()
+
+
+@app.train()
+def train(message, context):
+    time.sleep(1.0 + context.node_config["partition-id"])
+    w = message.content["arrays"]["w"].numpy() + np.float32(1)
+    metrics = MetricRecord({"num-examples": 10, "train_loss": 1.0})
+    return Message(
+        RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics}), reply_to=message
+    )
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_records(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def choices(lines):
+    return [json.loads(line.split("CHOICE ", 1)[1]) for line in lines if "CHOICE " in line]
+
+
+def as_known(choice):
+    """Return what the agent knew at a choice, made again of what it has told."""
+    rows = [{**row, "durations_s": tuple(row["durations_s"])} for row in choice["candidates"]]
+    candidates = Candidates.listed([Candidate(**row) for row in rows])
+    candidates.situation = Situation(**choice["situation"])
+    return candidates
+
+
+@pytest.mark.timeout(600)
+def test_forecasts_arrive_and_the_agent_chooses_by_them(tmp_path):
+    pyproject = PYPROJECT + 'run-folder = ""\n'
+    app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
+    lines = []
+    with fleet_up(tmp_path / "fleet", nodes=3) as fleet:
+        run_app(fleet, app, run_config=f"run-folder='{tmp_path / 'run'}'", show=lines.append)
+        nodes = set(fleet.node_ids.values())
+    told = choices(lines)
+    # Nobody is chosen before all have answered the question how the first job would go.
+    assert {row["node_id"] for row in told[0]["candidates"]} == nodes, lines
+    for choice in told:
+        for row in choice["candidates"]:
+            said = row["forecast"]
+            assert 0.0 < said["p_finish"] <= 1.0
+            assert 0.0 < said["p_available"] <= 1.0
+            assert np.all(np.diff(said["total_s"]) >= 0)
+            assert 0.0 <= row["forecast_at"] <= choice["now"]
+        assert not choice["falls_back"]
+        # The same agent, here, thinks no better of anybody whom it has not chosen there.
+        known = as_known(choice)
+        scores = AgentSelector().scores(known, choice["k"], choice["now"])
+        is_chosen = np.isin(known.node_ids, np.array(choice["chosen"], dtype=np.uint64))
+        assert is_chosen.sum() == min(choice["k"], len(known))
+        assert scores[is_chosen].min() >= scores[~is_chosen].max(initial=-np.inf)
+
+    record = RunRecord.read(tmp_path / "run")
+    events = record.events
+    queries = events[events.kind == "query.forecast"]
+    assert (queries.status == "reported").sum() >= 3
+    # Each training holds the chance that its device had stated before.
+    assert events[events.kind == "train"].stated_p_finish.between(0.0, 1.0, inclusive="right").all()
+    assert "Did devices keep their word?" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_deployed_run_leaves_the_same_folder_as_a_simulated_one(tmp_path):
+    settings = {
+        "strategy": "gap-aware",
+        "selector": "agent",
+        "forecasts": True,
+        "in-flight": 2,
+        "merge-size": 2,
+        "num-server-rounds": 2,
+        "round-timeout": 20_000.0,
+    }
+    config = SimulationConfig(
+        app="digits",
+        traces="synthetic:3",
+        devices=3,
+        seed=4,
+        run_config={**settings, "seed": 1},
+    )
+    traces = load("synthetic:3", seed=4)
+    simulated = simulate(config, tmp_path / "simulated", traces=traces).folder
+    run_config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    with fleet_up(tmp_path / "fleet", nodes=3) as fleet:
+        run_config += f" run-folder='{tmp_path / 'deployed'}'"
+        run_app(fleet, BUILT_IN / "digits", run_config=run_config, show=lambda line: None)
+    deployed = tmp_path / "deployed"
+    files = {path.name for path in deployed.iterdir()}
+    assert files >= {"config.toml", "events.parquet", "metrics.parquet", "model.safetensors"}
+    assert files <= {path.name for path in simulated.iterdir()}
+    ours, theirs = RunRecord.read(deployed), RunRecord.read(simulated)
+    assert list(ours.events.columns) == list(theirs.events.columns)
+    assert list(ours.metrics.columns) == list(theirs.metrics.columns)
+    assert set(ours.events.kind) == set(theirs.events.kind) == {"train", "query.forecast"}
+    assert set(ours.metrics.source) == set(theirs.metrics.source)
+    assert ours.summary["status"] == theirs.summary["status"] == "finished"
+    assert ours.summary["rounds"] == theirs.summary["rounds"] == 2
+    shown, all_shown = (
+        set(re.findall(r"<h2[^>]*>(.*?)</h2>", (folder / "report.html").read_text()))
+        for folder in (deployed, simulated)
+    )
+    # What a device did between the sending of a job and its reply, no server sees.
+    assert all_shown - shown == {
+        "What the devices did",
+        "Devices at work",
+        "Where device time went",
+        "Run simulated again",
+    }
+    assert shown - all_shown == {"Not shown", "Run deployed again"}
