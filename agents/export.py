@@ -101,7 +101,7 @@ def describe(folder: str | Path) -> dict[str, Any]:
         raise ProtocolError(
             f"{folder}: no {_TOML} there: expected a folder that `fedstale train-agent` wrote"
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise ProtocolError(f"{path}: cannot be read ({problem})") from None
     if about.get("format") != FORMAT:
         raise ProtocolError(

@@ -144,7 +144,7 @@ def read_proxy(path: str | Path) -> Proxy:
     try:
         values: dict[str, Any] = tomllib.loads(Path(path).read_text())["constants"]
         return Proxy(**values)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         raise ConfigError(f"{path}: expected a table [constants] of a proxy: {problem}") from None
 
 

@@ -45,6 +45,8 @@ class Until:
         """
         if text is None:
             return cls()
+        if not isinstance(text, str):
+            raise ConfigError(f"until = {text!r}: expected a text such as '2d' or '100 rounds'")
         if time := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", text):
             return cls(time_s=float(time[1]) * _UNITS_S[time[2]])
         if rounds := re.fullmatch(r"\s*(\d+)\s*rounds?\s*", text):
@@ -99,22 +101,20 @@ class SimulationConfig:
     """Overrides of the app's [tool.fedstale] table, with its dashed keys."""
 
     def __post_init__(self) -> None:
-        _check("devices", self.devices, self.devices is None or self.devices >= 1, "a number >= 1")
+        for name in ("app", "traces"):
+            value = getattr(self, name)
+            _check(name, value, isinstance(value, str), "a text")
         kinds = ("auto", "inline", "processes", "batched", "ray")
         _check("executor", self.executor, self.executor in kinds, f"one of {kinds}")
-        _check(
-            "workers",
-            self.workers,
-            self.workers is None or self.workers >= 1,
-            "a number of processes >= 1",
-        )
-        _check(
-            "checkpoint_every",
-            self.checkpoint_every,
-            self.checkpoint_every >= 0,
-            "a number of versions >= 0 (0 writes no checkpoints)",
-        )
-        _check("seed", self.seed, self.seed >= 0, "a number >= 0")
+        for name, least, accepted in (
+            ("devices", 1, "a number >= 1"),
+            ("workers", 1, "a number of processes >= 1"),
+            ("seed", 0, "a number >= 0"),
+            ("checkpoint_every", 0, "a number of versions >= 0 (0 writes no checkpoints)"),
+        ):
+            value = getattr(self, name)
+            is_left_out = value is None and name in ("devices", "workers")
+            _check(name, value, is_left_out or _is_whole(value, least), accepted)
         _check(
             "on_interrupt",
             self.on_interrupt,
@@ -124,6 +124,9 @@ class SimulationConfig:
         _check(
             "after_end", self.after_end, self.after_end in ("repeat", "stop"), "'repeat' or 'stop'"
         )
+        for name in ("run_config", "costs"):
+            value = getattr(self, name)
+            _check(name, value, isinstance(value, Mapping), "a table")
         Until.parse(self.until)
 
     def write(self, path: Path) -> None:
@@ -143,7 +146,7 @@ class SimulationConfig:
         """
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        except (OSError, ValueError, RecursionError) as problem:
             raise ConfigError(f"{path} cannot be read as TOML: {problem}") from None
         return cls.from_table(table, where=str(path))
 
@@ -160,6 +163,10 @@ class SimulationConfig:
         if missing:
             raise ConfigError(f"{where}: {missing[0]} is missing")
         return cls(**table)
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _check(name: str, value: object, fine: bool, accepted: str) -> None:

@@ -33,7 +33,7 @@ def metadata(schema: pa.Schema, path: Path) -> dict[str, Any]:
         about = json.loads((schema.metadata or {})[KEY])
         ours = about["format"] == FORMAT
         version = about["version"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         ours, version = False, None
     if not ours:
         raise TraceError(

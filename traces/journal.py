@@ -118,7 +118,7 @@ def header(content: bytes) -> tuple[Run | None, int]:
         if about.pop("format") != FORMAT or about.pop("version") != VERSION:
             return None, 0
         return Run(**about), end
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None, 0
 
 

@@ -145,7 +145,7 @@ def _table(path: str | Path | None) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as problem:
         raise TraceError(f"{path}: cannot be read ({problem.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except (ValueError, RecursionError) as problem:
         raise TraceError(f"{path}: not a TOML file ({problem})") from None
 
 

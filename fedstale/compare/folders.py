@@ -70,7 +70,7 @@ def state(task: Task) -> State:
         return "half"
     try:
         status = json.loads(summary.read_text(encoding="utf-8"))["status"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(
             f"{str(summary)!r} cannot be read: remove the folder of that run, or pass --overwrite"
         ) from None

@@ -50,7 +50,7 @@ class Plan:
         """
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        except (OSError, ValueError, RecursionError) as problem:
             raise ConfigError(f"{path} cannot be read as TOML: {problem}") from None
         return cls.from_table(table, where=str(path))
 

@@ -104,7 +104,7 @@ def _texts(folder: Path) -> tuple[str, Mapping[str, Any]]:
         tomllib.loads(config_text)
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         absent = {"status", "app", "devices", "seed", "virtual_s", "rounds"} - set(summary)
-    except (ValueError, TypeError, OSError) as problem:
+    except (ValueError, TypeError, OSError, RecursionError) as problem:
         raise ProtocolError(
             f"run = {str(folder)!r}: {CONFIG} or {SUMMARY} cannot be read ({problem}); "
             "run fedstale simulate again"

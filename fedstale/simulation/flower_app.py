@@ -65,7 +65,7 @@ class FlowerApp:
         directory = directory.resolve()
         try:
             project = get_project_config(directory)
-        except (FileNotFoundError, ValueError) as problem:
+        except (OSError, ValueError, RecursionError) as problem:
             raise ConfigError(f"app = {str(app)!r} is no Flower app: {problem}") from None
         flower, own = project["tool"]["flwr"]["app"], dict(project["tool"].get("fedstale", {}))
         batched = own.pop("batched", None)

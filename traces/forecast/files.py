@@ -61,7 +61,7 @@ def describe(folder: str | Path) -> dict[str, Any]:
         raise TraceError(
             f"{folder}: no {_TOML} there: expected a folder that `fedstale train-forecaster` wrote"
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise TraceError(f"{path}: cannot be read ({problem})") from None
     if about.get("schema") != SCHEMA:
         raise TraceError(
@@ -89,7 +89,7 @@ def load(folder: str | Path) -> Forecaster:
 
     about = describe(folder)
     kind = about.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise TraceError(f"{folder}: kind = {kind!r}, expected one of {', '.join(KINDS)}")
     forecaster = KINDS[kind]()
     state = _arrays(Path(folder) / _ARRAYS, about.get("sha256"))

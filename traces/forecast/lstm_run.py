@@ -105,7 +105,7 @@ class TrainingRun:
             arrays = safetensors.numpy.load_file(path)
             with safetensors.safe_open(path, framework="numpy") as file:
                 counts = json.loads((file.metadata() or {})["counts"])
-        except (safetensors.SafetensorError, KeyError, ValueError) as problem:
+        except (safetensors.SafetensorError, KeyError, ValueError, RecursionError) as problem:
             raise ResumeError(
                 f"{path}: no state of a training ({problem}); delete it to begin again"
             ) from None
