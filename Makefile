@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := fedstale traces strategies agents tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture
+.PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture profile
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -57,6 +57,9 @@ bench: setup ## measure speed; writes benchmarks/results and the tables in bench
 	$(BIN)/python benchmarks/merging.py
 	$(BIN)/python benchmarks/batched.py
 	$(BIN)/python benchmarks/tables.py
+
+profile: setup ## show where a simulation spends its time
+	$(BIN)/python benchmarks/profiling.py
 
 compare: setup ## run the plans of benchmarks/compare and rewrite their tables
 	$(BIN)/python benchmarks/comparisons.py
