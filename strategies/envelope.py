@@ -22,8 +22,10 @@ _MAGIC = b"\x93NUMPY\x01\x00"
 _AT = len(_MAGIC) + 2
 _HEADER = re.compile(
     rb"\{'descr': '([<>|][fiubc][0-9]{1,2})', 'fortran_order': (True|False), "
-    rb"'shape': \(((?:[0-9]{1,18},? ?){0,32})\), \} *\n"
+    rb"'shape': \((|[0-9]{1,18},|[0-9]{1,18}(?:, [0-9]{1,18}){1,31})\), \} *\n"
 )
+# Each byte can be matched in one way only: with optional separators a run of digits could be split
+# in so many ways that a refusal would take for ever.
 
 
 class RefusalError(ProtocolError):

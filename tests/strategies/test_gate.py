@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from virtual_grid import content, identity, record
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.strategies.admission import Admission, norm_of
+from fedstale.strategies.admission import Admission
+from fedstale.strategies.arrays import norm_of
 from fedstale.strategies.caps import Cap, CappedMerge
 from fedstale.strategies.envelope import RefusalError, read
 from fedstale.strategies.gate import Gate, forecast_in
@@ -136,6 +137,8 @@ PLAIN = save(GOOD["w"])
         PLAIN.replace(b"(2, 3), }", b"(" * 9),
         PLAIN.replace(b"{'descr'", b"[" * 8),
         PLAIN.replace(b"'shape'", b"'shAPe'"),
+        # For a pattern in which digits can be grouped in many ways, this takes for ever.
+        PLAIN.replace(b"(2, 3), }" + b" " * 31, b"(" + b"9" * 39),
     ],
 )
 def test_bytes_that_are_no_plain_array_are_refused_before_they_are_parsed(data):
@@ -359,6 +362,21 @@ def test_an_update_is_clipped_to_the_running_median_of_norms():
     assert admission.counts["clipped"] == 1
     with pytest.raises(RefusalError, match="norm"):
         admit(admission, node_id=10, b=np.full(2, 1e300))
+
+
+@pytest.mark.parametrize("huge", [0, 2, 4])
+@pytest.mark.parametrize("n", [3, 5, 8])
+def test_a_huge_update_in_the_first_merge_of_a_run_is_clipped_whenever_it_comes(n, huge):
+    admission = Admission(Gate(norm_cap=2.0))
+    merge = CappedMerge(BASE, "merge_size", cap=admission.examples, norms=admission.norms)
+    honest = good()
+    for node in range(n):
+        bad = {"w": np.full((2, 3), 1e6, np.float32)} if node == huge else {}
+        answer = admit(admission, node_id=node, **bad)
+        job = Merged(f"m{node}", node, 0, 1.0)
+        merge.add(job, answer.delta, answer.counts, examples=answer.examples, metrics={})
+    typical = norm_of(Gate().open(reply(honest), BASE).delta)
+    assert norm_of(merge.finish()[0]) <= typical * (n - 1 + 2.0) / n * (1 + 1e-6)
 
 
 def test_an_answer_to_another_nodes_job_is_refused():
