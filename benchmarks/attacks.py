@@ -258,7 +258,8 @@ class Federation:
 
     def _open(self) -> Merge:
         if self.rule is None:
-            return CappedMerge(self.model, self.normalise, cap=self.admission.examples)
+            caps = {"cap": self.admission.examples, "norms": self.admission.norms}
+            return CappedMerge(self.model, self.normalise, **caps)
         return RobustMerge(self.model, self.normalise, rule=self.rule)
 
     def _receive(self, merge: Merge, device: int, base: Snapshot, row: Array, age: int) -> None:

@@ -8,13 +8,13 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import inf, isfinite, sqrt
+from math import inf, isfinite
 from typing import Any
 
 from flwr.app import Message
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import Array, Model, inner, over_chunks, scale
+from fedstale.strategies.arrays import Model, norm_of, scale
 from fedstale.strategies.caps import Cap
 from fedstale.strategies.envelope import RefusalError
 from fedstale.strategies.gate import Answer, Gate
@@ -177,14 +177,3 @@ class Admission:
             "node %d: %s counts as %.6g instead of %.6g; see Gate.examples_cap and Gate.norm_cap",
             *(node_id, what, now, was),
         )
-
-
-def norm_of(model: Model) -> float:
-    """Return the Euclidean norm over all arrays of a model, in float64."""
-    total = sum(over_chunks(_square, model))
-    return sqrt(total) if total < inf else inf
-
-
-def _square(x: Array) -> float:
-    wide = x.astype("float64", copy=False)
-    return inner(wide, wide)

@@ -8,6 +8,7 @@ added in their order, so results are the same to the last bit on any number.
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from math import inf, sqrt
 from typing import Any, TypeVar
 
 import numpy as np
@@ -128,3 +129,14 @@ def chunk_sum(x: Array) -> float:
     sums = x[:whole].reshape(-1, LANES).sum(axis=0)
     sums[: x.size - whole] += x[whole:]
     return float(sums.sum(dtype=np.float64))
+
+
+def norm_of(model: Model) -> float:
+    """Return the Euclidean norm over all arrays of a model, in float64."""
+    total = sum(over_chunks(_square, model))
+    return sqrt(total) if total < inf else inf
+
+
+def _square(x: Array) -> float:
+    wide = x.astype("float64", copy=False)
+    return inner(wide, wide)

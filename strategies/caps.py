@@ -12,7 +12,7 @@ from math import inf
 from statistics import median
 from typing import Any
 
-from fedstale.strategies.arrays import Array, Model
+from fedstale.strategies.arrays import Array, Model, norm_of, scale
 from fedstale.strategies.merge import Merge, Merged
 from fedstale.strategies.weighting import Weighting
 
@@ -83,14 +83,15 @@ class _Early:
 
 @dataclass(slots=True)
 class CappedMerge(Merge):
-    """A merge that trusts numbers of examples up to a cap only.
+    """A merge that trusts numbers of examples, and norms of early updates, up to a cap only.
 
-    Updates that come before the cap has settled wait: at most `MOST_EARLY` of them. They are added
-    in their order as soon as it has, or when the merge closes; so where no number is capped the
-    sums are those of `Merge` to the last bit.
+    Updates that come before both caps have settled wait: at most `MOST_EARLY` of them. They are
+    added in their order as soon as they have, or when the merge closes; so where nothing is capped
+    the sums are those of `Merge` to the last bit. Later updates have been clipped by the gate.
     """
 
     cap: Cap = field(kw_only=True)
+    norms: Cap = field(kw_only=True, default_factory=lambda: Cap(None, 1, 1))
     _early: list[_Early] = field(default_factory=list)
 
     def add(
@@ -103,13 +104,13 @@ class CappedMerge(Merge):
         metrics: Mapping[str, float],
     ) -> None:
         """Add an update, or let it wait; arguments as in `Merge.add`."""
-        if self.cap.settled and not self._early:
+        if self._is_settled and not self._early:
             capped = self.cap.limit(examples, few=FEW)
             Merge.add(self, job, delta, counts, examples=capped, metrics=metrics)
             return
         self._early.append(_Early(job, delta, counts, examples, metrics))
         self.jobs.append(job)
-        if self.cap.settled or len(self._early) >= MOST_EARLY:
+        if self._is_settled or len(self._early) >= MOST_EARLY:
             self._add_early(FEW)
 
     def settle(self, weighting: Weighting) -> None:
@@ -123,12 +124,25 @@ class CappedMerge(Merge):
         self._add_early(FEW)
         return Merge.finish(self)
 
+    @property
+    def _is_settled(self) -> bool:
+        return self.cap.settled and self.norms.settled
+
+    def _clip(self, delta: Model, few: int) -> None:
+        if self.norms.times is None:
+            return
+        norm = norm_of(delta)
+        limit = self.norms.limit(norm, few=few)
+        if limit < norm:
+            scale(delta, limit / norm)
+
     def _add_early(self, few: int) -> None:
         early, self._early = self._early, []
         waiting = {one.job.message_id for one in early}
         if waiting:
             self.jobs = [job for job in self.jobs if job.message_id not in waiting]
         for one in early:
+            self._clip(one.delta, few)
             Merge.add(
                 self,
                 one.job,

@@ -98,6 +98,7 @@ class EventLoop:
             optimizer,
             versions=self.versions,
             examples=self.admission.examples,
+            norms=self.admission.norms,
         )
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
         self.asked_at: dict[int, float] = {}

@@ -38,6 +38,7 @@ class Merging:
         *,
         versions: Versions,
         examples: Cap,
+        norms: Cap,
     ) -> None:
         """Open the first merge.
 
@@ -47,8 +48,10 @@ class Merging:
             optimizer: makes the steps.
             versions: of the model.
             examples: cap on numbers of examples.
+            norms: cap on norms of updates.
         """
-        self._strategy, self._versions, self._examples = strategy, versions, examples
+        self._strategy, self._versions = strategy, versions
+        self._examples, self._norms = examples, norms
         self.weighting, self.optimizer = weighting, optimizer
         size = strategy.schedule.merge_size
         self.loss = SmoothedLoss(size.smoothing if isinstance(size, AdaSync) else 0.0)
@@ -61,7 +64,7 @@ class Merging:
         current, normalise = self._versions.current, self._strategy.normalise
         rule = self._strategy.robust
         if rule is None:
-            self.merge = CappedMerge(current, normalise, cap=self._examples)
+            self.merge = CappedMerge(current, normalise, cap=self._examples, norms=self._norms)
         else:
             self.merge = RobustMerge(current, normalise, rule=rule)
         return self.merge

@@ -325,6 +325,5 @@ def test_on_real_devices_the_versions_of_lost_jobs_are_left_out(tmp_path):
 def test_other_readers_of_safetensors_read_the_arrays():
     state = {"b": np.ones((2, 2), bool), "x": np.arange(3, dtype=np.float16), "n": np.uint64(7)}
     there = load(packed({**state, "empty": np.zeros((0, 2))}))
-    assert [(a.dtype, a.shape) for a in there.values()] == [
-        *((np.bool_, (2, 2)), (np.float16, (3,)), (np.float64, (0, 2)))
-    ]
+    kinds = {(array.dtype.name, array.shape) for array in there.values()}
+    assert kinds == {("bool", (2, 2)), ("float16", (3,)), ("float64", (0, 2))}
