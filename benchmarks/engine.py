@@ -11,6 +11,7 @@ Run it with: python benchmarks/engine.py [--quick]
 import argparse
 import logging
 import os
+import resource
 import statistics
 import time
 import warnings
@@ -28,13 +29,15 @@ from results_file import spread, write_result
 from fedstale.simulation import Costs, InlineExecutor, ProcessExecutor, TraceGrid
 from fedstale.simulation.flower_app import ClientLoader, FlowerApp
 from fedstale.traces import TraceSet
+from fedstale.traces.synthetic import synthesise
 
 
-def messages_per_second(batch: int, total: int) -> float:
+def messages_per_second(traces: TraceSet, batch: int, total: int) -> float:
     """Return how many messages an empty ClientApp answers in a second of wall time.
 
     Args:
-        batch: messages in flight together.
+        traces: the devices.
+        batch: messages in flight together, to devices that are online.
         total: messages to send.
     """
     app = ClientApp()
@@ -43,15 +46,15 @@ def messages_per_second(batch: int, total: int) -> float:
     def train(message: Message, context: Context) -> Message:
         return Message(message.content, reply_to=message)
 
-    traces = TraceSet.constant(batch, compute=1.0, downlink_bit_per_s=1e7, uplink_bit_per_s=1e7)
     grid = TraceGrid(traces, app, costs=Costs(work_per_example=1.0, epochs=1, examples=10))
-    arrays = ArrayRecord([np.zeros(1000, np.float32)])
+    arrays, rng = ArrayRecord([np.zeros(1000, np.float32)]), np.random.default_rng(0)
     with grid.running():
-        nodes = list(grid.get_node_ids())
         started = time.perf_counter()
         for number in range(total // batch):
             config = ConfigRecord({"server-round": number})
             content = RecordDict({"arrays": arrays, "config": config})
+            online = list(grid.get_node_ids())
+            nodes = rng.choice(online, batch, replace=False).tolist()
             grid.send_and_receive([Message(content, node, "train") for node in nodes])
         return total // batch * batch / (time.perf_counter() - started)
 
@@ -129,13 +132,27 @@ class Engines:
 
 
 def measure_messages(*, quick: bool) -> list[dict[str, object]]:
-    """Return how fast messages go, by how many are in flight together."""
+    """Return how fast messages go, by how many are in flight together and how many may be asked."""
     rows: list[dict[str, object]] = []
     for batch in (1, 10, 100, 1000):
         total, repeats = (1000, 2) if quick else (5000, 5)
-        rates = [messages_per_second(batch, total) for _ in range(repeats)]
-        rows.append({"what": "messages per second", "in flight": batch, **spread(rates)})
+        few = TraceSet.constant(batch, compute=1.0, downlink_bit_per_s=1e7, uplink_bit_per_s=1e7)
+        rates = [messages_per_second(few, batch, total) for _ in range(repeats)]
+        rows.append(_messages_row(few, batch, rates))
+    many = synthesise(100_000 if quick else 1_000_000, 2, seed=0)
+    rates = [messages_per_second(many, 10_000, 20_000) for _ in range(2 if quick else 5)]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rows.append({**_messages_row(many, 10_000, rates), "peak MiB": round(peak)})
     return rows
+
+
+def _messages_row(traces: TraceSet, batch: int, rates: list[float]) -> dict[str, object]:
+    return {
+        "what": "messages per second",
+        "devices": traces.n_devices,
+        "in flight": batch,
+        **spread(rates),
+    }
 
 
 def measure_clients(*, quick: bool) -> list[dict[str, object]]:

@@ -104,12 +104,12 @@ class ReplayGrid(RecordedGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the devices that are available, and whose nodes are online."""
-        online = self._fleet.online(self.now())
+        available = set(self._fleet.presence(self.now()).devices)
         there = set(self._grid.get_node_ids())
         return [
             FIRST_NODE_ID + i
             for i, node in sorted(self._nodes.items())
-            if node in there and online[i]
+            if node in there and i in available
         ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

@@ -17,8 +17,8 @@ from fedstale.simulation import flight as fl
 from fedstale.simulation.compat import ErrorCode
 from fedstale.simulation.costs import CostBook
 from fedstale.simulation.flight import Flight
+from fedstale.simulation.presence import Presence
 from fedstale.traces import Job, Status, TraceSet, TripOutcomes
-from fedstale.traces.arrays import Mask
 from fedstale.traces.trip import OnInterrupt
 
 # Node ids are fixed, so that runs repeat, and far from 0 and 1, which Flower uses for itself.
@@ -47,10 +47,9 @@ class Fleet:
         traces.require("availability", "compute", "downlink", "uplink")
         assert traces.availability is not None
         self._traces = traces
-        self._availability = traces.availability
+        self._presence = Presence(traces.availability)
         self._book = book
         self._on_interrupt: OnInterrupt = on_interrupt
-        self._everyone = np.arange(traces.n_devices)
         self._free_at = np.zeros(traces.n_devices)
 
     @property
@@ -62,14 +61,10 @@ class Fleet:
         """Return the name of a device by its position."""
         return str(self._traces.device_ids[device])
 
-    def online(self, now: float) -> Mask:
-        """Return who is available at an instant; shape (devices,)."""
-        return self._availability.is_available(self._everyone, now)
-
-    def next_change(self, now: float) -> float:
-        """Return the first instant after now at which a device comes or goes; inf if none does."""
-        start, end = self._availability.window_at_or_after(self._everyone, now)
-        return float(np.where(start <= now, end, start).min())
+    def presence(self, now: float) -> Presence:
+        """Return who is available at an instant."""
+        self._presence.move(now)
+        return self._presence
 
     def send(self, messages: Sequence[Message], now: float, first_job_id: int) -> list[Flight]:
         """Return the flights of some messages, sent now.

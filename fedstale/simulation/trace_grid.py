@@ -6,7 +6,7 @@ is online, replies, error replies, and silence until a message expires. The trai
 a client runs when its reply is pulled, so work that a trace loses is never computed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 
 import numpy as np
@@ -31,7 +31,6 @@ from fedstale.simulation.saved import State
 from fedstale.simulation.virtual_time import VirtualTime
 from fedstale.strategies.gate import forecast_in
 from fedstale.traces import TraceSet
-from fedstale.traces.arrays import Mask
 from fedstale.traces.trip import OnInterrupt
 
 # A strategy that has sent nothing for this long is waiting for something that will not come.
@@ -109,7 +108,7 @@ class TraceGrid(Grid):
         self._open = 0
         self._busy_at = 0.0
         self._idle_step = 0.0
-        self._seen_online: Mask | None = None
+        self._seen_online: tuple[int, ...] | None = None
         self._seen_at = 0.0
         self._polls = 0
         self._most_online = 0
@@ -166,7 +165,7 @@ class TraceGrid(Grid):
     @property
     def n_online(self) -> int:
         """Number of devices that are available now."""
-        return int(self._fleet.online(self._clock.now).sum())
+        return self._fleet.presence(self._clock.now).n_online
 
     def device_id(self, device: int) -> str:
         """Return the name of a device of the traces by its position."""
@@ -270,7 +269,7 @@ class TraceGrid(Grid):
             "flights": self._flights.state_dict(),
             "arrived": [flight.job_id for flight in self._arrived.values()],
             "stated": {str(node): p for node, p in self._stated.items()},
-            "seen_online": self._seen_online,
+            "seen_online": None if self._seen_online is None else np.array(self._seen_online),
         }
 
     def _restore(self, state: State) -> None:
@@ -283,7 +282,8 @@ class TraceGrid(Grid):
         self._flights.load_state_dict(state["flights"])
         self._arrived = {f"message-{job}": self._flights[job] for job in state["arrived"]}
         self._stated = {int(node): p for node, p in state.get("stated", {}).items()}
-        self._seen_online = state["seen_online"]
+        seen = state["seen_online"]
+        self._seen_online = None if seen is None else tuple(seen.tolist())
 
     # Flower's Grid.
 
@@ -318,17 +318,17 @@ class TraceGrid(Grid):
             RunEnded: nobody comes online any more, or never enough at once.
         """
         self._check_time()
-        now, online = self._clock.now, self._fleet.online(self._clock.now)
-        if self._seen_online is not None and np.array_equal(online, self._seen_online):
+        now, presence = self._clock.now, self._fleet.presence(self._clock.now)
+        if presence.devices == self._seen_online:
             self._polls += 1
             if now > self._seen_at or self._polls >= _POLLS_OF_A_LOOP:
                 self._idle()
-                online = self._fleet.online(self._clock.now)
+                presence = self._fleet.presence(self._clock.now)
         else:
             self._polls = 0
-        self._seen_online, self._seen_at = online, self._clock.now
-        self._most_online = max(self._most_online, int(online.sum()))
-        return [int(i) + FIRST_NODE_ID for i in np.flatnonzero(online)]
+        self._seen_online, self._seen_at = presence.devices, self._clock.now
+        self._most_online = max(self._most_online, presence.n_online)
+        return [device + FIRST_NODE_ID for device in presence.devices]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; each node works on one at a time, in the order of sending.
@@ -364,9 +364,10 @@ class TraceGrid(Grid):
         Raises:
             RunEnded: the run is over.
         """
-        wanted = set(message_ids)
+        # A strategy with ten thousand jobs out has them at hand as a set, and copies of it add up.
+        wanted = message_ids if isinstance(message_ids, Set) else set(message_ids)
         self._check_time()
-        if wanted and wanted.isdisjoint(self._arrived):
+        if wanted and not any(key in wanted for key in self._arrived):
             if self._clock.next_event < np.inf:
                 self._advance(self._clock.next_event)
             else:
@@ -387,23 +388,23 @@ class TraceGrid(Grid):
         """
         wanted = set(self.push_messages(messages))
         deadline = np.inf if timeout is None else self._clock.now + timeout
-        missing = wanted
+        missing = wanted.copy()
         while missing and self._clock.now < deadline:
             # A message always expires, so there is an event for as long as one is missing.
-            self._advance(min(self._clock.next_event, deadline))
-            missing = missing - self._arrived.keys()
+            missing.difference_update(self._advance(min(self._clock.next_event, deadline)))
         return self._deliver([key for key in self._arrived if key in wanted])
 
     # How the clock moves.
 
-    def _advance(self, to: float) -> None:
-        """Move the clock, and take in what happens on the way."""
+    def _advance(self, to: float) -> list[str]:
+        """Move the clock, and return the messages to which replies arrived on the way."""
         self._check_time()
-        happened = self._clock.advance(to)
-        for job_id in happened:
+        happened = []
+        for job_id in self._clock.advance(to):
             flight = self._flights[job_id]
             assert flight.message is not None
-            self._arrived[flight.message.metadata.message_id] = flight
+            happened.append(flight.message.metadata.message_id)
+            self._arrived[happened[-1]] = flight
         self._open -= len(happened)
         if happened:
             self._rouse()
@@ -415,6 +416,7 @@ class TraceGrid(Grid):
                 stuck=True,
             )
         self.on_advance()
+        return happened
 
     def _check_time(self) -> None:
         if self._clock.now >= self._clock.until:
@@ -430,7 +432,7 @@ class TraceGrid(Grid):
         Steps grow, so that a strategy that waits in vain does so in few steps.
         """
         now = self._clock.now
-        change, event = self._fleet.next_change(now), self._clock.next_event
+        change, event = self._fleet.presence(now).next_change, self._clock.next_event
         if min(change, event) == np.inf:
             raise RunEnded(
                 "nothing can ever happen again: no job is in flight and no device comes or goes",

@@ -166,11 +166,13 @@ def test_a_deployed_run_leaves_the_same_folder_as_a_simulated_one(tmp_path):
         set(re.findall(r"<h2[^>]*>(.*?)</h2>", (folder / "report.html").read_text()))
         for folder in (deployed, simulated)
     )
-    # What a device did between the sending of a job and its reply, no server sees.
-    assert all_shown - shown == {
+    # What a device did between the sending of a job and its reply, no server sees; and whether a
+    # job came to nothing depends on the devices.
+    assert all_shown - shown - {"Why jobs came to nothing"} == {
         "What the devices did",
         "Devices at work",
         "Where device time went",
         "Run simulated again",
     }
-    assert shown - all_shown == {"Not shown", "Run deployed again"}
+    mine = shown - all_shown - {"Why jobs came to nothing"}
+    assert mine == {"Not shown", "Run deployed again"}
