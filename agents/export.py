@@ -1,29 +1,27 @@
-"""A trained agent on disk: weights in safetensors, everything a person would ask in TOML.
+"""A trained agent on disk; see `fedstale.traces.model_files`.
 
-Nothing in the two files can run code. The TOML names the features that the network expects, the
-checksum of the weights and where they came from. A file of another version or of other features,
-altered or cut short, is refused in one sentence.
+The description also names the features that the network expects: an agent that was trained on
+others is refused in one sentence.
 """
 
-import hashlib
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
-import tomli_w
 
 from fedstale.agents.features import N_CONTEXT, N_FEATURES, SCHEMA
 from fedstale.agents.scorer import Weights, shapes
 from fedstale.errors import ProtocolError
+from fedstale.traces.model_files import ModelFiles
 
-FORMAT = 1
-"""Version of the two files; grows when an old reader would misread a new one."""
-_TOML, _ARRAYS = "agent.toml", "agent.safetensors"
-_MOST_BYTES = 1_000_000
+FILES = ModelFiles(
+    what="agent",
+    made_by="fedstale train-agent",
+    version=("format", 1),
+    most_bytes=1_000_000,
+    error=ProtocolError,
+)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -43,20 +41,12 @@ def save(agent: Agent, folder: str | Path) -> None:
         agent: a trained one.
         folder: made if it is missing.
     """
-    folder = Path(folder)
-    data = safetensors.numpy.save({k: np.ascontiguousarray(v) for k, v in agent.weights.items()})
     about = {
-        "format": FORMAT,
-        "sha256": hashlib.sha256(data).hexdigest(),
         "parameters": sum(v.size for v in agent.weights.values()),
         "schema": _plain_schema(),
         "provenance": agent.provenance,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in ((_ARRAYS, data), (_TOML, tomli_w.dumps(about).encode())):
-        beside = folder / f"{name}.new"
-        beside.write_bytes(content)
-        beside.replace(folder / name)
+    FILES.write(folder, agent.weights, about)
 
 
 def embedded() -> Path:
@@ -78,12 +68,12 @@ def load(folder: str | Path) -> Agent:
         found = said.get(name) if isinstance(said, dict) else None
         if found != expected:
             raise ProtocolError(
-                f"{folder / _TOML}: schema.{name} {_difference(found, expected)}; train the agent "
-                "again with this version of fedstale"
+                f"{folder / FILES.toml}: schema.{name} {_difference(found, expected)}; train the "
+                "agent again with this version of fedstale"
             )
     provenance = about.get("provenance")
     return Agent(
-        weights=_weights(folder / _ARRAYS, about.get("sha256")),
+        weights=_weights(folder, about),
         provenance=provenance if isinstance(provenance, dict) else {},
     )
 
@@ -94,21 +84,7 @@ def describe(folder: str | Path) -> dict[str, Any]:
     Raises:
         ProtocolError: it is missing, or is no description of this version.
     """
-    path = Path(folder) / _TOML
-    try:
-        about = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ProtocolError(
-            f"{folder}: no {_TOML} there: expected a folder that `fedstale train-agent` wrote"
-        ) from None
-    except (OSError, ValueError, RecursionError) as problem:
-        raise ProtocolError(f"{path}: cannot be read ({problem})") from None
-    if about.get("format") != FORMAT:
-        raise ProtocolError(
-            f"{path}: format = {about.get('format')!r}, expected {FORMAT}; train the agent again "
-            "with this version of fedstale"
-        )
-    return about
+    return FILES.describe(folder)
 
 
 def _plain_schema() -> dict[str, Any]:
@@ -122,27 +98,13 @@ def _difference(said: object, expected: object) -> str:
     return f"= {said!r}, expected {expected!r}"
 
 
-def _weights(path: Path, checksum: object) -> Weights:
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ProtocolError(f"{path}: larger than {_MOST_BYTES} bytes, no agent is")
-        data = path.read_bytes()
-    except OSError as problem:
-        raise ProtocolError(f"{path}: cannot be read ({problem.strerror})") from None
-    if hashlib.sha256(data).hexdigest() != checksum:
-        raise ProtocolError(
-            f"{path}: altered or cut short, its SHA-256 is not the one in {_TOML}; copy both files "
-            "again"
-        )
-    try:
-        weights: Weights = safetensors.numpy.load(data)
-    except safetensors.SafetensorError as problem:
-        raise ProtocolError(f"{path}: not a safetensors file ({problem})") from None
+def _weights(folder: Path, about: dict[str, Any]) -> Weights:
+    weights: Weights = FILES.arrays(folder, about)
     expected = shapes(N_FEATURES, N_CONTEXT)
     found = {name: array.shape for name, array in weights.items()}
     if found != expected:
-        raise ProtocolError(f"{path}: holds {found}, expected {expected}")
+        raise ProtocolError(f"{folder / FILES.safetensors}: holds {found}, expected {expected}")
     for name, array in weights.items():
-        if array.dtype != np.float32 or not np.all(np.isfinite(array)):
-            raise ProtocolError(f"{path}: {name} is not made of finite 32-bit numbers")
+        if array.dtype != np.float32:
+            raise ProtocolError(f"{folder / FILES.safetensors}: {name} holds no 32-bit numbers")
     return weights

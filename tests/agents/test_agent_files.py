@@ -92,8 +92,8 @@ def rewritten(folder, weights):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("beta", np.array([np.nan], dtype=np.float32), "beta is not made of finite"),
-        ("beta", np.array([1.0]), "beta is not made of finite 32-bit"),
+        ("beta", np.array([np.nan], dtype=np.float32), "beta holds a number that is not finite"),
+        ("beta", np.array([1.0]), "beta holds no 32-bit numbers"),
         ("beta", np.ones(2, dtype=np.float32), "expected"),
         ("more", np.ones(2, dtype=np.float32), "expected"),
     ],
