@@ -40,10 +40,7 @@ def chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
         >>> x.sum()
         np.float64(4.0)
     """
-    flat = tuple(array.reshape(-1) for array in arrays)
-    if 0 < flat[0].size <= CHUNK:
-        yield flat
-        return
+    flat = [array.reshape(-1) for array in arrays]
     for start in range(0, flat[0].size, CHUNK):
         yield tuple(part[start : start + CHUNK] for part in flat)
 
@@ -63,10 +60,18 @@ def over_chunks(work: Callable[..., Result], *models: Mapping[str, Array]) -> li
         >>> over_chunks(np.sum, model)
         [np.float64(3.0), np.float64(4.0)]
     """
-    parts = [part for name in models[0] for part in chunks(*[model[name] for model in models])]
+    if not models[0]:
+        return []
     if is_large(models[0]):
+        parts = [part for name in models[0] for part in chunks(*[model[name] for model in models])]
         return cores.each(work, parts)
-    return [work(*part) for part in parts]
+    results = []
+    for name, first in models[0].items():
+        arrays = [model[name] for model in models]
+        # Most arrays of small models are one chunk, and there are thousands of replies a second.
+        whole = ([array.reshape(-1) for array in arrays],) if 0 < first.size <= CHUNK else ()
+        results += [work(*part) for part in whole or chunks(*arrays)]
+    return results
 
 
 def is_large(model: Mapping[str, Array]) -> bool:
@@ -80,7 +85,12 @@ def add_scaled(total: Model, part: Model, factor: float) -> None:
 
 
 def _add_scaled(x: Array, y: Array, *, factor: float) -> None:
-    np.add(x, y if factor == 1.0 else y * x.dtype.type(factor), out=x)
+    if factor == 1.0:
+        np.add(x, y, out=x)
+    elif factor == -1.0:
+        np.subtract(x, y, out=x)
+    else:
+        np.add(x, y * x.dtype.type(factor), out=x)
 
 
 def scale(model: Model, factor: float) -> None:
