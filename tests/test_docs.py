@@ -66,6 +66,18 @@ def test_the_commands_of_the_pages_run(script, tmp_path):
             assert run.returncode == 0, f"{line}\n{run.stderr}"
 
 
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_that_are_there(page):
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        found = (page.parent / target).resolve()
+        assert found.exists(), target
+        # The documentation site holds nothing but docs/.
+        assert page.name == "README.md" or found.is_relative_to(ROOT / "docs"), target
+
+
 def test_the_table_in_the_readme_is_what_the_demo_prints(tmp_path):
     assert "fedstale simulate digits --out runs/demo --overwrite" in MAKEFILE
     command = [sys.executable, "-m", "fedstale.cli", "simulate", "digits", "--out", "runs/demo"]
