@@ -15,10 +15,10 @@ from typing import Any
 import pandas as pd
 
 from fedstale.deployment.fidelity import compare
-from fedstale.deployment.processes import end_on_signals
 from fedstale.deployment.replay import replay_app, replay_config
 from fedstale.deployment.up import fleet_up
 from fedstale.reports.folder import EVENTS, SUMMARY
+from fedstale.signals import end_on_signals
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
 from fedstale.trace_spec import load

@@ -235,6 +235,7 @@ def _simulate(
     import logging
 
     from fedstale import simulation_display, trace_spec
+    from fedstale.signals import end_on_signals
     from fedstale.simulation.run import simulate as run
 
     # Flower sets the level of its logger when it is imported, which the imports above have done.
@@ -243,6 +244,7 @@ def _simulate(
     traces = trace_spec.load(config.traces, seed=config.seed)
     shown = sys.stderr.isatty() and not (quiet or as_json)
     with (
+        end_on_signals(),
         simulation_display.progress(shown=shown) as bar,
         simulation_display.watching(
             bar, title=f"{config.app} on {config.traces}", live_at=live_at, tensorboard=tensorboard

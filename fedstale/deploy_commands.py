@@ -44,9 +44,9 @@ def up(  # noqa: PLR0917 - the command's options
     """
     with one_sentence():
         from fedstale.deployment.check import check_app  # noqa: PLC0415
-        from fedstale.deployment.processes import end_on_signals  # noqa: PLC0415
         from fedstale.deployment.up import fleet_up, run_app  # noqa: PLC0415
         from fedstale.errors import ConfigError  # noqa: PLC0415
+        from fedstale.signals import end_on_signals  # noqa: PLC0415
         from fedstale.simulation.flower_app import FlowerApp  # noqa: PLC0415
 
         found = FlowerApp.find(app)

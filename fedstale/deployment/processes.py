@@ -14,10 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 import psutil
 
@@ -129,21 +127,6 @@ class Family:
         part = self._record.with_suffix(".part")
         part.write_text(json.dumps(facts), encoding="utf-8")
         os.replace(part, self._record)
-
-
-@contextmanager
-def end_on_signals() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal end this process as Ctrl-C does, with all clean-up."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {n: signal.signal(n, end) for n in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def clean_up() -> int:

@@ -89,7 +89,8 @@ def test_bad_usage_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_ends_cleanly_and_keeps_what_was_done(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_cleanly_and_keep_what_was_done(tmp_path, number):
     command = [*FEDSTALE, "simulate", "digits", "--traces", "synthetic:50", "--out", "run"]
     command += ["-c", "num-server-rounds=100000"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -100,7 +101,7 @@ def test_ctrl_c_ends_cleanly_and_keeps_what_was_done(tmp_path):
     while not (tmp_path / "run" / "config.toml").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     time.sleep(2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert b"interrupted" in error

@@ -1,5 +1,7 @@
 """Virtual or wall time, and who is told what happens."""
 
+import time
+
 from virtual_grid import VirtualGrid
 
 from fedstale.strategies.clock import Clock, WallClock, clock_of
@@ -25,6 +27,14 @@ def test_wall_time_wakes_up_at_the_instant_or_at_the_next_poll():
     assert clock.wait(start + 1e6)
     assert 0.02 <= clock.now() - start < 5.0
     assert clock.wait(start)
+
+
+def test_a_jump_of_the_machines_clock_ends_no_job(monkeypatch):
+    clock = WallClock()
+    start, real = clock.now(), time.time
+    for jump_s in (-7200.0, 86_400.0):
+        monkeypatch.setattr(time, "time", lambda jump_s=jump_s: real() + jump_s)
+        assert 0.0 <= clock.now() - start < 60.0
 
 
 def test_the_log_names_the_job_and_the_reason(caplog):
