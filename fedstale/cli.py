@@ -16,6 +16,7 @@ from fedstale import (
     report_commands,
     trace_commands,
 )
+from fedstale.output import AsJson, say_json
 from fedstale.usage_errors import one_sentence
 
 if TYPE_CHECKING:
@@ -265,13 +266,17 @@ _WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrup
 @app.command(epilog="Example: fedstale new my_app && fedstale simulate my_app")
 def new(
     path: Annotated[Path, typer.Argument(help="Folder to make; its name becomes the app's.")],
+    as_json: AsJson = False,
 ) -> None:
     """Write a starting app that runs under fedstale simulate and under flwr run."""
     with one_sentence():
         from fedstale.new_app import create
 
         create(path, name=path.name)
-    typer.echo(f"wrote {path}; try: fedstale simulate {path}")
+    if as_json:
+        say_json(path)
+    else:
+        typer.echo(f"wrote {path}; try: fedstale simulate {path}")
 
 
 def _parsed(run_config: list[str] | None) -> dict[str, Any]:

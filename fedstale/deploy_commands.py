@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fedstale.output import AsJson, say_json
 from fedstale.usage_errors import one_sentence
 
 
@@ -37,6 +38,7 @@ def up(  # noqa: PLR0917 - the command's options
     ] = None,
     speed_up: Annotated[float, typer.Option(help="Seconds of the trace in one real second.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Draws the devices that are acted.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Run an app on a SuperLink and SuperNodes that live on this machine for the time of the run.
 
@@ -71,13 +73,17 @@ def up(  # noqa: PLR0917 - the command's options
             end_on_signals(),
             fleet_up(folder, nodes=nodes, overwrite=overwrite, say=say) as fleet,
         ):
-            show = (lambda line: None) if quiet else typer.echo
+            show = (lambda line: None) if quiet or as_json else typer.echo
             if config is None:
                 run_id = run_app(fleet, found.directory, run_config=run_config, show=show)
                 say(f"run {run_id} completed; logs are in {folder}")
+                facts: dict[str, object] = {"run_id": run_id}
             else:
                 run = replay_app(fleet, config, speed_up=speed_up, run_config=run_config, show=show)
                 say(f"the replay completed; its run is in {run}, logs are in {folder}")
+                facts = {"run": str(run)}
+        if as_json:
+            say_json(folder, **facts)
 
 
 def check(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstale.errors import ConfigError
+from fedstale.output import AsJson, say_json
 from fedstale.usage_errors import one_sentence
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def train_forecaster(
     examples: Annotated[int, typer.Option(min=100, help="Number of examples.")] = 40_000,
     seed: _Seed = 0,
     resume: Annotated[bool, typer.Option(help="Go on where an interrupted training was.")] = False,
+    as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no epochs.")] = False,
 ) -> None:
     """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors."""
@@ -72,7 +74,10 @@ def train_forecaster(
         }
         forecaster.save(out, provenance)
         (out / "training.safetensors").unlink(missing_ok=True)
-        typer.echo(f"forecaster: {out}")
+        if as_json:
+            say_json(out, kind=kind, **provenance)
+        else:
+            typer.echo(f"forecaster: {out}")
 
 
 def backtest(

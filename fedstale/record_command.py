@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedstale.errors import ConfigError
-from fedstale.trace_output import Out, Overwrite, check_free, write
+from fedstale.output import AsJson, Out, Overwrite, check_free, write
 from fedstale.usage_errors import one_sentence
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def record(
         bool, typer.Option("--finish", help="Record no more; write what the journal holds.")
     ] = False,
     overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """Record this device's load, link and battery, and write them as a trace.
 
@@ -79,7 +80,7 @@ def record(
                 duration_s=_amount("for", duration, _UNITS_S) if duration else float("inf"),
                 max_bytes=int(_amount("max-bytes", max_bytes, _UNITS_BYTES)),
             )
-        _finish(journal, out, rules)
+        _finish(journal, out, rules, as_json=as_json)
 
 
 def merge(
@@ -95,6 +96,7 @@ def merge(
         str | None, typer.Option(metavar="CHANNELS", help="Keep these, with commas between.")
     ] = None,
     overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """Join recordings of several devices to one file."""
     with one_sentence():
@@ -102,7 +104,7 @@ def merge(
         from fedstale.traces.merging import merge as join
 
         channels = None if only is None else [name.strip() for name in only.split(",")]
-        write(join(recordings, align=align, only=channels), out)
+        write(join(recordings, align=align, only=channels), out, as_json=as_json)
 
 
 def _record(
@@ -146,14 +148,14 @@ def _record(
     typer.echo(f"{count:,} readings", err=True)
 
 
-def _finish(journal: Path, out: Path, rules: "RecordingRules") -> None:
+def _finish(journal: Path, out: Path, rules: "RecordingRules", *, as_json: bool) -> None:
     import math
 
     from fedstale.traces import journal as journals
     from fedstale.traces import recorded
 
     parts, dropped = journals.read(journal)
-    write(recorded.traces_of(parts, rules, dropped), out)
+    write(recorded.traces_of(parts, rules, dropped), out, as_json=as_json)
     rates = dict(zip(("downlink", "uplink"), recorded.highest_rates(parts), strict=True))
     seen = [f"{name} {rate:,.0f} bit/s" for name, rate in rates.items() if not math.isnan(rate)]
     if seen:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from fedstale.output import AsJson, Out, Overwrite, check_free, say_json, write
 from fedstale.record_command import merge, record
-from fedstale.trace_output import Out, Overwrite, check_free, write
 from fedstale.usage_errors import one_sentence
 
 if TYPE_CHECKING:
@@ -50,13 +50,14 @@ def convert(
         str | None, typer.Option("--source", help="Format of IN; found out if not given.")
     ] = None,
     overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a recording as a native file, and say what was repaired on the way."""
     with one_sentence():
         check_free(out, overwrite=overwrite)
         from fedstale.traces.sources import read
 
-        write(read(source, kind), out)
+        write(read(source, kind), out, as_json=as_json)
 
 
 @app.command(
@@ -80,6 +81,7 @@ def compose(
     ] = "repeat",
     seed: _Seed = 0,
     overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make complete devices out of independent recordings."""
     with one_sentence():
@@ -97,7 +99,7 @@ def compose(
             after_end=after_end,
             uplink_share=uplink_share,
         )
-        write(devices, out)
+        write(devices, out, as_json=as_json)
 
 
 @app.command(epilog="Example: fedstale traces synthesise --n 1000 --days 7 --out devices.parquet")
@@ -113,6 +115,7 @@ def synthesise(
     ] = None,
     seed: _Seed = 0,
     overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """Generate devices and write them as a native file."""
     with one_sentence():
@@ -120,7 +123,8 @@ def synthesise(
         from fedstale.traces import population, synthetic
 
         chosen = population.load(parameters)
-        write(synthetic.synthesise(n, days, seed, time_zones=time_zones, parameters=chosen), out)
+        made = synthetic.synthesise(n, days, seed, time_zones=time_zones, parameters=chosen)
+        write(made, out, as_json=as_json)
 
 
 @app.command(
@@ -134,6 +138,7 @@ def fit(
     compute: Annotated[Path, typer.Option(help="Recording of how fast devices are.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="TOML file to write.")],
     overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit the generator's numbers to recordings, and write them with their provenance."""
     with one_sentence():
@@ -162,6 +167,8 @@ def fit(
             targets=fitting.targets(**recordings),  # type: ignore[arg-type]
         )
     typer.echo(f"wrote {out}", err=True)
+    if as_json:
+        say_json(out)
 
 
 @app.command(epilog="Example: fedstale traces fetch flash --folder recordings")
@@ -169,6 +176,7 @@ def fetch(
     name: Annotated[str, typer.Argument(help="Name of a published recording.")],
     folder: Annotated[Path, typer.Option(help="Where to put it.")] = Path(),
     url: Annotated[str | None, typer.Option(help="Download from here instead.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Download a published recording from its authors, checked and whole or not at all."""
     with one_sentence():
@@ -190,7 +198,10 @@ def fetch(
                 url=url,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
-    typer.echo(path)
+    if as_json:
+        say_json(path)
+    else:
+        typer.echo(path)
 
 
 app.command(epilog="Example: fedstale traces record --out phone.parquet --speed 1 --for 1h")(record)

@@ -7,6 +7,10 @@ import time
 
 import pandas as pd
 import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedstale import cli
 
 FEDSTALE = [sys.executable, "-m", "fedstale.cli"]
 
@@ -114,3 +118,33 @@ def test_a_new_app_runs_as_it_is(tmp_path):
     run = fedstale("simulate", "my_app", "--traces", "synthetic:20", "--json", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["rounds"] > 0
+
+
+def commands(group, *path):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *path, name)
+        else:
+            yield pytest.param(command, id=" ".join((*path, name)))
+
+
+@pytest.mark.parametrize("command", list(commands(typer.main.get_command(cli.app))))
+def test_every_command_has_help_an_example_and_json(command):
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert "--json" in options
+    assert command.help
+    assert "Example" in command.epilog
+
+
+def test_what_was_made_is_one_json_object(tmp_path):
+    out = tmp_path / "devices.parquet"
+    train = ("train-forecaster", "--traces", "synthetic:20", "--kind", "ewma")
+    made = [
+        (("new", tmp_path / "app"), {"out": str(tmp_path / "app")}),
+        (("traces", "synthesise", "--n", 3, "--days", 1, "--out", out), {"devices": 3}),
+        ((*train, "--out", tmp_path / "forecaster"), {"kind": "ewma"}),
+    ]
+    for words, expected in made:
+        result = CliRunner().invoke(cli.app, [*map(str, words), "--json"])
+        assert result.exit_code == 0, result.output
+        assert expected.items() <= json.loads(result.stdout).items()

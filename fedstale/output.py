@@ -1,5 +1,6 @@
-"""Where commands write traces, and what they say of them."""
+"""What commands write and say."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Native file to write, NAME.parquet.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace the file if there is one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")]
 
 
 def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> None:
@@ -34,11 +36,20 @@ def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> Non
         raise TraceError(f"{out}: exists already; choose another name, or pass --overwrite")
 
 
-def write(traces: "TraceSet", out: Path) -> None:
+def write(traces: "TraceSet", out: Path, *, as_json: bool) -> None:
     """Write a native file, and say what was repaired or dropped."""
     from fedstale.traces import files  # noqa: PLC0415 - keeps `--help` fast
 
     files.write(traces, out)
-    typer.echo(f"wrote {out}: {traces.n_devices:,} devices, {', '.join(traces.known)}", err=True)
-    for kind, count in traces.repairs.items():
-        typer.echo(f"  {count:,} {kind}", err=True)
+    said = f"wrote {out}: {traces.n_devices:,} devices, {', '.join(traces.known)}"
+    typer.echo(
+        "\n".join([said, *(f"  {n:,} {kind}" for kind, n in traces.repairs.items())]), err=True
+    )
+    if as_json:
+        made = {"devices": traces.n_devices, "channels": list(traces.known)}
+        say_json(out, **made, repairs=dict(traces.repairs))
+
+
+def say_json(out: Path, **facts: object) -> None:
+    """Print what was made, and where it is, as one JSON object."""
+    typer.echo(json.dumps({"out": str(out), **facts}))
