@@ -184,16 +184,6 @@ def per_reply(strategy: StaleStrategy, n_versions: int, per_pull: int) -> dict[s
     return {"ms_per_reply": 1e3 * (ended - begun) / (last - first), "replies": float(last - first)}
 
 
-def flower_ms(n_messages: int) -> float:
-    """Return what Flower's own objects cost the server for each reply: one message to send."""
-    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(1000, np.float32))})})
-    with identity(1):
-        started = time.thread_time()
-        for _ in range(n_messages):
-            Message(content, 2, "train", ttl=3600.0, group_id="0")
-        return 1e3 * (time.thread_time() - started) / n_messages
-
-
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)

@@ -1,6 +1,5 @@
 """The command line. Only this module prints and exits; heavy imports wait until they are needed."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -253,7 +252,7 @@ def _simulate(
     ):
         result = run(config, out, traces=traces, overwrite=overwrite, resume=resume, watch=watch)
     if as_json:
-        typer.echo(json.dumps({"out": str(result.folder), **result.summary}))
+        say_json(result.folder, **result.summary)
     else:
         simulation_display.table(result)
     if result.status in ("failed", "stuck", "interrupted"):

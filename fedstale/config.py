@@ -144,11 +144,7 @@ class SimulationConfig:
         Raises:
             ConfigError: the file cannot be read, or a key is unknown or missing.
         """
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as problem:
-            raise ConfigError(f"{path} cannot be read as TOML: {problem}") from None
-        return cls.from_table(table, where=str(path))
+        return cls.from_table(read_toml(path), where=str(path))
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], *, where: str) -> "SimulationConfig":
@@ -172,3 +168,15 @@ def _is_whole(value: object, least: int) -> bool:
 def _check(name: str, value: object, fine: bool, accepted: str) -> None:
     if not fine:
         raise ConfigError(f"{name} = {value!r}: expected {accepted}")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the table in a file that a person wrote.
+
+    Raises:
+        ConfigError: the file cannot be read as TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as problem:
+        raise ConfigError(f"{path} cannot be read as TOML: {problem}") from None

@@ -1,11 +1,11 @@
 """`fedstale report`: the page of a run, or of several runs together."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedstale.output import say_json
 from fedstale.usage_errors import one_sentence
 
 
@@ -32,6 +32,6 @@ def report(
         else:
             written = write_comparison(runs, out or Path("comparison.html"))
     if as_json:
-        typer.echo(json.dumps({"out": str(written), "runs": [str(run) for run in runs]}))
+        say_json(written, runs=[str(run) for run in runs])
     else:
         typer.echo(f"report: {written}")

@@ -111,44 +111,44 @@ class CappedMerge(Merge):
         self._early.append(_Early(job, delta, counts, examples, metrics))
         self.jobs.append(job)
         if self._is_settled or len(self._early) >= MOST_EARLY:
-            self._add_early(FEW)
+            self._add_early()
 
     def settle(self, weighting: Weighting) -> None:
         """Add what waits for the cap, then what waits for the whole merge."""
-        self._add_early(FEW)
+        self._add_early()
         Merge.settle(self, weighting)
-        self._add_early(FEW)
+        self._add_early()
 
     def finish(self) -> tuple[Model, dict[str, Array]]:
         """Return the merged updates, as `Merge.finish` does."""
-        self._add_early(FEW)
+        self._add_early()
         return Merge.finish(self)
 
     @property
     def _is_settled(self) -> bool:
         return self.cap.settled and self.norms.settled
 
-    def _clip(self, delta: Model, few: int) -> None:
+    def _clip(self, delta: Model) -> None:
         if self.norms.times is None:
             return
         norm = norm_of(delta)
-        limit = self.norms.limit(norm, few=few)
+        limit = self.norms.limit(norm, few=FEW)
         if limit < norm:
             scale(delta, limit / norm)
 
-    def _add_early(self, few: int) -> None:
+    def _add_early(self) -> None:
         early, self._early = self._early, []
         waiting = {one.job.message_id for one in early}
         if waiting:
             self.jobs = [job for job in self.jobs if job.message_id not in waiting]
         for one in early:
-            self._clip(one.delta, few)
+            self._clip(one.delta)
             Merge.add(
                 self,
                 one.job,
                 one.delta,
                 one.counts,
-                examples=self.cap.limit(one.examples, few=few),
+                examples=self.cap.limit(one.examples, few=FEW),
                 metrics=one.metrics,
             )
 

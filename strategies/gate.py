@@ -203,6 +203,12 @@ def forecast_in(reply: Message) -> Forecast:
     return kept
 
 
+def p_finish_in(reply: Message) -> float | None:
+    """Return the chance that a device gives itself to finish its next job; None if it says none."""
+    said = None if reply.has_error() else forecast_in(reply).get("p_finish")
+    return said if isinstance(said, float) and 0.0 <= said <= 1.0 else None
+
+
 def _records(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
     """Return the records of a kind; Flower's own views take as long as the rest of a check."""
     return {name: record for name, record in content.items() if isinstance(record, kind)}

@@ -5,14 +5,13 @@ replaces them, and its tables run-config and costs are merged key by key. Every 
 becomes one resolved configuration, checked against the app before anything runs.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from fedstale.config import SimulationConfig, Until
+from fedstale.config import SimulationConfig, Until, read_toml
 from fedstale.errors import ConfigError
 from fedstale.simulation.costs import Costs
 from fedstale.simulation.flower_app import FlowerApp
@@ -48,11 +47,7 @@ class Plan:
         Raises:
             ConfigError: the file cannot be read, or does not say what to compare.
         """
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as problem:
-            raise ConfigError(f"{path} cannot be read as TOML: {problem}") from None
-        return cls.from_table(table, where=str(path))
+        return cls.from_table(read_toml(path), where=str(path))
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], *, where: str) -> "Plan":

@@ -20,7 +20,7 @@ from fedstale.simulation.costs import content_bytes
 from fedstale.simulation.fleet import round_of
 from fedstale.simulation.flight import NEVER, UNKNOWN, Flight
 from fedstale.strategies.clock import clock_of
-from fedstale.strategies.gate import forecast_in
+from fedstale.strategies.gate import p_finish_in
 from fedstale.strategies.observer import LogObserver
 from fedstale.traces import Status
 
@@ -226,8 +226,8 @@ class RecordedGrid(Grid):
 
     def _hear(self, node_id: int, reply: Message) -> None:
         """Note what a device says of its chance to finish the next job."""
-        said = None if reply.has_error() else forecast_in(reply).get("p_finish")
-        if isinstance(said, float) and 0.0 <= said <= 1.0:
+        said = p_finish_in(reply)
+        if said is not None:
             self._stated[node_id] = said
 
     def _delivered(self, flight: Flight, reply: Message) -> None:

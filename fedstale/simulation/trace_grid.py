@@ -29,7 +29,7 @@ from fedstale.simulation.flights import Flights
 from fedstale.simulation.replayed import Replay
 from fedstale.simulation.saved import State
 from fedstale.simulation.virtual_time import VirtualTime
-from fedstale.strategies.gate import forecast_in
+from fedstale.strategies.gate import p_finish_in
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
 
@@ -484,6 +484,6 @@ class TraceGrid(Grid):
 
     def _hear(self, node_id: int, reply: Message) -> None:
         """Note what a device says of its chance to finish the next job."""
-        said = None if reply.has_error() else forecast_in(reply).get("p_finish")
-        if isinstance(said, float) and 0.0 <= said <= 1.0:
+        said = p_finish_in(reply)
+        if said is not None:
             self._stated[node_id] = said
