@@ -17,19 +17,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
     PullObjectRequest,
     PullObjectResponse,
 )
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from fedstale.strategies.flower_log import shown_with_flowers
+from fedstale.strategies.passing_grid import PassingGrid
 
 if TYPE_CHECKING:
     from flwr.supercore.runtime import RuntimeHttpClient
@@ -150,12 +149,14 @@ class _Answered:
         return self._client.ConfirmMessageReceived(request)
 
 
-class PullingGrid(Grid):
+class PullingGrid(PassingGrid):
     """A SuperLink's grid whose `pull_messages` returns only what has completely arrived.
 
     It also keeps the clock of the event loop (see `Clock`), so that the loop wakes up as soon as a
     reply is there. Polls come at most every `poll_s` seconds and rarer the longer nothing happens.
     """
+
+    _grid: "HttpGrid"
 
     def __init__(
         self,
@@ -176,7 +177,8 @@ class PullingGrid(Grid):
             max_held: replies that are fetched ahead of the event loop at most; more stay at the
                 SuperLink, so that memory is bounded while the loop is busy elsewhere.
         """
-        self._grid, self._poll_s, self._longest_poll_s = grid, poll_s, longest_poll_s
+        super().__init__(grid)
+        self._poll_s, self._longest_poll_s = poll_s, longest_poll_s
         self._max_held = max_held
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="pull")
         self._changed = threading.Condition()
@@ -261,39 +263,3 @@ class PullingGrid(Grid):
     def close(self) -> None:
         """Fetch nothing more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    # Everything else is the SuperLink's.
-
-    def set_run(self, run: Run) -> None:
-        """Set the run."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message, as older apps do."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes that are online."""
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return the nodes that are online, with what is known of them."""
-        return self._grid.get_nodes()
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Send messages and wait for their replies, as Flower's strategies do."""
-        return self._grid.send_and_receive(messages, timeout=timeout)

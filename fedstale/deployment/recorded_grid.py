@@ -10,10 +10,8 @@ from dataclasses import replace
 
 import pandas as pd
 import pyarrow as pa
-from flwr.app import ArrayRecord, Message, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from fedstale.simulation import flight as fl
 from fedstale.simulation.costs import content_bytes
@@ -22,10 +20,11 @@ from fedstale.simulation.flight import NEVER, UNKNOWN, Flight
 from fedstale.strategies.clock import clock_of
 from fedstale.strategies.gate import p_finish_in
 from fedstale.strategies.observer import LogObserver
+from fedstale.strategies.passing_grid import PassingGrid
 from fedstale.traces import Status
 
 
-class RecordedGrid(Grid):
+class RecordedGrid(PassingGrid):
     """Passes everything on to another grid, and keeps a book of jobs.
 
     Its instants count from the moment at which a strategy first sends something or waits. What it
@@ -39,7 +38,8 @@ class RecordedGrid(Grid):
             grid: one that does not wait for uploads; see `without_stalls`.
             unix_now: returns seconds since 1970, UTC.
         """
-        self._grid, self._clock, self._unix_now = grid, clock_of(grid), unix_now
+        super().__init__(grid)
+        self._clock, self._unix_now = clock_of(grid), unix_now
         self._log = LogObserver()
         self._zero: float | None = None
         self.unix_zero = unix_now()
@@ -156,34 +156,6 @@ class RecordedGrid(Grid):
             missing -= {reply.metadata.reply_to_message_id for reply in arrived}
             replies += arrived
         return replies
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes that are online."""
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return the nodes that are online, with what is known of them."""
-        return self._grid.get_nodes()
-
-    def set_run(self, run: Run) -> None:
-        """Set the run."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message, as older apps do."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     # The book.
 

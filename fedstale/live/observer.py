@@ -7,17 +7,14 @@ those of fedstale also tell it of merges and metrics. It adds no message and cha
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from fedstale.live.watching import Moment, Sink
 from fedstale.strategies.clock import Clock
 from fedstale.strategies.observer import observer_of
-
-if TYPE_CHECKING:
-    from fedstale.simulation.compat import Run
+from fedstale.strategies.passing_grid import PassingGrid
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +33,13 @@ def observed(grid: Grid, sink: Sink) -> Grid:
     return grid if isinstance(grid, Clock) else LiveObserver(grid, sink)
 
 
-class LiveObserver(Grid):
+class LiveObserver(PassingGrid):
     """A Grid, and the `Observer` of fedstale's strategies, that passes everything on."""
 
     def __init__(self, grid: Grid, sink: Sink) -> None:
         """Watch from now on: instants count from here."""
-        self._grid, self._sink, self._then = grid, sink, observer_of(grid)
+        super().__init__(grid)
+        self._sink, self._then = sink, observer_of(grid)
         self._began = time.monotonic()
         self._open: dict[str, float] = {}
         self._nodes: dict[str, int] = {}
@@ -76,26 +74,6 @@ class LiveObserver(Grid):
             self._sink.measured(self._now(), version, source, name, value)
 
     # Flower's Grid.
-
-    def set_run(self, run: "Run") -> None:
-        """Set the run that the grid belongs to."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> "Run":
-        """The run that the grid belongs to."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes that are connected."""
