@@ -10,16 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from io import BytesIO
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.common.constant import SType
 
 _MAGIC = b"\x93NUMPY\x01"
 _LENGTH_AT = 8
 _PLAIN = "biufc"
+
+Record = TypeVar("Record", ArrayRecord, MetricRecord, RecordDict)
 
 _their_numpy = Array.numpy
 _their_from_ndarray = Array.__dict__["from_numpy_ndarray"]
@@ -69,10 +71,9 @@ def stored(dtype: str, shape: tuple[int, ...], data: bytes) -> Array:
     return array
 
 
-def record_of(arrays: dict[str, Array]) -> ArrayRecord:
-    """Return a record of arrays that are known to be fine; Flower's own makes each one anew."""
-    record = ArrayRecord()
-    record.__dict__["_data"].update(arrays)
+def filled(record: Record, entries: dict[str, Any]) -> Record:
+    """Put entries that are known to be fine into a new record, past the checks of each."""
+    record.__dict__["_data"].update(entries)
     return record
 
 

@@ -18,7 +18,7 @@ from fedstale.simulation.executors.contract import Answer, Call, Executor, answe
 from fedstale.simulation.executors.declaration import Parts
 from fedstale.simulation.executors.many_sgd import Job, ManySGD, Models
 from fedstale.simulation.executors.streams import own_random_streams, seed_streams
-from fedstale.simulation.quick_arrays import quick_arrays, read, record_of, written
+from fedstale.simulation.quick_arrays import filled, quick_arrays, read, written
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +108,7 @@ class BatchedExecutor(Executor):
     def _trained(self, calls: Sequence[Call], jobs: Sequence[Job]) -> list[Answer] | None:
         """Return the answers of some calls, or None if memory ran out and the batch was halved."""
         try:
-            records = [_arrays_of(call)[1] for call in calls]
-            models, losses = self._fit(_stacked(records), jobs)
+            models, losses = self._fit(_stacked([_model_of(call)[1] for call in calls]), jobs)
         except ConfigError:
             raise
         except (RuntimeError, MemoryError) as problem:
@@ -148,14 +147,16 @@ class BatchedExecutor(Executor):
                 return Answer(reply, call.context)
             except (Exception, SystemExit) as problem:
                 return failed(call, problem)
-        name, _ = _arrays_of(call)
-        record = record_of({key: written(array) for key, array in arrays.items()})
-        metrics = MetricRecord({"train_loss": loss, "num-examples": job.n_examples})
-        content = RecordDict({name: record, "metrics": metrics})
-        return Answer(Message(content, reply_to=call.message), call.context)
+        trained = {key: written(array) for key, array in arrays.items()}
+        metrics = {"train_loss": loss, "num-examples": job.n_examples}
+        records = {
+            _model_of(call)[0]: filled(ArrayRecord(), trained),
+            "metrics": filled(MetricRecord(), metrics),
+        }
+        return Answer(Message(filled(RecordDict(), records), reply_to=call.message), call.context)
 
 
-def _arrays_of(call: Call) -> tuple[str, ArrayRecord]:
+def _model_of(call: Call) -> tuple[str, ArrayRecord]:
     content = call.message.content
     records = [(n, r) for n, r in content.items() if isinstance(r, ArrayRecord)]
     if len(records) != 1:

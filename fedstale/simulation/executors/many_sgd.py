@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from fedstale.errors import ConfigError
+from fedstale.simulation.executors.recorded_step import RecordedStep
 
 Index = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -106,7 +107,7 @@ class ManySGD:
                 "trains: executor = 'batched' trains parameters alone; use 'processes'"
             )
         self._names = [name for name, _ in self._network.named_parameters()]
-        self._of_each = vmap(self._mean_loss, in_dims=(0, 0, 0))
+        self._step = RecordedStep(self._mean_loss)
 
     def __call__(self, models: Models, jobs: Sequence[Job]) -> tuple[Models, list[float]]:
         """Train.
@@ -133,11 +134,10 @@ class ManySGD:
             index, weights, shares = (torch.from_numpy(x).to(self._device) for x in batches.at(t))
             k = len(index)
             # Clients that are done are a tail, for which no gradient is made.
-            active = [p[:k].requires_grad_() for p in params]
-            named = dict(zip(self._names, active, strict=True))
-            loss = self._of_each(named, tuple(x[index] for x in data), weights)
-            steps.take(k, list(torch.autograd.grad(loss.sum(), active)))
-            totals[:k] += shares * loss.detach()
+            active = {name: p[:k] for name, p in zip(self._names, params, strict=True)}
+            grads, loss = self._step(active, tuple(x[index] for x in data), weights)
+            steps.take(k, [grads[name] for name in self._names])
+            totals[:k] += shares * loss
         back = place.argsort()
         trained = {name: p[back].cpu() for name, p in zip(self._names, params, strict=True)}
         return trained, totals[back].tolist()
