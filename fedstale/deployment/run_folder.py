@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from fedstale.config import Until
 from fedstale.deployment.recorded_grid import RecordedGrid
-from fedstale.reports.folder import CONFIG, RunFolder
+from fedstale.reports.folder import CONFIG, DEPLOYED, RunFolder
 from fedstale.reports.ledger import ledger
 from fedstale.simulation.probe import probe
 from fedstale.simulation.progress import Progress
@@ -65,7 +65,7 @@ def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> I
                 "app": app,
                 "devices": len({flight.node_id for flight in noted.flights}),
                 "seed": context.run_config.get("seed", 0),
-                "executor": "SuperNodes",
+                "executor": DEPLOYED,
                 "wall_s": round(time.perf_counter() - started, 3),
             }
             write_run(opened, noted, progress, facts)
@@ -97,9 +97,9 @@ def write_run(
         }
     )
     # Plotly is imported once a run is over, and only then.
-    from fedstale.reports.page import write_report  # noqa: PLC0415
+    from fedstale.reports.page import report_at_end  # noqa: PLC0415
 
-    write_report(folder.path)
+    report_at_end(folder.path)
 
 
 def _known(accounts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

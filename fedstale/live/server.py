@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from fedstale.errors import ConfigError
 from fedstale.live.board import Board
+from fedstale.reports.plotly_js import plotly_js, why_missing
 
 PORT = 8760
 _TOKEN_BYTES = 18
@@ -62,8 +63,10 @@ def serving(board: Board, host: str = "127.0.0.1", port: int = PORT) -> Iterator
         port: TCP port; 0 takes a free one.
 
     Raises:
-        ConfigError: the address cannot be listened at.
+        ConfigError: the address cannot be listened at, or there is nothing to draw figures with.
     """
+    if missing := why_missing():
+        raise ConfigError(f"live: {missing}")
     token = "" if _is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
     handler = type("BoardHandler", (_Handler,), {"board": board, "token": token})
     kind = _Server6 if ":" in host else _Server
@@ -156,10 +159,7 @@ def _file(package: str, name: str) -> bytes:
 
 @cache
 def _plotly() -> bytes:
-    # Slow to import, and only a page that is looked at needs it.
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415
-
-    return str(get_plotlyjs()).encode()
+    return plotly_js().encode()
 
 
 def _is_loopback(host: str) -> bool:

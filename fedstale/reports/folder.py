@@ -25,6 +25,8 @@ from fedstale.errors import ConfigError
 CONFIG, EVENTS, METRICS = "config.toml", "events.parquet", "metrics.parquet"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
 CHECKPOINTS, LOCK = "checkpoints", ".lock"
+DEPLOYED = "SuperNodes"
+"""The `executor` of a summary where the clients were real."""
 
 METRICS_SCHEMA = pa.schema(
     [

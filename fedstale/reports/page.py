@@ -7,6 +7,7 @@ in the embedded JSON. The same run gives the same bytes.
 
 import html
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,11 @@ from fedstale import __version__
 from fedstale.errors import ConfigError
 from fedstale.reports import curves, forecasts, merges, participation, spending, timeline
 from fedstale.reports.figure import Figure
+from fedstale.reports.plotly_js import plotly_js, why_missing
 from fedstale.reports.run_record import RunRecord
-from fedstale.reports.wording import cards, comparison, lead
+from fedstale.reports.wording import cards, clock, comparison, lead
+
+logger = logging.getLogger(__name__)
 
 REPORT = "report.html"
 _MOVES = (
@@ -59,9 +63,21 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     ]
     drawn = [figure for figure in figures if figure is not None]
     body = [_cards(cards(run)), _figures(drawn), _silent(run, drawn), _again(run)]
-    return _write(
-        _page(f"{run.summary['app']}: {run.name}", lead(run), body, drawn), out or folder / REPORT
-    )
+    title = f"{run.summary['app']}: {run.name}"
+    return _write(_page(title, lead(run), body, drawn, clock([run])), out or folder / REPORT)
+
+
+def report_at_end(folder: Path) -> None:
+    """Write the page of a run that has just ended, or say in the log why there is none.
+
+    Raises:
+        ConfigError: the folder is not that of a run, or the file cannot be written.
+        ProtocolError: a file of the run cannot be read.
+    """
+    if missing := why_missing():
+        logger.warning("no %s: %s; then: fedstale report %s", REPORT, missing, folder)
+        return
+    write_report(folder)
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
@@ -88,7 +104,8 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
     ]
     title = f"{len(runs)} runs compared"
     first = "Metrics of each run against device time and against bytes moved."
-    return _write(_page(title, f"{first} {curves.hidden(runs)}".strip(), body, drawn), out)
+    first = f"{first} {curves.hidden(runs)}".strip()
+    return _write(_page(title, first, body, drawn, clock(runs)), out)
 
 
 def write_figures(
@@ -139,20 +156,20 @@ def embedded(value: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _page(heading: str, first: str, body: Sequence[str], figures: Sequence[Figure]) -> str:
-    # Slow to import, and only a page needs it.
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415
-
+def _page(
+    heading: str, first: str, body: Sequence[str], figures: Sequence[Figure], clock: str = ""
+) -> str:
     here = resources.files("fedstale.reports")
     parts = {
         "title": html.escape(heading),
         "heading": html.escape(heading),
         "lead": html.escape(first),
         "body": "\n".join(body),
-        "footer": f"Written by fedstale {html.escape(__version__)}. Time is the devices' virtual "
-        "time. Figures by plotly.js (MIT).",
+        "footer": html.escape(
+            f"Written by fedstale {__version__}. {clock} Figures by plotly.js (MIT)."
+        ),
         "plots": embedded([figure.plot() for figure in figures]),
-        "plotly": re.sub(r"</(script)", r"<\\/\1", get_plotlyjs(), flags=re.IGNORECASE),
+        "plotly": re.sub(r"</(script)", r"<\\/\1", plotly_js(), flags=re.IGNORECASE),
         "style": (here / "page.css").read_text(encoding="utf-8"),
         "script": (here / "page.js").read_text(encoding="utf-8"),
     }

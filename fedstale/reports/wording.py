@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from fedstale.reports.figure import byte_unit, time_unit
+from fedstale.reports.folder import DEPLOYED
 from fedstale.reports.participation import gini, used_jobs
 from fedstale.reports.run_record import RunRecord
 
@@ -32,6 +33,15 @@ def lead(run: RunRecord) -> str:
             f" {int((used_jobs(run) > 0).sum()):,} devices had training used."
         )
     return text
+
+
+def clock(runs: Sequence[RunRecord]) -> str:
+    """Return what time means in some runs, in a sentence."""
+    virtual, real = "the devices' virtual time", "that of the server's clock since the run began"
+    are_real = [run.summary.get("executor") == DEPLOYED for run in runs]
+    if not any(are_real):
+        return f"Time is {virtual}."
+    return f"Time is {real}." if all(are_real) else f"Time is {virtual}, in deployed runs {real}."
 
 
 def cards(run: RunRecord) -> list[tuple[str, str]]:

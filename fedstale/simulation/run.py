@@ -149,9 +149,9 @@ def _written(
         folder.write_model(progress.arrays)
     folder.write_summary(summary)
     # Plotly is imported once a run is over, and only then.
-    from fedstale.reports.page import write_report  # noqa: PLC0415
+    from fedstale.reports.page import report_at_end  # noqa: PLC0415
 
-    write_report(folder.path)
+    report_at_end(folder.path)
     if status != "interrupted":
         folder.drop_checkpoints()
     return RunResult(folder.path, status, reason, summary)

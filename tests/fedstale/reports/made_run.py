@@ -33,7 +33,16 @@ def flight(job_id, *, device, status, sent_at, **other):
 
 
 def write_run(
-    path, *, n_jobs=70, n_devices=7, names=None, metrics=None, stale=True, app="digits", reason=""
+    path,
+    *,
+    n_jobs=70,
+    n_devices=7,
+    names=None,
+    metrics=None,
+    stale=True,
+    app="digits",
+    reason="",
+    executor="inline",
 ):
     """Write a run's folder and return its path."""
     rng = np.random.default_rng(1)
@@ -65,6 +74,7 @@ def write_run(
         folder.write_summary(
             {
                 **dict(status="finished", reason="", app=app, devices=n_devices, seed=0),
+                **dict(executor=executor),
                 **dict(virtual_s=30.0 * n_jobs + 60.0, wall_s=1.0, rounds=n_jobs // 5),
                 **ledger(events),
                 "metrics": {},

@@ -7,7 +7,9 @@ import pytest
 from made_run import HOSTILE, write_run
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.reports.page import write_comparison, write_report
+from fedstale.live.board import Board
+from fedstale.live.server import serving
+from fedstale.reports.page import report_at_end, write_comparison, write_report
 
 
 class Seen(HTMLParser):
@@ -138,3 +140,30 @@ def test_a_comparison_overlays_the_runs_and_tells_namesakes_apart(tmp_path):
     assert [trace["name"] for trace in traces] == ["fast/run", "slow/run"]
     assert len({trace["meta"] for trace in traces}) == 2
     assert "fast/run" in Seen(text).text
+
+
+def test_a_report_says_whose_time_it_shows(tmp_path, page_of):
+    assert "Time is the devices' virtual time." in "".join(Seen(page_of()).text)
+    deployed = write_run(tmp_path / "deployed", executor="SuperNodes")
+    words = "".join(Seen(write_report(deployed).read_text()).text)
+    assert "Time is that of the server's clock since the run began." in words
+    both = write_comparison([tmp_path / "run", deployed], tmp_path / "both.html")
+    words = "".join(Seen(both.read_text()).text)
+    assert "virtual time, in deployed runs that of the server's clock" in words
+
+
+def test_without_plotly_a_run_ends_and_says_what_to_install(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    folder = write_run(tmp_path / "run")
+    report_at_end(folder)
+    assert not (folder / "report.html").exists()
+    (said,) = caplog.messages
+    assert "pip install 'fedstale[server]'" in said
+    assert f"fedstale report {folder}" in said
+    with pytest.raises(ConfigError, match=r"pip install 'fedstale\[server\]'"):
+        write_report(folder)
+    with (
+        pytest.raises(ConfigError, match=r"pip install 'fedstale\[server\]'"),
+        serving(Board("digits")),
+    ):
+        pass
