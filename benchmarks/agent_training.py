@@ -24,7 +24,6 @@ from recorded_fleets import LENGTH_S
 from recorded_stages import TURN_S, recorded_stages
 from results_file import write_result
 from scipy.stats import t as student
-from selection_proxy import Likely
 from selection_training import HOURS_S, Trained, Window, train, training_kind
 from threadpoolctl import threadpool_limits
 
@@ -36,6 +35,7 @@ from fedstale.strategies import (
     Fastest,
     FedBuff,
     LeastAvailable,
+    Likeliest,
     LikelyAndUseful,
     Oort,
     PowerOfChoice,
@@ -57,7 +57,7 @@ MINUTE_S, SMOOTHED = 60.0, 10
 AGENT, SEEDED = "agent", "agent, training seeds in turn"
 SELECTORS: dict[str, Callable[[], Selector]] = {
     "p_finish x utility": LikelyAndUseful,
-    "p_finish": Likely,
+    "p_finish": Likeliest,
     "random": Random,
     "FedCS": Fastest,
     "Oort, paper's constants": Oort,

@@ -38,6 +38,7 @@ from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import (
     Fastest,
     LeastAvailable,
+    Likeliest,
     LikelyAndUseful,
     Oort,
     PowerOfChoice,
@@ -57,17 +58,6 @@ AHEAD = 6
 """Merges that the fit looks ahead."""
 Run = dict[str, NDArray[np.float64]]
 FIT_SELECTORS = ("random", "fastest", "power of choice")
-
-
-class Likely(Selector):
-    """The likeliest to finish, whatever they are good for."""
-
-    def select(
-        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
-    ) -> list[int]:
-        """Pick by the chance alone."""
-        order = np.lexsort((rng.random(len(candidates)), -candidates.p_finish))
-        return [int(node) for node in candidates.node_ids[order[:k]]]
 
 
 class Useful(Selector):
@@ -90,7 +80,7 @@ SELECTORS: dict[str, tuple[Callable[[], Selector], str]] = {
     "least available": (LeastAvailable, "table"),
     "oort, paper": (Oort, "table"),
     "oort, released": (lambda: Oort(RELEASED), "table"),
-    "likely": (Likely, "table"),
+    "likely": (Likeliest, "table"),
     "useful": (Useful, "table"),
     "likely and useful": (LikelyAndUseful, "table"),
     "likely and useful, no forecasts": (LikelyAndUseful, "nothing"),

@@ -55,6 +55,7 @@ from fedstale.strategies.schedule import (
 from fedstale.strategies.selection import (
     Fastest,
     LeastAvailable,
+    Likeliest,
     LikelyAndUseful,
     Only,
     PowerOfChoice,
@@ -127,6 +128,7 @@ __all__ = [
     "Krum",
     "LearntDeadline",
     "LeastAvailable",
+    "Likeliest",
     "LikelyAndUseful",
     "Median",
     "Memory",

@@ -116,6 +116,20 @@ class PowerOfChoice(Selector):
         return _largest(pool, _known_or(pool.loss, inf), k, rng)
 
 
+class Likeliest(Selector):
+    """The likeliest to finish, whatever they are good for.
+
+    The probability is the device's own forecast where it sends one, corrected by what came of its
+    earlier ones. The same reliable devices are asked for ever, so it is for data that many hold.
+    """
+
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Pick the highest probabilities; ties are broken by chance."""
+        return _largest(candidates, candidates.p_finish, k, rng)
+
+
 class LikelyAndUseful(Selector):
     """Pick by p_finish x utility: what a job sent now is expected to bring.
 

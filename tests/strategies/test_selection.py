@@ -14,6 +14,7 @@ from fedstale.strategies import (
     Candidates,
     Fastest,
     LeastAvailable,
+    Likeliest,
     LikelyAndUseful,
     Only,
     Oort,
@@ -28,6 +29,7 @@ SELECTORS = {
     "random": Random,
     "fedcs": Fastest,
     "power": lambda: PowerOfChoice(5),
+    "likeliest": Likeliest,
     "likely": LikelyAndUseful,
     "refl": LeastAvailable,
     "oort": Oort,
@@ -115,6 +117,16 @@ def test_power_of_choice_draws_by_the_number_of_examples():
     known = pool(loss=[1.0, 9.0], examples=[1e6, 1.0])
     drawn = [PowerOfChoice(1).select(known, 1, 0.0, RNG(seed))[0] for seed in range(50)]
     assert drawn == [10] * 50
+
+
+def test_likeliest_asks_only_who_will_finish():
+    known = pool(
+        times_finished=[0, 8, 3],
+        times_failed=[8, 0, 1],
+        square_loss=[9.0, 1.0, 4.0],
+        examples=[10.0, 1.0, 5.0],
+    )
+    assert Likeliest().select(known, 3, 0.0, RNG(0)) == [11, 12, 10]
 
 
 def test_likely_and_useful_takes_the_largest_product():

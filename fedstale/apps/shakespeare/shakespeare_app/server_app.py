@@ -13,6 +13,7 @@ from fedstale.strategies import (
     FedBuff,
     GapAware,
     LeastAvailable,
+    Likeliest,
     LikelyAndUseful,
     Oort,
     Random,
@@ -29,6 +30,7 @@ SELECTORS = {
     "fedcs": Fastest,
     "oort": Oort,
     "refl": LeastAvailable,
+    "likeliest": Likeliest,
     "likely": LikelyAndUseful,
     "agent": AgentSelector,
 }
