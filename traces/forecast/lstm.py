@@ -1,14 +1,15 @@
 """The LSTM forecaster: about 10,000 parameters, pooled over devices, run with NumPy alone.
 
 One recurrent layer reads the device's past, the oldest step first; one hidden layer joins its last
-state with what is known of the device; the output is a rate of leaving for each piece of the
-horizon grid, and quantiles of log rates. Quantiles cannot cross: the outer ones are the median
-minus and plus positive numbers. Training needs torch, and is in `lstm_training`; a device that only
-forecasts does not import it.
+state with what is known of the device. Of staying the output is what to add to the log-odds of a
+simple model, the hourly chain of the fleet (`chain`), for each piece of the horizon grid: training
+starts at that model, and a few recorded days need not teach the hours of the day anew. Of rates the
+output is quantiles of their logarithms, which cannot cross: the outer ones are the median minus and
+plus positive numbers. Training needs torch, and is in `lstm_training`; a device that only forecasts
+does not import it.
 
 x / (1 + |x|) takes the place of the hyperbolic tangent in the gates, and a half of it and a half
-that of the logistic function: a third of the time, for the same loss. Files of before, whose gates
-are hyperbolic tangents, are still read.
+that of the logistic function: a third of the time, for the same loss.
 
 Reference:
     Hochreiter, Schmidhuber. Long Short-Term Memory. Neural Computation 9(8), 1997. The use follows
@@ -23,6 +24,7 @@ import numpy as np
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array
+from fedstale.traces.forecast.chain import HOURS, Chain
 from fedstale.traces.forecast.examples import Examples
 from fedstale.traces.forecast.features import SEQUENCE, STATIC, Features, Floats, features
 from fedstale.traces.forecast.forecaster import Forecaster, Prior, State
@@ -39,8 +41,6 @@ SHAPES = {
     "output": (HIDDEN + STATIC + 1, OUTPUTS),
 }
 """Shapes of the three weight matrices; the last row of each is its bias."""
-_TANH = "recurrent"
-"""Name of the first matrix where the gates are hyperbolic tangents."""
 
 # Devices are worked out this many at a time, so that a step's arrays stay in the cache.
 _CHUNK = 512
@@ -53,6 +53,7 @@ class LSTM(Forecaster):
 
     def __init__(self) -> None:
         self.prior: Prior
+        self.chain: Chain
         self.weights: dict[str, Floats] = {}
 
     def fit(
@@ -75,9 +76,15 @@ class LSTM(Forecaster):
         """
         from fedstale.traces.forecast.lstm_training import train  # noqa: PLC0415 - imports torch
 
-        self.prior = Prior.of(training)
+        self.prior, self.chain = Prior.of(training), Chain.of(training)
         self.weights = train(
-            training, validation, self.prior, seed=seed, progress=progress, checkpoint=checkpoint
+            training,
+            validation,
+            self.prior,
+            self.chain,
+            seed=seed,
+            progress=progress,
+            checkpoint=checkpoint,
         )
         return self
 
@@ -95,6 +102,7 @@ class LSTM(Forecaster):
             part = slice(i, i + _CHUNK)
             given = features(seen.take(part), self.prior)
             raw = forward(self.weights, given.sequence, given.static)
+            raw[:STAYS] += self.chain.log_odds(seen.online[part], seen.time_of_day_s[part]).T
             stays[:, part], rates[..., part] = read_out(raw, given)
         return Outlook(
             online=seen.online,
@@ -104,25 +112,22 @@ class LSTM(Forecaster):
         )
 
     def state_dict(self) -> State:
-        """Return the prior and the weights."""
-        return self.prior.state_dict() | self.weights
+        """Return the prior, the chain and the weights."""
+        return self.prior.state_dict() | {"leaving": self.chain.leaving} | self.weights
 
     def load_state_dict(self, state: State) -> None:
-        """Take over the prior and the weights.
+        """Take over the prior, the chain and the weights.
 
         Raises:
             TraceError: a weight has not the shape of this version.
         """
-        shapes = dict(SHAPES)
-        if _TANH in state:
-            shapes[_TANH] = shapes.pop("gates")
-        for name, shape in shapes.items():
+        for name, shape in {"leaving": (2, HOURS), **SHAPES}.items():
             if state[name].shape != shape:
                 raise TraceError(
                     f"weights {name!r} of shape {state[name].shape}: expected {shape}; train again"
                 )
-        self.prior = Prior.from_state(state)
-        self.weights = {name: state[name].astype(np.float32) for name in shapes}
+        self.prior, self.chain = Prior.from_state(state), Chain(leaving=state["leaving"])
+        self.weights = {name: state[name].astype(np.float32) for name in SHAPES}
 
 
 def forward(weights: dict[str, Floats], sequence: Floats, static: Floats) -> Floats:
@@ -137,13 +142,7 @@ def forward(weights: dict[str, Floats], sequence: Floats, static: Floats) -> Flo
         Shape (outputs, n).
     """
     # Devices are the last axis in here: gates are then whole rows, and arithmetic on them is fast.
-    n, three = static.shape[0], 3 * HIDDEN
-    if _TANH in weights:
-        # sigmoid(x) = (1 + tanh(x / 2)) / 2: one function then serves all four gates.
-        squash, kernel = _tanh, weights[_TANH].T.copy()
-        kernel[:three] *= 0.5
-    else:
-        squash, kernel = _softsign, weights["gates"].T
+    n, three, kernel = static.shape[0], 3 * HIDDEN, weights["gates"].T
     joined = np.zeros((SEQUENCE + HIDDEN + 1, n), dtype=np.float32)
     joined[-1] = 1.0
     state = joined[SEQUENCE:-1]
@@ -154,13 +153,13 @@ def forward(weights: dict[str, Floats], sequence: Floats, static: Floats) -> Flo
     for step in sequence:
         joined[:SEQUENCE] = step.T
         np.matmul(kernel, joined, out=gates)
-        squash(gates, spare, gates)
+        _softsign(gates, spare, gates)
         opened *= 0.5
         opened += 0.5
         candidate *= opened[:HIDDEN]
         cell *= opened[HIDDEN : 2 * HIDDEN]
         cell += candidate
-        squash(cell, spare[:HIDDEN], state)
+        _softsign(cell, spare[:HIDDEN], state)
         state *= opened[2 * HIDDEN :]
     inputs = np.concatenate([state, static.T, joined[-1:]])
     inner = weights["hidden"].T @ inputs
@@ -175,16 +174,11 @@ def _softsign(x: Floats, spare: Floats, out: Floats) -> None:
     np.divide(x, spare, out=out)
 
 
-def _tanh(x: Floats, spare: Floats, out: Floats) -> None:
-    del spare
-    np.tanh(x, out=out)
-
-
 def read_out(raw: Floats, given: Features) -> tuple[Array, Array]:
     """Return what raw outputs mean.
 
     Args:
-        raw: from `forward`; shape (outputs, n).
+        raw: from `forward`, the chain's log-odds of staying added; shape (outputs, n).
         given: inputs of the same devices.
 
     Returns:

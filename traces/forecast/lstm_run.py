@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedstale.errors import ResumeError
-from fedstale.traces.forecast.lstm import HIDDEN, SHAPES
+from fedstale.traces.forecast.lstm import HIDDEN, SHAPES, STAYS
 
 DECAY = 0.05
 """Decoupled weight decay."""
@@ -50,6 +50,8 @@ class TrainingRun:
         # A forget gate that starts open remembers; a wide first guess is not far off anywhere.
         weights["gates"][-1, HIDDEN : 2 * HIDDEN] = 1.0
         weights["output"] *= 0.1
+        # Of staying, training starts at the chain.
+        weights["output"][:, :STAYS] = 0.0
         zeros = {k: torch.zeros_like(w) for k, w in weights.items()}
         return cls(
             seed=seed,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedstale.traces.forecast.chain import Chain
 from fedstale.traces.forecast.examples import Examples
 from fedstale.traces.forecast.features import Floats, features, ratios
 from fedstale.traces.forecast.forecaster import Prior
@@ -39,6 +40,7 @@ def train(
     training: Examples,
     validation: Examples,
     prior: Prior,
+    chain: Chain,
     *,
     seed: int,
     progress: Callable[[int, float, float], None] | None = None,
@@ -51,6 +53,7 @@ def train(
         training: what to learn from.
         validation: of other devices, to stop early on.
         prior: of the fleet.
+        chain: of the fleet, where forecasts of staying start.
         seed: of the first weights and of the order of examples.
         progress: told the epoch and both losses after each epoch.
         checkpoint: folder to keep the state of training in; None for none.
@@ -59,7 +62,7 @@ def train(
     Raises:
         ResumeError: the checkpoint is of another training.
     """
-    data, held_out = _tensors(training, prior), _tensors(validation, prior)
+    data, held_out = _tensors(training, prior, chain), _tensors(validation, prior, chain)
     run = TrainingRun.start(seed, len(training))
     if checkpoint is not None:
         run.resume(Path(checkpoint))
@@ -89,6 +92,10 @@ def train(
 class _Data:
     sequence: Tensor
     static: Tensor
+    chain: Tensor
+    """Log-odds of staying as the chain says."""
+    blind: Tensor
+    """As it says without a clock."""
     stays: Tensor
     ratios: Tensor
 
@@ -96,12 +103,15 @@ class _Data:
         return _Data(
             sequence=self.sequence[:, which],
             static=self.static[which].clone(),
+            chain=self.chain[which].clone(),
+            blind=self.blind[which],
             stays=self.stays[which],
             ratios=self.ratios[which].clone(),
         )
 
 
-def _tensors(examples: Examples, prior: Prior) -> _Data:
+def _tensors(examples: Examples, prior: Prior, chain: Chain) -> _Data:
+    seen = examples.seen
     given = features(examples.seen, prior)
     y = ratios(examples.targets.rates, given.level)
 
@@ -111,6 +121,8 @@ def _tensors(examples: Examples, prior: Prior) -> _Data:
     return _Data(
         sequence=tensor(given.sequence),
         static=tensor(given.static),
+        chain=tensor(chain.log_odds(seen.online, seen.time_of_day_s)),
+        blind=tensor(chain.log_odds(seen.online, np.full(len(seen), np.nan))),
         stays=tensor(examples.targets.stays),
         ratios=tensor(y),
     )
@@ -145,6 +157,7 @@ def _with_parts_hidden(part: _Data, rng: torch.Generator) -> _Data:
             part.ratios[hidden, channel - 1] = torch.nan
     hidden = torch.rand(n, generator=rng) < _HIDE
     part.static[hidden, 3:8] = 0.0
+    part.chain[hidden] = part.blind[hidden]
     return part
 
 
@@ -180,7 +193,8 @@ def _thinned(x: Tensor, rng: torch.Generator | None) -> Tensor:
 
 def _loss(weights: Weights, data: _Data, rng: torch.Generator | None = None) -> Tensor:
     raw = network(weights, data.sequence, data.static, rng)
-    return _leaving_loss(raw[:, :STAYS], data.stays) + _pinball_loss(raw[:, STAYS:], data.ratios)
+    leaving = _leaving_loss(raw[:, :STAYS] + data.chain, data.stays)
+    return leaving + _pinball_loss(raw[:, STAYS:], data.ratios)
 
 
 def _leaving_loss(logits: Tensor, stays: Tensor) -> Tensor:

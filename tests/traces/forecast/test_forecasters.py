@@ -31,11 +31,13 @@ def forecaster(request, training, held_out):
     if request.param not in _CACHE:
         made = Boosting(n_trees=8) if request.param == "boosting" else KINDS[request.param]()
         if request.param == "lstm":
+            from fedstale.traces.forecast.chain import Chain
             from fedstale.traces.forecast.forecaster import Prior
             from fedstale.traces.forecast.lstm_training import train
 
-            made.prior = Prior.of(training)
-            made.weights = train(training, held_out, made.prior, seed=0, epochs=25)
+            made.prior, made.chain = Prior.of(training), Chain.of(training)
+            fleet = made.prior, made.chain
+            made.weights = train(training, held_out, *fleet, seed=0, epochs=25)
         else:
             made.fit(training, held_out, seed=0)
         _CACHE[request.param] = made

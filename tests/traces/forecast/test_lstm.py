@@ -10,9 +10,11 @@ import torch
 
 from fedstale.errors import ResumeError, TraceError
 from fedstale.traces.forecast import LSTM
+from fedstale.traces.forecast.chain import Chain
 from fedstale.traces.forecast.features import SEQUENCE, STATIC, features
 from fedstale.traces.forecast.forecaster import Prior
 from fedstale.traces.forecast.lstm import HIDDEN, OUTPUTS, SHAPES, STAYS, forward, read_out
+from fedstale.traces.forecast.lstm_run import TrainingRun
 from fedstale.traces.forecast.lstm_training import network, train
 
 
@@ -20,6 +22,10 @@ from fedstale.traces.forecast.lstm_training import network, train
 def weights():
     rng = np.random.default_rng(0)
     return {k: rng.normal(0, 0.3, shape).astype(np.float32) for k, shape in SHAPES.items()}
+
+
+def fleet_of(training):
+    return Prior.of(training), Chain.of(training)
 
 
 def test_numpy_and_torch_compute_the_same_network(weights):
@@ -36,35 +42,39 @@ def test_numpy_and_torch_compute_the_same_network(weights):
     )
 
 
-def test_gates_of_hyperbolic_tangents_are_still_computed(weights):
-    old = {"recurrent" if k == "gates" else k: w for k, w in weights.items()}
+def test_gates_are_those_of_an_lstm_with_softsign(weights):
+    def softsign(x):
+        return x / (1.0 + np.abs(x))
+
     rng = np.random.default_rng(1)
     sequence = rng.normal(size=(24, 7, SEQUENCE)).astype(np.float32)
     static = rng.normal(size=(7, STATIC)).astype(np.float32)
     h = c = np.zeros((7, HIDDEN))
     for step in sequence:
-        z = np.concatenate([step, h, np.ones((7, 1))], axis=1) @ old["recurrent"]
-        i, f, o = (1 / (1 + np.exp(-z[:, k * HIDDEN : (k + 1) * HIDDEN])) for k in range(3))
-        c = f * c + i * np.tanh(z[:, 3 * HIDDEN :])
-        h = o * np.tanh(c)
-    inner = np.maximum(np.concatenate([h, static, np.ones((7, 1))], axis=1) @ old["hidden"], 0)
-    expected = np.concatenate([inner, static, np.ones((7, 1))], axis=1) @ old["output"]
-    np.testing.assert_allclose(forward(old, sequence, static).T, expected, rtol=1e-3, atol=1e-4)
+        z = np.concatenate([step, h, np.ones((7, 1))], axis=1) @ weights["gates"]
+        i, f, o = (0.5 + 0.5 * softsign(z[:, k * HIDDEN : (k + 1) * HIDDEN]) for k in range(3))
+        c = f * c + i * softsign(z[:, 3 * HIDDEN :])
+        h = o * softsign(c)
+    inner = np.maximum(np.concatenate([h, static, np.ones((7, 1))], axis=1) @ weights["hidden"], 0)
+    expected = np.concatenate([inner, static, np.ones((7, 1))], axis=1) @ weights["output"]
+    np.testing.assert_allclose(forward(weights, sequence, static).T, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_forecaster_of_hyperbolic_tangents_is_still_read_and_written(training, weights):
-    old = {"recurrent" if k == "gates" else k: w for k, w in weights.items()}
-    lstm = LSTM()
-    lstm.load_state_dict(Prior.of(training).state_dict() | old)
-    again = lstm.state_dict()
-    assert set(old) <= set(again)
-    for name, weight in old.items():
-        np.testing.assert_array_equal(again[name], weight)
+def test_before_training_staying_is_as_the_chain_says(training):
+    lstm, chain = LSTM(), Chain.of(training)
+    lstm.prior, lstm.chain = Prior.of(training), chain
+    first = TrainingRun.start(seed=0, n=1).weights
+    lstm.weights = {k: w.detach().numpy() for k, w in first.items()}
+    seen = training.seen.take(slice(0, 300))
+    np.testing.assert_allclose(
+        lstm.outlook(seen).stays, chain.staying(seen.online, seen.time_of_day_s), atol=0.01
+    )
 
 
 def test_thousands_at_once_are_forecast_as_each_of_them_alone(observer, training, weights):
     lstm = LSTM()
-    lstm.prior, lstm.weights = Prior.of(training), {k: 0.3 * w for k, w in weights.items()}
+    lstm.prior, lstm.chain = Prior.of(training), Chain.of(training)
+    lstm.weights = {k: 0.3 * w for k, w in weights.items()}
     rng = np.random.default_rng(2)
     seen = observer.at(rng.integers(60, size=1300), rng.uniform(0, 2e5, 1300))
     together = lstm.outlook(seen)
@@ -104,47 +114,47 @@ def test_there_are_about_ten_thousand_parameters(weights):
 
 
 def test_training_lowers_the_loss_and_is_the_same_again(training, held_out):
-    prior = Prior.of(training)
+    fleet = fleet_of(training)
     losses = []
-    one = train(training, held_out, prior, seed=0, epochs=3, progress=lambda *e: losses.append(e))
-    two = train(training, held_out, prior, seed=0, epochs=3)
+    one = train(training, held_out, *fleet, seed=0, epochs=3, progress=lambda *e: losses.append(e))
+    two = train(training, held_out, *fleet, seed=0, epochs=3)
     assert losses[-1][1] < losses[0][1]
     for name in one:
         np.testing.assert_array_equal(one[name], two[name])
 
 
 def test_an_interrupted_training_goes_on_to_the_same_weights(training, held_out, tmp_path):
-    prior = Prior.of(training)
+    fleet = fleet_of(training)
 
     def interrupt(epoch, *_):
         if epoch == 2:
             raise KeyboardInterrupt
 
-    whole = train(training, held_out, prior, seed=0, epochs=3)
+    whole = train(training, held_out, *fleet, seed=0, epochs=3)
     first = str(tmp_path / "first")
     with pytest.raises(KeyboardInterrupt):
-        train(training, held_out, prior, seed=0, epochs=3, checkpoint=first, progress=interrupt)
-    resumed = train(training, held_out, prior, seed=0, epochs=3, checkpoint=first)
+        train(training, held_out, *fleet, seed=0, epochs=3, checkpoint=first, progress=interrupt)
+    resumed = train(training, held_out, *fleet, seed=0, epochs=3, checkpoint=first)
     for name in whole:
         np.testing.assert_array_equal(resumed[name], whole[name])
 
 
 def test_a_checkpoint_of_another_training_is_refused(training, held_out, tmp_path):
-    prior = Prior.of(training)
-    train(training, held_out, prior, seed=0, epochs=1, checkpoint=str(tmp_path))
+    fleet = fleet_of(training)
+    train(training, held_out, *fleet, seed=0, epochs=1, checkpoint=str(tmp_path))
     with pytest.raises(ResumeError, match="seed 0"):
-        train(training, held_out, prior, seed=1, epochs=1, checkpoint=str(tmp_path))
+        train(training, held_out, *fleet, seed=1, epochs=1, checkpoint=str(tmp_path))
 
 
 def test_a_damaged_checkpoint_is_one_sentence(training, held_out, tmp_path):
     (tmp_path / "training.safetensors").write_bytes(b"not a checkpoint")
     with pytest.raises(ResumeError, match="delete it to begin again"):
-        train(training, held_out, Prior.of(training), seed=0, checkpoint=str(tmp_path))
+        train(training, held_out, *fleet_of(training), seed=0, checkpoint=str(tmp_path))
 
 
 def test_a_checkpoint_of_another_version_is_one_sentence(training, held_out, tmp_path):
-    prior = Prior.of(training)
-    train(training, held_out, prior, seed=0, epochs=1, checkpoint=str(tmp_path))
+    fleet = fleet_of(training)
+    train(training, held_out, *fleet, seed=0, epochs=1, checkpoint=str(tmp_path))
     path = tmp_path / "training.safetensors"
     arrays = safetensors.numpy.load_file(path)
     with safetensors.safe_open(path, framework="numpy") as file:
@@ -152,11 +162,13 @@ def test_a_checkpoint_of_another_version_is_one_sentence(training, held_out, tmp
     renamed = {k.replace("gates", "recurrent"): v for k, v in arrays.items()}
     safetensors.numpy.save_file(renamed, path, metadata=counts)
     with pytest.raises(ResumeError, match="another version"):
-        train(training, held_out, prior, seed=0, checkpoint=str(tmp_path))
+        train(training, held_out, *fleet, seed=0, checkpoint=str(tmp_path))
 
 
 def test_weights_of_another_shape_are_refused(training, weights):
-    state = Prior.of(training).state_dict() | weights | {"hidden": np.zeros((3, 3), np.float32)}
+    prior, chain = fleet_of(training)
+    state = prior.state_dict() | {"leaving": chain.leaving} | weights
+    state["hidden"] = np.zeros((3, 3), np.float32)
     with pytest.raises(TraceError, match="hidden"):
         LSTM().load_state_dict(state)
 
