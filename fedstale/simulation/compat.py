@@ -6,16 +6,20 @@ be given by writing its metadata. Whoever moves the pinned version of Flower rea
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
+from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
-from flwr.app.message.message import make_message
+from flwr.app.metadata import Metadata
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 __all__ = ["ErrorCode", "Run", "error_reply", "identity", "own_copy", "stamp", "with_content"]
+
+
+Record = ArrayRecord | MetricRecord | ConfigRecord
+Records = TypeVar("Records", bound=RecordDict | Record)
 
 
 @contextmanager
@@ -49,7 +53,11 @@ def error_reply(message: Message, code: int, reason: str) -> Message:
 
 def with_content(message: Message, content: RecordDict) -> Message:
     """Return a message with the same metadata, in an object of its own, and other content."""
-    return make_message(copy(message.metadata), content)
+    metadata = Metadata.__new__(Metadata)
+    metadata.__dict__.update(message.metadata.__dict__)
+    made = Message.__new__(Message)
+    made.__dict__.update(_metadata=metadata, _content=content, _error=None)
+    return made
 
 
 def own_copy(content: RecordDict) -> RecordDict:
@@ -58,16 +66,21 @@ def own_copy(content: RecordDict) -> RecordDict:
     A strategy puts the same records into every message of a round. The bytes of the arrays are
     immutable and stay shared.
     """
-    own = RecordDict()
-    data = own.__dict__["_data"]
-    for name, record in content.items():
-        twin: ArrayRecord | MetricRecord | ConfigRecord = type(record)()
-        records = record.__dict__["_data"]
-        if isinstance(record, ArrayRecord):
-            records = {key: _own_array(array) for key, array in records.items()}
-        twin.__dict__["_data"].update(records)
-        data[name] = twin
-    return own
+    return _twin(content, {name: _own_record(record) for name, record in content.items()})
+
+
+def _own_record(record: Record) -> Record:
+    entries = record.__dict__["_data"]
+    if isinstance(record, ArrayRecord):
+        return _twin(record, {key: _own_array(array) for key, array in entries.items()})
+    return _twin(record, dict(entries))
+
+
+def _twin(original: Records, entries: dict[str, Any]) -> Records:
+    twin = object.__new__(type(original))
+    twin.__dict__.update(original.__dict__)
+    twin.__dict__["_data"] = entries
+    return twin
 
 
 def _own_array(array: Array) -> Array:

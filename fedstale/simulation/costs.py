@@ -188,7 +188,9 @@ class CostBook:
     def learn(self, kind: str, node_id: int, reply: RecordDict) -> None:
         """Take note of a reply that was delivered."""
         self._reply_bytes[kind] = self.bytes_of(reply)
-        for record in reply.metric_records.values():
+        for record in reply.values():
+            if not isinstance(record, MetricRecord):
+                continue
             # Clients made by client_fn spell it with an underscore, in a record of its own.
             examples = record.get("num-examples", record.get("num_examples"))
             if isinstance(examples, int | float) and 0 <= examples < np.inf:

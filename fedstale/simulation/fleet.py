@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 
 from fedstale.errors import ConfigError
 from fedstale.simulation import flight as fl
@@ -232,12 +232,15 @@ def _flight(
 
 def round_of(message: Message) -> int:
     """Return the round that a strategy wrote into the message, or -1."""
-    if message.metadata.group_id.isdecimal():
-        return int(message.metadata.group_id)
-    for record in message.content.config_records.values():
-        number = record.get("server-round")
-        if isinstance(number, int):
-            return number
+    group = message.metadata.group_id
+    if group.isdecimal():
+        return int(group)
+    # Not through Flower's `config_records`, a copy that takes longer than the rest of a flight.
+    for record in message.content.values():
+        if isinstance(record, ConfigRecord):
+            number = record.get("server-round")
+            if isinstance(number, int):
+                return number
     return -1
 
 

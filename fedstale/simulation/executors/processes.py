@@ -24,6 +24,7 @@ from fedstale.simulation import quick_arrays
 from fedstale.simulation.compat import ErrorCode, identity, own_copy, with_content
 from fedstale.simulation.executors.contract import Answer, Call, Executor, answer
 from fedstale.simulation.executors.streams import imported_torch, quick_manual_seed
+from fedstale.simulation.replayed import pack
 
 # Tasks that a worker gets in one run: fewer cost less to send, more are shared out more evenly.
 _TASKS_PER_WORKER = 4
@@ -66,6 +67,7 @@ class ProcessExecutor(Executor):
         answered by an error reply.
         """
         self._versions.forget_old()
+        pack(call.context for call in calls)
         packed = [self._versions.pack(call) for call in calls]
         size = -(-len(calls) // (self._workers * _TASKS_PER_WORKER)) or 1
         parts = [packed[i : i + size] for i in range(0, len(packed), size)]

@@ -17,6 +17,7 @@ from fedstale.simulation import quick_arrays
 from fedstale.simulation.compat import ErrorCode, identity, own_copy, with_content
 from fedstale.simulation.executors.contract import Answer, Call, Executor, answer
 from fedstale.simulation.executors.streams import imported_torch, quick_manual_seed
+from fedstale.simulation.replayed import pack
 
 _Packed = tuple[Call, dict[str, Any]]
 
@@ -61,6 +62,7 @@ class RayExecutor(Executor):
         answered by an error reply.
         """
         self._forget_but({key for call in calls for key in _keys(call)})
+        pack(call.context for call in calls)
         packed = [self._pack(call) for call in calls]
         shares = [packed[i :: self._workers] for i in range(self._workers)]
         pairs = zip(self._actors, shares, strict=True)
