@@ -12,6 +12,11 @@ SYNTHETIC_DAYS = 7
 _PREFIX = "synthetic:"
 
 
+def is_generated(spec: str) -> bool:
+    """Return whether a word means traces that depend on the seed."""
+    return spec.startswith(_PREFIX)
+
+
 def load(spec: str, *, seed: int) -> "TraceSet":
     """Return the traces that a word on the command line means.
 
@@ -23,7 +28,7 @@ def load(spec: str, *, seed: int) -> "TraceSet":
     Raises:
         TraceError: the word means no traces, or they cannot be read.
     """
-    if spec.startswith(_PREFIX):
+    if is_generated(spec):
         count = spec.removeprefix(_PREFIX)
         if not (count.isascii() and count.isdecimal() and int(count) >= 1):
             raise TraceError(

@@ -3,6 +3,7 @@
 Each run is an ordinary run folder. A run whose folder holds its end is not repeated, one that was
 interrupted or killed goes on from its last checkpoint, one that failed begins anew. Every process
 computes with one thread: sums of floats depend on the number of threads, and so would results.
+Traces that several runs need are read once, and their arrays are in the memory of the machine once.
 """
 
 import logging
@@ -11,18 +12,22 @@ import os
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from fedstale import trace_spec
 from fedstale.compare.folders import State, Task, state
 from fedstale.errors import ConfigError, FedstaleError
+
+if TYPE_CHECKING:
+    from fedstale.traces.sharing import SharedTraces
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _SAY_S = 0.5
@@ -66,15 +71,15 @@ def run(
     shares = {task.folder: float(states[task.folder] == "done") for task in tasks}
     watch(shares)
     failed: dict[Path, Ending] = {}
-    crew = _Crew(log)
+    crew, traces = _Crew(log), _Traces(todo, log.parent)
     try:
         while todo or crew.busy:
             while todo and len(crew.busy) < workers:
-                crew.give(todo[0], states[todo[0].folder])
+                crew.give(todo[0], states[todo[0].folder], traces.of(todo[0]))
                 todo.popleft()
             for task, kind, what in crew.heard():
                 if kind == "refused":
-                    raise ConfigError(f"variant {task.variant!r}, seed {task.seed}: {what}")
+                    raise _refused(task, what)
                 if kind == "failed":
                     reason = " ".join(str(what).split())
                     failed[task.folder] = Ending(task=task, reason=reason)
@@ -82,7 +87,51 @@ def run(
             watch(shares)
     finally:
         crew.stop()
+        traces.remove()
     return [failed[task.folder] for task in tasks if task.folder in failed]
+
+
+class _Traces:
+    """Traces that more than one run needs, in files that all processes map into their memory."""
+
+    def __init__(self, tasks: Iterable[Task], folder: Path) -> None:
+        self._uses = Counter(_traces_of(task) for task in tasks)
+        self._folder = folder
+        self._shared: dict[tuple[str, int], SharedTraces] = {}
+
+    def of(self, task: Task) -> "SharedTraces | None":
+        """Return the traces of a run; None if it is the only one that needs them.
+
+        Raises:
+            ConfigError: they cannot be read.
+        """
+        key = _traces_of(task)
+        if self._uses[key] == 1:
+            return None
+        if key not in self._shared:
+            from fedstale.traces.sharing import share  # noqa: PLC0415 - imports what reads traces
+
+            path = self._folder / f".traces-{len(self._shared)}"
+            try:
+                traces = trace_spec.load(task.config.traces, seed=task.seed)
+                self._shared[key] = share(traces, path)
+            except (FedstaleError, OSError) as problem:
+                raise _refused(task, problem) from None
+        return self._shared[key]
+
+    def remove(self) -> None:
+        """Delete the files; processes that have mapped them keep what they have."""
+        for shared in self._shared.values():
+            shared.path.unlink(missing_ok=True)
+
+
+def _traces_of(task: Task) -> tuple[str, int]:
+    """Return what decides which traces a run sees: recordings do not depend on its seed."""
+    return task.config.traces, task.seed if trace_spec.is_generated(task.config.traces) else 0
+
+
+def _refused(task: Task, problem: object) -> ConfigError:
+    return ConfigError(f"variant {task.variant!r}, seed {task.seed}: {problem}")
 
 
 class _Crew:
@@ -93,11 +142,11 @@ class _Crew:
         self._idle: list[tuple[Connection, BaseProcess]] = []
         self._log = log
 
-    def give(self, task: Task, begun: str) -> None:
+    def give(self, task: Task, begun: str, traces: "SharedTraces | None") -> None:
         """Let a process take a run, a new one if all are busy."""
         ours, process = self._idle.pop() if self._idle else self._started()
         self.busy[ours] = (process, task)
-        ours.send((task, begun))
+        ours.send((task, begun, traces))
 
     def heard(self) -> Iterator[tuple[Task, str, Any]]:
         """Yield what processes say, as soon as one says something or after a moment."""
@@ -170,14 +219,16 @@ def _work(parent: Connection, log: Path) -> None:
     pa.set_cpu_count(1)
     try:
         while True:
-            task, begun = parent.recv()
-            parent.send(_ran(task, begun, parent))
+            task, begun, traces = parent.recv()
+            parent.send(_ran(task, begun, traces, parent))
     except (EOFError, OSError, KeyboardInterrupt):
         return
 
 
-def _ran(task: Task, begun: State, parent: Connection) -> tuple[str, str]:
-    from fedstale import trace_spec  # noqa: PLC0415 - not before the signals are set
+def _ran(
+    task: Task, begun: State, traces: "SharedTraces | None", parent: Connection
+) -> tuple[str, str]:
+    # Not before the signals are set.
     from fedstale.simulation.progress import Progress  # noqa: PLC0415
     from fedstale.simulation.run import simulate  # noqa: PLC0415
     from fedstale.simulation.trace_grid import TraceGrid  # noqa: PLC0415
@@ -201,7 +252,7 @@ def _ran(task: Task, begun: State, parent: Connection) -> tuple[str, str]:
         result = simulate(
             task.config,
             task.folder,
-            traces=trace_spec.load(task.config.traces, seed=task.seed),
+            traces=traces.open() if traces else trace_spec.load(task.config.traces, seed=task.seed),
             overwrite=begun == "failed",
             resume=begun == "half",
             watch=say,

@@ -143,6 +143,24 @@ def test_what_is_done_is_kept_and_what_is_half_done_goes_on(plan, tmp_path):
     assert running.run(tasks, workers=1, log=Path("/nowhere/log"), watch=lambda s: None) == []
 
 
+def test_traces_of_several_runs_are_read_once_and_make_no_difference(plan, tmp_path, monkeypatch):
+    loaded, load = [], running.trace_spec.load
+
+    def counted(spec, *, seed):
+        loaded.append((spec, seed))
+        return load(spec, seed=seed)
+
+    monkeypatch.setattr(running.trace_spec, "load", counted)
+    together, alone = tasks_of(plan, tmp_path / "together"), tasks_of(plan, tmp_path / "alone")
+    log = tmp_path / "log"
+    assert running.run(together, workers=2, log=log, watch=lambda s: None) == []
+    assert loaded == [("synthetic:8", 1)]
+    assert not list(tmp_path.glob(".traces-*"))
+    assert running.run(alone[1:], workers=1, log=log, watch=lambda s: None) == []
+    assert len(loaded) == 1
+    assert digests(alone[1].folder) == digests(together[1].folder)
+
+
 @pytest.mark.slow
 def test_a_process_that_dies_is_told_and_the_others_are_done(plan, tmp_path):
     plan["variants"] = {"dies": {"run-config": {"rounds": 13}}, "one": {}}

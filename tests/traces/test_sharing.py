@@ -1,0 +1,60 @@
+import multiprocessing
+
+import numpy as np
+import pytest
+
+from fedstale.traces import Job, TraceSet
+from fedstale.traces.sharing import share
+from fedstale.traces.synthetic import synthesise
+
+
+@pytest.fixture(scope="module")
+def traces():
+    return synthesise(300, 2, seed=1)
+
+
+def trips(traces):
+    job = Job(work=300.0, download_bytes=1e6, upload_bytes=1e6, ttl_s=7200.0)
+    found = traces.trips(np.arange(traces.n_devices), 3600.0, job)
+    return found.ended
+
+
+def trips_of(shared):
+    return trips(shared.open())
+
+
+def test_shared_traces_answer_as_the_original(traces, tmp_path):
+    shared = share(traces, tmp_path / "shared")
+    np.testing.assert_array_equal(trips(shared.open()), trips(traces))
+    assert list(shared.open().device_ids) == list(traces.device_ids)
+    assert shared.open().epoch == traces.epoch
+
+
+def test_another_process_gets_the_same(traces, tmp_path):
+    shared = share(traces, tmp_path / "shared")
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        np.testing.assert_array_equal(pool.apply(trips_of, (shared,)), trips(traces))
+
+
+def test_arrays_stay_in_the_file_and_cannot_be_written_to(tmp_path):
+    many = synthesise(3000, 2, seed=1)
+    shared = share(many, tmp_path / "shared")
+    in_file = sum(end - begin for begin, end in shared.places)
+    assert in_file > 5 * len(shared.rest)
+    availability = shared.open().availability
+    arrays = [a for a in vars_of(availability) if isinstance(a, np.ndarray) and a.size]
+    assert arrays
+    assert not any(a.flags.writeable for a in arrays)
+
+
+def vars_of(part):
+    names = getattr(part, "__dict__", None) or {
+        name: getattr(part, name)
+        for cls in type(part).__mro__
+        for name in vars(cls).get("__slots__", ())
+    }
+    return list(names.values())
+
+
+def test_traces_without_arrays_can_be_shared(tmp_path):
+    assert share(TraceSet.ideal(2), tmp_path / "shared").open().n_devices == 2
