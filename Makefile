@@ -56,6 +56,7 @@ bench: setup ## measure speed; writes benchmarks/results and the tables in bench
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/merging.py
 	$(BIN)/python benchmarks/batched.py
+	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/tables.py
 
 profile: setup ## show where a simulation spends its time

@@ -37,7 +37,7 @@ from fedstale.simulation.flower_app import FlowerApp
 
 RATE = 0.1
 SETTLED = 50
-"""Runs before the first that counts, so that what is learnt about a shape has been learnt."""
+"""Runs before the first that counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +178,12 @@ class Clients:
             "learning_rate": RATE,
         }
 
+    def settle(self) -> None:
+        """Train a few times, so that what is learnt about a shape has been learnt."""
+        for _ in range(SETTLED):
+            self.in_batches()
+            self.one_program()
+
     def naive(self) -> list[Tensor]:
         """Train one client after the other in plain torch."""
         trained = []
@@ -259,9 +265,7 @@ def measure(work: Workload, n: int, repeats: int) -> list[dict[str, object]]:
             off = (first_arrays(way()) - expected).abs().max() / expected.abs().max()
             if off > 1e-5:
                 raise SystemExit(f"{work.name}: {name} differs from the naive loop by {off:.1e}")
-    for _ in range(SETTLED):
-        clients.in_batches()
-        clients.one_program()
+    clients.settle()
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():
