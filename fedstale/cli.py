@@ -135,6 +135,9 @@ def simulate(
     workers: Annotated[
         int | None, typer.Option(help="Processes that train clients; 1 for none but this.")
     ] = None,
+    gpus: Annotated[
+        float | None, typer.Option(help="GPUs of each Ray actor, such as 0.25 for four on one.")
+    ] = None,
     work_per_example: Annotated[
         float | None, typer.Option(help="Work units to train one example once.")
     ] = None,
@@ -201,6 +204,7 @@ def simulate(
                 after_end=after_end,
                 executor=executor,
                 workers=workers,
+                gpus=gpus,
                 checkpoint_every=checkpoint_every,
                 run_config=_parsed(run_config),
                 costs={k: v for k, v in costs.items() if v is not None},

@@ -93,6 +93,8 @@ class SimulationConfig:
     give the same bytes; batched, which trains many clients as one program, rounds otherwise."""
     workers: int | None = None
     """Processes that run clients; 1 runs them in the main process, None leaves it to executor."""
+    gpus: float | None = None
+    """GPUs of each Ray actor, such as 0.25 where four share one; for the executor ray alone."""
     checkpoint_every: int = 1
     """Versions from one checkpoint to the next; 0 writes none."""
     run_config: Mapping[str, bool | int | float | str] = field(default_factory=dict)
@@ -115,6 +117,12 @@ class SimulationConfig:
             value = getattr(self, name)
             is_left_out = value is None and name in ("devices", "workers")
             _check(name, value, is_left_out or _is_whole(value, least), accepted)
+        _check(
+            "gpus",
+            self.gpus,
+            self.gpus is None or (self.executor == "ray" and _is_share(self.gpus)),
+            "a number > 0, with executor = 'ray'",
+        )
         _check(
             "on_interrupt",
             self.on_interrupt,
@@ -163,6 +171,10 @@ class SimulationConfig:
 
 def _is_whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < np.inf
 
 
 def _check(name: str, value: object, fine: bool, accepted: str) -> None:

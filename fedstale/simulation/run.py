@@ -83,7 +83,7 @@ def simulate(
     progress = Progress(Until.parse(config.until))
     with app.importable():
         server, client = app.load_server(), app.load_client()
-        with executor_for(app, client, config.executor, config.workers) as executor:
+        with executor_for(app, client, config.executor, config.workers, config.gpus) as executor:
             grid = TraceGrid(
                 traces,
                 executor,

@@ -118,7 +118,8 @@ def test_devices_that_claim_certainty_and_fail_are_soon_passed_over(untrained, o
         failed[chosen] += ~ends_well
         expected[chosen] += stated[chosen]
         picked_at[chosen] = 600.0 * step
-    assert shares[0] >= 0.5  # nothing is known against them yet
+    if of == "untrained":
+        assert shares[0] >= 0.5  # nothing is known against them yet
     # Chance would pick half.
     assert np.mean(shares[-30:]) < 0.05
 

@@ -113,7 +113,11 @@ class AutoExecutor(Executor):
 
 
 def executor_for(
-    app: FlowerApp, client: ClientApp, kind: str = "auto", workers: int | None = None
+    app: FlowerApp,
+    client: ClientApp,
+    kind: str = "auto",
+    workers: int | None = None,
+    gpus: float | None = None,
 ) -> Executor:
     """Return the executor of a run.
 
@@ -123,6 +127,7 @@ def executor_for(
         kind: one of `KINDS`.
         workers: processes or actors; 1 stays in this process, None takes one a core where several
             are of use.
+        gpus: of each Ray actor.
 
     Raises:
         ConfigError: the app cannot be run so, or something is not installed.
@@ -133,7 +138,7 @@ def executor_for(
     if kind == "ray":
         from fedstale.simulation.executors.ray import RayExecutor  # noqa: PLC0415 - an extra
 
-        return RayExecutor(load, workers)
+        return RayExecutor(load, workers, gpus=gpus)
     if kind == "inline":
         return InlineExecutor(client)
     if kind == "processes" or (workers or 1) > 1:

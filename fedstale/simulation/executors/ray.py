@@ -26,17 +26,24 @@ class RayExecutor(Executor):
     """Runs clients in Ray actors."""
 
     def __init__(
-        self, load: Callable[[], ClientApp], workers: int | None = None, address: str | None = None
+        self,
+        load: Callable[[], ClientApp],
+        workers: int | None = None,
+        address: str | None = None,
+        *,
+        gpus: float | None = None,
     ) -> None:
         """Join or start a cluster, and start the actors.
 
         Args:
             load: returns the ClientApp; pickled to the actors.
-            workers: number of actors, of one core each; None takes all cores of the cluster.
+            workers: number of actors, of one core each; None takes all cores of the cluster, or as
+                many as it has GPUs for.
             address: of a cluster; None takes what RAY_ADDRESS names, or starts one here.
+            gpus: of each actor, such as 0.25 where four share one.
 
         Raises:
-            ConfigError: Ray is not installed.
+            ConfigError: Ray is not installed, or the cluster has not so many GPUs.
         """
         try:
             import ray  # noqa: PLC0415 - an extra
@@ -49,9 +56,15 @@ class RayExecutor(Executor):
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
             ray.init(address=address, log_to_driver=False, include_dashboard=False)
-        self._workers = workers or int(self._ray.cluster_resources()["CPU"])
+        self._workers = workers or self._n_workers(gpus)
         self.batch = self._workers
-        self._remote = self._ray.remote(num_cpus=1, max_restarts=0)(_Actor)
+        try:
+            self._check_gpus(gpus)
+        except ConfigError:
+            self._leave()
+            raise
+        remote = self._ray.remote(num_cpus=1, num_gpus=gpus or 0, max_restarts=0)
+        self._remote = remote(_Actor)
         self._actors = [self._remote.remote(load) for _ in range(self._workers)]
         self._versions: dict[tuple[int, ...], tuple[Any, list[bytes]]] = {}
 
@@ -82,8 +95,25 @@ class RayExecutor(Executor):
         """Stop the actors, and the cluster if it was started here."""
         for actor in self._actors:
             self._ray.kill(actor)
+        self._leave()
+
+    def _leave(self) -> None:
         if self._is_ours:
             self._ray.shutdown()
+
+    def _n_workers(self, gpus: float | None) -> int:
+        there = self._ray.cluster_resources()
+        cores = int(there["CPU"])
+        return min(cores, int(there.get("GPU", 0.0) / gpus)) or 1 if gpus else cores
+
+    def _check_gpus(self, gpus: float | None) -> None:
+        # An actor that asks for more than there is would be waited for without end.
+        there, wanted = self._ray.cluster_resources().get("GPU", 0.0), (gpus or 0) * self._workers
+        if wanted > there:
+            raise ConfigError(
+                f"gpus = {gpus} for each of {self._workers} Ray actors: the cluster has {there:g}; "
+                "ask for a smaller share or for fewer workers"
+            )
 
     @property
     def description(self) -> str:

@@ -359,3 +359,22 @@ def test_ray_gives_the_answers_of_one_process_also_when_an_actor_dies(tmp_path):
     with executor_for(FlowerApp.find(bad.directory), load(), "ray", 2) as executor:
         answers = executor.run(calls(5))
     assert [a.reply.has_error() for a in answers] == [False, True, False, False, False]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_ray_actors_share_gpus_and_more_than_there_are_is_one_sentence(tmp_path):
+    ray = pytest.importorskip("ray")
+    app = FlowerApp.find(write_small_app(tmp_path))
+    load = ClientLoader(REFERENCE, app.directory)
+    # Ray counts what it is told that there is.
+    ray.init(num_cpus=4, num_gpus=1, log_to_driver=False, include_dashboard=False)
+    try:
+        with executor_for(app, load(), "ray", gpus=0.5) as executor:
+            assert executor.description == "2 Ray actors"
+            assert weights(executor.run(calls(3))) == weights(InlineExecutor(load()).run(calls(3)))
+            assert ray.available_resources().get("GPU", 0.0) == 0.0
+        with pytest.raises(ConfigError, match=r"gpus = 0.5 for each of 3 Ray actors: .* has 1;"):
+            executor_for(app, load(), "ray", 3, gpus=0.5)
+    finally:
+        ray.shutdown()
