@@ -38,6 +38,8 @@ from fedstale.simulation.flower_app import FlowerApp
 RATE = 0.1
 SETTLED = 50
 """Runs before the first that counts."""
+SIZES = {"64-32-10": (32, 128, 512), "convolutions": (32, 128), "recurrent": (32,)}
+"""Clients trained together, by workload."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,8 +307,7 @@ def main() -> None:
     rows = []
     with identity(1):
         for work in workloads():
-            sizes = (32, 128, 512) if work.name == "64-32-10" else (32, 128)
-            for n in sizes[1:2] if options.quick else sizes:
+            for n in (32,) if options.quick else SIZES[work.name]:
                 measured = measure(work, n, 3 if options.quick else 9)
                 print(*measured, sep="\n", flush=True)
                 rows += measured
