@@ -195,8 +195,8 @@ def measure_clients(*, quick: bool) -> list[dict[str, object]]:
     """Return how fast clients are trained in each engine, the engines taking turns."""
     rows: list[dict[str, object]] = []
     cores = os.cpu_count() or 1
-    # Few steps each, as the set of 1,438 images is dealt out: 6, 6, and a longer training of 15.
-    for n_clients, epochs in [(64, 2)] if quick else [(64, 2), (256, 6), (1024, 6), (64, 5)]:
+    # Some six steps each, as the set of 1,438 images is dealt out.
+    for n_clients, epochs in [(64, 2)] if quick else [(64, 2), (256, 6), (1024, 6)]:
         engines = Engines(n_clients, n_rounds=3 if quick else 5, local_epochs=epochs)
         runs: dict[str, Callable[[], None]] = {
             "Flower, Ray": engines.flower,

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 FitMany = Callable[[Models, Sequence[Job]], tuple[Models, Sequence[float]]]
 
 _TRAIN = ("train", "train.default")
+_ARRAYS, _METRICS, _CONTENT = ArrayRecord(), MetricRecord(), RecordDict()
 
 
 class BatchedExecutor(Executor):
@@ -108,7 +109,8 @@ class BatchedExecutor(Executor):
     def _trained(self, calls: Sequence[Call], jobs: Sequence[Job]) -> list[Answer] | None:
         """Return the answers of some calls, or None if memory ran out and the batch was halved."""
         try:
-            models, losses = self._fit(_stacked([_model_of(call)[1] for call in calls]), jobs)
+            received = [_model_of(call) for call in calls]
+            models, losses = self._fit(_stacked([record for _, record in received]), jobs)
         except ConfigError:
             raise
         except (RuntimeError, MemoryError) as problem:
@@ -123,13 +125,21 @@ class BatchedExecutor(Executor):
             raise _refusal(problem) from problem
         stacks = {name: stack.numpy() for name, stack in models.items()}
         return [
-            self._answered(call, {n: s[i] for n, s in stacks.items()}, float(losses[i]), jobs[i])
+            self._answered(
+                call,
+                received[i][0],
+                {n: s[i] for n, s in stacks.items()},
+                float(losses[i]),
+                jobs[i],
+            )
             for i, call in enumerate(calls)
         ]
 
-    def _answered(self, call: Call, arrays: Mapping[str, Any], loss: float, job: Job) -> Answer:
+    def _answered(
+        self, call: Call, name: str, arrays: Mapping[str, Any], loss: float, job: Job
+    ) -> Answer:
         """Return a client's answer, with what the app adds around every one, such as a forecast."""
-        made = self._made(call, arrays, loss, job)
+        made = self._made(call, name, arrays, loss, job)
         around = getattr(self._client_app, "around", None)
         if around is None or made.reply.has_error():
             return made
@@ -139,7 +149,9 @@ class BatchedExecutor(Executor):
             return failed(call, problem)
         return Answer(reply, call.context)
 
-    def _made(self, call: Call, arrays: Mapping[str, Any], loss: float, job: Job) -> Answer:
+    def _made(
+        self, call: Call, name: str, arrays: Mapping[str, Any], loss: float, job: Job
+    ) -> Answer:
         if self._parts.reply is not None:
             try:
                 state = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -149,14 +161,12 @@ class BatchedExecutor(Executor):
                 return failed(call, problem)
         trained = {key: written(array) for key, array in arrays.items()}
         metrics = {"train_loss": loss, "num-examples": job.n_examples}
-        records = {
-            _model_of(call)[0]: filled(ArrayRecord(), trained),
-            "metrics": filled(MetricRecord(), metrics),
-        }
-        return Answer(Message(filled(RecordDict(), records), reply_to=call.message), call.context)
+        records = {name: filled(_ARRAYS, trained), "metrics": filled(_METRICS, metrics)}
+        return Answer(Message(filled(_CONTENT, records), reply_to=call.message), call.context)
 
 
 def _model_of(call: Call) -> tuple[str, ArrayRecord]:
+    """Return the model in a training message, and what it is called there."""
     content = call.message.content
     records = [(n, r) for n, r in content.items() if isinstance(r, ArrayRecord)]
     if len(records) != 1:
