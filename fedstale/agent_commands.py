@@ -18,6 +18,7 @@ from fedstale.usage_errors import one_sentence
 
 if TYPE_CHECKING:
     from fedstale.agents.evaluation import Evaluation
+    from fedstale.agents.export import Agent
     from fedstale.agents.scorer import Weights
     from fedstale.agents.stage import Stage, Stages
     from fedstale.agents.training import Progress, Watch
@@ -79,7 +80,7 @@ def train_agent(
             raise ConfigError(f"{out}: holds an agent; expected a new folder, or --resume")
         with _board(out, wanted=tensorboard) as board:
             parts = _stages(traces, forecaster, seed, silent=no_forecasts, cache=out / "cache")
-            agents = []
+            agents, folders = [], []
             for number in range(seed, seed + seeds):
                 folder = out / f"seed-{number}" if seeds > 1 else out
                 training = Training(
@@ -101,7 +102,8 @@ def train_agent(
                         watch=_both(watch, board, number),
                     )
                 agents.append(agent)
-            best = max(agents, key=lambda agent: agent.provenance["validation"])
+                folders.append(folder)
+            best = _best(agents, folders)
             if seeds > 1:
                 export.save(best, out)
         result = _evaluated(
@@ -114,6 +116,18 @@ def train_agent(
         _report(result, out, as_json=as_json)
         if not as_json:
             typer.echo(f"agent: {out}")
+
+
+def _best(agents: "list[Agent]", folders: list[Path]) -> "Agent":
+    """Return the best agent in validation of those that are sound, or of all if none is."""
+    from fedstale.agents.sanity import faults
+
+    found = [faults(folder) for folder in folders]
+    for folder, sentences in zip(folders, found, strict=True):
+        for sentence in sentences:
+            typer.echo(f"fedstale: {folder}: {sentence}", err=True)
+    sound = [agent for agent, sentences in zip(agents, found, strict=True) if not sentences]
+    return max(sound or agents, key=lambda agent: agent.provenance["validation"])
 
 
 def evaluate_agent(

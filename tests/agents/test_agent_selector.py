@@ -88,42 +88,6 @@ def test_forecasts_that_are_no_numbers_leave_the_rest_of_what_is_known(untrained
     assert [node % 9 for node in chosen] == [8, 8, 8, 8]
 
 
-@pytest.mark.parametrize("of", ["trained", "untrained"])
-def test_devices_that_claim_certainty_and_fail_are_soon_passed_over(untrained, of):
-    # 20 of 40 devices say 1 and never finish, the others say 0.7 and mean it.
-    n, lying = 40, np.arange(40) < 20
-    finished, failed, expected, picked_at = np.zeros((4, n))
-    stated = np.where(lying, 1.0, 0.7)
-    rng = np.random.default_rng(1)
-    chooser = AgentSelector(None if of == "trained" else untrained)
-    shares = []
-    for step in range(60):
-        nodes = Candidates.of(
-            np.arange(n),
-            forecast_p_finish=stated,
-            forecast_at=np.full(n, 600.0 * step),
-            examples=np.full(n, 50.0),
-            loss=np.ones(n),
-            duration_s=np.where(finished > 0, 300.0, np.nan),
-            picked_at=np.where(finished + failed > 0, picked_at, np.nan),
-            expected_finishes=expected,
-            times_picked=(finished + failed).astype(int),
-            times_finished=finished.astype(int),
-            times_failed=failed.astype(int),
-        )
-        chosen = np.array(chooser.select(nodes, 8, 600.0 * step, rng))
-        shares.append(lying[chosen].mean())
-        ends_well = ~lying[chosen] & (rng.random(8) < 0.7)
-        finished[chosen] += ends_well
-        failed[chosen] += ~ends_well
-        expected[chosen] += stated[chosen]
-        picked_at[chosen] = 600.0 * step
-    if of == "untrained":
-        assert shares[0] >= 0.5  # nothing is known against them yet
-    # Chance would pick half.
-    assert np.mean(shares[-30:]) < 0.1
-
-
 def test_the_exploration_share_goes_to_whom_nobody_has_picked(untrained):
     nodes = fleet(300)
     new = set(nodes.node_ids[nodes.times_picked == 0].tolist())
