@@ -8,18 +8,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
-from flwr.app.metadata import Metadata
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["ErrorCode", "Run", "error_reply", "identity", "own_copy", "stamp", "with_content"]
+__all__ = [
+    "ErrorCode",
+    "Run",
+    "error_reply",
+    "filled",
+    "identity",
+    "own_copy",
+    "stamp",
+    "with_content",
+]
 
 
 Record = ArrayRecord | MetricRecord | ConfigRecord
 Records = TypeVar("Records", bound=RecordDict | Record)
+T = TypeVar("T")
 
 
 @contextmanager
@@ -53,10 +62,8 @@ def error_reply(message: Message, code: int, reason: str) -> Message:
 
 def with_content(message: Message, content: RecordDict) -> Message:
     """Return a message with the same metadata, in an object of its own, and other content."""
-    metadata = Metadata.__new__(Metadata)
-    metadata.__dict__.update(message.metadata.__dict__)
-    made = Message.__new__(Message)
-    made.__dict__.update(_metadata=metadata, _content=content, _error=None)
+    made = _shallow(message)
+    made.__dict__.update(_metadata=_shallow(message.metadata), _content=content, _error=None)
     return made
 
 
@@ -66,24 +73,28 @@ def own_copy(content: RecordDict) -> RecordDict:
     A strategy puts the same records into every message of a round. The bytes of the arrays are
     immutable and stay shared.
     """
-    return _twin(content, {name: _own_record(record) for name, record in content.items()})
+    return filled(content, {name: _own_record(record) for name, record in content.items()})
 
 
 def _own_record(record: Record) -> Record:
     entries = record.__dict__["_data"]
     if isinstance(record, ArrayRecord):
-        return _twin(record, {key: _own_array(array) for key, array in entries.items()})
-    return _twin(record, dict(entries))
+        return filled(record, {key: _shallow(array) for key, array in entries.items()})
+    return filled(record, dict(entries))
 
 
-def _twin(original: Records, entries: dict[str, Any]) -> Records:
-    twin = object.__new__(type(original))
-    twin.__dict__.update(original.__dict__)
-    twin.__dict__["_data"] = entries
-    return twin
+def filled(like: Records, entries: dict[str, Any]) -> Records:
+    """Return a record like another one, with entries that are known to be fine.
+
+    Flower's own constructors check each entry, and take several times as long.
+    """
+    made = _shallow(like)
+    made.__dict__["_data"] = entries
+    return made
 
 
-def _own_array(array: Array) -> Array:
-    own = Array.__new__(Array)
-    own.__dict__.update(array.__dict__)
+def _shallow(original: T) -> T:
+    """Return another object with the same attributes."""
+    own = object.__new__(type(original))
+    own.__dict__.update(original.__dict__)
     return own

@@ -10,18 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from io import BytesIO
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array
 from flwr.common.constant import SType
 
 _MAGIC = b"\x93NUMPY\x01"
 _LENGTH_AT = 8
 _PLAIN = "biufc"
-
-Record = TypeVar("Record", ArrayRecord, MetricRecord, RecordDict)
 
 _their_numpy = Array.numpy
 _their_from_ndarray = Array.__dict__["from_numpy_ndarray"]
@@ -69,16 +67,6 @@ def stored(dtype: str, shape: tuple[int, ...], data: bytes) -> Array:
     array = Array.__new__(Array)
     array.__dict__.update(_is_dirty=True, dtype=dtype, shape=shape, stype=SType.NUMPY, data=data)
     return array
-
-
-def filled(empty: Record, entries: dict[str, Any]) -> Record:
-    """Return a record like an empty one, with entries that are known to be fine.
-
-    Flower's own constructors check each entry, and take several times as long.
-    """
-    made = object.__new__(type(empty))
-    made.__dict__.update(empty.__dict__, _data=entries)
-    return made
 
 
 def read(array: Array) -> npt.NDArray[Any]:

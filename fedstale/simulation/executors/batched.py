@@ -14,11 +14,12 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale.errors import ConfigError
+from fedstale.simulation.compat import filled
 from fedstale.simulation.executors.contract import Answer, Call, Executor, answer, failed
 from fedstale.simulation.executors.declaration import Parts
 from fedstale.simulation.executors.many_sgd import Job, ManySGD, Models
 from fedstale.simulation.executors.streams import own_random_streams, seed_streams
-from fedstale.simulation.quick_arrays import filled, quick_arrays, read, written
+from fedstale.simulation.quick_arrays import quick_arrays, read, written
 
 logger = logging.getLogger(__name__)
 
