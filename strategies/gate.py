@@ -114,7 +114,7 @@ class Gate:
                 "names",
                 f"arrays do not fit the model: missing {_some(missing)}, unknown {_some(extra)}",
             )
-        configs = _records(reply.content, ConfigRecord).values()
+        configs = records_in(reply.content, ConfigRecord).values()
         is_delta = any(config.get(UPDATE_KEY) == "delta" for config in configs)
         cast = self.dtypes == "cast"
         # Counts are averaged in float64 anyway, and the change of an unsigned one may be negative.
@@ -145,7 +145,7 @@ class Gate:
         Raises:
             RefusalError: a ProtocolError; there is no usable number of examples, or too much else.
         """
-        for record in _records(reply.content, MetricRecord).values():
+        for record in records_in(reply.content, MetricRecord).values():
             if self.examples_key not in record:
                 continue
             examples = record[self.examples_key]
@@ -171,7 +171,7 @@ class Gate:
         raise RefusalError("examples", f"no MetricRecord holds {self.examples_key!r}")
 
     def _arrays(self, content: RecordDict) -> ArrayRecord:
-        records = _records(content, ArrayRecord)
+        records = records_in(content, ArrayRecord)
         if self.arrays_key in records:
             return records[self.arrays_key]
         if len(records) != 1:
@@ -209,7 +209,7 @@ def p_finish_in(reply: Message) -> float | None:
     return said if isinstance(said, float) and 0.0 <= said <= 1.0 else None
 
 
-def _records(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
+def records_in(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
     """Return the records of a kind; Flower's own views take as long as the rest of a check."""
     return {name: record for name, record in content.items() if isinstance(record, kind)}
 

@@ -21,8 +21,8 @@ def plotly_js() -> str:
     Raises:
         ConfigError: plotly is not installed.
     """
-    if why_missing():
-        raise ConfigError(_MISSING)
+    if missing := why_missing():
+        raise ConfigError(missing)
     # Slow to import, and only a page needs it.
     from plotly.offline import get_plotlyjs  # noqa: PLC0415
 

@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedstale.errors import ConfigError
+from fedstale.strategies.gate import records_in
 
 # On the wire an array travels with its name, dtype and shape, and each record with a type and ids.
 _ARRAY_OVERHEAD = 160
@@ -188,9 +189,7 @@ class CostBook:
     def learn(self, kind: str, node_id: int, reply: RecordDict) -> None:
         """Take note of a reply that was delivered."""
         self._reply_bytes[kind] = self.bytes_of(reply)
-        for record in reply.values():
-            if not isinstance(record, MetricRecord):
-                continue
+        for record in records_in(reply, MetricRecord).values():
             # Clients made by client_fn spell it with an underscore, in a record of its own.
             examples = record.get("num-examples", record.get("num_examples"))
             if isinstance(examples, int | float) and 0 <= examples < np.inf:

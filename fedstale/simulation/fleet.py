@@ -18,6 +18,7 @@ from fedstale.simulation.compat import ErrorCode
 from fedstale.simulation.costs import CostBook
 from fedstale.simulation.flight import Flight
 from fedstale.simulation.presence import Presence
+from fedstale.strategies.gate import records_in
 from fedstale.traces import Job, Status, TraceSet, TripOutcomes
 from fedstale.traces.trip import OnInterrupt
 
@@ -235,12 +236,10 @@ def round_of(message: Message) -> int:
     group = message.metadata.group_id
     if group.isdecimal():
         return int(group)
-    # Not through Flower's `config_records`, a copy that takes longer than the rest of a flight.
-    for record in message.content.values():
-        if isinstance(record, ConfigRecord):
-            number = record.get("server-round")
-            if isinstance(number, int):
-                return number
+    for record in records_in(message.content, ConfigRecord).values():
+        number = record.get("server-round")
+        if isinstance(number, int):
+            return number
     return -1
 
 

@@ -20,6 +20,7 @@ from fedstale.simulation.executors.declaration import Parts
 from fedstale.simulation.executors.many_sgd import Job, ManySGD, Models
 from fedstale.simulation.executors.streams import own_random_streams, seed_streams
 from fedstale.simulation.quick_arrays import quick_arrays, read, written
+from fedstale.strategies.gate import records_in
 
 logger = logging.getLogger(__name__)
 
@@ -168,8 +169,7 @@ class BatchedExecutor(Executor):
 
 def _model_of(call: Call) -> tuple[str, ArrayRecord]:
     """Return the model in a training message, and what it is called there."""
-    content = call.message.content
-    records = [(n, r) for n, r in content.items() if isinstance(r, ArrayRecord)]
+    records = list(records_in(call.message.content, ArrayRecord).items())
     if len(records) != 1:
         raise ConfigError(
             f"a training message holds {len(records)} sets of arrays: expected the model alone "
