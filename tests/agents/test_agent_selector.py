@@ -5,22 +5,15 @@ import sys
 
 import numpy as np
 import pytest
+from made_agent import save
 
-from fedstale.agents import export, selector
-from fedstale.agents.features import N_CONTEXT, N_FEATURES
-from fedstale.agents.scorer import initial
+from fedstale.agents import selector
 from fedstale.agents.selector import AgentSelector
 from fedstale.agents.shadow import Shadow
 from fedstale.errors import ConfigError
 from fedstale.strategies.candidate import Candidates
 from fedstale.strategies.oort import Oort
 from fedstale.strategies.selection import LikelyAndUseful, Random, Selector
-
-
-def save(folder, **changes):
-    weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
-    export.save(export.Agent(weights={**weights, **changes}, provenance={}), folder)
-    return folder
 
 
 @pytest.fixture

@@ -1,21 +1,14 @@
 import numpy as np
 import pytest
+from made_agent import save
 
 from fedstale.agents import export
-from fedstale.agents.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.sanity import faults, share_of_liars
-from fedstale.agents.scorer import initial
-
-
-def agent(folder, **changes):
-    weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
-    export.save(export.Agent(weights={**weights, **changes}, provenance={}), folder)
-    return folder
 
 
 @pytest.fixture
 def untrained(tmp_path):
-    return agent(tmp_path / "untrained")
+    return save(tmp_path / "untrained")
 
 
 def test_the_agent_that_comes_with_fedstale_is_sound():
@@ -27,7 +20,7 @@ def test_the_heuristic_is_sound(untrained):
 
 
 def test_an_agent_that_asks_the_unlikely_is_not(tmp_path):
-    turned = agent(tmp_path, beta=np.array([-1.0], np.float32))
+    turned = save(tmp_path, beta=np.array([-1.0], np.float32))
     (sentence,) = (s for s in faults(turned) if "likeliest" in s)
     assert sentence.startswith("of devices alike in all else")
 
