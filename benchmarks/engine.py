@@ -196,8 +196,9 @@ def measure_clients(*, quick: bool) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     cores = os.cpu_count() or 1
     # Some six steps each, as the set of 1,438 images is dealt out.
-    for n_clients, epochs in [(64, 2)] if quick else [(64, 2), (256, 6), (1024, 6)]:
-        engines = Engines(n_clients, n_rounds=3 if quick else 5, local_epochs=epochs)
+    sizes = [(64, 2, 3)] if quick else [(64, 2, 6), (256, 6, 4), (1024, 6, 3)]
+    for n_clients, epochs, n_rounds in sizes:
+        engines = Engines(n_clients, n_rounds, local_epochs=epochs)
         runs: dict[str, Callable[[], None]] = {
             "Flower, Ray": engines.flower,
             "ClientApp in a loop": engines.loop,
