@@ -1,37 +1,28 @@
 """Runs the simulations of a comparison in processes of their own, and goes on where it stopped.
 
 Each run is an ordinary run folder. A run whose folder holds its end is not repeated, one that was
-interrupted or killed goes on from its last checkpoint, one that failed begins anew. Every process
-computes with one thread: sums of floats depend on the number of threads, and so would results.
-Traces that several runs need are read once, and their arrays are in the memory of the machine once.
+interrupted or killed goes on from its last checkpoint, one that failed begins anew. Traces that
+several runs need are read once, and their arrays are in the memory of the machine once.
 """
 
 import logging
-import multiprocessing
-import os
-import signal
-import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fedstale import trace_spec
 from fedstale.compare.folders import State, Task, state
+from fedstale.crew import Crew, Say
 from fedstale.errors import ConfigError, FedstaleError
 
 if TYPE_CHECKING:
-    from fedstale.traces.sharing import SharedTraces
+    from fedstale.traces import TraceSet
+    from fedstale.traces.sharing import Shared
 
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _SAY_S = 0.5
-_STOP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,24 +62,31 @@ def run(
     shares = {task.folder: float(states[task.folder] == "done") for task in tasks}
     watch(shares)
     failed: dict[Path, Ending] = {}
-    crew, traces = _Crew(log), _Traces(todo, log.parent)
-    try:
-        while todo or crew.busy:
-            while todo and len(crew.busy) < workers:
-                crew.give(todo[0], states[todo[0].folder], traces.of(todo[0]))
-                todo.popleft()
-            for task, kind, what in crew.heard():
-                if kind == "refused":
+    with _Traces(todo, log.parent) as traces, Crew(_simulated, log) as crew:
+        while todo or crew.n_busy:
+            while todo and crew.n_busy < workers:
+                task = todo.popleft()
+                crew.give(_Run(task=task, begun=states[task.folder], traces=traces.of(task)))
+            for given, news, what in crew.heard():
+                task = given.task
+                if news == "refused":
                     raise _refused(task, what)
-                if kind == "failed":
-                    reason = " ".join(str(what).split())
+                if news == "died" or (news == "done" and what):
+                    reason = " ".join(what.split())
                     failed[task.folder] = Ending(task=task, reason=reason)
-                shares[task.folder] = float(what) if kind == "share" else 1.0
+                shares[task.folder] = what if news == "said" else 1.0
             watch(shares)
-    finally:
-        crew.stop()
-        traces.remove()
     return [failed[task.folder] for task in tasks if task.folder in failed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What a process is given."""
+
+    task: Task
+    begun: State
+    traces: "Shared[TraceSet] | None"
+    """None if it reads them itself."""
 
 
 class _Traces:
@@ -97,9 +95,9 @@ class _Traces:
     def __init__(self, tasks: Iterable[Task], folder: Path) -> None:
         self._uses = Counter(_traces_of(task) for task in tasks)
         self._folder = folder
-        self._shared: dict[tuple[str, int], SharedTraces] = {}
+        self._shared: dict[tuple[str, int], Shared[TraceSet]] = {}
 
-    def of(self, task: Task) -> "SharedTraces | None":
+    def of(self, task: Task) -> "Shared[TraceSet] | None":
         """Return the traces of a run; None if it is the only one that needs them.
 
         Raises:
@@ -119,7 +117,10 @@ class _Traces:
                 raise _refused(task, problem) from None
         return self._shared[key]
 
-    def remove(self) -> None:
+    def __enter__(self) -> "_Traces":
+        return self
+
+    def __exit__(self, *problem: object) -> None:
         """Delete the files; processes that have mapped them keep what they have."""
         for shared in self._shared.values():
             shared.path.unlink(missing_ok=True)
@@ -134,134 +135,34 @@ def _refused(task: Task, problem: object) -> ConfigError:
     return ConfigError(f"variant {task.variant!r}, seed {task.seed}: {problem}")
 
 
-class _Crew:
-    """Processes that wait for runs; each has a pipe of its own, so one that dies is noticed."""
-
-    def __init__(self, log: Path) -> None:
-        self.busy: dict[Connection, tuple[BaseProcess, Task]] = {}
-        self._idle: list[tuple[Connection, BaseProcess]] = []
-        self._log = log
-
-    def give(self, task: Task, begun: str, traces: "SharedTraces | None") -> None:
-        """Let a process take a run, a new one if all are busy."""
-        ours, process = self._idle.pop() if self._idle else self._started()
-        self.busy[ours] = (process, task)
-        ours.send((task, begun, traces))
-
-    def heard(self) -> Iterator[tuple[Task, str, Any]]:
-        """Yield what processes say, as soon as one says something or after a moment."""
-        for found in wait(list(self.busy), timeout=_SAY_S):
-            assert isinstance(found, Connection)
-            process, task = self.busy[found]
-            try:
-                kind, what = found.recv()
-            except (EOFError, OSError):
-                process.join(_STOP_S)
-                kind = "failed"
-                what = f"its process ended with code {process.exitcode}; {self._log} may say why"
-                found.close()
-                del self.busy[found]
-            else:
-                if kind != "share":
-                    del self.busy[found]
-                    self._idle.append((found, process))
-            yield task, kind, what
-
-    def stop(self) -> None:
-        """Let busy processes write down what they have, and end all of them."""
-        for process, _ in self.busy.values():
-            process.terminate()
-        for connection, _ in self._idle:
-            connection.close()
-        everyone = [p for p, _ in self.busy.values()] + [p for _, p in self._idle]
-        try:
-            for process in everyone:
-                process.join(_STOP_S)
-        finally:
-            for process in everyone:
-                if process.is_alive():
-                    process.kill()
-
-    def _started(self) -> tuple[Connection, BaseProcess]:
-        ours, theirs = multiprocessing.Pipe()
-        # A forked process would share torch's threads and Flower's state with this one.
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_work, args=(theirs, self._log), daemon=False)
-        with _one_thread_each():
-            process.start()
-        theirs.close()
-        return ours, process
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Let processes that are started meanwhile compute with one thread."""
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _work(parent: Connection, log: Path) -> None:
-    """Do runs until nobody gives any."""
-    # Ctrl-C reaches every process of a terminal; the first one decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _interrupt)
-    _write_to(log)
-    import pyarrow as pa  # noqa: PLC0415 - not before the signals are set
-
-    pa.set_cpu_count(1)
-    try:
-        while True:
-            task, begun, traces = parent.recv()
-            parent.send(_ran(task, begun, traces, parent))
-    except (EOFError, OSError, KeyboardInterrupt):
-        return
-
-
-def _ran(
-    task: Task, begun: State, traces: "SharedTraces | None", parent: Connection
-) -> tuple[str, str]:
+def _simulated(run: _Run, say: Say) -> str:
+    """Simulate, in a process of its own, and return why the run failed if it did."""
     # Not before the signals are set.
     from fedstale.simulation.progress import Progress  # noqa: PLC0415
     from fedstale.simulation.run import simulate  # noqa: PLC0415
     from fedstale.simulation.trace_grid import TraceGrid  # noqa: PLC0415
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    said_at = 0.0
+    said_at, task, traces = 0.0, run.task, run.traces
 
-    def say(grid: TraceGrid, progress: Progress) -> None:
+    def watch(grid: TraceGrid, progress: Progress) -> None:
         nonlocal said_at
         now = time.perf_counter()
-        if now - said_at < _SAY_S:
-            return
-        said_at = now
-        try:
-            parent.send(("share", _share(grid.now(), progress)))
-        except OSError:
-            # Nobody waits for this run any more; it can go on later.
-            raise KeyboardInterrupt from None
+        if now - said_at >= _SAY_S:
+            said_at = now
+            say(_share(grid.now(), progress))
 
-    try:
-        result = simulate(
-            task.config,
-            task.folder,
-            traces=traces.open() if traces else trace_spec.load(task.config.traces, seed=task.seed),
-            overwrite=begun == "failed",
-            resume=begun == "half",
-            watch=say,
-        )
-    except FedstaleError as problem:
-        return "refused", str(problem)
+    result = simulate(
+        task.config,
+        task.folder,
+        traces=traces.open() if traces else trace_spec.load(task.config.traces, seed=task.seed),
+        overwrite=run.begun == "failed",
+        resume=run.begun == "half",
+        watch=watch,
+    )
     if result.status == "interrupted":
         raise KeyboardInterrupt
-    return ("failed" if result.status == "failed" else "done"), result.reason
+    return (result.reason or "it failed") if result.status == "failed" else ""
 
 
 def _share(now: float, progress: Any) -> float:  # noqa: ANN401 - heavy to import here
@@ -269,14 +170,3 @@ def _share(now: float, progress: Any) -> float:  # noqa: ANN401 - heavy to impor
     if until.rounds is not None:
         return min(progress.rounds / until.rounds, 1.0) if until.rounds else 1.0
     return float(min(now / until.time_s, 1.0))
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _write_to(log: Path) -> None:
-    """Let a file have what an app prints, which has no place between progress and tables."""
-    with log.open("a", encoding="utf-8") as file:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(file.fileno(), stream.fileno())
