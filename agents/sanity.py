@@ -4,13 +4,12 @@ Reward on windows of recorded devices says little of fleets that are otherwise: 
 been asked yet, or where half of the devices claim what they never do. Here both are acted out.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedstale.agents.selector import AgentSelector
 from fedstale.strategies.candidate import Candidates
+from fedstale.strategies.selection import Selector
 
 MOST_LIARS = 0.1
 """Share of the picks that devices may get in the end which never finish what they claim to."""
@@ -21,25 +20,29 @@ _SIZES = (10, 40)
 _CLAIMS = ((0.7, 1.0), (0.9, 0.97))
 
 
-def faults(folder: Path) -> list[str]:
-    """Return what is wrong with the agent in a folder, in sentences; nothing if it is sound."""
+def faults(selector: Selector) -> list[str]:
+    """Return what is wrong with an agent, in sentences; nothing if it is sound.
+
+    Args:
+        selector: the agent; it must decide by its candidates alone, not by earlier calls.
+    """
     found = []
-    if not all(_asks_the_likely(folder, n, is_known=known) for n in _SIZES for known in (0, 1)):
+    if not all(_asks_the_likely(selector, n, is_known=known) for n in _SIZES for known in (0, 1)):
         found.append("of devices alike in all else it does not ask those likeliest to finish")
-    liars = max(share_of_liars(folder, *claims) for claims in _CLAIMS)
+    liars = max(share_of_liars(selector, *claims) for claims in _CLAIMS)
     if liars >= MOST_LIARS:
         found.append(f"devices that never finish what they claim get {liars:.0%} of its picks")
     return found
 
 
-def share_of_liars(folder: Path | None, honest: float, lying: float) -> float:
+def share_of_liars(selector: Selector, honest: float, lying: float) -> float:
     """Return which part of the last picks goes to devices that never finish.
 
     Half of 40 devices that are alike otherwise claim one chance to finish and mean it, the others
     claim another and never finish; eight are asked every ten minutes, sixty times.
 
     Args:
-        folder: of the agent; None takes the embedded one.
+        selector: decides who is asked.
         honest: chance that the first half claims.
         lying: chance that the second half claims.
     """
@@ -47,7 +50,7 @@ def share_of_liars(folder: Path | None, honest: float, lying: float) -> float:
     is_lying, rng = np.arange(n) < n // 2, np.random.default_rng(1)
     claimed = np.where(is_lying, lying, honest)
     finished, failed, expected, picked_at = np.zeros((4, n))
-    selector, shares = AgentSelector(folder), []
+    shares = []
     for step in range(_STEPS):
         now = _STEP_S * step
         nodes = Candidates.of(
@@ -73,7 +76,7 @@ def share_of_liars(folder: Path | None, honest: float, lying: float) -> float:
     return float(np.mean(shares[_STEPS // 2 :]))
 
 
-def _asks_the_likely(folder: Path, n: int, *, is_known: int) -> bool:
+def _asks_the_likely(selector: Selector, n: int, *, is_known: int) -> bool:
     """Return whether the fifth that is picked is the fifth with the highest claims."""
     known: dict[str, Any] = {
         "examples": np.full(n, 50.0),
@@ -91,5 +94,5 @@ def _asks_the_likely(folder: Path, n: int, *, is_known: int) -> bool:
         forecast_at=np.zeros(n),
         **(known if is_known else {}),
     )
-    chosen = AgentSelector(folder).select(nodes, n // 5, _STEP_S, np.random.default_rng(0))
+    chosen = selector.select(nodes, n // 5, _STEP_S, np.random.default_rng(0))
     return min(chosen) == n - n // 5

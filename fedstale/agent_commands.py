@@ -17,11 +17,12 @@ from fedstale.errors import ConfigError
 from fedstale.usage_errors import one_sentence
 
 if TYPE_CHECKING:
+    from fedstale.agent_trainings import Watch
     from fedstale.agents.evaluation import Evaluation
     from fedstale.agents.export import Agent
     from fedstale.agents.scorer import Weights
     from fedstale.agents.stage import Stage, Stages
-    from fedstale.agents.training import Progress, Watch
+    from fedstale.agents.training import Progress
     from fedstale.traces import TraceSet
     from fedstale.traces.forecast import Forecaster
 
@@ -68,42 +69,44 @@ def train_agent(
         bool, typer.Option("--tensorboard", help="Also write events for TensorBoard.")
     ] = False,
     resume: Annotated[bool, typer.Option(help="Go on where an interrupted training was.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Trainings at a time; default one for each core.")
+    ] = None,
     as_json: _Json = False,
     quiet: _Quiet = False,
 ) -> None:
     """Train a selection agent on traces; writes agent.toml and agent.safetensors."""
     with one_sentence():
+        from fedstale.agent_trainings import Task, train_all
         from fedstale.agents import export
-        from fedstale.agents.training import Training, train
+        from fedstale.agents.training import Training
+        from fedstale.strategies.cores import n_cores
 
         if not resume and (out / "agent.toml").exists():
             raise ConfigError(f"{out}: holds an agent; expected a new folder, or --resume")
         with _board(out, wanted=tensorboard) as board:
             parts = _stages(traces, forecaster, seed, silent=no_forecasts, cache=out / "cache")
-            agents, folders = [], []
-            for number in range(seed, seed + seeds):
-                folder = out / f"seed-{number}" if seeds > 1 else out
-                training = Training(
-                    algorithm=algorithm, updates=updates, seed=number, residual=not from_scratch
+            tasks = [
+                Task(
+                    training=Training(
+                        algorithm=algorithm, updates=updates, seed=n, residual=not from_scratch
+                    ),
+                    folder=out / f"seed-{n}" if seeds > 1 else out,
+                    provenance={
+                        "fedstale": __version__,
+                        "traces": Path(traces).name,
+                        "devices": int(parts.training.devices.size),
+                        "forecaster": "none" if no_forecasts else Path(forecaster).name,
+                    },
+                    resume=resume,
                 )
-                with _shown(f"seed {number}", quiet=quiet or as_json) as watch:
-                    agent = train(
-                        parts.training,
-                        parts.validation,
-                        training,
-                        folder,
-                        provenance={
-                            "fedstale": __version__,
-                            "traces": Path(traces).name,
-                            "devices": int(parts.training.devices.size),
-                            "forecaster": "none" if no_forecasts else Path(forecaster).name,
-                        },
-                        resume=resume,
-                        watch=_both(watch, board, number),
-                    )
-                agents.append(agent)
-                folders.append(folder)
-            best = _best(agents, folders)
+                for n in range(seed, seed + seeds)
+            ]
+            with _shown(quiet=quiet or as_json) as shown:
+                agents = train_all(
+                    tasks, parts, workers=workers or n_cores(), out=out, watch=_both(shown, board)
+                )
+            best = _best(agents, [task.folder for task in tasks])
             if seeds > 1:
                 export.save(best, out)
         result = _evaluated(
@@ -121,8 +124,9 @@ def train_agent(
 def _best(agents: "list[Agent]", folders: list[Path]) -> "Agent":
     """Return the best agent in validation of those that are sound, or of all if none is."""
     from fedstale.agents.sanity import faults
+    from fedstale.agents.selector import AgentSelector
 
-    found = [faults(folder) for folder in folders]
+    found = [faults(AgentSelector(folder)) for folder in folders]
     for folder, sentences in zip(folders, found, strict=True):
         for sentence in sentences:
             typer.echo(f"fedstale: {folder}: {sentence}", err=True)
@@ -287,41 +291,43 @@ def _report(result: "Evaluation", out: Path | None, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _shown(what: str, *, quiet: bool) -> Iterator["Watch | None"]:
-    """Show progress: a bar on a terminal, a line for each validation elsewhere."""
+def _shown(*, quiet: bool) -> Iterator["Watch"]:
+    """Show progress: a bar a training on a terminal, a line a validation elsewhere."""
     if quiet:
-        yield None
+        yield lambda seed, progress: None
         return
     if not sys.stderr.isatty():
-        yield lambda progress: _line(what, progress)
+        yield _line
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import Progress as Bars
 
     columns = (
-        TextColumn(what),
+        TextColumn("seed {task.fields[seed]}"),
         BarColumn(bar_width=20),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
         TextColumn("{task.fields[said]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=None, said="")
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        rows: dict[int, Any] = {}
 
-        def watch(progress: "Progress") -> None:
-            bar.update(task, total=progress.updates, completed=progress.update)
+        def watch(seed: int, progress: "Progress") -> None:
+            if seed not in rows:
+                rows[seed] = bars.add_task("", total=progress.updates, seed=seed, said="")
+            bars.update(rows[seed], completed=progress.update)
             if "validation" in progress.numbers:
-                bar.update(task, said=f"held out {progress.numbers['validation']:+.2f}")
+                bars.update(rows[seed], said=f"held out {progress.numbers['validation']:+.2f}")
 
         yield watch
 
 
-def _line(what: str, progress: "Progress") -> None:
+def _line(seed: int, progress: "Progress") -> None:
     if "validation" in progress.numbers:
         typer.echo(
-            f"{what}  update {progress.update}/{progress.updates}  held out "
+            f"seed {seed}  update {progress.update}/{progress.updates}  held out "
             f"{progress.numbers['validation']:+.3f} +- "
             f"{progress.numbers['validation_error']:.3f} over the heuristic, "
             f"{progress.left_s / 60:.1f} min left",
@@ -349,10 +355,11 @@ def _board(out: Path, *, wanted: bool) -> Iterator[Any]:
         writer.close()
 
 
-def _both(watch: "Watch | None", board: Any, seed: int) -> "Watch":  # noqa: ANN401 - optional
-    def told(progress: "Progress") -> None:
-        if watch is not None:
-            watch(progress)
+def _both(shown: "Watch", board: Any) -> "Watch":  # noqa: ANN401 - optional
+    """Return what tells both of them, the second only if there is one."""
+
+    def told(seed: int, progress: "Progress") -> None:
+        shown(seed, progress)
         if board is not None:
             for name, value in progress.numbers.items():
                 board.add_scalar(f"seed-{seed}/{name}", value, progress.update)

@@ -54,6 +54,7 @@ def compare(  # noqa: PLR0917 - the command's options
     """
     with one_sentence():
         from fedstale.errors import ConfigError  # noqa: PLC0415
+        from fedstale.strategies.cores import n_cores  # noqa: PLC0415
 
         if workers is not None and workers < 1:
             raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
@@ -69,7 +70,7 @@ def compare(  # noqa: PLR0917 - the command's options
             comparison, text = _from_plan(
                 plans[0],
                 folder,
-                workers=workers or _n_cores(),
+                workers=workers or n_cores(),
                 overrides={"target": target, "reference": reference},
                 overwrite=overwrite,
                 shown=shown,
@@ -271,7 +272,3 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"out = {str(path)!r} cannot be written: {problem.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
-
-
-def _n_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

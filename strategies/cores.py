@@ -24,7 +24,7 @@ def n_threads() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if asked.isdecimal() and int(asked):
         return min(int(asked), MOST_THREADS)
-    return min(_cores(), MOST_THREADS)
+    return min(n_cores(), MOST_THREADS)
 
 
 def each(work: Callable[..., Result], items: Sequence[Iterable[Any]]) -> list[Result]:
@@ -74,7 +74,8 @@ def each(work: Callable[..., Result], items: Sequence[Iterable[Any]]) -> list[Re
     return [results[k] for k in range(len(items))]
 
 
-def _cores() -> int:
+def n_cores() -> int:
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

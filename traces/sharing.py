@@ -1,8 +1,8 @@
-"""One copy of large traces for several processes of a machine.
+"""One copy of large data for several processes of a machine.
 
-The arrays of a trace set go into one file, which every process maps into its memory instead of
-reading: the pages are the same ones for all, and are loaded when they are needed. What is left,
-some names and numbers, is small enough to be sent.
+The arrays of a value, such as a trace set, go into one file, which every process maps into its
+memory instead of reading: the pages are the same ones for all, and are loaded when they are needed.
+What is left, some names and numbers, is small enough to be sent.
 """
 
 import io
@@ -11,16 +11,16 @@ import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from fedstale.traces.trace_set import TraceSet
+T = TypeVar("T")
 
 _ALIGNED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedTraces:
-    """A trace set whose arrays are in a file; made by `share`, and sent to other processes."""
+class Shared(Generic[T]):
+    """A value whose arrays are in a file; made by `share`, and sent to other processes."""
 
     path: Path
     """The file; whoever made it removes it."""
@@ -29,20 +29,21 @@ class SharedTraces:
     rest: bytes
     """Everything else; pickled, as all that processes of one program send to each other."""
 
-    def open(self) -> TraceSet:
-        """Return the traces, with arrays that cannot be written to."""
+    def open(self) -> T:
+        """Return the value, with arrays that cannot be written to."""
         with self.path.open("rb") as file:
             mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         arrays = [mapped[begin:end] for begin, end in self.places]
-        traces: TraceSet = pickle.loads(self.rest, buffers=arrays)
-        return traces
+        value: T = pickle.loads(self.rest, buffers=arrays)
+        return value
 
 
-def share(traces: TraceSet, path: Path) -> SharedTraces:
-    """Write the arrays of a trace set into a file, and return what other processes need.
+def share(value: T, path: Path) -> Shared[T]:
+    """Write the arrays of a value into a file, and return what other processes need.
 
     Example:
         >>> from tempfile import TemporaryDirectory
+        >>> from fedstale.traces import TraceSet
         >>> with TemporaryDirectory() as folder:
         ...     shared = share(TraceSet.ideal(3), Path(folder) / "traces")
         ...     shared.open().n_devices
@@ -50,7 +51,7 @@ def share(traces: TraceSet, path: Path) -> SharedTraces:
     """
     buffers: list[pickle.PickleBuffer] = []
     rest = io.BytesIO()
-    _Pickler(rest, protocol=5, buffer_callback=buffers.append).dump(traces)
+    _Pickler(rest, protocol=5, buffer_callback=buffers.append).dump(value)
     places = []
     with path.open("wb") as file:
         for buffer in buffers:
@@ -60,7 +61,7 @@ def share(traces: TraceSet, path: Path) -> SharedTraces:
             places.append((begin, file.tell()))
         # Nothing can be mapped from an empty file.
         file.write(bytes(_ALIGNED))
-    return SharedTraces(path=path, places=tuple(places), rest=rest.getvalue())
+    return Shared(path=path, places=tuple(places), rest=rest.getvalue())
 
 
 class _Pickler(pickle.Pickler):

@@ -1,14 +1,15 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedstale import agent_commands
-from fedstale.agents import export, training
+from fedstale import agent_commands, agent_trainings
+from fedstale.agents import export
 from fedstale.agents.evaluation import HEURISTIC
 from fedstale.agents.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.scorer import initial
@@ -63,13 +64,21 @@ def test_an_agent_without_rivals_to_beat_is_refused(tmp_path):
     assert result.exit_code == 2
 
 
-@pytest.mark.slow
-def test_two_seeds_are_trained_and_everybody_is_compared(tmp_path, monkeypatch):
-    class Small(training.Training):
-        def __init__(self, **settings):
-            super().__init__(**settings, pairs=2, windows=2, validate_every=1, validation_windows=4)
+@pytest.fixture
+def small(monkeypatch):
+    """Make trainings short."""
+    train_all = agent_trainings.train_all
 
-    monkeypatch.setattr(training, "Training", Small)
+    def shortly(tasks, *args, **options):
+        less = {"pairs": 2, "windows": 2, "validate_every": 1, "validation_windows": 4}
+        short = [replace(task, training=replace(task.training, **less)) for task in tasks]
+        return train_all(short, *args, **options)
+
+    monkeypatch.setattr(agent_trainings, "train_all", shortly)
+
+
+@pytest.mark.slow
+def test_two_seeds_are_trained_and_everybody_is_compared(tmp_path, small):
     out = tmp_path / "agent"
     options = ("--traces", "synthetic:60", "--windows", 10)
     result = run("train-agent", *options, "--out", out, "--updates", 2, "--seeds", 2)

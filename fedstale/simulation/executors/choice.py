@@ -6,7 +6,6 @@ is used only when asked for.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
@@ -21,6 +20,7 @@ from fedstale.simulation.executors.contract import Answer, Call, Executor
 from fedstale.simulation.executors.inline import InlineExecutor
 from fedstale.simulation.executors.processes import ProcessExecutor
 from fedstale.simulation.flower_app import ClientLoader, FlowerApp
+from fedstale.strategies.cores import n_cores
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class AutoExecutor(Executor):
             load: returns the app in another process.
             workers: most processes; None takes as many as there are cores.
         """
-        self._load, self._workers = load, workers or _n_cores()
+        self._load, self._workers = load, workers or n_cores()
         self._now: Executor = InlineExecutor(client_app)
         self._is_chosen, self._is_checked = self._workers == 1, False
         self._spent_s, self._n_calls, self._n_runs = 0.0, 0, 0
@@ -142,7 +142,7 @@ def executor_for(
     if kind == "inline":
         return InlineExecutor(client)
     if kind == "processes" or (workers or 1) > 1:
-        return ProcessExecutor(load, workers or _n_cores())
+        return ProcessExecutor(load, workers or n_cores())
     return InlineExecutor(client) if workers == 1 else AutoExecutor(client, load)
 
 
@@ -173,7 +173,3 @@ def _copied(call: Call) -> Call:
 def _arrays(reply: Message) -> list[dict[str, bytes]]:
     records: list[ArrayRecord] = list(reply.content.array_records.values())
     return [{name: array.data for name, array in record.items()} for record in records]
-
-
-def _n_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
