@@ -1,9 +1,9 @@
 """How fast does a simulation go: messages of an empty app, and clients trained against Flower.
 
-All run the built-in app digits, the same ClientApp under the same FedAvg, with every client in
-every round and no evaluation on clients: Flower's engine with one Ray actor a core, a loop over
-the ClientApp as one would write it by hand, and each executor of fedstale. They take turns, and
-the first round of each run, which loads data and starts workers, is not counted.
+Clients are those of the built-in app digits, the same ClientApp under the same FedAvg, with every
+client in every round and no evaluation on clients: in Flower's engine with one Ray actor a core, in
+a loop over the ClientApp as one would write it by hand, and in each executor of fedstale. They take
+turns, and the first round of each run, which loads data and starts workers, is not counted.
 
 Run it with: python benchmarks/engine.py [--quick]
 """
@@ -22,7 +22,8 @@ from typing import cast
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from batched import Clients, workloads
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -32,6 +33,7 @@ from fedstale.simulation import Costs, TraceGrid
 from fedstale.simulation.compat import identity
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
+from fedstale.strategies import FedBuff
 from fedstale.traces import TraceSet
 from fedstale.traces.synthetic import synthesise
 
@@ -61,6 +63,29 @@ def messages_per_second(traces: TraceSet, batch: int, total: int) -> float:
             nodes = rng.choice(online, batch, replace=False).tolist()
             grid.send_and_receive([Message(content, node, "train") for node in nodes])
         return total // batch * batch / (time.perf_counter() - started)
+
+
+def replies_per_second(traces: TraceSet, in_flight: int, total: int) -> float:
+    """Return how many replies of an empty ClientApp FedBuff merges in a second of wall time.
+
+    Args:
+        traces: the devices.
+        in_flight: jobs out at a time; each reply is followed by a new job at once.
+        total: replies to merge, a hundred in a version.
+    """
+    app, metrics = ClientApp(), MetricRecord({"num-examples": 10})
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    grid = TraceGrid(traces, app, costs=Costs(work_per_example=1.0, epochs=1, examples=10))
+    strategy = FedBuff(in_flight=in_flight, merge_size=100)
+    with grid.running():
+        started = time.perf_counter()
+        strategy.start(grid, ArrayRecord([np.zeros(1000, np.float32)]), num_rounds=total // 100)
+        return total // 100 * 100 / (time.perf_counter() - started)
 
 
 class Loop:
@@ -179,12 +204,33 @@ def measure_messages(*, quick: bool) -> list[dict[str, object]]:
     rates = [messages_per_second(many, 10_000, 20_000) for _ in range(2 if quick else 5)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     rows.append({**_messages_row(many, 10_000, rates), "peak MiB": round(peak)})
-    return rows
+    n_replies = 2000 if quick else 20_000
+    few = TraceSet.constant(20_000, compute=1.0, downlink_bit_per_s=1e7, uplink_bit_per_s=1e7)
+    for traces in (few, many):
+        rates = [replies_per_second(traces, 10_000, n_replies) for _ in range(2 if quick else 5)]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        row = _messages_row(traces, 10_000, rates, what="replies per second, FedBuff")
+        rows.append({**row, "peak MiB": round(peak)})
+    return [*rows, _yardstick()]
 
 
-def _messages_row(traces: TraceSet, batch: int, rates: list[float]) -> dict[str, object]:
+def _yardstick() -> dict[str, object]:
+    """Return how fast the machine trains by a naive loop, to hold figures of others against."""
+    with identity(1):
+        clients = Clients(workloads()[0], 32)
+        rates = []
+        for _ in range(6):
+            started = time.perf_counter()
+            clients.naive()
+            rates.append(clients.n / (time.perf_counter() - started))
+    return {"what": "clients per second, naive torch loop", **spread(rates[1:])}
+
+
+def _messages_row(
+    traces: TraceSet, batch: int, rates: list[float], *, what: str = "messages per second"
+) -> dict[str, object]:
     return {
-        "what": "messages per second",
+        "what": what,
         "devices": traces.n_devices,
         "in flight": batch,
         **spread(rates),

@@ -25,6 +25,7 @@ from results_file import write_result
 from fedstale.simulation.compat import Run, identity
 from fedstale.strategies import FedBuff, Gap, GapAware, StaleStrategy, Update
 from fedstale.strategies.arrays import add_scaled
+from fedstale.strategies.candidate import NodeIds
 from fedstale.strategies.cores import n_threads
 
 FLOAT_BYTES = 4
@@ -107,7 +108,7 @@ class EchoGrid(Grid):
 
     def __init__(self, n_nodes: int, per_pull: int) -> None:
         """Set the number of nodes, and of replies for each pull."""
-        self.nodes, self.per_pull = range(2, n_nodes + 2), per_pull
+        self.nodes, self.per_pull = np.arange(2, n_nodes + 2, dtype=np.uint64), per_pull
         self.waiting: list[Message] = []
         self.n_replies, self.seconds, self.n_sent = 0, 0.0, 0
         self.marks: list[tuple[int, float]] = []
@@ -127,6 +128,10 @@ class EchoGrid(Grid):
         raise NotImplementedError
 
     def get_node_ids(self) -> Iterable[int]:
+        """Everybody is online."""
+        return self.nodes.tolist()
+
+    def online_nodes(self) -> NodeIds:
         """Everybody is online."""
         return self.nodes
 

@@ -30,7 +30,7 @@ from fedstale.strategies.merging import Merging
 from fedstale.strategies.observer import observer_of
 from fedstale.strategies.outbox import Dispatch, Outbox
 from fedstale.strategies.progress import Progress
-from fedstale.strategies.roster import Roster
+from fedstale.strategies.roster import Roster, online_in
 from fedstale.strategies.schedule import LearntDeadline
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.server_optimizer import ServerOptimizer
@@ -196,7 +196,7 @@ class EventLoop:
         but = self.admission.resting(self.clock.now())
         if self.schedule.distinct and self.schedule.send == "after_reply":
             but |= {job.node_id for job in self.merge.jobs}
-        return self.roster.free(self.grid.get_node_ids(), but)
+        return self.roster.free(online_in(self.grid), but)
 
     def _push(self, nodes: list[int], purpose: Purpose) -> None:
         unsent, n_bytes = self.dispatch.push(nodes, purpose, self.clock.now())
@@ -391,11 +391,11 @@ class EventLoop:
             record = self.outbox.record(version, self.versions.current)
             self.scores.on_server(version, self.evaluate_fn(version, record))
         if self.strategy.evaluate_nodes and version:
-            online = list(self.grid.get_node_ids())
-            k = min(self.strategy.evaluate_nodes, len(online))
+            online = online_in(self.grid)
+            k = min(self.strategy.evaluate_nodes, online.size)
             if k:
                 self.evaluations.start(version, k)
-                self._push([int(n) for n in self.rng.choice(online, k, replace=False)], "evaluate")
+                self._push(self.rng.choice(online, k, replace=False).tolist(), "evaluate")
 
     # The end.
 

@@ -4,13 +4,31 @@ A reply changes one node, so with ten thousand jobs out a walk over all nodes fo
 be most of the server's work. Only when other nodes are online is everything looked up again.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from flwr.serverapp import Grid
 
 from fedstale.strategies.candidate import Index, NodeIds
 from fedstale.strategies.ledger import Ledger
+
+
+@runtime_checkable
+class Register(Protocol):
+    """A grid that need not make a Python object for each node to say who is online."""
+
+    def online_nodes(self) -> NodeIds:
+        """Return what `get_node_ids` does, as an array of shape (n,) that nobody writes to."""
+        ...
+
+
+def online_in(grid: Grid) -> NodeIds:
+    """Return the nodes that are online, in the order of the grid."""
+    if isinstance(grid, Register):
+        return grid.online_nodes()
+    return np.array(list(grid.get_node_ids()), dtype=np.uint64)
 
 
 class Roster:
@@ -18,36 +36,34 @@ class Roster:
 
     Example:
         >>> roster = Roster(Ledger())
-        >>> roster.free([3, 5, 9])
+        >>> online = np.array([3, 5, 9], dtype=np.uint64)
+        >>> roster.free(online)
         array([3, 5, 9], dtype=uint64)
-        >>> roster.free([3, 5, 9], but={5})
+        >>> roster.free(online, but={5})
         array([3, 9], dtype=uint64)
     """
 
     def __init__(self, ledger: Ledger) -> None:
         """Follow the jobs of a ledger."""
         self._ledger = ledger
-        self._answer: range | list[int] = []
         self._online = Places(np.zeros(0, dtype=np.uint64))
         self._is_free: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 
-    def free(self, online: Iterable[int], but: Collection[int] = ()) -> NodeIds:
+    def free(self, online: NodeIds, but: Collection[int] = ()) -> NodeIds:
         """Return the nodes that are online and have no training job, in the order of the grid.
 
         Args:
-            online: what the grid answers now.
+            online: what `online_in` returns now.
             but: nodes to leave out.
         """
         busy, moved = self._ledger.busy_nodes, self._ledger.take_moved()
-        answer = online if isinstance(online, range) else list(online)
-        if answer == self._answer:
+        if online is self._online.ids or np.array_equal(online, self._online.ids):
             # Not `moved - busy`, which would walk over all that are busy.
             self._is_free[self._online.of([node for node in moved if node not in busy])] = True
             self._is_free[self._online.of([node for node in moved if node in busy])] = False
         else:
-            self._answer = answer
-            self._online = Places(np.fromiter(answer, dtype=np.uint64, count=len(answer)))
-            self._is_free = np.ones(len(answer), dtype=np.bool_)
+            self._online = Places(online)
+            self._is_free = np.ones(online.size, dtype=np.bool_)
             self._is_free[self._online.of(busy)] = False
         if not but:
             return self._online.ids[self._is_free]

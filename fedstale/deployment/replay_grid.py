@@ -104,7 +104,7 @@ class ReplayGrid(RecordedGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the devices that are available, and whose nodes are online."""
-        available = set(self._fleet.presence(self.now()).devices)
+        available = set(self._fleet.presence(self.now()).devices.tolist())
         there = set(self._grid.get_node_ids())
         return [
             FIRST_NODE_ID + i

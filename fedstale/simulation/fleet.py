@@ -18,6 +18,7 @@ from fedstale.simulation.compat import ErrorCode
 from fedstale.simulation.costs import CostBook
 from fedstale.simulation.flight import Flight
 from fedstale.simulation.presence import Presence
+from fedstale.strategies.candidate import NodeIds
 from fedstale.strategies.gate import records_in
 from fedstale.traces import Job, Status, TraceSet, TripOutcomes
 from fedstale.traces.trip import OnInterrupt
@@ -49,6 +50,8 @@ class Fleet:
         assert traces.availability is not None
         self._traces = traces
         self._presence = Presence(traces.availability)
+        self._online_devices = np.zeros(0, dtype=np.int64)
+        self._online: NodeIds = np.zeros(0, dtype=np.uint64)
         self._book = book
         self._on_interrupt: OnInterrupt = on_interrupt
         self._free_at = np.zeros(traces.n_devices)
@@ -66,6 +69,14 @@ class Fleet:
         """Return who is available at an instant."""
         self._presence.move(now)
         return self._presence
+
+    def online(self, now: float) -> NodeIds:
+        """Return the nodes that are available at an instant; the same object until one changes."""
+        devices = self.presence(now).devices
+        if devices is not self._online_devices:
+            self._online_devices = devices
+            self._online = (devices + FIRST_NODE_ID).astype(np.uint64)
+        return self._online
 
     def send(self, messages: Sequence[Message], now: float, first_job_id: int) -> list[Flight]:
         """Return the flights of some messages, sent now.

@@ -19,7 +19,7 @@ class Presence:
         >>> presence = Presence(phones)
         >>> presence.move(7.0)
         >>> presence.devices, presence.next_change
-        ((0, 1), 10.0)
+        (array([0, 1]), 10.0)
     """
 
     def __init__(self, availability: Availability) -> None:
@@ -29,15 +29,15 @@ class Presence:
         self._is_here: Mask = np.zeros(availability.n_devices, dtype=np.bool_)
         self._until: Array = np.zeros(availability.n_devices)
         self._soon: list[tuple[float, int]] = []
-        self._devices: tuple[int, ...] | None = None
+        self._devices: Index | None = None
         self._n_online, self._now, self._horizon = 0, 0.0, np.inf
         self._begin(0.0)
 
     @property
-    def devices(self) -> tuple[int, ...]:
+    def devices(self) -> Index:
         """Positions of those who are available, ascending; the same object until one changes."""
         if self._devices is None:
-            self._devices = tuple(np.flatnonzero(self._is_here).tolist())
+            self._devices = np.flatnonzero(self._is_here)
         return self._devices
 
     @property

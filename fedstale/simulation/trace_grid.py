@@ -24,12 +24,13 @@ from fedstale.simulation.clock import Kind, RunEnded, VirtualClock
 from fedstale.simulation.compat import Run, error_reply, identity, stamp
 from fedstale.simulation.costs import CostBook, Costs
 from fedstale.simulation.executors import Executor, InlineExecutor
-from fedstale.simulation.fleet import FIRST_NODE_ID, Fleet
+from fedstale.simulation.fleet import Fleet
 from fedstale.simulation.flight import Flight
 from fedstale.simulation.flights import Flights
 from fedstale.simulation.replayed import Replay
 from fedstale.simulation.saved import State
 from fedstale.simulation.virtual_time import VirtualTime
+from fedstale.strategies.candidate import NodeIds
 from fedstale.strategies.gate import p_finish_in
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
@@ -109,7 +110,7 @@ class TraceGrid(Grid):
         self._open = 0
         self._busy_at = 0.0
         self._idle_step = 0.0
-        self._seen_online: tuple[int, ...] | None = None
+        self._seen_online: NodeIds | None = None
         self._seen_at = 0.0
         self._polls = 0
         self._most_online = 0
@@ -276,7 +277,7 @@ class TraceGrid(Grid):
             "flights": self._flights.state_dict(),
             "arrived": [flight.job_id for flight in self._arrived.values()],
             "stated": {str(node): p for node, p in self._stated.items()},
-            "seen_online": None if self._seen_online is None else np.array(self._seen_online),
+            "seen_online": None if self._seen_online is None else self._seen_online,
         }
 
     def _restore(self, state: State) -> None:
@@ -290,7 +291,7 @@ class TraceGrid(Grid):
         self._arrived = {f"message-{job}": self._flights[job] for job in state["arrived"]}
         self._stated = {int(node): p for node, p in state.get("stated", {}).items()}
         seen = state["seen_online"]
-        self._seen_online = None if seen is None else tuple(seen.tolist())
+        self._seen_online = None if seen is None else seen
 
     # Flower's Grid.
 
@@ -315,6 +316,10 @@ class TraceGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes that are online now; see `online_nodes`."""
+        return self.online_nodes().tolist()
+
+    def online_nodes(self) -> NodeIds:
         """Return the nodes that are online now, in ascending order.
 
         A strategy that asks, sleeps and asks again, with nothing else in between, is waiting for
@@ -325,17 +330,17 @@ class TraceGrid(Grid):
             RunEnded: nobody comes online any more, or never enough at once.
         """
         self._check_time()
-        now, presence = self._clock.now, self._fleet.presence(self._clock.now)
-        if presence.devices == self._seen_online:
+        now, nodes = self._clock.now, self._fleet.online(self._clock.now)
+        if self._seen_online is not None and np.array_equal(nodes, self._seen_online):
             self._polls += 1
             if now > self._seen_at or self._polls >= _POLLS_OF_A_LOOP:
                 self._idle()
-                presence = self._fleet.presence(self._clock.now)
+                nodes = self._fleet.online(self._clock.now)
         else:
             self._polls = 0
-        self._seen_online, self._seen_at = presence.devices, self._clock.now
-        self._most_online = max(self._most_online, presence.n_online)
-        return [device + FIRST_NODE_ID for device in presence.devices]
+        self._seen_online, self._seen_at = nodes, self._clock.now
+        self._most_online = max(self._most_online, len(nodes))
+        return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; each node works on one at a time, in the order of sending.

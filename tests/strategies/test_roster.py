@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.strategies.ledger import Ledger
-from fedstale.strategies.roster import Places, Roster
+from fedstale.strategies.roster import Places, Roster, online_in
 
 NODES = [2**63, 11, 7, 3, 5]
 
@@ -42,16 +42,17 @@ def test_free_nodes_are_those_that_a_walk_over_all_would_find(steps):
             ledger.end(jobs[which % len(jobs)].message_id, what)
         but = set(order[:some]) if which == 0 else set()
         expected = [m for m in online if m not in ledger.busy_nodes and m not in but]
-        assert roster.free(iter(online), but).tolist() == expected
+        assert roster.free(np.array(online, dtype=np.uint64), but).tolist() == expected
 
 
 def test_a_restored_ledger_is_followed():
     ledger, restored = Ledger(), Ledger()
     roster = Roster(restored)
-    assert roster.free([3, 5]).tolist() == [3, 5]
+    online = np.array([3, 5], dtype=np.uint64)
+    assert roster.free(online).tolist() == [3, 5]
     send(ledger, 5, "m")
     restored.load_state_dict(ledger.state_dict())
-    assert roster.free([3, 5]).tolist() == [3]
+    assert roster.free(online).tolist() == [3]
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), unique=True), st.sets(st.integers(0, 2**64 - 1)))
@@ -60,3 +61,19 @@ def test_places_are_found_in_any_order_of_ids(ids, others):
     wanted = [*ids[::2], *others]
     expected = [ids.index(node) for node in wanted if node in set(ids)]
     assert places.of(wanted).tolist() == expected
+
+
+def test_a_grid_that_has_an_array_of_nodes_is_not_asked_for_a_list():
+    class Listing:
+        def get_node_ids(self):
+            return iter([9, 5])
+
+    class Keeping(Listing):
+        nodes = np.array([7, 8], dtype=np.uint64)
+
+        def online_nodes(self):
+            return self.nodes
+
+    assert online_in(Listing()).tolist() == [9, 5]
+    assert online_in(Listing()).dtype == np.uint64
+    assert online_in(Keeping()) is Keeping.nodes
