@@ -49,7 +49,7 @@ node_modules/axe-core:
 	-npm install --silent --no-save --no-package-lock axe-core@4.14.1
 
 test-all: setup node_modules/axe-core ## run every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --hypothesis-profile=default
 
 bench: setup ## measure speed; writes benchmarks/results and the tables in benchmarks/README.md
 	$(BIN)/python benchmarks/trips.py

@@ -44,9 +44,9 @@ def identity(run_id: int) -> Iterator[None]:
 
 def stamp(message: Message, message_id: str, created_at: float, ttl: float) -> None:
     """Give a message its id and its times; created_at is a Unix time, ttl is in s."""
-    message.metadata.__dict__["_message_id"] = message_id
-    message.metadata.created_at = created_at
-    message.metadata.ttl = ttl
+    metadata = message.metadata
+    metadata.__dict__["_message_id"] = message_id
+    metadata.created_at, metadata.ttl = created_at, ttl
 
 
 def error_reply(message: Message, code: int, reason: str) -> Message:

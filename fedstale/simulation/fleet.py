@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedstale.errors import ConfigError
 from fedstale.simulation import flight as fl
@@ -87,10 +87,11 @@ class Fleet:
         flights: list[Flight] = []
         batch: dict[int, Message] = {}
         for message in messages:
-            device = message.metadata.dst_node_id - FIRST_NODE_ID
+            node_id = message.metadata.dst_node_id
+            device = node_id - FIRST_NODE_ID
             if not 0 <= device < self.n_devices:
                 raise ConfigError(
-                    f"dst_node_id = {message.metadata.dst_node_id}: expected an id from "
+                    f"dst_node_id = {node_id}: expected an id from "
                     f"get_node_ids(), {FIRST_NODE_ID} to {FIRST_NODE_ID + self.n_devices - 1}"
                 )
             if device in batch:
@@ -132,7 +133,7 @@ class Fleet:
         if not batch:
             return []
         devices = np.fromiter(batch, dtype=np.int64)
-        asked = self._asked(list(batch.values()))
+        asked, rounds = self._asked(list(batch.values()))
         there_s = self._book.costs.download_overhead_s or 0.0
         back_s = self._book.costs.upload_overhead_s or 0.0
         free_at = self._free_at[devices]
@@ -149,6 +150,7 @@ class Fleet:
                 message,
                 job_id=first_job_id + i,
                 device=int(devices[i]),
+                round_=rounds[i],
                 now=now,
                 asked=(*asked[i].tolist(), float(free_at[i])),
                 trips=trips,
@@ -158,20 +160,24 @@ class Fleet:
             for i, message in enumerate(batch.values())
         ]
 
-    def _asked(self, messages: list[Message]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-        """Return work, bytes down, bytes up and ttl of each message; shape (n, 4)."""
-        asked = np.empty((len(messages), 4))
-        sizes: dict[int, int] = {}
+    def _asked(
+        self, messages: list[Message]
+    ) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.float64]], list[int]]:
+        """Return work, bytes down and up and ttl of each message, shape (n, 4), and its round."""
+        asked, rounds = np.empty((len(messages), 4)), []
+        # Strategies put the same records into every message of a round.
+        known: dict[int, tuple[int, int]] = {}
         for i, message in enumerate(messages):
-            kind, content = message.metadata.message_type.split(".")[0], message.content
-            # Strategies put the same records into every message of a round.
-            size = sizes.get(id(content))
-            if size is None:
-                size = sizes[id(content)] = self._book.bytes_of(content)
-            work = self._book.work(kind, message.metadata.dst_node_id)
+            metadata, content = message.metadata, message.content
+            kind = metadata.message_type.split(".")[0]
+            if id(content) not in known:
+                known[id(content)] = self._book.bytes_of(content), _round_in(content)
+            size, round_ = known[id(content)]
+            rounds.append(_round_said(metadata.group_id, round_))
+            work = self._book.work(kind, metadata.dst_node_id)
             reply = self._book.reply_bytes(kind, content, size)
-            asked[i] = work, size, reply, message.metadata.ttl
-        return asked
+            asked[i] = work, size, reply, metadata.ttl
+        return asked, rounds
 
     def _cut(self, flight: Flight, until_now: TraceSet | None, now: float) -> Flight:
         cut = replace(flight)
@@ -205,15 +211,16 @@ def _flight(
     *,
     job_id: int,
     device: int,
+    round_: int,
     now: float,
     asked: tuple[float, float, float, float, float],
     trips: TripOutcomes,
     i: int,
     column: dict[str, float],
 ) -> Flight:
-    status = Status(int(trips.status[i]))
+    status, metadata = Status(int(trips.status[i])), message.metadata
     reason = "" if status == Status.REPORTED else trips.reason(i)
-    visible_at, failure = _seen(status, now + message.metadata.ttl, reason, column)
+    visible_at, failure = _seen(status, now + metadata.ttl, reason, column)
     return Flight(
         message=message,
         asked=asked,
@@ -221,10 +228,10 @@ def _flight(
         visible_at=visible_at,
         failure=failure,
         job_id=job_id,
-        node_id=message.metadata.dst_node_id,
+        node_id=FIRST_NODE_ID + device,
         device=device,
-        kind=message.metadata.message_type,
-        round=round_of(message),
+        kind=metadata.message_type,
+        round=round_,
         status=fl.FAILED.get(status, fl.UNCLAIMED),
         reason=reason,
         sent_at=now,
@@ -244,10 +251,15 @@ def _flight(
 
 def round_of(message: Message) -> int:
     """Return the round that a strategy wrote into the message, or -1."""
-    group = message.metadata.group_id
-    if group.isdecimal():
-        return int(group)
-    for record in records_in(message.content, ConfigRecord).values():
+    return _round_said(message.metadata.group_id, _round_in(message.content))
+
+
+def _round_said(group_id: str, otherwise: int) -> int:
+    return int(group_id) if group_id.isdecimal() else otherwise
+
+
+def _round_in(content: RecordDict) -> int:
+    for record in records_in(content, ConfigRecord).values():
         number = record.get("server-round")
         if isinstance(number, int):
             return number

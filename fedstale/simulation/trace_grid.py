@@ -415,8 +415,9 @@ class TraceGrid(Grid):
         for job_id in self._clock.advance(to):
             flight = self._flights[job_id]
             assert flight.message is not None
-            happened.append(flight.message.metadata.message_id)
-            self._arrived[happened[-1]] = flight
+            message_id = flight.message.metadata.message_id
+            happened.append(message_id)
+            self._arrived[message_id] = flight
         self._open -= len(happened)
         if happened:
             self._rouse()
@@ -486,7 +487,8 @@ class TraceGrid(Grid):
             else:
                 reply = error_reply(message, *flight.failure)
             at = self._unix_base + flight.visible_at
-            left = message.metadata.created_at + message.metadata.ttl - at
+            sent = message.metadata
+            left = sent.created_at + sent.ttl - at
             stamp(reply, f"reply-{flight.job_id}", at, left)
             flight.delivered_at, flight.message = self._clock.now, None
             delivered.append(reply)
