@@ -22,12 +22,12 @@ from typing import cast
 
 import numpy as np
 import torch
-from batched import Clients, workloads
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from results_file import spread, write_result
+from yardstick import naive_clients_per_s
 
 from fedstale.simulation import Costs, TraceGrid
 from fedstale.simulation.compat import identity
@@ -211,19 +211,7 @@ def measure_messages(*, quick: bool) -> list[dict[str, object]]:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         row = _messages_row(traces, 10_000, rates, what="replies per second, FedBuff")
         rows.append({**row, "peak MiB": round(peak)})
-    return [*rows, _yardstick()]
-
-
-def _yardstick() -> dict[str, object]:
-    """Return how fast the machine trains by a naive loop, to hold figures of others against."""
-    with identity(1):
-        clients = Clients(workloads()[0], 32)
-        rates = []
-        for _ in range(6):
-            started = time.perf_counter()
-            clients.naive()
-            rates.append(clients.n / (time.perf_counter() - started))
-    return {"what": "clients per second, naive torch loop", **spread(rates[1:])}
+    return rows
 
 
 def _messages_row(
@@ -286,7 +274,8 @@ def main() -> None:
     for part in [options.part] if options.part else PARTS:
         rows = PARTS[part](quick=options.quick)
         command = f"python benchmarks/engine.py --part {part}" + " --quick" * options.quick
-        write_result(part + "-quick" * options.quick, rows, command=command)
+        speed = naive_clients_per_s()
+        write_result(part + "-quick" * options.quick, rows, command=command, speed=speed)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from results_file import write_result
+from yardstick import naive_clients_per_s
 
 from fedstale.simulation.compat import Run, identity
 from fedstale.strategies import FedBuff, Gap, GapAware, StaleStrategy, Update
@@ -214,7 +216,9 @@ def main() -> None:
             found = per_reply(strategy, versions // 10, per_pull)
             print(f"{name}, {per_pull} a pull: {found['ms_per_reply']:.3f} ms a reply")
             rows.append({"strategy": name, "in_flight": 10_000, "per_pull": per_pull} | found)
-    write_result("merging", rows, command="python benchmarks/merging.py")
+    torch.set_num_threads(1)
+    speed = naive_clients_per_s()
+    write_result("merging", rows, command="python benchmarks/merging.py", speed=speed)
 
 
 if __name__ == "__main__":

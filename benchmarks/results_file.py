@@ -12,15 +12,28 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 
 
-def write_result(name: str, rows: Sequence[Mapping[str, object]], *, command: str) -> Path:
-    """Write benchmarks/results/NAME.json and return its path; `command` repeats the measurement."""
+def write_result(
+    name: str,
+    rows: Sequence[Mapping[str, object]],
+    *,
+    command: str,
+    speed: float | None = None,
+) -> Path:
+    """Write benchmarks/results/NAME.json and return its path.
+
+    Args:
+        name: of the result.
+        rows: what was measured.
+        command: repeats the measurement.
+        speed: of the machine at that time, by `yardstick`; for figures that are no ratios.
+    """
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     result = {
         "command": command,
         "commit": _commit(),
         "versions": {"python": platform.python_version()} | _versions(),
-        "hardware": {"cpu": _cpu(), "cores": os.cpu_count()},
+        "hardware": {"cpu": _cpu(), "cores": os.cpu_count(), "naive_clients_per_s": speed},
         "load_average": os.getloadavg(),
         "rows": list(rows),
     }

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.strategies.candidate import (
+    DURATIONS_KEPT,
     Candidate,
     Candidates,
     Forecast,
@@ -116,10 +117,10 @@ class History:
         """Note a good reply; arguments as in `Candidate`."""
         row, columns = self._row(node_id), self._table.columns
         durations = columns["durations_s"][row]
-        n = int((~np.isnan(durations)).sum())
-        if n == durations.size:
+        n = int(columns["times_finished"][row])
+        if n >= DURATIONS_KEPT:
             durations[:-1] = durations[1:]
-            n -= 1
+            n = DURATIONS_KEPT - 1
         durations[n] = duration_s
         columns["duration_s"][row] = median(durations[: n + 1].tolist())
         columns["examples"][row], columns["loss"][row] = examples, loss

@@ -84,8 +84,8 @@ class Merge:
             self.jobs.append(job)
             self._held.append(_Held(job, update, counts, examples, metrics))
             return
-        job = replace(job, weight=weighting.weigh(update))
-        self.add(job, update.delta, counts, examples=examples, metrics=metrics)
+        weighed = Merged(job.message_id, job.node_id, job.base_version, weighting.weigh(update))
+        self.add(weighed, update.delta, counts, examples=examples, metrics=metrics)
 
     def settle(self, weighting: Weighting) -> None:
         """Weigh and add what was kept; call it once, before `finish`."""

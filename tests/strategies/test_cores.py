@@ -8,7 +8,7 @@ from fedstale.strategies.arrays import CHUNK, add_scaled, over_chunks
 
 
 def test_threads_follow_openmp_and_else_the_cores_of_this_process(monkeypatch):
-    monkeypatch.setattr(cores, "_cores", lambda: 3)
+    monkeypatch.setattr(cores, "n_cores", lambda: 3)
     for said, expected in (("2", 2), ("4,2", 4), ("0", 3), ("many", 3), ("", 3), ("999", 16)):
         monkeypatch.setenv("OMP_NUM_THREADS", said)
         assert cores.n_threads() == expected
