@@ -26,7 +26,6 @@ from strategy_runs import (
 
 from fedstale.simulation import RunEnded, TraceGrid
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.simulation.quick_arrays import quick_arrays
 from fedstale.strategies import StaleStrategy
 from fedstale.traces import TraceSet
 
@@ -83,6 +82,6 @@ class PlaySetting:
             return MetricRecord({"accuracy": right[0]})
 
         initial = ArrayRecord(self.task.Network(self.seed).state_dict())
-        with grid.running(*self.app.packages), quick_arrays(), suppress(RunEnded):
+        with grid.running(*self.app.packages), suppress(RunEnded):
             strategy.start(grid, initial, 10**6, TIMEOUT_S, evaluate_fn=look)
         return read_curve(np.array(seen), until_s)

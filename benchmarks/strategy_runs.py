@@ -15,7 +15,6 @@ from numpy_digits import NumpyDigits, deal_rare_to, forward, read_model
 
 from fedstale.simulation import RunEnded, TraceGrid
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.simulation.quick_arrays import quick_arrays
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.arrays import Array
 from fedstale.traces import Job, Status, TraceSet
@@ -109,7 +108,7 @@ class Setting:
             return MetricRecord({"accuracy": float(right.mean())})
 
         initial = ArrayRecord(self.task.Network(self.seed).state_dict())
-        with grid.running(*self.app.packages), quick_arrays(), suppress(RunEnded):
+        with grid.running(*self.app.packages), suppress(RunEnded):
             strategy.start(grid, initial, 10**6, TIMEOUT_S, evaluate_fn=evaluate)
         return read_curve(np.array(seen), until_s)
 

@@ -27,6 +27,7 @@ from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.fleet import Fleet
 from fedstale.simulation.flight import Flight
 from fedstale.simulation.flights import Flights
+from fedstale.simulation.quick_arrays import quick_arrays
 from fedstale.simulation.replayed import Replay
 from fedstale.simulation.saved import State
 from fedstale.simulation.virtual_time import VirtualTime
@@ -138,8 +139,9 @@ class TraceGrid(Grid):
         # Every message makes objects, so garbage is looked for often; what has been imported so
         # far is none, and to look through it each time takes an eighth of an empty simulation.
         gc.freeze()
+        virtual = self._time.running(("flwr.serverapp", *packages))
         try:
-            with identity(self._run.run_id), self._time.running(("flwr.serverapp", *packages)):
+            with identity(self._run.run_id), virtual, quick_arrays():
                 yield
         finally:
             gc.unfreeze()
