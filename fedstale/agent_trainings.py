@@ -50,9 +50,8 @@ def train_all(
         watch: is told how far they are.
 
     Raises:
-        ConfigError: a folder holds an agent already, and is not to be gone on with.
-        ResumeError: a checkpoint belongs to another training, or is damaged.
-        FedstaleError: a process died.
+        FedstaleError: a folder holds an agent already and is not to be gone on with, a checkpoint
+            belongs to another training or is damaged, or a process died.
     """
     if min(workers, len(tasks)) == 1:
         for task in tasks:
