@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PLACES = PROJECT["tool"]["setuptools"]["package-dir"]
 
@@ -78,3 +78,9 @@ def test_every_public_name_exists_and_is_listed_once():
         assert len(set(names)) == len(names)
         for name in names:
             assert hasattr(module, name), f"{package}.{name}"
+
+
+def test_no_test_lies_where_its_folder_would_hide_the_package():
+    # pytest puts a test's folder on sys.path, and tests/fedstale would be found before fedstale.
+    beside = {path.name for path in (ROOT / "tests").glob("*.py")}
+    assert beside == {"typecheck.py"}

@@ -15,7 +15,7 @@ from fedstale.cli import app
 from fedstale.traces import files
 from fedstale.traces.synthetic import synthesise
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT.parent / "shared" / "traces"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
