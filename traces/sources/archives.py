@@ -89,7 +89,8 @@ def members(
         limits: beyond which the archive is refused.
 
     Raises:
-        TraceError: a name leads out of the archive, a limit is passed, or it is damaged.
+        TraceError: a name leads out of the archive or is no text, a limit is passed, or it is
+            damaged.
     """
     with opening(path):
         if path.is_dir():
@@ -111,6 +112,8 @@ def members(
                     "bytes: expected a trace archive"
                 )
             if not _is_hidden(name):
+                if data is not None:
+                    _check_name(path, name)
                 yield name, data
 
 
@@ -121,6 +124,13 @@ def is_tar(path: Path) -> bool:
 
 def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
+
+
+def _check_name(path: Path, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise TraceError(f"{path}: member {name!r} is not named in UTF-8: rename it") from None
 
 
 def _safe(path: Path, name: str) -> str:

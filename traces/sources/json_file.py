@@ -1,21 +1,30 @@
 """JSON files whose every failure is one sentence."""
 
 import json
+import re
 from pathlib import Path
 
 from fedstale.errors import TraceError
 from fedstale.traces.sources.archives import read_file
+
+# JSON may name the halves of a character one by one; a half alone is no text that can be stored.
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def load(path: Path) -> object:
     """Return the content of a JSON file, gzipped or not.
 
     Raises:
-        TraceError: the file is missing, empty or not JSON, or says one thing twice.
+        TraceError: the file is missing, empty or not JSON, says one thing twice, or holds half of
+            a character.
     """
     data = read_file(path)
     try:
-        return json.loads(data, object_pairs_hook=_distinct)
+        text = data.decode(json.detect_encoding(data))
+        content: object = json.loads(text, object_pairs_hook=_distinct)
+        if _HALF.search(text):
+            json.dumps(content, ensure_ascii=False).encode()
+        return content
     except TraceError as e:
         raise TraceError(f"{path}: {e}") from None
     except (ValueError, RecursionError) as e:

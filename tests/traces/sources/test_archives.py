@@ -97,6 +97,18 @@ def test_a_name_that_leads_out_of_the_archive_is_refused(maker, name, tmp_path):
         everything(path)
 
 
+@pytest.mark.parametrize("maker", [make_tar, make_folder])
+def test_a_wanted_file_whose_name_is_no_text_is_refused(maker, tmp_path):
+    name = os.fsdecode(b"caf\xe9.csv")
+    path = tmp_path / "archive"
+    if maker is make_folder:
+        path.mkdir()
+    maker(path, {name: b"1", "._" + name: b"2"})
+    with pytest.raises(TraceError, match="is not named in UTF-8: rename it"):
+        everything(path)
+    assert dict(members(path, lambda _: False, SMALL)) == {name: None}
+
+
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
 def test_links_and_devices_in_a_tar_are_passed_over(kind, tmp_path):
     path = make_tar(tmp_path / "a.tar.gz", {"link": b""}, type=kind, linkname="/etc/passwd")

@@ -145,3 +145,13 @@ def test_phones_of_the_published_file_come_at_night():
     ]
     assert np.argmax(online) in (0, 1, 2, 3, 4, 5)
     assert max(online) > 3 * min(online)
+
+
+def test_half_of_a_character_is_no_name(tmp_path):
+    whole = read(tmp_path, '{"a\\ud83d\\ude00": [[1, 2]]}')
+    assert list(whole.device_ids) == ["a\U0001f600"]
+    for content in (b'{"a\\ud83d": [[1, 2]]}', b'{"a\xed\xa0\xbd": [[1, 2]]}'):
+        file = tmp_path / "halves.json"
+        file.write_bytes(content)
+        with pytest.raises(TraceError, match="not JSON, or truncated"):
+            flash.read(file)

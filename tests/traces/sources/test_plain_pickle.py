@@ -182,3 +182,9 @@ def test_an_error_names_the_file(tmp_path):
     file.write_bytes(pickle.dumps(Evil()))
     with pytest.raises(TraceError, match="evil: the pickle asks for"):
         load(file)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_half_of_a_character_is_no_text(protocol):
+    with pytest.raises(TraceError, match="damaged pickle"):
+        loads(pickle.dumps("a\ud800", protocol=protocol))
