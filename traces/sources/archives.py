@@ -134,6 +134,8 @@ def _check_name(path: Path, name: str) -> None:
 
 
 def _safe(path: Path, name: str) -> str:
+    if not name:
+        raise TraceError(f"{path}: damaged, a member has no name: fetch it again")
     parts = PurePosixPath(name.replace("\\", "/"))
     if parts.is_absolute() or ".." in parts.parts or ":" in parts.parts[:1]:
         raise TraceError(f"{path}: member {name!r} leads out of the archive: refused")

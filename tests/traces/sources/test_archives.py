@@ -109,6 +109,14 @@ def test_a_wanted_file_whose_name_is_no_text_is_refused(maker, tmp_path):
     assert dict(members(path, lambda _: False, SMALL)) == {name: None}
 
 
+def test_a_zip_member_without_a_name_is_a_trace_error(tmp_path):
+    path = make_zip(tmp_path / "a.zip", {"name.csv": b"1"})
+    # zipfile takes a name up to its first null.
+    path.write_bytes(path.read_bytes().replace(b"name.csv", b"\x00ame.csv"))
+    with pytest.raises(TraceError, match="a member has no name"):
+        everything(path)
+
+
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
 def test_links_and_devices_in_a_tar_are_passed_over(kind, tmp_path):
     path = make_tar(tmp_path / "a.tar.gz", {"link": b""}, type=kind, linkname="/etc/passwd")
