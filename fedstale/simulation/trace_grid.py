@@ -279,7 +279,7 @@ class TraceGrid(Grid):
             "flights": self._flights.state_dict(),
             "arrived": [flight.job_id for flight in self._arrived.values()],
             "stated": {str(node): p for node, p in self._stated.items()},
-            "seen_online": None if self._seen_online is None else self._seen_online,
+            "seen_online": self._seen_online,
         }
 
     def _restore(self, state: State) -> None:
@@ -292,8 +292,7 @@ class TraceGrid(Grid):
         self._flights.load_state_dict(state["flights"])
         self._arrived = {f"message-{job}": self._flights[job] for job in state["arrived"]}
         self._stated = {int(node): p for node, p in state.get("stated", {}).items()}
-        seen = state["seen_online"]
-        self._seen_online = None if seen is None else seen
+        self._seen_online = state["seen_online"]
 
     # Flower's Grid.
 
