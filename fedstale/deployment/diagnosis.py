@@ -29,7 +29,9 @@ _MEANINGS = (
         "ca.crt from the SuperLink's machine",
     ),
     (
-        r"WRONG_VERSION_NUMBER|SSL/TLS handshake error",
+        # "SSL/TLS handshake error detected." comes a moment before the line with the reason, so
+        # it says nothing yet of a log that is still being written.
+        r"\[SSL\b",
         "the SuperLink does not speak TLS, or something else listens at its port: check both",
     ),
     (

@@ -151,6 +151,7 @@ LOGS = {
     '127.0.0.1:45972 - "POST /v1/fleet/activate-node HTTP/1.1" 401': "set the node's clock",
     "INFO :      SuperNode terminated gracefully.": "set this machine's clock",
     "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to": "not signed by the",
+    "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)": "does not speak TLS",
     "[Errno 111] Connection refused": "nothing listens",
     "[Errno -2] Name or service not known": "name is unknown",
     "Path argument `--ssl-ca-certfile` does not point to a file.": "--ssl-ca-certfile names a file",
@@ -169,3 +170,10 @@ def test_a_log_becomes_one_sentence(log):
 
 def test_a_log_without_a_known_failure_is_not_explained():
     assert explain("INFO : Starting Flower SuperNode") is None
+
+
+def test_a_log_is_not_explained_before_its_reason_is_written():
+    written = "ERROR : SSL/TLS handshake error detected.\n"
+    assert explain(written) is None
+    written += "ERROR : Exit Code: 305\n[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"
+    assert "not signed by the authority" in explain(written)
