@@ -27,8 +27,8 @@ from yardstick import naive_clients_per_s
 from fedstale.simulation.compat import Run, identity
 from fedstale.strategies import FedBuff, Gap, GapAware, StaleStrategy, Update
 from fedstale.strategies.arrays import add_scaled
-from fedstale.strategies.candidate import NodeIds
 from fedstale.strategies.cores import n_threads
+from fedstale.strategies.node_set import NodeSet
 
 FLOAT_BYTES = 4
 MERGE_FLOATS = 8
@@ -110,7 +110,8 @@ class EchoGrid(Grid):
 
     def __init__(self, n_nodes: int, per_pull: int) -> None:
         """Set the number of nodes, and of replies for each pull."""
-        self.nodes, self.per_pull = np.arange(2, n_nodes + 2, dtype=np.uint64), per_pull
+        self.nodes = NodeSet.of(np.arange(2, n_nodes + 2, dtype=np.uint64))
+        self.per_pull = per_pull
         self.waiting: list[Message] = []
         self.n_replies, self.seconds, self.n_sent = 0, 0.0, 0
         self.marks: list[tuple[int, float]] = []
@@ -131,9 +132,9 @@ class EchoGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Everybody is online."""
-        return self.nodes.tolist()
+        return self.nodes.ids.tolist()
 
-    def online_nodes(self) -> NodeIds:
+    def online_nodes(self) -> NodeSet:
         """Everybody is online."""
         return self.nodes
 

@@ -16,11 +16,11 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from fedstale.strategies.node_set import Index, NodeIds, NodeSet
+
 Forecast = Mapping[str, float | list[float]]
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
-NodeIds = npt.NDArray[np.uint64]
-Index = npt.NDArray[np.int64]
 
 DURATIONS_KEPT = 8
 """Durations of the last jobs that are kept of a node; memory is bounded by the number of nodes."""
@@ -150,7 +150,7 @@ class Candidates(Sequence[Candidate]):
 
     def __init__(
         self,
-        node_ids: npt.ArrayLike,
+        nodes: npt.ArrayLike | NodeSet,
         table: Table,
         rows: Index | Callable[[NodeIds], Index],
         situation: Situation = _UNKNOWN,
@@ -158,14 +158,21 @@ class Candidates(Sequence[Candidate]):
         """Show some rows of a table.
 
         Args:
-            node_ids: Flower's ids, shape (n,).
+            nodes: who they are: Flower's ids, shape (n,), or a set of n nodes.
             table: what is known.
             rows: of these nodes, shape (n,), or what finds them once more than ids is asked for.
             situation: where the run stands.
         """
-        self.node_ids: NodeIds = np.asarray(node_ids, dtype=np.uint64)
         self.situation = situation
+        self._nodes: NodeIds | NodeSet = (
+            nodes if isinstance(nodes, NodeSet) else np.asarray(nodes, dtype=np.uint64)
+        )
         self._table, self._where = table, rows
+
+    @cached_property
+    def node_ids(self) -> NodeIds:
+        """Flower's ids of the nodes."""
+        return self._nodes.ids if isinstance(self._nodes, NodeSet) else self._nodes
 
     @cached_property
     def _rows(self) -> Index:
@@ -212,10 +219,15 @@ class Candidates(Sequence[Candidate]):
 
     def take(self, which: npt.NDArray[Any] | slice) -> "Candidates":
         """Return some of them, by position or by a mask."""
-        return Candidates(self.node_ids[which], self._table, self._rows[which], self.situation)
+        nodes = self._nodes
+        ids = nodes.at(which) if isinstance(nodes, NodeSet) else nodes[which]
+        # Of a few of many nodes, no more than their own rows are looked for.
+        is_found = not callable(self._where) or "_rows" in vars(self)
+        rows = self._rows[which] if is_found else self._where
+        return Candidates(ids, self._table, rows, self.situation)
 
     def __len__(self) -> int:
-        return int(self.node_ids.size)
+        return len(self._nodes)
 
     @overload
     def __getitem__(self, i: int) -> Candidate: ...

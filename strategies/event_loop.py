@@ -17,7 +17,6 @@ from flwr.serverapp import Grid
 
 from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.strategies.admission import Admission
-from fedstale.strategies.candidate import NodeIds
 from fedstale.strategies.checkpoint import Keeper, State
 from fedstale.strategies.clock import clock_of
 from fedstale.strategies.evaluation import Evaluations, Scores
@@ -27,10 +26,11 @@ from fedstale.strategies.ledger import PURPOSES, Ending, Ledger, Purpose, SentJo
 from fedstale.strategies.loop_state import continue_from, state_of
 from fedstale.strategies.merge import Merge
 from fedstale.strategies.merging import Merging
+from fedstale.strategies.node_set import NodeSet
 from fedstale.strategies.observer import observer_of
 from fedstale.strategies.outbox import Dispatch, Outbox
 from fedstale.strategies.progress import Progress
-from fedstale.strategies.roster import Roster, online_in
+from fedstale.strategies.roster import Roster
 from fedstale.strategies.schedule import LearntDeadline
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.server_optimizer import ServerOptimizer
@@ -76,7 +76,7 @@ class EventLoop:
             folder=None if strategy.checkpoints is None else strategy.checkpoints.folder,
         )
         self.ledger, self.history = Ledger(), History()
-        self.roster = Roster(self.ledger)
+        self.roster = Roster(grid, self.ledger)
         self.evaluations, self.admission = Evaluations(), Admission(strategy.gate)
         strategy.refusals = self.admission.counts
         self.rng = np.random.default_rng(strategy.seed)
@@ -177,7 +177,7 @@ class EventLoop:
         self.short = self.may_send and len(chosen) < free_slots
         self.most_out = max(self.most_out, self.ledger.n_training)
 
-    def _is_asking(self, free: NodeIds) -> bool:
+    def _is_asking(self, free: NodeSet) -> bool:
         """Ask free nodes whose forecast is too old; return whether answers are waited for."""
         ask = self.strategy.ask
         if ask is None:
@@ -185,18 +185,18 @@ class EventLoop:
         if self.ledger.n_asked:
             return True
         heard_at = self.history.candidates(free).forecast_at
-        nodes = free.tolist()
+        nodes = free.ids.tolist()
         asked_at = [self.asked_at.get(node, nan) for node in nodes]
         due = ask.due(nodes, np.fmax(heard_at, asked_at), self.clock.now())
         self.asked_at.update(dict.fromkeys(due, self.clock.now()))
         self._push(due, "query")
         return bool(due)
 
-    def _free_nodes(self) -> NodeIds:
+    def _free_nodes(self) -> NodeSet:
         but = self.admission.resting(self.clock.now())
         if self.schedule.distinct and self.schedule.send == "after_reply":
             but |= {job.node_id for job in self.merge.jobs}
-        return self.roster.free(online_in(self.grid), but)
+        return self.roster.free(but)
 
     def _push(self, nodes: list[int], purpose: Purpose) -> None:
         unsent, n_bytes = self.dispatch.push(nodes, purpose, self.clock.now())
@@ -391,11 +391,12 @@ class EventLoop:
             record = self.outbox.record(version, self.versions.current)
             self.scores.on_server(version, self.evaluate_fn(version, record))
         if self.strategy.evaluate_nodes and version:
-            online = online_in(self.grid)
-            k = min(self.strategy.evaluate_nodes, online.size)
+            online = self.roster.online()
+            k = min(self.strategy.evaluate_nodes, len(online))
             if k:
                 self.evaluations.start(version, k)
-                self._push(self.rng.choice(online, k, replace=False).tolist(), "evaluate")
+                chosen = self.rng.choice(len(online), k, replace=False)
+                self._push(online.at(chosen).tolist(), "evaluate")
 
     # The end.
 

@@ -1,6 +1,6 @@
 """Remembers every node that has been seen, and shows those that may be chosen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isnan
 from statistics import median
 from typing import Any
@@ -13,11 +13,10 @@ from fedstale.strategies.candidate import (
     Candidate,
     Candidates,
     Forecast,
-    Index,
-    NodeIds,
     Situation,
     Table,
 )
+from fedstale.strategies.node_set import Index, NodeIds, NodeSet
 
 # The row of all nodes of which nothing is known: a node takes memory once it has been sent a job.
 _UNKNOWN = 0
@@ -46,11 +45,10 @@ class History:
         return self.candidates([node_id])[0]
 
     def candidates(
-        self, node_ids: Sequence[int] | NodeIds, situation: Situation | None = None
+        self, nodes: npt.ArrayLike | NodeSet, situation: Situation | None = None
     ) -> Candidates:
         """Return what is known of some nodes, in their order, and where the run stands."""
-        ids = np.asarray(node_ids, dtype=np.uint64)
-        return Candidates(ids, self._table, self._rows_of, situation or Situation())
+        return Candidates(nodes, self._table, self._rows_of, situation or Situation())
 
     def _rows_of(self, ids: NodeIds) -> Index:
         self._index_new()

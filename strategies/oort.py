@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fedstale.strategies.candidate import Candidates, Floats, Index
+from fedstale.strategies.candidate import Candidates, Floats
+from fedstale.strategies.node_set import Index
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.settings import require
 

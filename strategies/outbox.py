@@ -11,10 +11,10 @@ from flwr.serverapp import Grid
 
 from fedstale.errors import FedstaleError
 from fedstale.strategies.asking import QUERY
-from fedstale.strategies.candidate import NodeIds, Situation
+from fedstale.strategies.candidate import Situation
 from fedstale.strategies.history import History
 from fedstale.strategies.ledger import Ledger, Purpose
-from fedstale.strategies.roster import Places
+from fedstale.strategies.node_set import NodeSet
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.versions import Snapshot, Versions
 
@@ -119,7 +119,7 @@ class Dispatch:
         self._outbox, self._selector, self._rng = outbox, selector, rng
         self._ledger, self._history, self._versions = ledger, history, versions
 
-    def choose(self, free: NodeIds, k: int, now: float, deadline_s: float) -> list[int]:
+    def choose(self, free: NodeSet, k: int, now: float, deadline_s: float) -> list[int]:
         """Let the selector pick at most k of the free nodes.
 
         Args:
@@ -138,8 +138,8 @@ class Dispatch:
         )
         candidates = self._history.candidates(free, situation)
         chosen = self._selector.select(candidates, k, now, self._rng)
-        known = Places(free).of(chosen)
-        if len(chosen) > k or len(set(chosen)) < len(chosen) or known.size < len(chosen):
+        n = len(chosen)
+        if n > k or len(set(chosen)) < n or free.n_of(chosen) < n:
             raise FedstaleError(
                 f"selector {self._selector!r} returned {chosen}: expected at most {k} distinct "
                 "ids of the candidates that it was given"

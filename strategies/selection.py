@@ -57,7 +57,7 @@ class Random(Selector):
     ) -> list[int]:
         """Pick without replacement."""
         chosen = rng.choice(len(candidates), size=min(k, len(candidates)), replace=False)
-        return [int(node) for node in candidates.node_ids[chosen]]
+        return candidates.take(chosen).node_ids.tolist()
 
 
 class Fastest(Selector):

@@ -104,12 +104,12 @@ class ReplayGrid(RecordedGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the devices that are available, and whose nodes are online."""
-        available = set(self._fleet.presence(self.now()).devices.tolist())
+        is_here = self._fleet.presence(self.now()).is_here
         there = set(self._grid.get_node_ids())
         return [
             FIRST_NODE_ID + i
             for i, node in sorted(self._nodes.items())
-            if node in there and i in available
+            if node in there and is_here[i]
         ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

@@ -18,8 +18,8 @@ from fedstale.simulation.compat import ErrorCode
 from fedstale.simulation.costs import CostBook
 from fedstale.simulation.flight import Flight
 from fedstale.simulation.presence import Presence
-from fedstale.strategies.candidate import NodeIds
 from fedstale.strategies.gate import records_in
+from fedstale.strategies.node_set import NodeSet, Places
 from fedstale.traces import Job, Status, TraceSet, TripOutcomes
 from fedstale.traces.trip import OnInterrupt
 
@@ -50,8 +50,8 @@ class Fleet:
         assert traces.availability is not None
         self._traces = traces
         self._presence = Presence(traces.availability)
-        self._online_devices = np.zeros(0, dtype=np.int64)
-        self._online: NodeIds = np.zeros(0, dtype=np.uint64)
+        self._everyone = Places(np.arange(traces.n_devices, dtype=np.uint64) + FIRST_NODE_ID)
+        self._online = NodeSet(self._everyone, self._presence.is_here)
         self._book = book
         self._on_interrupt: OnInterrupt = on_interrupt
         self._free_at = np.zeros(traces.n_devices)
@@ -70,12 +70,11 @@ class Fleet:
         self._presence.move(now)
         return self._presence
 
-    def online(self, now: float) -> NodeIds:
+    def online(self, now: float) -> NodeSet:
         """Return the nodes that are available at an instant; the same object until one changes."""
-        devices = self.presence(now).devices
-        if devices is not self._online_devices:
-            self._online_devices = devices
-            self._online = (devices + FIRST_NODE_ID).astype(np.uint64)
+        is_here = self.presence(now).is_here
+        if is_here is not self._online.is_in:
+            self._online = NodeSet(self._everyone, is_here)
         return self._online
 
     def send(self, messages: Sequence[Message], now: float, first_job_id: int) -> list[Flight]:

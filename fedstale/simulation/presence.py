@@ -18,27 +18,24 @@ class Presence:
         >>> phones = Availability.of([[(0.0, 10.0)], [(5.0, 20.0)]], 60.0)
         >>> presence = Presence(phones)
         >>> presence.move(7.0)
-        >>> presence.devices, presence.next_change
-        (array([0, 1]), 10.0)
+        >>> presence.is_here, presence.next_change
+        (array([ True,  True]), 10.0)
     """
 
     def __init__(self, availability: Availability) -> None:
         """Start at 0 s."""
         self._availability = availability
         self._everyone = np.arange(availability.n_devices)
-        self._is_here: Mask = np.zeros(availability.n_devices, dtype=np.bool_)
+        self._mask: Mask = np.zeros(availability.n_devices, dtype=np.bool_)
         self._until: Array = np.zeros(availability.n_devices)
         self._soon: list[tuple[float, int]] = []
-        self._devices: Index | None = None
         self._n_online, self._now, self._horizon = 0, 0.0, np.inf
         self._begin(0.0)
 
     @property
-    def devices(self) -> Index:
-        """Positions of those who are available, ascending; the same object until one changes."""
-        if self._devices is None:
-            self._devices = np.flatnonzero(self._is_here)
-        return self._devices
+    def is_here(self) -> Mask:
+        """Who is available, by position; the same array until one changes, then another."""
+        return self._mask
 
     @property
     def n_online(self) -> int:
@@ -79,10 +76,10 @@ class Presence:
         """Look up who of some devices is here now, and until when that holds."""
         start, end = self._availability.window_at_or_after(devices, self._now)
         is_here = start <= self._now
-        self._n_online += int(is_here.sum()) - int(self._is_here[devices].sum())
-        self._is_here[devices] = is_here
+        self._n_online += int(is_here.sum()) - int(self._mask[devices].sum())
+        self._mask = self._mask.copy()
+        self._mask[devices] = is_here
         self._until[devices] = np.where(is_here, end, start)
-        self._devices = None
 
     def _order(self) -> None:
         """Put the next changes in order, as far ahead as is worth it."""

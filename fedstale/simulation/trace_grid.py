@@ -31,8 +31,8 @@ from fedstale.simulation.quick_arrays import quick_arrays
 from fedstale.simulation.replayed import Replay
 from fedstale.simulation.saved import State
 from fedstale.simulation.virtual_time import VirtualTime
-from fedstale.strategies.candidate import NodeIds
 from fedstale.strategies.gate import p_finish_in
+from fedstale.strategies.node_set import Mask, NodeSet
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
 
@@ -111,7 +111,7 @@ class TraceGrid(Grid):
         self._open = 0
         self._busy_at = 0.0
         self._idle_step = 0.0
-        self._seen_online: NodeIds | None = None
+        self._seen_online: Mask | None = None
         self._seen_at = 0.0
         self._polls = 0
         self._most_online = 0
@@ -318,10 +318,10 @@ class TraceGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes that are online now; see `online_nodes`."""
-        return self.online_nodes().tolist()
+        return self.online_nodes().ids.tolist()
 
-    def online_nodes(self) -> NodeIds:
-        """Return the nodes that are online now, in ascending order.
+    def online_nodes(self) -> NodeSet:
+        """Return the nodes that are online now.
 
         A strategy that asks, sleeps and asks again, with nothing else in between, is waiting for
         nodes: the clock then moves to the next change of availability, so that it never loops in
@@ -332,15 +332,15 @@ class TraceGrid(Grid):
         """
         self._check_time()
         now, nodes = self._clock.now, self._fleet.online(self._clock.now)
-        if self._seen_online is not None and np.array_equal(nodes, self._seen_online):
+        if self._seen_online is not None and np.array_equal(nodes.is_in, self._seen_online):
             self._polls += 1
             if now > self._seen_at or self._polls >= _POLLS_OF_A_LOOP:
                 self._idle()
                 nodes = self._fleet.online(self._clock.now)
         else:
             self._polls = 0
-        self._seen_online, self._seen_at = nodes, self._clock.now
-        self._most_online = max(self._most_online, len(nodes))
+        self._seen_online, self._seen_at = nodes.is_in, self._clock.now
+        self._most_online = max(self._most_online, self.n_online)
         return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

@@ -35,26 +35,25 @@ def test_it_is_what_looking_everybody_up_gives(ahead, fleet, steps):
         for step in steps:
             now += round(step)
             kept.move(now)
-            np.testing.assert_array_equal(
-                kept.devices, np.flatnonzero(fleet.is_available(everyone, now))
-            )
-            assert kept.n_online == len(kept.devices)
+            np.testing.assert_array_equal(kept.is_here, fleet.is_available(everyone, now))
+            assert kept.n_online == np.count_nonzero(kept.is_here)
             start, end = fleet.window_at_or_after(everyone, now)
             assert kept.next_change == np.where(start <= now, end, start).min()
 
 
-def test_the_same_devices_are_the_same_object_until_one_changes():
+def test_the_same_mask_is_shown_until_somebody_changes():
     kept = Presence(Availability.of([[(0.0, 10.0)], [(5.0, 20.0)]], 60.0))
-    first = kept.devices
+    first = kept.is_here
     kept.move(4.0)
-    assert kept.devices is first
+    assert kept.is_here is first
     kept.move(5.0)
-    assert kept.devices.tolist() == [0, 1]
+    assert kept.is_here.tolist() == [True, True]
+    assert first.tolist() == [True, False]
 
 
 def test_going_back_looks_everybody_up_again():
     kept = Presence(Availability.of([[(0.0, 10.0)], [(5.0, 20.0)]], 60.0))
     kept.move(15.0)
-    assert kept.devices.tolist() == [1]
+    assert kept.is_here.tolist() == [False, True]
     kept.move(2.0)
-    assert kept.devices.tolist() == [0]
+    assert kept.is_here.tolist() == [True, False]
