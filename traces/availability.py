@@ -195,12 +195,13 @@ class Availability:
         length = self.lengths[row]
         base, x, k = self._locate(t, row, self.shifts[devices])
         first, last = self.offsets[row], self.offsets[row + 1]
-        end = self.ends.take(k, mode="clip") + base
-        inside = (k >= first) & (x < self.ends.take(k, mode="clip")) & (end > t)
+        end = self.ends.take(k, mode="clip")
+        inside = (k >= first) & (x < end) & (end + base > t)
         k = np.where(inside, k, k + 1)
         wraps = k >= last
-        k = np.where(wraps, first, k)
-        base = np.where(wraps, base + length, base)
+        if wraps.any():
+            k = np.where(wraps, first, k)
+            base = np.where(wraps, base + length, base)
         begin = np.maximum(self.starts.take(k, mode="clip") + base, t)
         end = self.ends.take(k, mode="clip") + base
         never = first == last
@@ -226,8 +227,10 @@ class Availability:
     def _through_the_end_of_the_record(  # noqa: PLR0917 - one query's arrays
         self, end: Array, base: Array, k: Index, first: Index, last: Index, length: Array
     ) -> Array:
-        clip_first = first.clip(max=self.starts.size - 1)
         goes_on = (k == last - 1) & (self.ends.take(k, mode="clip") == length)
+        if not goes_on.any():
+            return end
+        clip_first = first.clip(max=self.starts.size - 1)
         goes_on &= self.starts[clip_first] == 0.0
         alone = goes_on & (last - first == 1)
         end = np.where(goes_on, base + length + self.ends[clip_first], end)
