@@ -21,6 +21,7 @@ __all__ = [
     "filled",
     "identity",
     "own_copy",
+    "reply_with",
     "stamp",
     "with_content",
 ]
@@ -65,6 +66,23 @@ def with_content(message: Message, content: RecordDict) -> Message:
     made = _shallow(message)
     made.__dict__.update(_metadata=_shallow(message.metadata), _content=content, _error=None)
     return made
+
+
+def reply_with(message: Message, content: RecordDict) -> Message:
+    """Return a reply as `Message(content, reply_to=message)` makes it, but for its times.
+
+    Those a grid stamps on it anyway, and Flower's constructor takes four times as long.
+    """
+    reply, asked = with_content(message, content), message.metadata
+    reply.metadata.__dict__.update(
+        _message_id="",
+        _reply_to_message_id=asked.message_id,
+        _src_node_id=asked.dst_node_id,
+        _dst_node_id=asked.src_node_id,
+        _src_task_id=asked.dst_task_id,
+        _dst_task_id=asked.src_task_id,
+    )
+    return reply
 
 
 def own_copy(content: RecordDict) -> RecordDict:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.compat import filled
+from fedstale.simulation.compat import filled, reply_with
 from fedstale.simulation.executors.contract import Answer, Call, Executor, answer, failed
 from fedstale.simulation.executors.declaration import Parts
 from fedstale.simulation.executors.many_sgd import Job, ManySGD, Models
@@ -103,7 +103,7 @@ class BatchedExecutor(Executor):
         parts = self._parts
         if parts.fit_many is not None:
             many = parts.fit_many
-            return lambda models, jobs: many(models, [job.given for job in jobs])
+            return lambda models, jobs: many(_writable(models), [job.given for job in jobs])
         assert parts.network is not None
         assert parts.losses is not None
         return ManySGD(parts.network, parts.losses, self._device)
@@ -164,7 +164,7 @@ class BatchedExecutor(Executor):
         trained = {key: written(array) for key, array in arrays.items()}
         metrics = {"train_loss": loss, "num-examples": job.n_examples}
         records = {name: filled(_ARRAYS, trained), "metrics": filled(_METRICS, metrics)}
-        return Answer(Message(filled(_CONTENT, records), reply_to=call.message), call.context)
+        return Answer(reply_with(call.message, filled(_CONTENT, records)), call.context)
 
 
 def _model_of(call: Call) -> tuple[str, ArrayRecord]:
@@ -191,11 +191,16 @@ def _stacked(records: Sequence[ArrayRecord]) -> Models:
         which.append(versions[key])
     if any(list(record) != list(distinct[0]) for record in distinct):
         raise ConfigError("training messages hold arrays of different names: expected one model")
+    stacks = {name: [_tensor(record[name]) for record in distinct] for name in distinct[0]}
+    if len(distinct) == 1:
+        return {name: one.expand(len(records), *one.shape) for name, (one,) in stacks.items()}
     place = torch.tensor(which)
-    return {
-        name: torch.stack([_tensor(record[name]) for record in distinct])[place]
-        for name in distinct[0]
-    }
+    return {name: torch.stack(stack)[place] for name, stack in stacks.items()}
+
+
+def _writable(models: Models) -> Models:
+    """Return models each of which has memory of its own."""
+    return {name: stack.contiguous() for name, stack in models.items()}
 
 
 def _tensor(array: Array) -> torch.Tensor:

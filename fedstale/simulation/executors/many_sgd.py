@@ -113,7 +113,7 @@ class ManySGD:
         """Train.
 
         Args:
-            models: each array with a first axis of clients; not changed.
+            models: each array with a first axis of clients; not changed, and may be `expand`ed.
             jobs: one a client.
 
         Returns:
@@ -138,7 +138,7 @@ class ManySGD:
             grads, loss = self._step(active, tuple(x[index] for x in data), weights)
             steps.take(k, [grads[name] for name in self._names])
             totals[:k] += shares * loss
-        back = place.argsort()
+        back = slice(None) if order == list(range(len(order))) else place.argsort()
         trained = {name: p[back].cpu() for name, p in zip(self._names, params, strict=True)}
         return trained, totals[back].tolist()
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.compat import identity, own_copy
+from fedstale.simulation.compat import identity, own_copy, stamp
 from fedstale.simulation.executors import Call, Declaration, InlineExecutor
 from fedstale.simulation.executors.batched import BatchedExecutor
 from fedstale.simulation.executors.declaration import Parts
@@ -76,17 +76,29 @@ def differences(ours, theirs):
     return np.array(found)
 
 
+@pytest.mark.parametrize("versions", [1, 3])
 @pytest.mark.parametrize(("n", "batch_size", "epochs"), [(12, 8, 2), (60, 10, 5), (5, 1000, 1)])
-def test_digits_are_trained_as_inline_within_a_millionth(built_in, n, batch_size, epochs):
+def test_digits_are_trained_as_inline_within_a_millionth(built_in, n, batch_size, epochs, versions):
     client, parts, calls = built_in(
-        "digits", n, versions=3, batch_size=batch_size, local_epochs=epochs
+        "digits", n, versions=versions, batch_size=batch_size, local_epochs=epochs
     )
     ours = BatchedExecutor(client, parts, batch=25).run(calls)
     theirs = InlineExecutor(client).run(calls)
     assert differences(ours, theirs).max() < 1e-6
-    assert [a.reply.metadata.dst_node_id for a in ours] == [
-        a.reply.metadata.dst_node_id for a in theirs
-    ]
+
+
+def test_replies_are_addressed_as_inline(built_in):
+    client, parts, calls = built_in("digits", 2)
+    for i, call in enumerate(calls):
+        stamp(call.message, f"message-{i}", 1.0, 10.0)
+    executors = BatchedExecutor(client, parts), InlineExecutor(client)
+    ours, theirs = ([a.reply.metadata for a in e.run(calls)] for e in executors)
+    for one, other in zip(ours, theirs, strict=True):
+        assert type(one) is type(other)
+        times = {"_created_at", "_ttl"}  # which the grid writes
+        said = [{k: v for k, v in vars(m).items() if k not in times} for m in (one, other)]
+        assert said[0] == said[1]
+    assert all(call.message.metadata.reply_to_message_id == "" for call in calls)
 
 
 def test_shakespeare_is_trained_as_inline_within_a_millionth(built_in, tmp_path):
@@ -155,7 +167,7 @@ def test_fit_many_trains_in_the_place_of_a_loss(built_in):
 
     def fit_many(models, jobs):
         assert [set(job) for job in jobs] == [{"data", "order", "batch_size", "learning_rate"}] * 3
-        return {name: stack + 1 for name, stack in models.items()}, [0.5] * 3
+        return {name: stack.add_(1) for name, stack in models.items()}, [0.5] * 3
 
     own = Parts(job=parts.job, fit_many=fit_many)
     (first, *_) = BatchedExecutor(client, own).run(calls)
