@@ -127,13 +127,15 @@ class Gate:
             for name, x in base.counts.items()
         }
         if not is_delta:
-            _subtract(delta, base.floats)
-            _subtract(counts, base.counts)
-        for name, array in (delta | counts).items():
-            if not is_finite({name: array}):
-                raise RefusalError(
-                    "finite", f"arrays[{name!r}] holds NaN or infinity, or left the range"
-                )
+            with np.errstate(over="ignore", invalid="ignore"):
+                add_scaled(delta, base.floats, -1.0)
+                add_scaled(counts, base.counts, -1.0)
+        received = delta | counts
+        if not is_finite(received):
+            name = next(name for name, array in received.items() if not is_finite({name: array}))
+            raise RefusalError(
+                "finite", f"arrays[{name!r}] holds NaN or infinity, or left the range"
+            )
         for name, array in counts.items():
             if (np.abs(array) > MOST_COUNT).any():
                 raise RefusalError("finite", f"arrays[{name!r}] left the range of integers")
@@ -236,8 +238,3 @@ def _cast(array: Array, dtype: np.dtype[np.generic]) -> Array:
     # What a cast makes infinite is found by the check for finite numbers.
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(dtype, copy=False)
-
-
-def _subtract(arrays: Model, base: Model) -> None:
-    with np.errstate(over="ignore", invalid="ignore"):
-        add_scaled(arrays, base, -1.0)
