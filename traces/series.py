@@ -265,12 +265,11 @@ class Series:
             Durations in s; 0 for an amount of 0, inf where the amount is never reached. Shape (n,).
         """
         devices, amount, start = _broadcast(devices, amount, start)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            needed = np.where(amount > 0, amount / self.scales[devices], 0.0)
         row = self.rows[devices]
         x = self._row_time(start + self.shifts[devices], row)
         rate, segment_end = self.stored.segment_at(x, row)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            needed = np.where(amount > 0, amount / self.scales[devices], 0.0)
             duration = needed / rate
         if not self._is_constant:
             # As in `integral`: what is not reached within its first segment is searched for.

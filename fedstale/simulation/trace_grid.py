@@ -27,23 +27,15 @@ from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.fleet import Fleet
 from fedstale.simulation.flight import Flight
 from fedstale.simulation.flights import Flights
+from fedstale.simulation.idling import Idling
 from fedstale.simulation.quick_arrays import quick_arrays
 from fedstale.simulation.replayed import Replay
 from fedstale.simulation.saved import State
 from fedstale.simulation.virtual_time import VirtualTime
 from fedstale.strategies.gate import p_finish_in
-from fedstale.strategies.node_set import Mask, NodeSet
+from fedstale.strategies.node_set import NodeSet
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
-
-# A strategy that has sent nothing for this long is waiting for something that will not come.
-_PATIENCE_S = 7 * 86_400.0
-_LONGEST_IDLE_STEP_S = 600.0
-
-# A strategy that asks who is online this often at one instant is looping, not looking.
-_POLLS_OF_A_LOOP = 100
-
-_COUNTERS = ("_open", "_busy_at", "_idle_step", "_seen_at", "_polls", "_most_online")
 
 
 class TraceGrid(Grid):
@@ -108,13 +100,7 @@ class TraceGrid(Grid):
         self._flights = Flights()
         self._arrived: dict[str, Flight] = {}
         self._stated: dict[int, float] = {}
-        self._open = 0
-        self._busy_at = 0.0
-        self._idle_step = 0.0
-        self._seen_online: Mask | None = None
-        self._seen_at = 0.0
-        self._polls = 0
-        self._most_online = 0
+        self._open, self._idling = 0, Idling()
         self.on_advance: Callable[[], None] = lambda: None
         """Called after the clock has moved; for progress displays."""
         self.on_measured: Callable[[int, str, Mapping[str, float]], None] = lambda *_: None
@@ -207,8 +193,7 @@ class TraceGrid(Grid):
                 self._idle()
             else:
                 self._advance(target)
-        # Who waits for an instant is not polling for nodes.
-        self._seen_online = None
+        self._idling.waited()
         return bool(self._arrived)
 
     def sleep(self, seconds: float) -> None:
@@ -272,27 +257,26 @@ class TraceGrid(Grid):
     def state_dict(self) -> State:
         """Return everything that has happened and that is under way."""
         return {
-            **{name: getattr(self, name) for name in _COUNTERS},
+            "open": self._open,
+            "idling": self._idling.state_dict(),
             "clock": self._clock.state_dict(),
             "fleet": self._fleet.state_dict(),
             "clients": self._clients.state_dict(),
             "flights": self._flights.state_dict(),
             "arrived": [flight.job_id for flight in self._arrived.values()],
             "stated": {str(node): p for node, p in self._stated.items()},
-            "seen_online": self._seen_online,
         }
 
     def _restore(self, state: State) -> None:
-        for name in _COUNTERS:
-            setattr(self, name, state[name])
+        self._open = state["open"]
+        self._idling.load_state_dict(state["idling"])
         self._clock.load_state_dict(state["clock"])
         self._fleet.load_state_dict(state["fleet"])
         self._clients.load_state_dict(state["clients"])
         self._flights = Flights()
         self._flights.load_state_dict(state["flights"])
         self._arrived = {f"message-{job}": self._flights[job] for job in state["arrived"]}
-        self._stated = {int(node): p for node, p in state.get("stated", {}).items()}
-        self._seen_online = state["seen_online"]
+        self._stated = {int(node): p for node, p in state["stated"].items()}
 
     # Flower's Grid.
 
@@ -331,16 +315,11 @@ class TraceGrid(Grid):
             RunEnded: nobody comes online any more, or never enough at once.
         """
         self._check_time()
-        now, nodes = self._clock.now, self._fleet.online(self._clock.now)
-        if self._seen_online is not None and np.array_equal(nodes.is_in, self._seen_online):
-            self._polls += 1
-            if now > self._seen_at or self._polls >= _POLLS_OF_A_LOOP:
-                self._idle()
-                nodes = self._fleet.online(self._clock.now)
-        else:
-            self._polls = 0
-        self._seen_online, self._seen_at = nodes.is_in, self._clock.now
-        self._most_online = max(self._most_online, self.n_online)
+        nodes = self._fleet.online(self._clock.now)
+        if self._idling.looks_in_vain(nodes.is_in, self._clock.now):
+            self._idle()
+            nodes = self._fleet.online(self._clock.now)
+        self._idling.looked(nodes.is_in, self._clock.now, self.n_online)
         return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -365,7 +344,7 @@ class TraceGrid(Grid):
             self._clock.schedule(flight.visible_at, kind, flight.job_id)
             ids.append(message_id)
         self._open += len(ids)
-        self._rouse()
+        self._idling.roused(now)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -421,14 +400,9 @@ class TraceGrid(Grid):
             self._arrived[message_id] = flight
         self._open -= len(happened)
         if happened:
-            self._rouse()
-        elif not self._open and self._clock.now - self._busy_at > _PATIENCE_S:
-            raise RunEnded(
-                f"nothing happened for {_PATIENCE_S / 86_400:.0f} days of virtual time, in which "
-                f"at most {self._most_online} of {self._fleet.n_devices} devices were seen online "
-                "at once: let the strategy wait for fewer nodes, or use more devices",
-                stuck=True,
-            )
+            self._idling.roused(self._clock.now)
+        elif not self._open:
+            self._idling.check(self._clock.now, self._fleet.n_devices)
         self.on_advance()
         return happened
 
@@ -436,15 +410,8 @@ class TraceGrid(Grid):
         if self._clock.now >= self._clock.until:
             raise RunEnded(f"reached {self._clock.until:,.0f} s of virtual time")
 
-    def _rouse(self) -> None:
-        """Something has happened: the strategy is not waiting in vain."""
-        self._busy_at, self._seen_online, self._idle_step = self._clock.now, None, 0.0
-
     def _idle(self) -> None:
-        """Move on although nothing is asked of any device: to the next event or change of nodes.
-
-        Steps grow, so that a strategy that waits in vain does so in few steps.
-        """
+        """Move on although nothing is asked of any device: to the next event or change of nodes."""
         now = self._clock.now
         change, event = self._fleet.presence(now).next_change, self._clock.next_event
         if min(change, event) == np.inf:
@@ -452,8 +419,7 @@ class TraceGrid(Grid):
                 "nothing can ever happen again: no job is in flight and no device comes or goes",
                 stuck=True,
             )
-        self._idle_step = min(max(2 * self._idle_step, 1.0), _LONGEST_IDLE_STEP_S)
-        self._advance(min(max(change, now + self._idle_step), event))
+        self._advance(min(max(change, now + self._idling.step_s()), event))
 
     def _deliver(self, message_ids: list[str], wanted: Iterable[str] = ()) -> list[Message]:
         """Take arrived messages out, train the clients behind them, and return the replies.
