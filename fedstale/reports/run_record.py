@@ -120,16 +120,16 @@ def _texts(folder: Path) -> tuple[str, Mapping[str, Any]]:
 def _frame(path: Path, columns: set[str]) -> pd.DataFrame:
     try:
         table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as problem:
+        absent = columns - set(table.column_names)
+        frame: pd.DataFrame = table.to_pandas()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
         first = str(problem).split("\n", maxsplit=1)[0]
         raise ProtocolError(
             f"{str(path)!r} is not a readable Parquet file ({first}); run fedstale simulate again"
         ) from None
-    absent = columns - set(table.column_names)
     if absent:
         raise ProtocolError(
             f"{str(path)!r} has no column {', '.join(sorted(absent))}: expected the columns that "
             "docs/formats.md lists; run fedstale simulate again"
         )
-    frame: pd.DataFrame = table.to_pandas()
     return frame
