@@ -17,7 +17,6 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedstale.simulation import Executor
 from fedstale.simulation.executors import Answer, Call
-from fedstale.strategies import npy
 from fedstale.strategies.arrays import Array, Model
 
 _DEAL_RARE = 101
@@ -116,7 +115,7 @@ def _split(n: int, devices: Array, alpha: float, rng: np.random.Generator) -> Ar
 
 def read_model(record: ArrayRecord) -> Model:
     """Return a model's own arrays."""
-    return {name: npy.read(array).copy() for name, array in record.items()}
+    return {name: array.numpy() for name, array in record.items()}
 
 
 def train(

@@ -83,7 +83,6 @@ class Checkpoints:
         """
         require(is_count(every), "checkpoints.every", every, "a number of versions >= 1")
         self.folder, self.every = Path(folder), every
-        self._resume: Path | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as problem:

@@ -15,7 +15,6 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord
 
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
-from fedstale.strategies import npy
 from fedstale.strategies.arrays import Array, Model
 from fedstale.strategies.on_disk import check_writable, stored
 
@@ -43,7 +42,7 @@ class Snapshot:
         Raises:
             ConfigError: there is no array, or one is neither real nor integer nor finite.
         """
-        arrays = {name: npy.read(array) for name, array in record.items()}
+        arrays = {name: np.array(array.numpy(), order="C") for name, array in record.items()}
         if not arrays:
             raise ConfigError("initial_arrays = {}: expected a model with at least one array")
         for name, array in arrays.items():

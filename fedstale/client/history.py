@@ -63,12 +63,6 @@ class History:
         """The rows of trainings."""
         return History(self.rows[self["training_s"] >= 0])
 
-    @property
-    def between_s(self) -> Array:
-        """Time from each answer to the next message, in s; NaN where the clock was set back."""
-        idle = self["arrived"][1:] - self["ready"][:-1]
-        return np.where(idle >= 0, idle, np.nan)
-
     def scaled(self, fleet_rate: float) -> "History":
         """Return the history with a work for the jobs whose work nobody stated.
 

@@ -49,7 +49,9 @@ def test_a_version_is_there_while_current_or_held_and_gone_after(moves, chance):
 
 def test_a_model_survives_the_way_through_records():
     before = record(b=np.arange(3, dtype=np.float32), a=np.asfortranarray(np.eye(2)), n=np.array(7))
-    after = Snapshot.of(before).record()
+    snapshot = Snapshot.of(before)
+    assert all(array.flags.c_contiguous for array in snapshot.floats.values())
+    after = snapshot.record()
     assert list(after) == ["b", "a", "n"]
     for name in before:
         np.testing.assert_array_equal(after[name].numpy(), before[name].numpy())

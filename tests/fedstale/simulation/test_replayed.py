@@ -115,7 +115,7 @@ def test_the_mod_measures_virtual_phases():
     np.testing.assert_allclose(rows["travel_s"], events["download_s"], rtol=1e-9)
     np.testing.assert_allclose(rows["work"], events["work"], rtol=1e-9)
     np.testing.assert_allclose(
-        rows.between_s,
+        rows["arrived"][1:] - rows["ready"][:-1],
         events["downloaded_at"][1:].to_numpy() - events["trained_at"][:-1],
         atol=1e-6,
     )
