@@ -52,6 +52,11 @@ class Rows:
         arrays += [self.lengths, self.row_totals]
         return sum(a.nbytes for a in arrays) + (0 if self.starts is None else self.starts.nbytes)
 
+    def largest(self) -> Array:
+        """Return the largest rate of each row; shape (rows,)."""
+        most = np.maximum.reduceat(self.values.max(axis=1), self.first_block[:-1])
+        return most.astype(np.float64)
+
     def segments(self, row: int) -> tuple[Array, Array]:
         """Return the segments of one row as (starts in s, rates)."""
         blocks = np.arange(self.first_block[row], self.first_block[row + 1])

@@ -202,6 +202,15 @@ class Series:
         left = self.lengths[self.rows[devices]] - self.shifts[devices]
         return np.minimum(np.maximum(left, 0.0), self.until)
 
+    def fastest(self) -> Array:
+        """Return the largest rate that each device ever has; shape (devices,).
+
+        Example:
+            >>> Series.regular([[1.0, 3.0], [2.0, 0.0]], step_s=10.0).fastest()
+            array([3., 2.])
+        """
+        return self.stored.largest()[self.rows] * self.scales
+
     def segments(self, device: int) -> tuple[Array, Array, float]:
         """Return the segments of one device's row as (starts in s, scaled rates, length in s).
 

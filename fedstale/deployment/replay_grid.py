@@ -120,8 +120,8 @@ class ReplayGrid(RecordedGrid):
         """
         self._begin()
         messages, now = list(messages), self.now()
-        flights = self._fleet.send(messages, now, first_job_id=len(self.flights))
-        flights.sort(key=lambda flight: flight.job_id)
+        jobs = self._fleet.send(messages, now, first_job_id=len(self.flights))
+        flights = self._fleet.follow(jobs)
         sent = [flight for flight in flights if flight.failure is None]
         ids = iter(self._grid.push_messages([self._with_plan(flight) for flight in sent]))
         given: list[str] = []

@@ -1,11 +1,12 @@
 """The devices' side of a simulation: what each job costs, and what its device does with it.
 
-A job is worked out in full when it is sent, because a trace knows its future. What the server sees
-of it, and when, is fixed then too; the server sees nothing earlier.
+A trace knows its future, so a job is worked out in full at once, and with it what the server will
+see and when. That may wait until the first instant at which the server could see anything: many
+jobs are then worked out together, in the time that one alone would take.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedstale.simulation.presence import Presence
 from fedstale.strategies.gate import records_in
 from fedstale.strategies.node_set import NodeSet, Places
 from fedstale.traces import Job, Status, TraceSet, TripOutcomes
+from fedstale.traces.arrays import Array, Index
 from fedstale.traces.trip import OnInterrupt
 
 # Node ids are fixed, so that runs repeat, and far from 0 and 1, which Flower uses for itself.
@@ -31,6 +33,9 @@ HEARTBEAT_S = 60.0
 
 _SHORTEST_S = 1e-9
 
+# Of the least time that a job can take: rounding must not make it longer than the job.
+_SURELY = 0.99
+
 _INSTANTS = ("started", "downloaded", "trained", "reported", "ended")
 _SPENT = (
     "download_s",
@@ -40,6 +45,27 @@ _SPENT = (
     "downloaded_bytes",
     "uploaded_bytes",
 )
+
+
+@dataclass(slots=True, kw_only=True)
+class Sent:
+    """A job that was sent, whose device has not been followed yet."""
+
+    message: Message
+    job_id: int
+    """Counts up from 0 in the order of sending."""
+    device: int
+    """Position of the device in the traces."""
+    round: int
+    """The server's round, or -1."""
+    sent_at: float
+    """Instant in s."""
+    asked: tuple[float, float, float, float]
+    """Work, bytes down, bytes up, and the time in s within which the device must have answered."""
+    unseen_until: float
+    """Instant in s before which the server sees neither a reply nor a failure."""
+    stated_p_finish: float = fl.UNKNOWN
+    """Chance to finish the next job that the device had last told the server."""
 
 
 class Fleet:
@@ -55,6 +81,11 @@ class Fleet:
         self._book = book
         self._on_interrupt: OnInterrupt = on_interrupt
         self._free_at = np.zeros(traces.n_devices)
+        assert traces.downlink is not None
+        assert traces.compute is not None
+        assert traces.uplink is not None
+        channels = (traces.compute, traces.downlink, traces.uplink)
+        self._fastest = np.stack([channel.fastest() for channel in channels], axis=1)
 
     @property
     def n_devices(self) -> int:
@@ -77,28 +108,51 @@ class Fleet:
             self._online = NodeSet(self._everyone, is_here)
         return self._online
 
-    def send(self, messages: Sequence[Message], now: float, first_job_id: int) -> list[Flight]:
-        """Return the flights of some messages, sent now.
+    def send(self, messages: Sequence[Message], now: float, first_job_id: int) -> list[Sent]:
+        """Return some messages as jobs that are sent now, at what they cost by now.
 
         Raises:
-            ConfigError: a node does not exist, or the cost of a message is unknown.
+            ConfigError: a node does not exist, the cost of a message is unknown, or its ttl is not
+                above 0.
         """
-        flights: list[Flight] = []
-        batch: dict[int, Message] = {}
-        for message in messages:
-            node_id = message.metadata.dst_node_id
-            device = node_id - FIRST_NODE_ID
+        devices = [message.metadata.dst_node_id - FIRST_NODE_ID for message in messages]
+        for device in devices:
             if not 0 <= device < self.n_devices:
                 raise ConfigError(
-                    f"dst_node_id = {node_id}: expected an id from "
+                    f"dst_node_id = {FIRST_NODE_ID + device}: expected an id from "
                     f"get_node_ids(), {FIRST_NODE_ID} to {FIRST_NODE_ID + self.n_devices - 1}"
                 )
-            if device in batch:
+        asked, rounds = self._asked(messages)
+        if not (asked[:, 3] > 0).all():
+            raise ConfigError(f"ttl = {asked[:, 3].min()}: expected seconds > 0")
+        unseen_until = now + self._least_s(np.array(devices, dtype=np.int64), asked)
+        back_s = self._book.costs.upload_overhead_s or 0.0
+        # A reply must be at the server in time.
+        asked[:, 3] = np.maximum(asked[:, 3] - back_s, _SHORTEST_S) if back_s else asked[:, 3]
+        return [
+            Sent(
+                message=message,
+                job_id=first_job_id + i,
+                device=devices[i],
+                round=rounds[i],
+                sent_at=now,
+                asked=tuple(asked[i].tolist()),
+                unseen_until=float(unseen_until[i]),
+            )
+            for i, message in enumerate(messages)
+        ]
+
+    def follow(self, jobs: Iterable[Sent]) -> list[Flight]:
+        """Return what devices do with jobs, which are given in the order of sending."""
+        flights: list[Flight] = []
+        batch: dict[int, Sent] = {}
+        for job in jobs:
+            if job.device in batch:
                 # A device's second job starts when its first has ended, so that must be known.
-                flights += self._send(batch, now, first_job_id + len(flights))
+                flights += self._follow(list(batch.values()))
                 batch = {}
-            batch[device] = message
-        return flights + self._send(batch, now, first_job_id + len(flights))
+            batch[job.device] = job
+        return flights + self._follow(list(batch.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return until when each device is busy."""
@@ -128,40 +182,42 @@ class Fleet:
             done[i] = self._cut(flights[i], until_now, now)
         return done
 
-    def _send(self, batch: dict[int, Message], now: float, first_job_id: int) -> list[Flight]:
-        if not batch:
+    def _least_s(self, devices: Index, asked: Array) -> Array:
+        """Return for how long the server surely sees nothing of a job; all of shape (n, ...)."""
+        amounts = asked[:, :3] * (1.0, 8.0, 8.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            phases = np.where(amounts > 0, amounts / self._fastest[devices], 0.0)
+        # What fails is noticed by its heartbeat, or when the message expires.
+        return _SURELY * np.minimum(np.minimum(phases.sum(axis=1), HEARTBEAT_S), asked[:, 3])
+
+    def _follow(self, jobs: Sequence[Sent]) -> list[Flight]:
+        """Return what devices do with one job each."""
+        if not jobs:
             return []
-        devices = np.fromiter(batch, dtype=np.int64)
-        asked, rounds = self._asked(list(batch.values()))
+        devices = np.array([job.device for job in jobs])
+        asked = np.array([job.asked for job in jobs])
+        sent_at = np.array([job.sent_at for job in jobs])
         there_s = self._book.costs.download_overhead_s or 0.0
         back_s = self._book.costs.upload_overhead_s or 0.0
         free_at = self._free_at[devices]
         if there_s:
-            free_at = np.maximum(free_at, now) + there_s
-        # A reply must be at the server in time.
-        asked[:, 3] = np.maximum(asked[:, 3] - back_s, _SHORTEST_S) if back_s else asked[:, 3]
-        trips = self._traces.trips(devices, now, _job(asked, self._on_interrupt), free_at)
+            free_at = np.maximum(free_at, sent_at) + there_s
+        trips = self._traces.trips(devices, sent_at, _job(asked, self._on_interrupt), free_at)
         self._free_at[devices] = trips.ended
         columns = {name: getattr(trips, name).tolist() for name in (*_INSTANTS, *_SPENT)}
         columns["reported"] = (trips.reported + back_s).tolist()
         return [
             _flight(
-                message,
-                job_id=first_job_id + i,
-                device=int(devices[i]),
-                round_=rounds[i],
-                now=now,
-                asked=(*asked[i].tolist(), float(free_at[i])),
+                job,
+                free_at=float(free_at[i]),
                 trips=trips,
                 i=i,
                 column={name: values[i] for name, values in columns.items()},
             )
-            for i, message in enumerate(batch.values())
+            for i, job in enumerate(jobs)
         ]
 
-    def _asked(
-        self, messages: list[Message]
-    ) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.float64]], list[int]]:
+    def _asked(self, messages: Sequence[Message]) -> tuple[Array, list[int]]:
         """Return work, bytes down and up and ttl of each message, shape (n, 4), and its round."""
         asked, rounds = np.empty((len(messages), 4)), []
         # Strategies put the same records into every message of a round.
@@ -196,9 +252,7 @@ class Fleet:
         return cut
 
 
-def _job(
-    asked: np.ndarray[tuple[int, int], np.dtype[np.float64]], on_interrupt: OnInterrupt
-) -> Job:
+def _job(asked: Array, on_interrupt: OnInterrupt) -> Job:
     work, down, up, ttl = asked.T
     return Job(
         work=work, download_bytes=down, upload_bytes=up, ttl_s=ttl, on_interrupt=on_interrupt
@@ -206,34 +260,26 @@ def _job(
 
 
 def _flight(
-    message: Message,
-    *,
-    job_id: int,
-    device: int,
-    round_: int,
-    now: float,
-    asked: tuple[float, float, float, float, float],
-    trips: TripOutcomes,
-    i: int,
-    column: dict[str, float],
+    job: Sent, *, free_at: float, trips: TripOutcomes, i: int, column: dict[str, float]
 ) -> Flight:
-    status, metadata = Status(int(trips.status[i])), message.metadata
+    status, metadata = Status(int(trips.status[i])), job.message.metadata
     reason = "" if status == Status.REPORTED else trips.reason(i)
-    visible_at, failure = _seen(status, now + metadata.ttl, reason, column)
+    visible_at, failure = _seen(status, job.sent_at + metadata.ttl, reason, column)
     return Flight(
-        message=message,
-        asked=asked,
+        message=job.message,
+        asked=(*job.asked, free_at),
         outcome=status,
         visible_at=visible_at,
         failure=failure,
-        job_id=job_id,
-        node_id=FIRST_NODE_ID + device,
-        device=device,
+        job_id=job.job_id,
+        node_id=FIRST_NODE_ID + job.device,
+        device=job.device,
         kind=metadata.message_type,
-        round=round_,
+        round=job.round,
+        stated_p_finish=job.stated_p_finish,
         status=fl.FAILED.get(status, fl.UNCLAIMED),
         reason=reason,
-        sent_at=now,
+        sent_at=job.sent_at,
         started_at=column["started"],
         downloaded_at=column["downloaded"],
         trained_at=column["trained"],

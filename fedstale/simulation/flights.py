@@ -41,12 +41,16 @@ class Flights:
         """Number of jobs sent so far."""
         return self._n
 
-    def add(self, flight: Flight) -> str:
-        """Take in the next job and return the id of its message."""
+    @staticmethod
+    def message_id(job_id: int) -> str:
+        """Return the id of a job's message."""
+        return f"{_PREFIX}{job_id}"
+
+    def add(self, flight: Flight) -> None:
+        """Take in the next job."""
         assert flight.job_id == self._n
         self._open[flight.job_id] = flight
         self._n += 1
-        return f"{_PREFIX}{flight.job_id}"
 
     def __getitem__(self, job_id: int) -> Flight:
         """Return a job; changes to it are kept."""

@@ -24,7 +24,7 @@ from fedstale.simulation.clock import Kind, RunEnded, VirtualClock
 from fedstale.simulation.compat import Run, error_reply, identity, stamp
 from fedstale.simulation.costs import CostBook, Costs
 from fedstale.simulation.executors import Executor, InlineExecutor
-from fedstale.simulation.fleet import Fleet
+from fedstale.simulation.fleet import Fleet, Sent
 from fedstale.simulation.flight import Flight
 from fedstale.simulation.flights import Flights
 from fedstale.simulation.idling import Idling
@@ -97,6 +97,8 @@ class TraceGrid(Grid):
         self._run = Run.create_empty(run_id)
         self._clock = VirtualClock(until_s)
         self._time = VirtualTime(self.now, self.sleep, self._unix_base)
+        self._sent: list[Sent] = []
+        self._unseen_until = np.inf
         self._flights = Flights()
         self._arrived: dict[str, Flight] = {}
         self._stated: dict[int, float] = {}
@@ -138,6 +140,7 @@ class TraceGrid(Grid):
 
     def event_tables(self) -> Iterator[pa.Table]:
         """Yield what `events` returns in parts that fit in memory, at least one."""
+        self._follow()
         now = self._clock.now
         return self._flights.tables(
             lambda flights: self._fleet.settled(flights, now), self._fleet.device_ids
@@ -146,7 +149,7 @@ class TraceGrid(Grid):
     @property
     def n_sent(self) -> int:
         """Number of jobs sent so far."""
-        return len(self._flights)
+        return len(self._flights) + len(self._sent)
 
     @property
     def n_ahead(self) -> int:
@@ -188,7 +191,7 @@ class TraceGrid(Grid):
             RunEnded: the run is over, or nothing can ever happen again.
         """
         if not self._arrived:
-            target = min(until, self._clock.next_event)
+            target = min(until, self._next_event)
             if target == np.inf:
                 self._idle()
             else:
@@ -256,6 +259,7 @@ class TraceGrid(Grid):
 
     def state_dict(self) -> State:
         """Return everything that has happened and that is under way."""
+        self._follow()
         return {
             "open": self._open,
             "idling": self._idling.state_dict(),
@@ -273,9 +277,10 @@ class TraceGrid(Grid):
         self._clock.load_state_dict(state["clock"])
         self._fleet.load_state_dict(state["fleet"])
         self._clients.load_state_dict(state["clients"])
+        self._sent, self._unseen_until = [], np.inf
         self._flights = Flights()
         self._flights.load_state_dict(state["flights"])
-        self._arrived = {f"message-{job}": self._flights[job] for job in state["arrived"]}
+        self._arrived = {Flights.message_id(job): self._flights[job] for job in state["arrived"]}
         self._stated = {int(node): p for node, p in state["stated"].items()}
 
     # Flower's Grid.
@@ -329,21 +334,21 @@ class TraceGrid(Grid):
             Ids of the messages, in their order.
 
         Raises:
-            ConfigError: a node does not exist, or the cost of a message is unknown.
+            ConfigError: a node does not exist, the cost of a message is unknown, or its ttl is not
+                above 0.
         """
         self._check_time()
         now = self._clock.now
-        ids = []
-        for flight in self._fleet.send(list(messages), now, first_job_id=self.n_sent):
-            message, message_id = flight.message, self._flights.add(flight)
-            assert message is not None
-            stamp(message, message_id, self._unix_base + now, message.metadata.ttl)
-            if flight.kind.startswith("train"):
-                flight.stated_p_finish = self._stated.get(flight.node_id, np.nan)
-            kind = Kind.REPLY if flight.failure is None else Kind.FAILURE
-            self._clock.schedule(flight.visible_at, kind, flight.job_id)
-            ids.append(message_id)
-        self._open += len(ids)
+        jobs = self._fleet.send(list(messages), now, first_job_id=self.n_sent)
+        ids = [Flights.message_id(job.job_id) for job in jobs]
+        for job, message_id in zip(jobs, ids, strict=True):
+            metadata = job.message.metadata
+            stamp(job.message, message_id, self._unix_base + now, metadata.ttl)
+            if metadata.message_type.startswith("train"):
+                job.stated_p_finish = self._stated.get(metadata.dst_node_id, np.nan)
+            self._unseen_until = min(self._unseen_until, job.unseen_until)
+        self._sent += jobs
+        self._open += len(jobs)
         self._idling.roused(now)
         return ids
 
@@ -360,8 +365,8 @@ class TraceGrid(Grid):
         wanted = message_ids if isinstance(message_ids, Set) else set(message_ids)
         self._check_time()
         if wanted and not any(key in wanted for key in self._arrived):
-            if self._clock.next_event < np.inf:
-                self._advance(self._clock.next_event)
+            if self._next_event < np.inf:
+                self._advance(self._next_event)
             else:
                 self._idle()
         return self._deliver([key for key in self._arrived if key in wanted], wanted)
@@ -383,14 +388,31 @@ class TraceGrid(Grid):
         missing = wanted.copy()
         while missing and self._clock.now < deadline:
             # A message always expires, so there is an event for as long as one is missing.
-            missing.difference_update(self._advance(min(self._clock.next_event, deadline)))
+            missing.difference_update(self._advance(min(self._next_event, deadline)))
         return self._deliver([key for key in self._arrived if key in wanted])
 
     # How the clock moves.
 
+    @property
+    def _next_event(self) -> float:
+        """Instant of the next reply or failure in s; inf if there is none."""
+        self._follow(until=self._clock.next_event)
+        return self._clock.next_event
+
+    def _follow(self, until: float = np.inf) -> None:
+        """Find out what devices do with the jobs sent, if the server could see it by an instant."""
+        if not self._sent or until < self._unseen_until:
+            return
+        for flight in self._fleet.follow(self._sent):
+            self._flights.add(flight)
+            kind = Kind.REPLY if flight.failure is None else Kind.FAILURE
+            self._clock.schedule(flight.visible_at, kind, flight.job_id)
+        self._sent, self._unseen_until = [], np.inf
+
     def _advance(self, to: float) -> list[str]:
         """Move the clock, and return the messages to which replies arrived on the way."""
         self._check_time()
+        self._follow(until=to)
         happened = []
         for job_id in self._clock.advance(to):
             flight = self._flights[job_id]
@@ -413,7 +435,7 @@ class TraceGrid(Grid):
     def _idle(self) -> None:
         """Move on although nothing is asked of any device: to the next event or change of nodes."""
         now = self._clock.now
-        change, event = self._fleet.presence(now).next_change, self._clock.next_event
+        change, event = self._fleet.presence(now).next_change, self._next_event
         if min(change, event) == np.inf:
             raise RunEnded(
                 "nothing can ever happen again: no job is in flight and no device comes or goes",

@@ -1,0 +1,124 @@
+"""Devices are followed as late as can be, many jobs at a time, and nobody can tell."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import ArrayRecord
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import COSTS, counting_app, fleet, message_to
+
+from fedstale.errors import ConfigError
+from fedstale.simulation.compat import identity
+from fedstale.simulation.costs import CostBook
+from fedstale.simulation.fleet import Fleet
+from fedstale.simulation.trace_grid import TraceGrid
+from fedstale.strategies import FedAvgOverSelected, FedBuff, GapAware
+from fedstale.traces import Series
+from fedstale.traces.synthetic import synthesise
+
+N = 4
+RATES = st.lists(st.sampled_from([0.0, 1e5, 1e6, 8e6]), min_size=1, max_size=5)
+
+
+@st.composite
+def fleets(draw):
+    windows = [sorted(draw(st.sets(st.integers(0, 99), min_size=2, max_size=2))) for _ in range(N)]
+    traces = fleet([[pair] for pair in windows], length=100.0)
+    rows = [draw(RATES) for _ in range(N)]
+    speeds = [[1e-5 * rate for rate in draw(RATES)] for _ in range(N)]
+    step_s, repeat = draw(st.sampled_from([0.5, 7.0])), draw(st.booleans())
+    return replace(
+        traces,
+        downlink=Series.regular(rows, step_s=step_s, repeat=repeat),
+        uplink=Series.regular(rows[::-1], step_s=step_s, repeat=repeat),
+        compute=Series.regular(speeds, step_s=step_s, repeat=repeat),
+    )
+
+
+@settings(deadline=None)
+@given(
+    fleets(),
+    st.lists(st.tuples(st.integers(0, N - 1), st.sampled_from([0.5, 30.0, 400.0])), min_size=1),
+    st.sampled_from(["abort", "pause"]),
+    st.sampled_from([0.0, 31.0]),
+)
+def test_the_server_sees_nothing_before_a_job_is_followed(traces, asked, on_interrupt, now):
+    ours = Fleet(traces, CostBook(COSTS), on_interrupt)
+    with identity(1):
+        messages = [message_to(1000 + device, ttl=ttl) for device, ttl in asked]
+    jobs = ours.send(messages, now, 0)
+    flights = ours.follow(jobs)
+    assert [flight.job_id for flight in flights] == list(range(len(asked)))
+    for job, flight in zip(jobs, flights, strict=True):
+        assert now < job.unseen_until <= flight.visible_at
+
+
+class AtOnce(Fleet):
+    """Sees to it that every job is followed before anything else happens."""
+
+    def _least_s(self, devices, asked):
+        return np.zeros(devices.size)
+
+
+class Counting(Fleet):
+    """Notes how many jobs are followed together."""
+
+    def follow(self, jobs):
+        jobs = list(jobs)
+        counts.append(len(jobs))
+        return super().follow(jobs)
+
+
+counts = []
+
+STRATEGIES = {
+    "fedbuff": lambda: FedBuff(in_flight=20, merge_size=4, seed=2),
+    "gap-aware": lambda: GapAware(in_flight=9, merge_size=3, ask=None, seed=3),
+    "over-selected": lambda: FedAvgOverSelected(merge_size=8, seed=2),
+}
+
+
+@pytest.mark.parametrize("on_interrupt", ["abort", "pause"])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_run_is_the_same_whenever_devices_are_followed(name, on_interrupt, monkeypatch):
+    phones = synthesise(200, 2, seed=1)
+    counts.clear()
+
+    def events(kind):
+        monkeypatch.setattr("fedstale.simulation.trace_grid.Fleet", kind)
+        grid = TraceGrid(phones, counting_app(), costs=COSTS, on_interrupt=on_interrupt)
+        initial = ArrayRecord([np.zeros(3, np.float32)])
+        with grid.running():
+            result = STRATEGIES[name]().start(grid, initial, num_rounds=20, timeout=300.0)
+        return grid.events().to_pandas(), result.arrays.to_numpy_ndarrays()[0]
+
+    (at_once, one), (later, other) = events(AtOnce), events(Counting)
+    pd.testing.assert_frame_equal(at_once, later, check_exact=True)
+    np.testing.assert_array_equal(one, other)
+    # Jobs are often sent one at a time, and followed several at a time.
+    assert np.mean(counts) > 1.5
+
+
+@pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan")])
+def test_a_time_to_live_that_means_nothing_is_refused_when_it_is_sent(make_grid, ttl):
+    grid = make_grid([[(0, 1000)]])
+    message = message_to(1000)
+    message.metadata.ttl = ttl
+    with pytest.raises(ConfigError, match=r"ttl = .*: expected seconds > 0"):
+        grid.push_messages([message])
+    assert grid.n_sent == 0
+
+
+def test_events_and_checkpoints_hold_what_was_sent_a_moment_ago(make_grid):
+    grid = make_grid([[(0, 1000)]] * 2)
+    grid.push_messages([message_to(1000)])
+    grid.push_messages([message_to(1001)])
+    assert (grid.n_sent, grid.n_in_flight) == (2, 2)
+    assert grid.events()["status"].to_pylist() == ["flying"] * 2
+    other = make_grid([[(0, 1000)]] * 2)
+    other._restore(grid.state_dict())
+    assert len(list(other.pull_messages(["message-0", "message-1"]))) == 2
+    assert (other.n_sent, other.n_in_flight) == (2, 0)
