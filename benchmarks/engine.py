@@ -205,11 +205,12 @@ def measure_messages(*, quick: bool) -> list[dict[str, object]]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     rows.append({**_messages_row(many, 10_000, rates), "peak MiB": round(peak)})
     n_replies = 2000 if quick else 20_000
+    phones = synthesise(2000, 2, seed=0)
     few = TraceSet.constant(20_000, compute=1.0, downlink_bit_per_s=1e7, uplink_bit_per_s=1e7)
-    for traces in (few, many):
-        rates = [replies_per_second(traces, 10_000, n_replies) for _ in range(2 if quick else 5)]
+    for traces, in_flight in ((phones, 100), (few, 10_000), (many, 10_000)):
+        rates = [replies_per_second(traces, in_flight, n_replies) for _ in range(2 if quick else 5)]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        row = _messages_row(traces, 10_000, rates, what="replies per second, FedBuff")
+        row = _messages_row(traces, in_flight, rates, what="replies per second, FedBuff")
         rows.append({**row, "peak MiB": round(peak)})
     return rows
 

@@ -129,17 +129,18 @@ class Fleet:
         back_s = self._book.costs.upload_overhead_s or 0.0
         # A reply must be at the server in time.
         asked[:, 3] = np.maximum(asked[:, 3] - back_s, _SHORTEST_S) if back_s else asked[:, 3]
+        columns = (messages, devices, rounds, asked.tolist(), unseen_until.tolist())
         return [
             Sent(
                 message=message,
                 job_id=first_job_id + i,
-                device=devices[i],
-                round=rounds[i],
+                device=device,
+                round=round_,
                 sent_at=now,
-                asked=tuple(asked[i].tolist()),
-                unseen_until=float(unseen_until[i]),
+                asked=tuple(row),
+                unseen_until=until,
             )
-            for i, message in enumerate(messages)
+            for i, (message, device, round_, row, until) in enumerate(zip(*columns, strict=True))
         ]
 
     def follow(self, jobs: Iterable[Sent]) -> list[Flight]:

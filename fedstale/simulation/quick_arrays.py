@@ -57,9 +57,23 @@ def written(ndarray: npt.NDArray[Any]) -> Array:
     if type(ndarray) is not np.ndarray or ndarray.dtype.kind not in _PLAIN:
         return cast(Array, _their_from_ndarray.__get__(None, Array)(ndarray))
     is_fortran = ndarray.flags.f_contiguous and not ndarray.flags.c_contiguous
-    name, header = _header_for(ndarray.dtype, ndarray.shape, is_fortran)
+    name, header = _header_for(ndarray.dtype, ndarray.shape, is_fortran=is_fortran)
     body = ndarray.tobytes("F") if is_fortran else ndarray.tobytes()
     return stored(name, ndarray.shape, header + body)
+
+
+def written_each(stack: npt.NDArray[Any]) -> list[Array]:
+    """Return the arrays of a stack, one for each place of its first axis, as Flower stores them.
+
+    Example:
+        >>> [one.shape for one in written_each(np.zeros((2, 3)))]
+        [(3,), (3,)]
+    """
+    each, shape = [stack[i, ...] for i in range(len(stack))], stack.shape[1:]
+    if stack.dtype.kind not in _PLAIN:
+        return [written(one) for one in each]
+    name, header = _header_for(stack.dtype, shape, is_fortran=False)
+    return [stored(name, shape, header + one.tobytes()) for one in each]
 
 
 def stored(dtype: str, shape: tuple[int, ...], data: bytes) -> Array:
@@ -103,7 +117,7 @@ def _header_of(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int
 
 @lru_cache(maxsize=4096)
 def _header_for(
-    dtype: np.dtype[Any], shape: tuple[int, ...], is_fortran: bool
+    dtype: np.dtype[Any], shape: tuple[int, ...], *, is_fortran: bool
 ) -> tuple[str, bytes]:
     example = np.broadcast_to(np.zeros((), dtype), shape)
     fields = np.lib.format.header_data_from_array_1_0(example)

@@ -6,7 +6,7 @@ Results equal those of `inline` but for rounding: sums of float32 are formed in 
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fedstale.simulation.executors.contract import Answer, Call, Executor, answe
 from fedstale.simulation.executors.declaration import Parts
 from fedstale.simulation.executors.many_sgd import Job, ManySGD, Models
 from fedstale.simulation.executors.streams import own_random_streams, seed_streams
-from fedstale.simulation.quick_arrays import quick_arrays, read, written
+from fedstale.simulation.quick_arrays import quick_arrays, read, written_each
 from fedstale.strategies.gate import records_in
 
 logger = logging.getLogger(__name__)
@@ -125,12 +125,15 @@ class BatchedExecutor(Executor):
             return None
         except Exception as problem:
             raise _refusal(problem) from problem
-        stacks = {name: stack.numpy() for name, stack in models.items()}
+        trained: dict[str, Sequence[Array] | torch.Tensor] = {
+            name: stack if self._parts.reply is not None else written_each(stack.numpy())
+            for name, stack in models.items()
+        }
         return [
             self._answered(
                 call,
                 received[i][0],
-                {n: s[i] for n, s in stacks.items()},
+                {name: each[i] for name, each in trained.items()},
                 float(losses[i]),
                 jobs[i],
             )
@@ -138,7 +141,7 @@ class BatchedExecutor(Executor):
         ]
 
     def _answered(
-        self, call: Call, name: str, arrays: Mapping[str, Any], loss: float, job: Job
+        self, call: Call, name: str, arrays: dict[str, Any], loss: float, job: Job
     ) -> Answer:
         """Return a client's answer, with what the app adds around every one, such as a forecast."""
         made = self._made(call, name, arrays, loss, job)
@@ -151,19 +154,15 @@ class BatchedExecutor(Executor):
             return failed(call, problem)
         return Answer(reply, call.context)
 
-    def _made(
-        self, call: Call, name: str, arrays: Mapping[str, Any], loss: float, job: Job
-    ) -> Answer:
+    def _made(self, call: Call, name: str, arrays: dict[str, Any], loss: float, job: Job) -> Answer:
         if self._parts.reply is not None:
             try:
-                state = {name: torch.from_numpy(array) for name, array in arrays.items()}
-                reply = self._parts.reply(call.message, state, loss, job.given)
+                reply = self._parts.reply(call.message, arrays, loss, job.given)
                 return Answer(reply, call.context)
             except (Exception, SystemExit) as problem:
                 return failed(call, problem)
-        trained = {key: written(array) for key, array in arrays.items()}
         metrics = {"train_loss": loss, "num-examples": job.n_examples}
-        records = {name: filled(_ARRAYS, trained), "metrics": filled(_METRICS, metrics)}
+        records = {name: filled(_ARRAYS, arrays), "metrics": filled(_METRICS, metrics)}
         return Answer(reply_with(call.message, filled(_CONTENT, records)), call.context)
 
 

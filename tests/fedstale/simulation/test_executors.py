@@ -20,7 +20,7 @@ from fedstale.simulation.executors import Call, choice, contract
 from fedstale.simulation.executors.choice import AutoExecutor, executor_for
 from fedstale.simulation.executors.streams import quick_manual_seed
 from fedstale.simulation.flower_app import ClientLoader, FlowerApp
-from fedstale.simulation.quick_arrays import quick_arrays, read, written
+from fedstale.simulation.quick_arrays import quick_arrays, read, written, written_each
 
 REFERENCE = "small_app_under_test.client:app"
 
@@ -250,6 +250,14 @@ KINDS = st.one_of(
     arrays_of.complex_number_dtypes(),
     arrays_of.unicode_string_dtypes(max_len=3),
 )
+
+
+@given(st.data(), KINDS, arrays_of.array_shapes(min_dims=1, min_side=0, max_dims=3), st.booleans())
+def test_the_arrays_of_a_stack_hold_the_bytes_of_numpys(data, dtype, shape, is_turned):
+    stack = data.draw(arrays_of.arrays(dtype, shape))
+    stack = stack.T if is_turned else stack
+    theirs = [Array(np.array(stack[i, ...], order="C")) for i in range(len(stack))]
+    assert written_each(stack) == theirs
 
 
 @given(st.data(), KINDS, arrays_of.array_shapes(min_dims=0, min_side=0, max_dims=4), st.booleans())
