@@ -193,37 +193,36 @@ class Engines:
 
 
 def measure_messages(*, quick: bool) -> list[dict[str, object]]:
-    """Return how fast messages go, by how many are in flight together and how many may be asked."""
-    rows: list[dict[str, object]] = []
-    for batch in (1, 10, 100, 1000):
-        total, repeats = (1000, 2) if quick else (5000, 5)
-        few = TraceSet.constant(batch, compute=1.0, downlink_bit_per_s=1e7, uplink_bit_per_s=1e7)
-        rates = [messages_per_second(few, batch, total) for _ in range(repeats)]
-        rows.append(_messages_row(few, batch, rates))
+    """Return how fast messages go, by how many are in flight together and how many may be asked.
+
+    The cases take turns, so that a machine which is slower for a while is so for all of them.
+    """
+    total, n_replies = (1000, 2000) if quick else (5000, 20_000)
     many = synthesise(100_000 if quick else 1_000_000, 2, seed=0)
-    rates = [messages_per_second(many, 10_000, 20_000) for _ in range(2 if quick else 5)]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    rows.append({**_messages_row(many, 10_000, rates), "peak MiB": round(peak)})
-    n_replies = 2000 if quick else 20_000
     phones = synthesise(2000, 2, seed=0)
-    few = TraceSet.constant(20_000, compute=1.0, downlink_bit_per_s=1e7, uplink_bit_per_s=1e7)
-    for traces, in_flight in ((phones, 100), (few, 10_000), (many, 10_000)):
-        rates = [replies_per_second(traces, in_flight, n_replies) for _ in range(2 if quick else 5)]
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        row = _messages_row(traces, in_flight, rates, what="replies per second, FedBuff")
-        rows.append({**row, "peak MiB": round(peak)})
-    return rows
+    rounds = [*((alike(n), n) for n in (1, 10, 100, 1000)), (many, 10_000)]
+    as_they_come = [(phones, 100), (alike(20_000), 10_000), (many, 10_000)]
+    cases: list[tuple[str, int, int, Callable[[], float]]] = []
+    for traces, n in rounds:
+        run = partial(messages_per_second, traces, n, max(total, 2 * n))
+        cases.append(("messages per second", traces.n_devices, n, run))
+    for traces, n in as_they_come:
+        run = partial(replies_per_second, traces, n, n_replies)
+        cases.append(("replies per second, FedBuff", traces.n_devices, n, run))
+    rates: list[list[float]] = [[] for _ in cases]
+    for _ in range(2 if quick else 5):
+        for (*_, run), found in zip(cases, rates, strict=True):
+            found.append(run())
+    peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    return [
+        {"what": what, "devices": n, "in flight": m, **spread(found), "peak MiB of all": peak}
+        for (what, n, m, _), found in zip(cases, rates, strict=True)
+    ]
 
 
-def _messages_row(
-    traces: TraceSet, batch: int, rates: list[float], *, what: str = "messages per second"
-) -> dict[str, object]:
-    return {
-        "what": what,
-        "devices": traces.n_devices,
-        "in flight": batch,
-        **spread(rates),
-    }
+def alike(n: int) -> TraceSet:
+    """Return devices that are always there and all the same."""
+    return TraceSet.constant(n, compute=1.0, downlink_bit_per_s=1e7, uplink_bit_per_s=1e7)
 
 
 def measure_clients(*, quick: bool) -> list[dict[str, object]]:
