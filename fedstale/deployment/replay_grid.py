@@ -116,7 +116,8 @@ class ReplayGrid(RecordedGrid):
         """Send messages with their plans.
 
         Raises:
-            ConfigError: a device does not exist, or the cost of a message is unknown.
+            ConfigError: a device does not exist, the cost of a message is unknown, or its ttl is
+                not above 0.
         """
         self._begin()
         messages, now = list(messages), self.now()

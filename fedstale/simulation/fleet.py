@@ -1,8 +1,8 @@
 """The devices' side of a simulation: what each job costs, and what its device does with it.
 
-A trace knows its future, so a job is worked out in full at once, and with it what the server will
-see and when. That may wait until the first instant at which the server could see anything: many
-jobs are then worked out together, in the time that one alone would take.
+A trace knows its future, so a job is followed to its end in one go, and with it is known what the
+server will see and when. That waits until the first instant at which the server could see anything:
+many jobs are then followed together, in the time that one alone would take.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,6 +74,9 @@ class Fleet:
     def __init__(self, traces: TraceSet, book: CostBook, on_interrupt: OnInterrupt) -> None:
         traces.require("availability", "compute", "downlink", "uplink")
         assert traces.availability is not None
+        assert traces.downlink is not None
+        assert traces.compute is not None
+        assert traces.uplink is not None
         self._traces = traces
         self._presence = Presence(traces.availability)
         self._everyone = Places(np.arange(traces.n_devices, dtype=np.uint64) + FIRST_NODE_ID)
@@ -81,9 +84,7 @@ class Fleet:
         self._book = book
         self._on_interrupt: OnInterrupt = on_interrupt
         self._free_at = np.zeros(traces.n_devices)
-        assert traces.downlink is not None
-        assert traces.compute is not None
-        assert traces.uplink is not None
+        # In the order of what is asked: work, bytes down, bytes up.
         channels = (traces.compute, traces.downlink, traces.uplink)
         self._fastest = np.stack([channel.fastest() for channel in channels], axis=1)
 
@@ -184,7 +185,7 @@ class Fleet:
         return done
 
     def _least_s(self, devices: Index, asked: Array) -> Array:
-        """Return for how long the server surely sees nothing of a job; all of shape (n, ...)."""
+        """Return for how many s the server surely sees nothing of each job; shape (n,)."""
         amounts = asked[:, :3] * (1.0, 8.0, 8.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             phases = np.where(amounts > 0, amounts / self._fastest[devices], 0.0)
