@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedstale.agents.episodes import Episodes, online_share
-from fedstale.agents.features import Single
-from fedstale.agents.world import Reward, Round, World
-from fedstale.strategies.selection import Selector
+from fedstale.agents.env.episodes import Episodes, online_share
+from fedstale.agents.env.simulator import Reward, Round, World
+from fedstale.agents.policy.features import Single
+from fedstale.strategies.selection.base import Selector
 from fedstale.traces.arrays import Array, Index, Mask
 
 Score = Callable[[Single, Single, Single, Mask], npt.NDArray[np.floating]]
@@ -27,7 +27,7 @@ TERMS = ("reward", "gain", "time", "waste")
 
 
 def heuristic(features: Single, context: Single, prior: Single, mask: Mask) -> Single:
-    """Return the prior, which picks as `LikelyAndUseful` does."""
+    """Return the prior, which picks as `ExpectedUtility` does."""
     del features, context, mask
     return prior
 
@@ -115,7 +115,7 @@ def _played(
             )
         world.dispatch(live, picked)
         made = world.advance(live)
-        paid = reward.terms(made, world.usual_s[live], world.merge_size[live])
+        paid = reward.terms(made, world.usual_s[live], world.buffer_size[live])
         for name, values in total.items():
             values[live] += getattr(made, name)
         for name, values in terms.items():
@@ -190,7 +190,7 @@ def _table(
             "low_share": np.where(low, finished, 0).sum(axis=1) / finished.sum(axis=1),
             "staleness": total["staleness"] / total["merged"],
             "devices": n,
-            "in_flight": episodes.in_flight,
+            "concurrency": episodes.concurrency,
             "late": episodes.keeps,
             "asks": episodes.asks,
         }

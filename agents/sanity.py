@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedstale.strategies.candidate import Candidates
-from fedstale.strategies.selection import Selector
+from fedstale.strategies.selection.base import Selector
+from fedstale.strategies.server.clients import Candidates
 
 MOST_LIARS = 0.1
 """Share of the picks that devices may get in the end which never finish what they claim to."""

@@ -29,8 +29,8 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
 from fedstale.strategies import AdaSync
-from fedstale.strategies.adasync import SmoothedLoss
 from fedstale.strategies.arrays import Array, Model
+from fedstale.strategies.schedule import SmoothedLoss
 
 P, RATE, WRONG = 16, 0.06, 0.05
 FIXED, SEEDS = (1, 2, 4, 8, 16), (2, 3, 4, 5, 6)
@@ -76,7 +76,7 @@ def curve(form: Form, size: int | AdaSync, seed: int, horizon_s: float) -> Array
         waiting.append(worker)
         k = size
         if isinstance(k, AdaSync):
-            k = k.size(first_loss=smoothed.first, loss=smoothed.now, in_flight=P)
+            k = k.size(first_loss=smoothed.first, loss=smoothed.now, concurrency=P)
         if len(merge) >= k:
             step = np.float32(RATE / len(merge))
             model = {n: a - step * sum(g[n] for g in merge) for n, a in model.items()}
@@ -147,7 +147,7 @@ def rows(form: str, found: list[dict[str, Array]]) -> list[dict[str, object]]:
         result.append(
             {
                 "schedule": form,
-                "merge_size": name,
+                "buffer_size": name,
                 "loss_at": {f"{t} s": round(float(losses[int(t / GRID_S) - 1]), 4) for t in shown},
                 "share_of_time_on_or_below_the_best": float((ratio <= CLOSE).mean()),
                 "worst_ratio": float(ratio.max()),
@@ -171,7 +171,7 @@ def main() -> None:
             lines += rows(form, [job.result() for job in each])
     for line in lines:
         print(
-            f"{line['schedule']:14s} {line['merge_size']:8s} {line['loss_at']}  on or below best "
+            f"{line['schedule']:14s} {line['buffer_size']:8s} {line['loss_at']}  on or below best "
             f"{line['share_of_time_on_or_below_the_best']:.3f}  worst {line['worst_ratio']:.3f} "
             f"at {line['worst_at_s']:.0f} s  mean {line['mean_loss']:.3f}"
         )

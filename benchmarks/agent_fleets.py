@@ -11,7 +11,7 @@ from pathlib import Path
 
 from recorded_fleets import fleets
 
-from fedstale.traces.files import write
+from fedstale.traces.io.parquet import write
 
 
 def main() -> None:

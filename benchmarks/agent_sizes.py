@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from results_file import write_result
 
-from fedstale.agents import export
-from fedstale.agents.episodes import EpisodeSettings
+from fedstale.agents.env.episodes import EpisodeSettings
+from fedstale.agents.env.scenario import Stage
 from fedstale.agents.evaluation import AGENT, HEURISTIC, contenders, evaluate
-from fedstale.agents.stage import Stage
-from fedstale.traces.synthetic import synthesise
+from fedstale.agents.policy import files as export
+from fedstale.traces.synthetic.generate import synthesise
 
 HOUR_S = 3600.0
 SIZES = {16: 200, 64: 200, 1_024: 40, 100_000: 10}

@@ -28,15 +28,15 @@ from selection_training import HOURS_S, Trained, Window, train, training_kind
 from threadpoolctl import threadpool_limits
 
 from fedstale.agents import AgentSelector
-from fedstale.agents.forecast_table import ForecastTable
-from fedstale.agents.stage import Stage
+from fedstale.agents.env.forecast_table import ForecastTable
+from fedstale.agents.env.scenario import Stage
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import (
+    ExpectedUtility,
     Fastest,
     FedBuff,
     LeastAvailable,
-    Likeliest,
-    LikelyAndUseful,
+    MostReliable,
     Oort,
     PowerOfChoice,
     Random,
@@ -44,8 +44,8 @@ from fedstale.strategies import (
     StaleStrategy,
     k_sync,
 )
-from fedstale.strategies.gate import Gate
-from fedstale.strategies.oort import RELEASED
+from fedstale.strategies.selection.oort import RELEASED
+from fedstale.strategies.server.validation import Validation
 from fedstale.traces.forecast import embedded
 
 TARGETS = {0.1: 0.6, 0.3: 0.75, 1.0: 0.8}
@@ -56,8 +56,8 @@ MINUTE_S, SMOOTHED = 60.0, 10
 """Accuracy is read every minute and averaged over the last ten readings."""
 AGENT, SEEDED = "agent", "agent, training seeds in turn"
 SELECTORS: dict[str, Callable[[], Selector]] = {
-    "p_finish x utility": LikelyAndUseful,
-    "p_finish": Likeliest,
+    "p_finish x utility": ExpectedUtility,
+    "p_finish": MostReliable,
     "random": Random,
     "FedCS": Fastest,
     "Oort, paper's constants": Oort,
@@ -73,15 +73,15 @@ Row = dict[str, Any]
 
 def wait(window: Window, selector: Selector) -> StaleStrategy:
     """Return FedAvg that goes on with the first replies; every example counts."""
-    schedule = k_sync(window.in_flight, window.merge_size)
-    gate = Gate(examples_cap=None)
-    return StaleStrategy(selector=selector, schedule=schedule, gate=gate, seed=window.seed)
+    schedule = k_sync(window.concurrency, window.buffer_size)
+    gate = Validation(examples_cap=None)
+    return StaleStrategy(selector=selector, schedule=schedule, validation=gate, seed=window.seed)
 
 
 def late(window: Window, selector: Selector) -> StaleStrategy:
     """Return FedBuff, which merges late replies too."""
-    gate = Gate(examples_cap=None)
-    return FedBuff(window.in_flight, 4, selector=selector, gate=gate, seed=window.seed)
+    gate = Validation(examples_cap=None)
+    return FedBuff(window.concurrency, 4, selector=selector, validation=gate, seed=window.seed)
 
 
 MODES = {"wait": wait, "late": late}

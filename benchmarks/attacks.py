@@ -26,25 +26,25 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.admission import Admission
 from fedstale.strategies.arrays import Array, Model
-from fedstale.strategies.caps import CappedMerge
-from fedstale.strategies.ctma import CTMA
-from fedstale.strategies.gate import Gate
-from fedstale.strategies.history import History
-from fedstale.strategies.krum import Bulyan, Krum, MultiKrum
-from fedstale.strategies.merge import Merge, Merged, Normalise
-from fedstale.strategies.robust import (
+from fedstale.strategies.robust.base import (
     CentredClipping,
     GeometricMedian,
     Median,
     Rule,
     TrimmedMean,
 )
-from fedstale.strategies.robust_merge import RobustMerge
-from fedstale.strategies.selection import LikelyAndUseful
-from fedstale.strategies.versions import Snapshot
-from fedstale.strategies.weighting import ByAge, Update, polynomial
+from fedstale.strategies.robust.ctma import CTMA
+from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum
+from fedstale.strategies.selection.base import ExpectedUtility
+from fedstale.strategies.server.caps import CappedMerge
+from fedstale.strategies.server.clients import History
+from fedstale.strategies.server.merge import Merge, Merged, Normalise
+from fedstale.strategies.server.reputation import Reputation
+from fedstale.strategies.server.robust_merge import RobustMerge
+from fedstale.strategies.server.validation import Validation
+from fedstale.strategies.server.versions import Snapshot
+from fedstale.strategies.weighting.base import ByAge, Update, polynomial
 
 N_DEVICES, N_BAD, MERGE_SIZE, N_MERGES = 25, 3, 15, 15
 EXAMPLES, CONCENTRATION, HIDDEN = 56, 1.0, 24
@@ -55,18 +55,18 @@ LAST = 5
 """Merges at the end over which accuracy is averaged."""
 
 UNCAPPED = "mean, examples uncapped"
-RULES: dict[str, tuple[Rule | None, Gate]] = {
-    UNCAPPED: (None, Gate(examples_cap=None)),
-    "mean": (None, Gate()),
-    "mean, norms clipped": (None, Gate(norm_cap=1.5)),
-    "median": (Median(f=N_BAD), Gate()),
-    "trimmed mean": (TrimmedMean(f=N_BAD), Gate()),
-    "geometric median": (GeometricMedian(f=N_BAD), Gate()),
-    "Krum": (Krum(f=N_BAD), Gate()),
-    "Multi-Krum": (MultiKrum(f=N_BAD), Gate()),
-    "Bulyan": (Bulyan(f=N_BAD), Gate()),
-    "centred clipping": (CentredClipping(f=N_BAD), Gate()),
-    "CTMA": (CTMA(f=N_BAD), Gate()),
+RULES: dict[str, tuple[Rule | None, Validation]] = {
+    UNCAPPED: (None, Validation(examples_cap=None)),
+    "mean": (None, Validation()),
+    "mean, norms clipped": (None, Validation(norm_cap=1.5)),
+    "median": (Median(f=N_BAD), Validation()),
+    "trimmed mean": (TrimmedMean(f=N_BAD), Validation()),
+    "geometric median": (GeometricMedian(f=N_BAD), Validation()),
+    "Krum": (Krum(f=N_BAD), Validation()),
+    "Multi-Krum": (MultiKrum(f=N_BAD), Validation()),
+    "Bulyan": (Bulyan(f=N_BAD), Validation()),
+    "centred clipping": (CentredClipping(f=N_BAD), Validation()),
+    "CTMA": (CTMA(f=N_BAD), Validation()),
 }
 
 Attack = Callable[[Array, Array], Array]
@@ -177,7 +177,7 @@ class Federation:
     seed: int
     attack: str
     rule: Rule | None
-    gate: Gate
+    validation: Validation
     late: bool
     accuracies: list[float] = field(default_factory=list)
     bad_share: list[float] = field(default_factory=list)
@@ -187,12 +187,12 @@ class Federation:
         if self.attack == "label flip":
             self.digits.y[:N_BAD] = 9 - self.digits.y[:N_BAD]
         self.model = Snapshot({MODEL: initial(self.seed)}, {}, (MODEL,))
-        self.admission, self.history = Admission(self.gate), History()
+        self.reputation, self.history = Reputation(self.validation), History()
         self.weighting = ByAge(polynomial(0.5))
         self.now, self.version, self.refused, self.dropped = 0.0, 0, 0, 0
         slow = np.where(np.arange(N_DEVICES) % 2 == 1, 3.0, 1.0)
         self.slowness = slow if self.late else np.ones(N_DEVICES)
-        self.normalise: Normalise = "examples" if self.attack in BY_EXAMPLES else "merge_size"
+        self.normalise: Normalise = "examples" if self.attack in BY_EXAMPLES else "buffer_size"
         # Device -> (instant of its reply, version it has, model it has).
         self.out = {k: self._send(k) for k in range(N_DEVICES)} if self.late else {}
 
@@ -218,7 +218,7 @@ class Federation:
                 says = 1.0 if device < N_BAD else 0.6
                 self.history.forecast(device, {"p_finish": says}, now)
             everybody = self.history.candidates(list(range(N_DEVICES)))
-            chosen = LikelyAndUseful().select(everybody, MERGE_SIZE + 5, now, self.rng)
+            chosen = ExpectedUtility().select(everybody, MERGE_SIZE + 5, now, self.rng)
             ended = []
             for device in (int(k) for k in chosen):
                 self.history.picked(device, now)
@@ -258,16 +258,16 @@ class Federation:
 
     def _open(self) -> Merge:
         if self.rule is None:
-            caps = {"cap": self.admission.examples, "norms": self.admission.norms}
+            caps = {"cap": self.reputation.examples, "norms": self.reputation.norms}
             return CappedMerge(self.model, self.normalise, **caps)
         return RobustMerge(self.model, self.normalise, rule=self.rule)
 
     def _receive(self, merge: Merge, device: int, base: Snapshot, row: Array, age: int) -> None:
         message = self._reply(device, row)
         try:
-            answer = self.admission.open(message, base, node_id=device)
+            answer = self.reputation.open(message, base, node_id=device)
         except ProtocolError as problem:
-            self.admission.refuse(device, problem, self.now)
+            self.reputation.refuse(device, problem, self.now)
             self.refused += 1
             return
         merge.take(

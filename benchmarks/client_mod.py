@@ -19,7 +19,7 @@ from results_file import write_result
 from fedstale.client import FORECAST_RECORD, ForecastMod
 from fedstale.traces import Job
 from fedstale.traces.forecast import Observer, embedded
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 REPEATS = 5
 MESSAGES = 300

@@ -50,7 +50,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help="runs at a time; one for each core if not set")
     asked = parser.parse_args()
     for name in asked.names or sorted(path.stem for path in PLANS.glob("*.toml")):
-        command = [sys.executable, "-m", "fedstale.cli", "compare", str(PLANS / f"{name}.toml")]
+        command = [
+            sys.executable,
+            "-m",
+            "fedstale.cli.main",
+            "compare",
+            str(PLANS / f"{name}.toml"),
+        ]
         command += ["--out", str(RUNS / name)]
         command += [] if asked.workers is None else ["--workers", str(asked.workers)]
         subprocess.run(command, check=True, cwd=HERE.parent)

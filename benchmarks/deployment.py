@@ -57,7 +57,7 @@ import time
 
 import numpy as np
 from fedstale.strategies import FedBuff, StaleStrategy, k_sync
-from fedstale.strategies.pulling import without_stalls
+from fedstale.strategies.server.superlink import without_stalls
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -75,8 +75,8 @@ def main(grid, context):
         "fedavg": lambda: FedAvg(
             fraction_evaluate=0.0, min_train_nodes=n, min_available_nodes=n
         ),
-        "rounds": lambda: StaleStrategy(schedule=k_sync(in_flight=n, merge_size=n)),
-        "one": lambda: FedBuff(in_flight=1, merge_size=1),
+        "rounds": lambda: StaleStrategy(schedule=k_sync(concurrency=n, buffer_size=n)),
+        "one": lambda: FedBuff(concurrency=1, buffer_size=1),
     }
     at = []
     result = strategies[config["mode"]]().start(
@@ -135,7 +135,7 @@ IMPORTS = (
     "numpy",
     "flwr.clientapp",
     "flwr.clientapp, torch",
-    "fedstale.traces.recorder",
+    "fedstale.traces.recording.recorder",
     "fedstale.strategies",
 )
 

@@ -35,7 +35,7 @@ from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import FedBuff
 from fedstale.traces import TraceSet
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 
 def messages_per_second(traces: TraceSet, batch: int, total: int) -> float:
@@ -65,12 +65,12 @@ def messages_per_second(traces: TraceSet, batch: int, total: int) -> float:
         return total // batch * batch / (time.perf_counter() - started)
 
 
-def replies_per_second(traces: TraceSet, in_flight: int, total: int) -> float:
+def replies_per_second(traces: TraceSet, concurrency: int, total: int) -> float:
     """Return how many replies of an empty ClientApp FedBuff merges in a second of wall time.
 
     Args:
         traces: the devices.
-        in_flight: jobs out at a time; each reply is followed by a new job at once.
+        concurrency: jobs out at a time; each reply is followed by a new job at once.
         total: replies to merge, a hundred in a version.
     """
     app, metrics = ClientApp(), MetricRecord({"num-examples": 10})
@@ -81,7 +81,7 @@ def replies_per_second(traces: TraceSet, in_flight: int, total: int) -> float:
         return Message(content, reply_to=message)
 
     grid = TraceGrid(traces, app, costs=Costs(work_per_example=1.0, epochs=1, examples=10))
-    strategy = FedBuff(in_flight=in_flight, merge_size=100)
+    strategy = FedBuff(concurrency=concurrency, buffer_size=100)
     with grid.running():
         started = time.perf_counter()
         strategy.start(grid, ArrayRecord([np.zeros(1000, np.float32)]), num_rounds=total // 100)

@@ -14,11 +14,11 @@ from typing import Any
 
 import pandas as pd
 
+from fedstale.cli.signals import end_on_signals
 from fedstale.deployment.fidelity import compare
 from fedstale.deployment.replay import replay_app, replay_config
 from fedstale.deployment.up import fleet_up
 from fedstale.reports.folder import EVENTS, SUMMARY
-from fedstale.signals import end_on_signals
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
 from fedstale.trace_spec import load
@@ -41,8 +41,8 @@ clientapp = "measured.client_app:app"
 
 [tool.flwr.app.config]
 versions = 8
-in-flight = 4
-merge-size = 2
+concurrency = 4
+buffer-size = 2
 timeout = 20000.0
 
 [tool.fedstale]
@@ -65,7 +65,7 @@ app = ServerApp()
 @app.main()
 def main(grid, context):
     config = context.run_config
-    strategy = GapAware(in_flight=config["in-flight"], merge_size=config["merge-size"], seed=1)
+    strategy = GapAware(config["concurrency"], config["buffer-size"], seed=1)
     strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord({"w": Array(np.zeros(1000, np.float32))}),
@@ -110,7 +110,7 @@ def measure(
 ) -> dict[str, Any]:
     """Run both in a folder, and return how they differ."""
     app = FlowerApp.find(write_app(folder / "measured"))
-    run_config = f"versions={versions} in-flight={nodes}"
+    run_config = f"versions={versions} concurrency={nodes}"
     config = replay_config(app, traces, nodes=nodes, run_config=run_config, seed=seed)
     with fleet_up(folder / "fleet", nodes=nodes, limit_s=300.0) as fleet:
         real = replay_app(fleet, config, speed_up=speed_up, run_config=run_config, show=print)

@@ -43,7 +43,7 @@ from fedstale.traces.forecast import (
 from fedstale.traces.forecast.jobs import decision
 from fedstale.traces.forecast.outlook import survival
 from fedstale.traces.sources import read
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 TURN_S = 30 * 3600.0
 JOBS = {

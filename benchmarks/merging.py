@@ -28,7 +28,7 @@ from fedstale.simulation.compat import Run, identity
 from fedstale.strategies import FedBuff, Gap, GapAware, StaleStrategy, Update
 from fedstale.strategies.arrays import add_scaled
 from fedstale.strategies.cores import n_threads
-from fedstale.strategies.node_set import NodeSet
+from fedstale.strategies.server.node_set import NodeSet
 
 FLOAT_BYTES = 4
 MERGE_FLOATS = 8
@@ -216,7 +216,7 @@ def main() -> None:
         for per_pull in (10, 100):
             found = per_reply(strategy, versions // 10, per_pull)
             print(f"{name}, {per_pull} a pull: {found['ms_per_reply']:.3f} ms a reply")
-            rows.append({"strategy": name, "in_flight": 10_000, "per_pull": per_pull} | found)
+            rows.append({"strategy": name, "concurrency": 10_000, "per_pull": per_pull} | found)
     torch.set_num_threads(1)
     speed = naive_clients_per_s()
     write_result("merging", rows, command="python benchmarks/merging.py", speed=speed)

@@ -23,7 +23,7 @@ from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 
 TRACES, SEED, UNTIL, END_S = "synthetic:100", 0, "2h", 7200.0
-COMMON = {"num-server-rounds": 100_000, "fraction-train": 1.0, "in-flight": 10, "merge-size": 5}
+COMMON = {"num-server-rounds": 100_000, "fraction-train": 1.0, "concurrency": 10, "buffer-size": 5}
 STRATEGIES = {"FedAvg": "fedavg", "FedBuff": "fedbuff", "Gap-Aware": "gap-aware"}
 SHOWN = ("FedAvg", "Gap-Aware")
 

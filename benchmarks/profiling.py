@@ -10,7 +10,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from fedstale.cli import app
+from fedstale.cli.main import app
 
 ROWS = 40
 DEFAULT = ["digits", "--quiet", "--executor", "inline"]

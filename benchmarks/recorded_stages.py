@@ -9,8 +9,8 @@ from pathlib import Path
 
 from recorded_fleets import LENGTH_S, fleets
 
-from fedstale.agents.episodes import EpisodeSettings, JobKinds
-from fedstale.agents.stage import Mode, Stage, Stages
+from fedstale.agents.env.episodes import EpisodeSettings, JobKinds
+from fedstale.agents.env.scenario import Mode, Stage, Stages
 from fedstale.traces.forecast.split import Split, split
 
 TURN_S = 30 * 3600.0

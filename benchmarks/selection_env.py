@@ -14,10 +14,10 @@ import numpy as np
 from recorded_stages import recorded_stages
 from results_file import spread, write_result
 
-from fedstale.agents.env import N_MAX, SelectionEnv
+from fedstale.agents.env.gym_env import N_MAX, SelectionEnv
+from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.vector_env import VectorSelectionEnv
 from fedstale.agents.play import heuristic, play
-from fedstale.agents.stage import Stage
-from fedstale.agents.vector_env import VectorSelectionEnv
 
 
 def vectorised(stage: Stage, n_envs: int, n_steps: int, repeats: int) -> dict[str, object]:

@@ -30,23 +30,23 @@ from selection_training import (
 )
 from threadpoolctl import threadpool_limits
 
-from fedstale.agents.forecast_table import Forecasts, ForecastTable, NoForecasts, TrueForecasts
-from fedstale.agents.proxy import Proxy
-from fedstale.agents.stage import Stage
-from fedstale.agents.world import World
+from fedstale.agents.env.forecast_table import Forecasts, ForecastTable, NoForecasts, TrueForecasts
+from fedstale.agents.env.learning_proxy import Proxy
+from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.simulator import World
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import (
+    ExpectedUtility,
     Fastest,
     LeastAvailable,
-    Likeliest,
-    LikelyAndUseful,
+    MostReliable,
     Oort,
     PowerOfChoice,
     Random,
     Selector,
 )
-from fedstale.strategies.candidate import Candidates
-from fedstale.strategies.oort import RELEASED
+from fedstale.strategies.selection.oort import RELEASED
+from fedstale.strategies.server.clients import Candidates
 from fedstale.traces.forecast import embedded
 
 CONSTANTS = Path(__file__).parent.parent / "agents" / "proxy.toml"
@@ -80,11 +80,11 @@ SELECTORS: dict[str, tuple[Callable[[], Selector], str]] = {
     "least available": (LeastAvailable, "table"),
     "oort, paper": (Oort, "table"),
     "oort, released": (lambda: Oort(RELEASED), "table"),
-    "likely": (Likeliest, "table"),
+    "likely": (MostReliable, "table"),
     "useful": (Useful, "table"),
-    "likely and useful": (LikelyAndUseful, "table"),
-    "likely and useful, no forecasts": (LikelyAndUseful, "nothing"),
-    "likely and useful, oracle": (LikelyAndUseful, "truth"),
+    "likely and useful": (ExpectedUtility, "table"),
+    "likely and useful, no forecasts": (ExpectedUtility, "nothing"),
+    "likely and useful, oracle": (ExpectedUtility, "truth"),
 }
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from results_file import write_result
 
 from fedstale.agents import AgentSelector
-from fedstale.strategies import LikelyAndUseful, Random, Selector
-from fedstale.strategies.candidate import Candidates
+from fedstale.strategies import ExpectedUtility, Random, Selector
+from fedstale.strategies.server.clients import Candidates
 
 K = 100
 
@@ -68,7 +68,7 @@ def main() -> None:
         nodes = fleet(n)
         selectors: dict[str, Selector] = {
             "AgentSelector": AgentSelector(),
-            "LikelyAndUseful": LikelyAndUseful(),
+            "ExpectedUtility": ExpectedUtility(),
             "Random": Random(),
         }
         for name, selector in selectors.items():

@@ -16,14 +16,14 @@ import numpy.typing as npt
 from flwr.app import ArrayRecord, MetricRecord
 from numpy_digits import NumpyDigits, forward, read_model
 
-from fedstale.agents.episodes import AGES, GROUPS, NOISES, Episodes, JobKinds
-from fedstale.agents.forecast_table import Forecasts
-from fedstale.agents.proxy import entropy_of
-from fedstale.agents.stage import Stage
-from fedstale.agents.world import Reward, World
+from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, JobKinds
+from fedstale.agents.env.forecast_table import Forecasts
+from fedstale.agents.env.learning_proxy import entropy_of
+from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.simulator import Reward, World
 from fedstale.simulation import Costs, RunEnded, TraceGrid
 from fedstale.strategies import Selector, StaleStrategy, k_sync
-from fedstale.strategies.candidate import Candidates, Table
+from fedstale.strategies.server.clients import Candidates, Table
 from fedstale.traces.arrays import Array, Index
 
 N_DEVICES = 100
@@ -44,8 +44,8 @@ class Window:
     task: ModuleType
     alpha: float
     seed: int
-    in_flight: int = 8
-    merge_size: int = 6
+    concurrency: int = 8
+    buffer_size: int = 6
     mixtures: Array = field(init=False)
     examples: Array = field(init=False)
 
@@ -58,7 +58,7 @@ class Window:
 
     @classmethod
     def drawn(
-        cls, stage: Stage, task: ModuleType, alpha: float, seed: int, merge_size: int = 6
+        cls, stage: Stage, task: ModuleType, alpha: float, seed: int, buffer_size: int = 6
     ) -> "Window":
         """Return a window with phones that appear in it."""
         rng = np.random.default_rng((seed, 61))
@@ -76,8 +76,8 @@ class Window:
                     task=task,
                     alpha=alpha,
                     seed=seed,
-                    in_flight=-(-4 * merge_size // 3),
-                    merge_size=merge_size,
+                    concurrency=-(-4 * buffer_size // 3),
+                    buffer_size=buffer_size,
                 )
         raise ValueError(f"fewer than {N_DEVICES} phones appear in any {HOURS_S:g} s")
 
@@ -92,8 +92,8 @@ class Window:
             end=np.array([self.start + HOURS_S]),
             rounds=np.array([10_000]),
             kind=np.zeros(1, dtype=np.int64),
-            in_flight=np.array([self.in_flight]),
-            merge_size=np.array([self.merge_size]),
+            concurrency=np.array([self.concurrency]),
+            buffer_size=np.array([self.buffer_size]),
             keeps=np.zeros(1, dtype=bool),
             deadline_s=np.array([np.inf]),
             age_weights=np.ones((1, AGES)),
@@ -132,7 +132,7 @@ class Told(Selector):
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
-        """Ask, then pick."""
+        """ForecastRequest, then pick."""
         columns = {
             name: getattr(candidates, name)
             for name in (*Table.FLOATS, *Table.COUNTS)
@@ -177,7 +177,7 @@ class Trained:
 
 def waiting(window: Window, selector: Selector) -> StaleStrategy:
     """Return FedAvg with over-selection: the last of each round are not waited for."""
-    schedule = k_sync(window.in_flight, window.merge_size)
+    schedule = k_sync(window.concurrency, window.buffer_size)
     return StaleStrategy(selector=selector, schedule=schedule, seed=window.seed)
 
 
@@ -228,10 +228,10 @@ def train(
         made.start(grid, initial, 10**6, TTL_S, evaluate_fn=evaluate)
     events = grid.events().to_pandas()
     for version in range(1, len(trained.at)):
-        jobs = events[events["merged_version"] == version]
+        jobs = events[events["aggregated_version"] == version]
         trained.merged.append((jobs["node_id"] - 1000).to_numpy(dtype=np.int64))
     ended = events[events["status"] != "flying"]
-    good = ended["merged_version"] > 0
+    good = ended["aggregated_version"] > 0
     spent = ended[list(SPENT)].sum(axis=1)
     trained.total_s = float(events[list(SPENT)].to_numpy().sum())
     trained.lost = np.stack([ended["ended_at"][~good], spent[~good]])
@@ -282,7 +282,7 @@ def proxied(world: World, window: Window, selector: Selector) -> tuple[float, fl
         made = world.advance(rows)
         merged += made.merged[0]
         ended += made.merged[0] + made.failed[0] + made.forgotten[0]
-        reward += Reward().terms(made, world.usual_s, world.merge_size)["reward"][0]
+        reward += Reward().terms(made, world.usual_s, world.buffer_size)["reward"][0]
         at.append(world.opened[0] - window.start)
         losses.append(world.losses[0].copy())
     return late_progress(at, losses), merged / max(ended, 1.0), reward

@@ -37,7 +37,6 @@ from fedstale.strategies import (
     AdaSync,
     AsyncFedED,
     ByAge,
-    Deviation,
     DirectionalGap,
     FedAsync,
     FedAvg,
@@ -45,9 +44,10 @@ from fedstale.strategies import (
     FedBuff,
     FedStale,
     Gap,
-    Gate,
     Oort,
+    RelevanceAware,
     StaleStrategy,
+    Validation,
     Weighting,
     constant,
     inverse,
@@ -67,7 +67,7 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 LONG_S = 4 * 3600.0
 """Time in which each run of FedBuff reaches the target."""
 REFERENCE = "FedBuff"
-PLAIN = Gate(examples_cap=None)
+PLAIN = Validation(examples_cap=None)
 """Examples count as they are told: nobody lies here, and papers weigh by them."""
 OURS = "directional gap"
 TUNED = "directional gap, tuned form"
@@ -98,7 +98,7 @@ def buffered(**parts: Any) -> Make:  # noqa: ANN401 - options of a strategy
 
     def make(rate: float, seed: int) -> StaleStrategy:
         new = {name: part() if callable(part) else part for name, part in parts.items()}
-        size = new.pop("merge_size", MERGE_SIZE)
+        size = new.pop("buffer_size", MERGE_SIZE)
         return FedBuff(IN_FLIGHT, size, rate=rate, seed=seed, **new)
 
     return make
@@ -142,27 +142,29 @@ STRATEGIES: dict[str, Trial] = {
     "AsyncFedED": Trial(
         make=lambda rate, seed: AsyncFedED(IN_FLIGHT, lam=rate, seed=seed), per_rate=0.2
     ),
-    "SAA": Trial(make=lambda rate, seed: late_come_too(Deviation(), rate, seed, "weights")),
+    "SAA": Trial(make=lambda rate, seed: late_come_too(RelevanceAware(), rate, seed, "weights")),
     "K-async": Trial(
-        make=lambda rate, seed: late_come_too(ByAge(polynomial(0.5)), rate, seed, "merge_size")
+        make=lambda rate, seed: late_come_too(ByAge(polynomial(0.5)), rate, seed, "buffer_size")
     ),
     "FedBuff, Oort": Trial(make=buffered(selector=Oort)),
-    "FedBuff, AdaSync": Trial(make=buffered(merge_size=AdaSync(start=2, most=IN_FLIGHT))),
+    "FedBuff, AdaSync": Trial(make=buffered(buffer_size=AdaSync(start=2, most=IN_FLIGHT))),
     # Mixing whole models is unstable above 1.
     "FedAsync": Trial(
         make=lambda rate, seed: FedAsync(IN_FLIGHT, mix=rate, seed=seed), per_rate=0.1
     ),
     "FedAvg": Trial(
-        make=lambda rate, seed: FedAvg(IN_FLIGHT, server_optimizer=SGD(rate), gate=PLAIN, seed=seed)
+        make=lambda rate, seed: FedAvg(
+            IN_FLIGHT, server_optimizer=SGD(rate), validation=PLAIN, seed=seed
+        )
     ),
     "FedAvg, over-selected": Trial(
         make=lambda rate, seed: FedAvgOverSelected(
-            IN_FLIGHT * 3 // 4, 4 / 3, server_optimizer=SGD(rate), gate=PLAIN, seed=seed
+            IN_FLIGHT * 3 // 4, 4 / 3, server_optimizer=SGD(rate), validation=PLAIN, seed=seed
         )
     ),
     "FedStale": Trial(
         make=lambda rate, seed: FedStale(
-            IN_FLIGHT, n_clients=N_DEVICES, server_optimizer=SGD(rate), gate=PLAIN, seed=seed
+            IN_FLIGHT, n_clients=N_DEVICES, server_optimizer=SGD(rate), validation=PLAIN, seed=seed
         )
     ),
 }

@@ -66,7 +66,7 @@ def adasync(rows: list[Row]) -> list[str]:
     for row in rows:
         losses = " | ".join(f"{row['loss_at'][t]:.3f}" for t in instants)
         lines.append(
-            f"| {row['schedule']} | {row['merge_size']} | {losses} | {row['mean_loss']:.3f} "
+            f"| {row['schedule']} | {row['buffer_size']} | {losses} | {row['mean_loss']:.3f} "
             f"| {row['share_of_time_on_or_below_the_best']:.0%} | {row['worst_ratio']:.2f} |"
         )
     return lines

@@ -20,7 +20,7 @@ from fedstale.strategies.arrays import Array
 from fedstale.traces import Job, Status, TraceSet
 from fedstale.traces.compose import compose
 from fedstale.traces.sources import read
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 RECORDINGS = Path(__file__).parents[1] / ".." / "shared" / "traces"
 SOURCES = {

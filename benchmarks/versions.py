@@ -24,8 +24,7 @@ from results_file import write_result
 
 from fedstale.strategies import Gap, Update
 from fedstale.strategies.arrays import Model, add_scaled
-from fedstale.strategies.on_disk import stored
-from fedstale.strategies.versions import Snapshot, Versions
+from fedstale.strategies.server.versions import Snapshot, Versions, stored
 
 LIMIT_BYTES = 1_000_000_000
 LEAST_FREE_BYTES = 4_000_000_000

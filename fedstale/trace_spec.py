@@ -34,7 +34,7 @@ def load(spec: str, *, seed: int) -> "TraceSet":
             raise TraceError(
                 f"traces = {spec!r}: expected synthetic:N, such as synthetic:100, with N >= 1"
             )
-        from fedstale.traces.synthetic import synthesise  # noqa: PLC0415 - most traces are files
+        from fedstale.traces.synthetic.generate import synthesise  # noqa: PLC0415 - most traces are files
 
         return synthesise(int(count), SYNTHETIC_DAYS, seed)
     from fedstale.traces.sources import read  # noqa: PLC0415 - keeps `--help` fast

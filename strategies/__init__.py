@@ -1,6 +1,5 @@
 """What the server does with updates: whom to ask, when to wait, how to weigh, how to step."""
 
-from fedstale.strategies.adasync import AdaSync
 from fedstale.strategies.aliases import (
     CA2FL,
     FADAS,
@@ -20,29 +19,18 @@ from fedstale.strategies.aliases import (
     FedYogi,
     GapAware,
 )
-from fedstale.strategies.asking import Ask
-from fedstale.strategies.asyncfeded import EuclideanStaleness
-from fedstale.strategies.candidate import Candidate, Candidates, Situation
-from fedstale.strategies.checkpoint import Checkpoints, read_checkpoint
-from fedstale.strategies.clock import Clock
-from fedstale.strategies.ctma import CTMA
-from fedstale.strategies.fadas import DelayAdaptive
-from fedstale.strategies.gap_aware import DirectionalGap, Gap
-from fedstale.strategies.gate import Gate
-from fedstale.strategies.krum import Bulyan, Krum, MultiKrum
-from fedstale.strategies.memory import Memory
-from fedstale.strategies.observer import Observer
-from fedstale.strategies.oort import Oort
-from fedstale.strategies.progress import Progress, StopWhen
-from fedstale.strategies.robust import (
+from fedstale.strategies.delay_adaptive import DelayAdaptive
+from fedstale.strategies.robust.base import (
     CentredClipping,
     GeometricMedian,
     Median,
     Rule,
     TrimmedMean,
 )
-from fedstale.strategies.saa import Deviation
+from fedstale.strategies.robust.ctma import CTMA
+from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum
 from fedstale.strategies.schedule import (
+    AdaSync,
     LearntDeadline,
     Schedule,
     k_async,
@@ -52,16 +40,24 @@ from fedstale.strategies.schedule import (
     over_selection,
     semi_synchronous,
 )
-from fedstale.strategies.selection import (
+from fedstale.strategies.selection.base import (
+    ExpectedUtility,
     Fastest,
+    Filtered,
     LeastAvailable,
-    Likeliest,
-    LikelyAndUseful,
-    Only,
+    MostReliable,
     PowerOfChoice,
     Random,
     Selector,
 )
+from fedstale.strategies.selection.forecast_request import ForecastRequest
+from fedstale.strategies.selection.oort import Oort
+from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
+from fedstale.strategies.server.clients import Candidate, Candidates, Situation
+from fedstale.strategies.server.clock import Clock
+from fedstale.strategies.server.observer import Observer
+from fedstale.strategies.server.progress import Progress, StopWhen
+from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import (
     SGD,
     Adagrad,
@@ -71,8 +67,8 @@ from fedstale.strategies.server_optimizer import (
     ServerOptimizer,
     Yogi,
 )
-from fedstale.strategies.stale import StaleStrategy
-from fedstale.strategies.weighting import (
+from fedstale.strategies.strategy import StaleStrategy
+from fedstale.strategies.weighting.base import (
     ByAge,
     Update,
     Weighting,
@@ -84,6 +80,10 @@ from fedstale.strategies.weighting import (
     polynomial,
     staleness_aware,
 )
+from fedstale.strategies.weighting.cached import CachedUpdates
+from fedstale.strategies.weighting.euclidean import EuclideanStaleness
+from fedstale.strategies.weighting.gap import DirectionalGap, Gap
+from fedstale.strategies.weighting.relevance import RelevanceAware
 
 __all__ = [
     "CA2FL",
@@ -96,20 +96,20 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdaptiveSync",
-    "Ask",
     "AsyncFedED",
     "Bulyan",
     "ByAge",
+    "CachedUpdates",
     "Candidate",
     "Candidates",
     "CentredClipping",
     "Checkpoints",
     "Clock",
     "DelayAdaptive",
-    "Deviation",
     "DirectionAware",
     "DirectionalGap",
     "EuclideanStaleness",
+    "ExpectedUtility",
     "Fastest",
     "FedAdagrad",
     "FedAdam",
@@ -121,25 +121,24 @@ __all__ = [
     "FedProx",
     "FedStale",
     "FedYogi",
+    "Filtered",
+    "ForecastRequest",
     "Gap",
     "GapAware",
-    "Gate",
     "GeometricMedian",
     "Krum",
     "LearntDeadline",
     "LeastAvailable",
-    "Likeliest",
-    "LikelyAndUseful",
     "Median",
-    "Memory",
     "Momentum",
+    "MostReliable",
     "MultiKrum",
     "Observer",
-    "Only",
     "Oort",
     "PowerOfChoice",
     "Progress",
     "Random",
+    "RelevanceAware",
     "Rule",
     "Schedule",
     "Selector",
@@ -149,6 +148,7 @@ __all__ = [
     "StopWhen",
     "TrimmedMean",
     "Update",
+    "Validation",
     "Weighting",
     "Yogi",
     "constant",

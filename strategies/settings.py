@@ -16,9 +16,9 @@ def require(holds: bool, field: str, value: object, accepted: str) -> None:
         ConfigError: it is not.
 
     Example:
-        >>> require(False, "merge_size", 0, "an integer >= 1")
+        >>> require(False, "buffer_size", 0, "an integer >= 1")
         Traceback (most recent call last):
-        fedstale.errors.ConfigError: strategy.merge_size = 0: expected an integer >= 1
+        fedstale.errors.ConfigError: strategy.buffer_size = 0: expected an integer >= 1
     """
     if not holds:
         raise ConfigError(f"strategy.{field} = {value!r}: expected {accepted}")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, offsets_of, spread_over
-from fedstale.traces.rows import Rows, check_rates, flatten, pack
+from fedstale.traces.segments import Rows, check_rates, flatten, pack
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

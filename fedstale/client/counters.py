@@ -11,7 +11,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fedstale.traces.monitor import PsutilMonitor, Reading
+from fedstale.traces.recording.monitor import PsutilMonitor, Reading
 
 STATE_RECORD = "fedstale.counters"
 _NAMES = ("boot", "idle", "total")

@@ -16,7 +16,7 @@ from fedstale.client.counters import CountingMonitor
 from fedstale.client.history import History
 from fedstale.errors import ConfigError
 from fedstale.traces.forecast.observation import Observation
-from fedstale.traces.monitor import Reading, ResourceMonitor
+from fedstale.traces.recording.monitor import Reading, ResourceMonitor
 
 Cost = tuple[float, float, float]
 """Work units, bytes down and bytes up of a message."""

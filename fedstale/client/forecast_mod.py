@@ -19,7 +19,7 @@ from fedstale.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
     from fedstale.client.forecasting import Forecasting, Said
-    from fedstale.traces.monitor import ResourceMonitor
+    from fedstale.traces.recording.monitor import ResourceMonitor
 
 logger = logging.getLogger(__name__)
 

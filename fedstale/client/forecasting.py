@@ -21,7 +21,7 @@ from fedstale.traces.forecast.forecaster import Forecaster, Prior
 from fedstale.traces.forecast.grid import LEVELS
 from fedstale.traces.forecast.observation import Observation
 from fedstale.traces.forecast.outlook import Forecast, Outlook, survival
-from fedstale.traces.monitor import Reading
+from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.trip import Job
 
 VERSION = 1

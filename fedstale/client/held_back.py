@@ -49,7 +49,7 @@ class Plan:
         return cls(**instants)
 
 
-class HeldBack(ClientApp):
+class Paced(ClientApp):
     """Another ClientApp, with plans."""
 
     def __init__(

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedstale import trace_spec
 from fedstale.compare.folders import State, Task, state
-from fedstale.crew import Crew, Say
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.parallel import Say, WorkerPool
 
 if TYPE_CHECKING:
     from fedstale.traces import TraceSet
-    from fedstale.traces.sharing import Shared
+    from fedstale.traces.io.mapped import Shared
 
 _SAY_S = 0.5
 
@@ -62,14 +62,14 @@ def run(
     shares = {task.folder: float(states[task.folder] == "done") for task in tasks}
     watch(shares)
     failed: dict[Path, Ending] = {}
-    with _Traces(todo, log.parent) as traces, Crew(_simulated, log) as crew:
+    with _Traces(todo, log.parent) as traces, WorkerPool(_simulated, log) as crew:
         while todo or crew.n_busy:
             while todo and crew.n_busy < workers:
                 task = todo.popleft()
                 crew.give(_Run(task=task, begun=states[task.folder], traces=traces.of(task)))
             for given, news, what in crew.heard():
                 task = given.task
-                if news == "refused":
+                if news == "rejected":
                     raise _refused(task, what)
                 if news == "died" or (news == "done" and what):
                     reason = " ".join(what.split())
@@ -107,7 +107,7 @@ class _Traces:
         if self._uses[key] == 1:
             return None
         if key not in self._shared:
-            from fedstale.traces.sharing import share  # noqa: PLC0415 - imports what reads traces
+            from fedstale.traces.io.mapped import share  # noqa: PLC0415 - imports what reads traces
 
             path = self._folder / f".traces-{len(self._shared)}"
             try:

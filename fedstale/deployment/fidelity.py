@@ -25,8 +25,8 @@ def compare(simulated: pd.DataFrame, real: pd.DataFrame) -> dict[str, Any]:
     Returns:
         `jobs` of both and matched ones; `round_s`; for each instant the `median` and `p90` of the
         absolute error, in s and in rounds; the same for the `duration` from sending to arrival;
-        `same_status`, `same_base_version`, `same_merged_version` and `same_staleness`, shares of
-        the matched jobs; and `merge_order`, the share of pairs of merged jobs whose order is the
+        `same_status`, `same_base_version`, `same_aggregated_version` and `same_staleness`, shares
+        of the matched jobs; and `merge_order`, the share of pairs of merged jobs whose order is the
         same, not counting pairs that either side merged together.
     """
     one, other = _numbered(simulated).add_suffix("_sim"), _numbered(real).add_suffix("_real")
@@ -41,14 +41,14 @@ def compare(simulated: pd.DataFrame, real: pd.DataFrame) -> dict[str, Any]:
     found["duration"] = _error(
         both.reported_at_sim - both.sent_at_sim, both.reported_at_real - both.sent_at_real, round_s
     )
-    for name in ("status", "base_version", "merged_version", "staleness"):
+    for name in ("status", "base_version", "aggregated_version", "staleness"):
         expected, seen = both[f"{name}_sim"], both[f"{name}_real"]
         same = (expected == seen) | (expected.isna() & seen.isna())
         found[f"same_{name}"] = float(same.mean())
-    merged = both[(both.merged_version_sim >= 0) & (both.merged_version_real >= 0)]
+    merged = both[(both.aggregated_version_sim >= 0) & (both.aggregated_version_real >= 0)]
     found["merge_order"] = order(
-        merged.merged_version_sim.to_numpy(np.float64),
-        merged.merged_version_real.to_numpy(np.float64),
+        merged.aggregated_version_sim.to_numpy(np.float64),
+        merged.aggregated_version_real.to_numpy(np.float64),
     )
     return found
 
@@ -71,8 +71,8 @@ def _numbered(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def _round_s(events: pd.DataFrame) -> float:
-    merged = events[events.merged_version >= 0]
-    instants = merged.groupby("merged_version").delivered_at.max().to_numpy(np.float64)
+    merged = events[events.aggregated_version >= 0]
+    instants = merged.groupby("aggregated_version").delivered_at.max().to_numpy(np.float64)
     return float(np.median(np.diff(instants))) if instants.size > 1 else float("nan")
 
 

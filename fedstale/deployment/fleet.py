@@ -17,7 +17,7 @@ from fedstale.deployment.certificates import (
 from fedstale.deployment.commands import Address
 from fedstale.deployment.control import Control
 from fedstale.deployment.diagnosis import explain
-from fedstale.deployment.processes import Family
+from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
 
 LINK = "up"
@@ -33,7 +33,7 @@ class Fleet:
     def __init__(
         self,
         folder: Path,
-        family: Family,
+        family: ProcessGroup,
         *,
         n_nodes: int,
         limit_s: float = 120.0,

@@ -37,14 +37,14 @@ def records_folder() -> Path:
 
 
 @dataclass(slots=True)
-class Family:
+class ProcessGroup:
     """The processes that one owner has started, and all that they have started."""
 
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     _started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _watcher: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> "Family":
+    def __enter__(self) -> "ProcessGroup":
         """Start the watcher."""
         self._watcher = subprocess.Popen(
             [*_WATCHER, self.mark],

@@ -15,12 +15,12 @@ from flwr.serverapp import Grid
 
 from fedstale.simulation import flight as fl
 from fedstale.simulation.costs import content_bytes
-from fedstale.simulation.fleet import round_of
+from fedstale.simulation.devices import round_of
 from fedstale.simulation.flight import NEVER, UNKNOWN, Flight
-from fedstale.strategies.clock import clock_of
-from fedstale.strategies.gate import p_finish_in
-from fedstale.strategies.observer import LogObserver
-from fedstale.strategies.passing_grid import PassingGrid
+from fedstale.strategies.server.clock import clock_of
+from fedstale.strategies.server.observer import LogObserver
+from fedstale.strategies.server.passing_grid import PassingGrid
+from fedstale.strategies.server.validation import p_finish_in
 from fedstale.traces import Status
 
 
@@ -88,11 +88,11 @@ class RecordedGrid(PassingGrid):
 
     # The observer of strategies.
 
-    def job_merged(
+    def job_aggregated(
         self, message_id: str, *, base_version: int, version: int, staleness: int, weight: float
     ) -> None:
         """Note that a reply went into a model version."""
-        self._log.job_merged(
+        self._log.job_aggregated(
             message_id,
             base_version=base_version,
             version=version,
@@ -102,15 +102,15 @@ class RecordedGrid(PassingGrid):
         # A job of the run that this one goes on from has its row there.
         job = self._by_message.get(message_id)
         if job is not None:
-            job.base_version, job.merged_version = base_version, version
+            job.base_version, job.aggregated_version = base_version, version
             job.staleness, job.weight = float(staleness), float(weight)
 
-    def job_refused(self, message_id: str, *, reason: str) -> None:
+    def job_rejected(self, message_id: str, *, reason: str) -> None:
         """Note that the strategy did not use a reply."""
-        self._log.job_refused(message_id, reason=reason)
+        self._log.job_rejected(message_id, reason=reason)
         job = self._by_message.get(message_id)
         if job is not None and job.status == fl.REPORTED:
-            job.status, job.reason = fl.REFUSED, reason
+            job.status, job.reason = fl.REJECTED, reason
 
     def aggregated(self, *, version: int, arrays: ArrayRecord) -> None:
         """Note a new model."""
@@ -189,7 +189,7 @@ class RecordedGrid(PassingGrid):
 
     def _note(self, flight: Flight, message_id: str | None) -> None:
         if flight.kind.startswith("train"):
-            flight.stated_p_finish = self._stated.get(flight.node_id, UNKNOWN)
+            flight.reported_p_finish = self._stated.get(flight.node_id, UNKNOWN)
         self.flights.append(flight)
         if message_id:
             self._by_message[message_id] = flight

@@ -2,7 +2,7 @@
 
 Strategies see the time, the nodes and the failures of the trace, as in a simulation: the plan of a
 job is worked out by the same code when it is sent, and travels with the message to the node, whose
-`HeldBack` ClientApp acts it. A job that the trace loses is not sent: the grid reports its failure
+`Paced` ClientApp acts it. A job that the trace loses is not sent: the grid reports its failure
 when a SuperLink would. Everything else is real: processes, messages, the order of arrival.
 """
 
@@ -24,7 +24,7 @@ from fedstale.simulation import flight as fl
 from fedstale.simulation.clock import RunEnded
 from fedstale.simulation.compat import error_reply, own_copy, stamp, with_content
 from fedstale.simulation.costs import FLOWER_OVERHEAD, CostBook, Costs
-from fedstale.simulation.fleet import FIRST_NODE_ID, Fleet
+from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.flight import NEVER, Flight
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
@@ -104,12 +104,12 @@ class ReplayGrid(RecordedGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the devices that are available, and whose nodes are online."""
-        is_here = self._fleet.presence(self.now()).is_here
+        is_online = self._fleet.presence(self.now()).is_online
         there = set(self._grid.get_node_ids())
         return [
             FIRST_NODE_ID + i
             for i, node in sorted(self._nodes.items())
-            if node in there and is_here[i]
+            if node in there and is_online[i]
         ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

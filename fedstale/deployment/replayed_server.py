@@ -19,10 +19,10 @@ from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.reports.folder import RunFolder
 from fedstale.simulation.clock import RunEnded
 from fedstale.simulation.costs import Costs
-from fedstale.simulation.probe import probe
 from fedstale.simulation.progress import Progress
 from fedstale.simulation.run import enrolled
-from fedstale.strategies.pulling import without_stalls
+from fedstale.simulation.stock_strategies import probe
+from fedstale.strategies.server.superlink import without_stalls
 from fedstale.trace_spec import load
 
 logger = logging.getLogger(__name__)

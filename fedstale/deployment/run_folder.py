@@ -19,10 +19,10 @@ from fedstale.config import Until
 from fedstale.deployment.recorded_grid import RecordedGrid
 from fedstale.reports.folder import CONFIG, DEPLOYED, RunFolder
 from fedstale.reports.ledger import ledger
-from fedstale.simulation.probe import probe
 from fedstale.simulation.progress import Progress
-from fedstale.strategies.observer import Observer
-from fedstale.strategies.pulling import without_stalls
+from fedstale.simulation.stock_strategies import probe
+from fedstale.strategies.server.observer import Observer
+from fedstale.strategies.server.superlink import without_stalls
 
 
 @contextmanager

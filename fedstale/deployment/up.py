@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedstale.deployment import commands
 from fedstale.deployment.fleet import LINK, Fleet
-from fedstale.deployment.processes import MARK, Family, clean_up
+from fedstale.deployment.processes import MARK, ProcessGroup, clean_up
 from fedstale.errors import ConfigError, FedstaleError
 
 _SETTLE_S = 20.0
@@ -45,7 +45,7 @@ def fleet_up(
     ended = clean_up()
     if ended:
         say(f"ended {ended} processes that an earlier fleet had left")
-    with Family() as family:
+    with ProcessGroup() as family:
         fleet = Fleet(
             folder,
             family,

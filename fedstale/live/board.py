@@ -72,7 +72,7 @@ class Board:
         self.title = title
         self._lock = threading.Lock()
         self._moment: Moment | None = None
-        self._online, self._in_flight = _Series(), _Series()
+        self._online, self._jobs_in_flight = _Series(), _Series()
         self._metrics: dict[tuple[str, str], _Series] = {}
         self._staleness: Counter[int] = Counter()
         self._endings: Counter[str] = Counter()
@@ -84,7 +84,7 @@ class Board:
         with self._lock:
             self._moment = moment
             self._online.add(moment.now, moment.online)
-            self._in_flight.add(moment.now, moment.in_flight)
+            self._jobs_in_flight.add(moment.now, moment.n_in_flight)
 
     def measured(self, at: float, version: int, source: str, name: str, value: float) -> None:
         """Note a metric."""
@@ -138,7 +138,7 @@ class Board:
             ["device time", f"{self._moment.now / length_s:.3g} {unit}"],
             ["rounds", f"{self._moment.rounds:,}"],
             ["online", f"{self._moment.online:,}"],
-            ["in flight", f"{self._moment.in_flight:,}"],
+            ["in flight", f"{self._moment.n_in_flight:,}"],
             ["merged", f"{self._staleness.total():,}"],
             ["came to nothing", f"{self._endings.total():,}"],
         ]
@@ -183,7 +183,7 @@ class Board:
             }
             for name, role, dash, series in (
                 ("online", "series-2", "solid", self._online),
-                ("jobs in flight", "series-1", "dash", self._in_flight),
+                ("jobs in flight", "series-1", "dash", self._jobs_in_flight),
             )
             if series.x
         ]

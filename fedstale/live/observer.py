@@ -12,9 +12,9 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from fedstale.live.watching import Moment, Sink
-from fedstale.strategies.clock import Clock
-from fedstale.strategies.observer import observer_of
-from fedstale.strategies.passing_grid import PassingGrid
+from fedstale.strategies.server.clock import Clock
+from fedstale.strategies.server.observer import observer_of
+from fedstale.strategies.server.passing_grid import PassingGrid
 
 logger = logging.getLogger(__name__)
 
@@ -47,19 +47,19 @@ class LiveObserver(PassingGrid):
 
     # The observer of strategies.
 
-    def job_merged(
+    def job_aggregated(
         self, message_id: str, *, base_version: int, version: int, staleness: int, weight: float
     ) -> None:
         """Pass on a merge."""
         facts = {"base_version": base_version, "version": version, "staleness": staleness}
-        self._then.job_merged(message_id, **facts, weight=weight)
+        self._then.job_aggregated(message_id, **facts, weight=weight)
         self._sink.merged(self._now(), float(staleness), weight)
 
-    def job_refused(self, message_id: str, *, reason: str) -> None:
+    def job_rejected(self, message_id: str, *, reason: str) -> None:
         """Pass on a refusal; error replies have been noted when they came."""
-        self._then.job_refused(message_id, reason=reason)
+        self._then.job_rejected(message_id, reason=reason)
         if not reason.startswith("error "):
-            self._sink.failed(self._now(), self._name(message_id), "refused", reason)
+            self._sink.failed(self._now(), self._name(message_id), "rejected", reason)
 
     def aggregated(self, *, version: int, arrays: ArrayRecord) -> None:
         """Pass on a new model."""
@@ -147,5 +147,5 @@ class LiveObserver(PassingGrid):
         while len(self._nodes) > 100_000:
             self._nodes.pop(next(iter(self._nodes)))
         self._sink.moved(
-            Moment(now=now, online=self._online, in_flight=len(self._open), rounds=self._version)
+            Moment(now=now, online=self._online, n_in_flight=len(self._open), rounds=self._version)
         )

@@ -41,7 +41,7 @@ class Scalars:
         """Write where the run is."""
         values: dict[str, float] = {
             "devices/online": moment.online,
-            "devices/in flight": moment.in_flight,
+            "devices/in flight": moment.n_in_flight,
             "jobs/came to nothing": self._failed,
         }
         if self._staleness:

@@ -23,7 +23,7 @@ class Moment:
     """Instant in s: of device time in a simulation, since the start on real devices."""
     online: int
     """Devices that are there."""
-    in_flight: int
+    n_in_flight: int
     """Jobs whose end the server has not seen."""
     rounds: int
     """Rounds, or versions of the model, so far."""
@@ -82,7 +82,7 @@ class RunWatch:
         moment = Moment(
             now=grid.now(),
             online=grid.n_online,
-            in_flight=grid.n_in_flight,
+            n_in_flight=grid.n_in_flight,
             rounds=run.rounds,
             share=_share(grid.now(), run),
         )
@@ -95,7 +95,7 @@ class RunWatch:
     def _job(self, job: Flight) -> None:
         grid = self._grid
         assert grid is not None
-        if job.merged_version >= 0:
+        if job.aggregated_version >= 0:
             for sink in self._sinks:
                 sink.merged(grid.now(), job.staleness, job.weight)
         elif job.status != fl.REPORTED:

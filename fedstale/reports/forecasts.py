@@ -14,7 +14,7 @@ from fedstale.simulation import flight as fl
 BINS = 10
 FEWEST = 5
 """Jobs behind a point of the curve at least; fewer say more about chance than about a forecast."""
-_CAME_BACK = (fl.REPORTED, fl.REFUSED, fl.UNCLAIMED)
+_CAME_BACK = (fl.REPORTED, fl.REJECTED, fl.UNCLAIMED)
 
 
 def reliability(run: RunRecord) -> Figure | None:
@@ -23,10 +23,10 @@ def reliability(run: RunRecord) -> Figure | None:
     A job came back if its reply arrived before its message expired, whatever the server made of it.
     Jobs that were out when the run ended, and those in which the app failed, are left out.
     """
-    if "stated_p_finish" not in run.events:
+    if "reported_p_finish" not in run.events:
         return None
     status = run.events["status"].to_numpy(object)
-    said = run.events["stated_p_finish"].to_numpy(np.float64)
+    said = run.events["reported_p_finish"].to_numpy(np.float64)
     known = np.isfinite(said) & (status != fl.FLYING) & (status != fl.CLIENT_ERROR)
     if not known.any():
         return None

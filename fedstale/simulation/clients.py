@@ -17,8 +17,8 @@ from flwr.app.user_config import UserConfig
 from fedstale.simulation import flight as fl
 from fedstale.simulation.compat import ErrorCode, error_reply, own_copy, with_content
 from fedstale.simulation.costs import CostBook
+from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.simulation.executors import Answer, Call, Executor
-from fedstale.simulation.fleet import FIRST_NODE_ID
 from fedstale.simulation.flight import Flight
 from fedstale.simulation.replayed import NodeContext, Replay
 from fedstale.simulation.saved import records_in, records_out

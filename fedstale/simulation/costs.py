@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedstale.errors import ConfigError
-from fedstale.strategies.gate import records_in
+from fedstale.strategies.server.validation import records_in
 
 # On the wire an array travels with its name, dtype and shape, and each record with a type and ids.
 _ARRAY_OVERHEAD = 160

@@ -18,7 +18,7 @@ from fedstale.traces import Status
 
 # How a job ended, from the server's point of view.
 REPORTED = "reported"
-REFUSED = "refused"
+REJECTED = "rejected"
 CLIENT_ERROR = "client-error"
 LATE = "late"
 EXPIRED = "expired"
@@ -88,13 +88,13 @@ class Flight:
     uploaded_bytes: float
     base_version: int = -1
     """Model version that was sent, -1 where the strategy has none."""
-    merged_version: int = -1
+    aggregated_version: int = -1
     """Model version that the update went into, -1 where it went into none."""
     staleness: float = UNKNOWN
     """Versions between the two, counted at the merge."""
     weight: float = UNKNOWN
     """Weight of the update in the merge."""
-    stated_p_finish: float = UNKNOWN
+    reported_p_finish: float = UNKNOWN
     """Chance to finish the next job that the device had last told the server, at the sending."""
 
 

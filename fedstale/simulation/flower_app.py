@@ -21,7 +21,7 @@ from flwr.supercore.object_ref import load_app as load_reference
 from fedstale.errors import ConfigError
 from fedstale.simulation.costs import Costs
 from fedstale.simulation.executors.declaration import Declaration
-from fedstale.simulation.server_fn import is_runnable
+from fedstale.simulation.old_api import is_runnable
 
 _App = TypeVar("_App", ServerApp, ClientApp)
 

@@ -21,7 +21,7 @@ _LONGEST_STEP_S = 600.0
 _LOOKS_OF_A_LOOP = 100
 
 
-class Idling:
+class StallDetection:
     """What a strategy has done since something last happened."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Idling:
         self._seen: Mask | None = None
         self._n_looks = self._most_online = 0
 
-    def roused(self, now: float) -> None:
+    def active(self, now: float) -> None:
         """Note that something has happened: the strategy is not waiting in vain."""
         self._busy_at, self._step_s, self._seen = now, 0.0, None
 
@@ -38,7 +38,7 @@ class Idling:
         """Note that the strategy waits for an instant: it is not looking for nodes."""
         self._seen = None
 
-    def looks_in_vain(self, is_online: Mask, now: float) -> bool:
+    def is_stalled(self, is_online: Mask, now: float) -> bool:
         """Return whether a look at who is online is one too many, with nothing else in between.
 
         Args:

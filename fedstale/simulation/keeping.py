@@ -19,14 +19,14 @@ from flwr.app import ArrayRecord
 from fedstale.errors import ResumeError
 from fedstale.simulation.progress import Progress
 from fedstale.simulation.trace_grid import TraceGrid
-from fedstale.strategies.checkpoint import Checkpoints, State, read_checkpoint
-from fedstale.strategies.versions import Snapshot
+from fedstale.strategies.server.checkpoint import Checkpoints, State, read_checkpoint
+from fedstale.strategies.server.versions import Snapshot
 
 _LARGEST_SHARE = 0.05
 """Of the wall time of a run that may be spent on checkpoints."""
 
 
-class SimulationKeeper:
+class SimulationCheckpointer:
     """Writes the checkpoints of a run, and takes a run back to the last one."""
 
     def __init__(self, folder: Path, grid: TraceGrid, progress: Progress, *, every: int) -> None:

@@ -14,7 +14,7 @@ from flwr.app import Context
 
 from fedstale.simulation.flight import UNKNOWN, Flight
 from fedstale.traces import TraceSet
-from fedstale.traces.monitor import Reading
+from fedstale.traces.recording.monitor import Reading
 
 if TYPE_CHECKING:
     from fedstale.traces.forecast.observation import Observation, Observer

@@ -24,10 +24,10 @@ from fedstale.simulation.clock import RunEnded
 from fedstale.simulation.costs import Costs
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.simulation.keeping import SimulationKeeper
-from fedstale.simulation.probe import probe
+from fedstale.simulation.keeping import SimulationCheckpointer
+from fedstale.simulation.old_api import server_fn_on
 from fedstale.simulation.progress import Progress
-from fedstale.simulation.server_fn import server_fn_on
+from fedstale.simulation.stock_strategies import probe
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.traces import TraceSet
 
@@ -98,7 +98,7 @@ def simulate(
             with opened as folder:
                 folder.write_config(replace(config, costs=costs.table(), run_config=run_config))
                 every = config.checkpoint_every
-                keeper = SimulationKeeper(folder.checkpoints, grid, progress, every=every)
+                keeper = SimulationCheckpointer(folder.checkpoints, grid, progress, every=every)
                 if resume:
                     keeper.restore()
                 _seed_server(config.seed)
@@ -188,7 +188,7 @@ def _verdict(events: pa.Table) -> tuple[str, str]:
     """Return how a run went whose ServerApp came to its end."""
     statuses, reasons = events["status"], events["reason"]
     seen = set(pc.unique(statuses).to_pylist())
-    if not seen or fl.REPORTED in seen or fl.REFUSED in seen:
+    if not seen or fl.REPORTED in seen or fl.REJECTED in seen:
         return "finished", ""
     if fl.CLIENT_ERROR in seen:
         first = pc.index(statuses, fl.CLIENT_ERROR).as_py()

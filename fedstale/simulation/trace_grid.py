@@ -23,23 +23,23 @@ from fedstale.simulation.clients import Clients
 from fedstale.simulation.clock import Kind, RunEnded, VirtualClock
 from fedstale.simulation.compat import Run, error_reply, identity, stamp
 from fedstale.simulation.costs import CostBook, Costs
+from fedstale.simulation.devices import Fleet, Sent
 from fedstale.simulation.executors import Executor, InlineExecutor
-from fedstale.simulation.fleet import Fleet, Sent
 from fedstale.simulation.flight import Flight
 from fedstale.simulation.flights import Flights
-from fedstale.simulation.idling import Idling
+from fedstale.simulation.idling import StallDetection
 from fedstale.simulation.quick_arrays import quick_arrays
 from fedstale.simulation.replayed import Replay
 from fedstale.simulation.saved import State
 from fedstale.simulation.virtual_time import VirtualTime
-from fedstale.strategies.gate import p_finish_in
-from fedstale.strategies.node_set import NodeSet
+from fedstale.strategies.server.node_set import NodeSet
+from fedstale.strategies.server.validation import p_finish_in
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
 
 
 class TraceGrid(Grid):
-    """Runs Flower messages on replayed devices; `Clock`, `Observer` and `Keeper` of strategies.
+    """Runs Flower messages on replayed devices; `Clock` and `Observer` of strategies.
 
     Node i + 1000 is device i of the traces and has partition-id i. One grid at a time can run in a
     process, because Flower keeps the identity of the running task in a global.
@@ -102,7 +102,7 @@ class TraceGrid(Grid):
         self._flights = Flights()
         self._arrived: dict[str, Flight] = {}
         self._stated: dict[int, float] = {}
-        self._open, self._idling = 0, Idling()
+        self._open, self._idling = 0, StallDetection()
         self.on_advance: Callable[[], None] = lambda: None
         """Called after the clock has moved; for progress displays."""
         self.on_measured: Callable[[int, str, Mapping[str, float]], None] = lambda *_: None
@@ -205,21 +205,21 @@ class TraceGrid(Grid):
 
     # The observer of strategies.
 
-    def job_merged(
+    def job_aggregated(
         self, message_id: str, *, base_version: int, version: int, staleness: int, weight: float
     ) -> None:
         """Note that a reply went into a model version."""
         job = self._flights.of_message(message_id)
         assert job is not None
-        job.base_version, job.merged_version = base_version, version
+        job.base_version, job.aggregated_version = base_version, version
         job.staleness, job.weight = float(staleness), float(weight)
         self.on_job(job)
 
-    def job_refused(self, message_id: str, *, reason: str) -> None:
+    def job_rejected(self, message_id: str, *, reason: str) -> None:
         """Note that the strategy did not use a reply."""
         job = self._flights.of_message(message_id)
         if job is not None and job.status == fl.REPORTED:
-            job.status, job.reason = fl.REFUSED, reason
+            job.status, job.reason = fl.REJECTED, reason
             self.on_job(job)
 
     def aggregated(self, *, version: int, arrays: ArrayRecord) -> None:
@@ -321,7 +321,7 @@ class TraceGrid(Grid):
         """
         self._check_time()
         nodes = self._fleet.online(self._clock.now)
-        if self._idling.looks_in_vain(nodes.is_in, self._clock.now):
+        if self._idling.is_stalled(nodes.is_in, self._clock.now):
             self._idle()
             nodes = self._fleet.online(self._clock.now)
         self._idling.looked(nodes.is_in, self._clock.now, self.n_online)
@@ -345,11 +345,11 @@ class TraceGrid(Grid):
             metadata = job.message.metadata
             stamp(job.message, message_id, self._unix_base + now, metadata.ttl)
             if metadata.message_type.startswith("train"):
-                job.stated_p_finish = self._stated.get(metadata.dst_node_id, np.nan)
+                job.reported_p_finish = self._stated.get(metadata.dst_node_id, np.nan)
             self._unseen_until = min(self._unseen_until, job.unseen_until)
         self._sent += jobs
         self._open += len(jobs)
-        self._idling.roused(now)
+        self._idling.active(now)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -422,7 +422,7 @@ class TraceGrid(Grid):
             self._arrived[message_id] = flight
         self._open -= len(happened)
         if happened:
-            self._idling.roused(self._clock.now)
+            self._idling.active(self._clock.now)
         elif not self._open:
             self._idling.check(self._clock.now, self._fleet.n_devices)
         self.on_advance()

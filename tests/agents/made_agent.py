@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from fedstale.agents import export
-from fedstale.agents.features import N_CONTEXT, N_FEATURES
-from fedstale.agents.scorer import initial
+from fedstale.agents.policy import files as export
+from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
+from fedstale.agents.policy.scorer import initial
 
 
 def save(folder, **changes):

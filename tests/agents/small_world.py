@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from fedstale.agents.episodes import AGES, GROUPS, NOISES, Episodes, JobKinds
-from fedstale.agents.forecast_table import NoForecasts
-from fedstale.agents.proxy import Proxy
-from fedstale.agents.world import World
+from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, JobKinds
+from fedstale.agents.env.forecast_table import NoForecasts
+from fedstale.agents.env.learning_proxy import Proxy
+from fedstale.agents.env.simulator import World
 from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.trace_set import numbered
 
@@ -47,8 +47,8 @@ def episodes(devices, *, b=1, **changed):
         "end": np.full(b, 10_000.0),
         "rounds": np.full(b, 50),
         "kind": np.zeros(b, dtype=np.int64),
-        "in_flight": np.full(b, 2),
-        "merge_size": np.full(b, 2),
+        "concurrency": np.full(b, 2),
+        "buffer_size": np.full(b, 2),
         "keeps": np.zeros(b, dtype=bool),
         "deadline_s": np.full(b, np.inf),
         "age_weights": np.ones((b, AGES)),

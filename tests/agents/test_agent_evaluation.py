@@ -4,14 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedstale.agents.episodes import EpisodeSettings
-from fedstale.agents.evaluation import AGENT, HEURISTIC, contenders, evaluate, of_size, wide
-from fedstale.agents.evaluation_intervals import paired
-from fedstale.agents.features import N_CONTEXT, N_FEATURES
-from fedstale.agents.scorer import initial
-from fedstale.agents.stage import Stage
+from fedstale.agents.env.episodes import EpisodeSettings
+from fedstale.agents.env.scenario import Stage
+from fedstale.agents.evaluation import AGENT, HEURISTIC, contenders, evaluate, of_size, paired, wide
+from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
+from fedstale.agents.policy.scorer import initial
 from fedstale.errors import ConfigError
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 
 def test_the_interval_of_a_difference_ignores_how_much_windows_differ():

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from fedstale.agents import export
-from fedstale.agents.features import N_CONTEXT, N_FEATURES
-from fedstale.agents.scorer import initial
+from fedstale.agents.policy import files as export
+from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
+from fedstale.agents.policy.scorer import initial
 from fedstale.errors import ProtocolError
 
 

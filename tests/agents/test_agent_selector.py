@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from made_agent import save
 
-from fedstale.agents import selector
-from fedstale.agents.selector import AgentSelector
-from fedstale.agents.shadow import Shadow
+from fedstale.agents.policy import selector
+from fedstale.agents.policy.selector import AgentSelector
+from fedstale.agents.policy.shadow import Shadow
 from fedstale.errors import ConfigError
-from fedstale.strategies.candidate import Candidates
-from fedstale.strategies.oort import Oort
-from fedstale.strategies.selection import LikelyAndUseful, Random, Selector
+from fedstale.strategies.selection.base import ExpectedUtility, Random, Selector
+from fedstale.strategies.selection.oort import Oort
+from fedstale.strategies.server.clients import Candidates
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_an_untrained_agent_picks_whom_the_heuristic_picks(untrained):
     assert not chooser.falls_back
     for seed in range(5):
         nodes = fleet(200, seed)
-        assert pick(chooser, nodes, 10) == pick(LikelyAndUseful(), nodes, 10)
+        assert pick(chooser, nodes, 10) == pick(ExpectedUtility(), nodes, 10)
 
 
 def test_the_agent_that_comes_with_fedstale_works_at_once():
@@ -124,7 +124,7 @@ def test_missing_files_are_told_in_one_line_and_the_heuristic_decides(tmp_path, 
     with caplog.at_level(logging.WARNING):
         chooser = AgentSelector(tmp_path / "nowhere")
         for _ in range(3):
-            assert pick(chooser, nodes, 5) == pick(LikelyAndUseful(), nodes, 5)
+            assert pick(chooser, nodes, 5) == pick(ExpectedUtility(), nodes, 5)
     assert chooser.falls_back
     assert len(caplog.records) == 1
     assert "no agent.toml there" in caplog.text
@@ -139,7 +139,7 @@ def test_scores_that_are_no_numbers_are_told_in_one_line_and_the_heuristic_decid
     nodes = fleet(30)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert pick(chooser, nodes, 5) == pick(LikelyAndUseful(), nodes, 5)
+            assert pick(chooser, nodes, 5) == pick(ExpectedUtility(), nodes, 5)
     assert [record.message for record in caplog.records] == [
         "the agent is not used, p_finish x utility decides: 30 of 30 scores are no numbers"
     ]
@@ -147,7 +147,7 @@ def test_scores_that_are_no_numbers_are_told_in_one_line_and_the_heuristic_decid
 
 def test_the_selector_needs_neither_torch_nor_stable_baselines():
     code = (
-        "import fedstale.agents, fedstale.agents.selector, sys; fedstale.agents.AgentSelector(); "
+        "import fedstale.agents, sys; fedstale.agents.AgentSelector(); "
         "print(*{'torch', 'stable_baselines3', 'sb3_contrib', 'gymnasium'} & set(sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -171,7 +171,7 @@ def test_a_shadow_decides_exactly_as_the_decider_alone(untrained, caplog):
 
 def test_a_shadow_writes_down_what_the_watched_selector_would_have_picked(untrained, tmp_path):
     nodes, path = fleet(60), tmp_path / "shadow.jsonl"
-    shadow = Shadow(LikelyAndUseful(), AgentSelector(untrained), path=path, kept=2)
+    shadow = Shadow(ExpectedUtility(), AgentSelector(untrained), path=path, kept=2)
     for now in (0.0, 60.0, 120.0):
         shadow.select(nodes, 6, now, np.random.default_rng(0))
     lines = [json.loads(line) for line in path.read_text().splitlines()]

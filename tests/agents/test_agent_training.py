@@ -5,19 +5,20 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from fedstale.agents import AgentSelector, export
-from fedstale.agents.episodes import EpisodeSettings
+from fedstale.agents import AgentSelector
+from fedstale.agents.env.episodes import EpisodeSettings
+from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.simulator import Reward
 from fedstale.agents.evaluation import scoring
-from fedstale.agents.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.play import play
-from fedstale.agents.scorer import flat, initial, score, unflat
-from fedstale.agents.stage import Stage
-from fedstale.agents.training import Training, start_weights, train
-from fedstale.agents.training_evolution import Evolution, ranks
-from fedstale.agents.training_windows import by_agent, by_population, rewards
-from fedstale.agents.world import Reward
+from fedstale.agents.policy import files as export
+from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
+from fedstale.agents.policy.scorer import flat, initial, score, unflat
+from fedstale.agents.training.evolution import Evolution, ranks
+from fedstale.agents.training.train import Training, start_weights, train
+from fedstale.agents.training.windows import by_agent, by_population, rewards
 from fedstale.errors import ConfigError, ResumeError
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 RATE = 0.05
 
@@ -229,8 +230,8 @@ def test_ppo_learns_goes_on_after_a_kill_and_writes_an_agent(tmp_path):
 def test_the_policy_draws_by_the_scores_over_its_temperature():
     torch = pytest.importorskip("torch")
     pytest.importorskip("sb3_contrib")
-    from fedstale.agents.env import observation_space
-    from fedstale.agents.policy import ScorerPolicy
+    from fedstale.agents.env.gym_env import observation_space
+    from fedstale.agents.policy.torch_policy import ScorerPolicy
 
     space = observation_space(5)
     weights = random_weights()

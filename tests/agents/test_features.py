@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstale.agents.features import (
+from fedstale.agents.policy.features import (
     COLUMNS,
     CONTEXT,
     FEATURES,
@@ -18,8 +18,8 @@ from fedstale.agents.features import (
     features,
     priors,
 )
-from fedstale.strategies import LikelyAndUseful
-from fedstale.strategies.candidate import Candidates
+from fedstale.strategies import ExpectedUtility
+from fedstale.strategies.server.clients import Candidates
 
 FLOATS = (
     "forecast_p_finish",
@@ -170,7 +170,7 @@ def test_ranks_among_very_many_are_read_off_a_sample():
 @pytest.mark.parametrize("seed", range(5))
 def test_the_prior_ranks_as_the_heuristic_does(seed):
     nodes = some(30, seed)
-    chosen = LikelyAndUseful().select(nodes, 10, 0.0, np.random.default_rng(0))
+    chosen = ExpectedUtility().select(nodes, 10, 0.0, np.random.default_rng(0))
     prior = see(nodes)[2]
     least = np.sort(prior)[-10]
     assert all(prior[i] >= least - 1e-5 for i in chosen)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstale.agents.proxy import Proxy, deal, entropy_of, fitted, read_proxy
+from fedstale.agents.env.learning_proxy import Proxy, deal, entropy_of, fitted, read_proxy
 from fedstale.errors import ConfigError
 
 PLAIN = {"eta": 0.4, "delta": 1.0, "nu": 0.5, "rho": 0.1, "fade": 2.0, "ceiling": 4.0}
@@ -99,7 +99,9 @@ def test_constants_that_mean_nothing_are_refused(changed):
 
 
 def test_the_embedded_constants_say_what_they_were_fitted_to():
-    told = tomllib.loads((resources.files("fedstale.agents") / "proxy.toml").read_text())
+    told = tomllib.loads(
+        (resources.files("fedstale.agents.env") / "learning_proxy.toml").read_text()
+    )
     assert set(told["constants"]) == {f.name for f in fields(Proxy)}
     assert told["provenance"]["command"].startswith("python benchmarks/selection_proxy.py")
     assert fitted() == Proxy(**told["constants"])

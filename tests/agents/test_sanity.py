@@ -3,7 +3,7 @@ from made_agent import save
 
 from fedstale.agents import AgentSelector
 from fedstale.agents.sanity import faults, share_of_liars
-from fedstale.strategies import LikelyAndUseful, Selector
+from fedstale.strategies import ExpectedUtility, Selector
 
 
 def test_the_agent_that_comes_with_fedstale_is_sound():
@@ -11,7 +11,7 @@ def test_the_agent_that_comes_with_fedstale_is_sound():
 
 
 def test_the_heuristic_is_sound_and_so_is_an_agent_that_is_nothing_else(tmp_path):
-    assert faults(LikelyAndUseful()) == []
+    assert faults(ExpectedUtility()) == []
     assert faults(AgentSelector(save(tmp_path))) == []
 
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstale.agents import scorer
-from fedstale.agents.selector_top import top
+from fedstale.agents.policy import scorer
+from fedstale.agents.policy.selector import top
 
 F, G = 5, 3
 
@@ -94,7 +94,7 @@ def test_weights_survive_being_flattened():
 def test_the_network_in_torch_gives_the_same_scores_and_starts_from_the_same_weights():
     torch = pytest.importorskip("torch")
     pytest.importorskip("sb3_contrib")
-    from fedstale.agents.policy import ScorerNetwork
+    from fedstale.agents.policy.torch_policy import ScorerNetwork
 
     network = ScorerNetwork(F, G, seed=1)
     features, context, prior = drawn(batch=(4,))

@@ -7,13 +7,13 @@ from gymnasium.utils.env_checker import check_env
 from small_world import fleet
 from stable_baselines3.common import env_checker
 
-from fedstale.agents.env import ID, SelectionEnv
-from fedstale.agents.episodes import EpisodeSettings
+from fedstale.agents.env.episodes import EpisodeSettings
+from fedstale.agents.env.gym_env import ID, SelectionEnv
+from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.simulator import Reward
 from fedstale.agents.play import heuristic, play
-from fedstale.agents.stage import Stage
-from fedstale.agents.world import Reward
 from fedstale.errors import ConfigError, TraceError
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 SETTINGS = EpisodeSettings(devices=(8, 20), rounds=4)
 
@@ -52,7 +52,7 @@ def test_stable_baselines_finds_nothing_wrong(stage):
 
 def test_it_is_made_by_its_id_from_traces():
     what = {"traces": synthesise(40, 1, seed=0), "forecasts": "none", "settings": SETTINGS}
-    env = gymnasium.make(f"fedstale.agents.env:{ID}", **what)
+    env = gymnasium.make(f"fedstale.agents.env.gym_env:{ID}", **what)
     observation, _ = env.reset(seed=1)
     assert observation["mask"].sum() == env.unwrapped.action_masks().sum() > 0
     assert env.action_space.n == 64

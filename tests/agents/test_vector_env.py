@@ -6,12 +6,12 @@ from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.vec_env import VecMonitor
 
-from fedstale.agents.env import SelectionEnv
-from fedstale.agents.episodes import EpisodeSettings
-from fedstale.agents.stage import Stage
-from fedstale.agents.vector_env import VectorSelectionEnv
+from fedstale.agents.env.episodes import EpisodeSettings
+from fedstale.agents.env.gym_env import SelectionEnv
+from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.vector_env import VectorSelectionEnv
 from fedstale.errors import ConfigError
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 SETTINGS = EpisodeSettings(devices=(8, 20), rounds=4)
 

@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_world import SIMPLE, episodes, fleet, one_kind, send, world_of
 
-from fedstale.agents.episodes import AGES, EpisodeSettings, JobKinds, draw_episodes
-from fedstale.agents.forecast_table import ForecastTable, NoForecasts, TrueForecasts
+from fedstale.agents.env.episodes import AGES, EpisodeSettings, JobKinds, draw_episodes
+from fedstale.agents.env.forecast_table import ForecastTable, NoForecasts, TrueForecasts
+from fedstale.agents.env.scenario import Stage, cross_fitted, stages
+from fedstale.agents.env.simulator import Reward, World
 from fedstale.agents.play import gini, heuristic, play, top
-from fedstale.agents.stage import Stage, cross_fitted, stages
-from fedstale.agents.world import Reward, World
 from fedstale.errors import ConfigError, TraceError
 from fedstale.simulation import Costs, TraceGrid
 from fedstale.strategies import (
     ByAge,
+    ExpectedUtility,
     Fastest,
     LeastAvailable,
-    LikelyAndUseful,
     Oort,
     PowerOfChoice,
     Random,
@@ -34,10 +34,10 @@ from fedstale.strategies import (
     k_sync,
     semi_synchronous,
 )
-from fedstale.strategies.history import History
+from fedstale.strategies.server.clients import History
 from fedstale.traces import Job, TraceSet
 from fedstale.traces.forecast import LastValue, Observer, draw
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 ALWAYS = [(0.0, 10_000.0)]
 
@@ -97,15 +97,15 @@ def test_the_world_merges_what_a_strategy_merges_on_the_same_devices_at_the_same
     events = grid.events().to_pandas()
     expected = []
     for version in range(1, n_versions + 1):
-        jobs = events[events["merged_version"] == version]
+        jobs = events[events["aggregated_version"] == version]
         expected.append((sorted(jobs["node_id"] - 1000), sorted(jobs["staleness"])))
 
-    size = 60 if schedule.merge_size is None else schedule.merge_size
+    size = 60 if schedule.buffer_size is None else schedule.buffer_size
     made = episodes(
         np.arange(60),
-        in_flight=6,
-        merge_size=size,
-        keeps=schedule.rest == "keep",
+        concurrency=6,
+        buffer_size=size,
+        keeps=schedule.stragglers == "keep",
         deadline_s=schedule.deadline_s,
         end=2 * 86_400.0,
         rounds=10_000,
@@ -129,7 +129,7 @@ def test_the_world_merges_what_a_strategy_merges_on_the_same_devices_at_the_same
 
 def test_what_the_server_knows_after_a_round_is_what_a_history_would_say():
     traces = fleet([ALWAYS, ALWAYS, [(0.0, 50.0)]], compute=[1.0, 0.5, 1.0])
-    world = world_of(traces, episodes([0, 1, 2], in_flight=3, merge_size=3))
+    world = world_of(traces, episodes([0, 1, 2], concurrency=3, buffer_size=3))
     send(world, 0, 1, 2)
     history = History()
     for node in range(3):
@@ -156,7 +156,7 @@ def test_what_the_server_knows_after_a_round_is_what_a_history_would_say():
 
 
 def test_durations_are_the_median_of_the_last_eight():
-    world = world_of(fleet([ALWAYS]), episodes([0], in_flight=1, merge_size=1))
+    world = world_of(fleet([ALWAYS]), episodes([0], concurrency=1, buffer_size=1))
     at = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     for seconds in (900.0, *range(1, 9)):
         world.sent_at[at], world.visible_at[at] = 0.0, seconds
@@ -167,7 +167,7 @@ def test_durations_are_the_median_of_the_last_eight():
 
 def test_a_round_costs_what_the_trips_cost():
     traces = fleet([ALWAYS, [(0.0, 60.0)], ALWAYS], compute=[1.0, 1.0, 0.25])
-    world = world_of(traces, episodes([0, 1, 2], in_flight=3, merge_size=1))
+    world = world_of(traces, episodes([0, 1, 2], concurrency=3, buffer_size=1))
     made = send(world, 0, 1, 2)
     # The first reply ends the round; the slow one is forgotten, the lost one is not seen yet.
     assert made.time_s[0] == pytest.approx(100.0)
@@ -184,7 +184,7 @@ def test_a_round_costs_what_the_trips_cost():
 
 def test_a_late_update_is_merged_with_the_weight_of_its_age():
     traces = fleet([ALWAYS] * 3, compute=[1.0, 1.0, 0.4])
-    made = episodes([0, 1, 2], in_flight=3, merge_size=1, keeps=True)
+    made = episodes([0, 1, 2], concurrency=3, buffer_size=1, keeps=True)
     made.age_weights[:, 1:] = 0.5
     world = world_of(traces, made)
     for column in (0, 1, 2):
@@ -212,7 +212,7 @@ def test_a_server_with_nobody_to_ask_waits_for_the_first_who_comes():
 
 def test_an_episode_in_which_nobody_comes_any_more_is_over():
     traces = fleet([[(0.0, 150.0)]])
-    world = world_of(traces, episodes([0], in_flight=1, merge_size=1))
+    world = world_of(traces, episodes([0], concurrency=1, buffer_size=1))
     send(world, 0)
     send(world, 0)
     assert world.done[0]
@@ -228,7 +228,7 @@ def test_whoever_picks_nobody_is_asked_again_later():
 
 
 def test_a_device_that_rests_is_no_candidate():
-    world = world_of(fleet([ALWAYS] * 2), episodes([0, 1], merge_size=1, cooldown_s=150.0))
+    world = world_of(fleet([ALWAYS] * 2), episodes([0, 1], buffer_size=1, cooldown_s=150.0))
     send(world, 0)
     assert world.now[0] == pytest.approx(100.0)
     assert world.mask[0].tolist() == [False, True]
@@ -239,7 +239,7 @@ def test_a_device_that_rests_is_no_candidate():
 
 def test_a_device_that_claims_certainty_is_found_out():
     traces = fleet([[(t, t + 50.0) for t in range(0, 9000, 60)], ALWAYS])
-    made = episodes([0, 1], in_flight=1, merge_size=1)
+    made = episodes([0, 1], concurrency=1, buffer_size=1)
     made.lies[:, 0] = True
     world = world_of(traces, made, forecasts=TrueForecasts(traces, one_kind()))
     assert world.candidates(0).p_finish.tolist() == [1.0, 1.0]
@@ -298,7 +298,7 @@ def test_every_job_ends_once_and_the_clock_never_goes_back(seed):
         total[3] += round_.forgotten.sum()
         assert (world.now[live] >= before[live]).all()
         assert all(np.isfinite(v).all() for v in (round_.gain, round_.wasted_s, round_.time_s))
-        assert (world.open.sum(axis=1) <= world.in_flight).all()
+        assert (world.open.sum(axis=1) <= world.concurrency).all()
         before = world.now.copy()
     assert total[0] == total[1:].sum() + world.open.sum()
     assert world.known["times_picked"].sum() == total[0]
@@ -317,7 +317,7 @@ SELECTORS = {
     "random": Random(),
     "fedcs": Fastest(),
     "power": PowerOfChoice(10),
-    "likely": LikelyAndUseful(),
+    "likely": ExpectedUtility(),
     "refl": LeastAvailable(),
     "oort": Oort(),
 }
@@ -363,7 +363,7 @@ def test_the_scored_heuristic_is_the_selector():
     picked = top(world.priors(rows), world.mask, k)
     rng = np.random.default_rng(0)
     for row in rows[~world.done]:
-        chosen = LikelyAndUseful().select(world.candidates(row), int(k[row]), 0.0, rng)
+        chosen = ExpectedUtility().select(world.candidates(row), int(k[row]), 0.0, rng)
         assert sorted(chosen) == np.flatnonzero(picked[row]).tolist()
 
 

@@ -24,14 +24,14 @@ strategy = "fedavg"
 rounds = 1
 size = 10
 train-s = 0.0
-in-flight = 3
-merge-size = 2
+concurrency = 3
+buffer-size = 2
 """
 
 SERVER = """
 import numpy as np
 from fedstale.strategies import GapAware
-from fedstale.strategies.pulling import without_stalls
+from fedstale.strategies.server.superlink import without_stalls
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -52,7 +52,10 @@ def main(grid, context):
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
     else:
         strategy = GapAware(
-            in_flight=config["in-flight"], merge_size=config["merge-size"], recheck_s=1.0, seed=1
+            concurrency=config["concurrency"],
+            buffer_size=config["buffer-size"],
+            recheck_s=1.0,
+            seed=1,
         )
     with without_stalls(grid) as grid:
         strategy.start(

@@ -16,7 +16,7 @@ from fedstale.deployment.diagnosis import explain
 from fedstale.deployment.fleet import free_port
 from fedstale.deployment.up import fleet_up, run_app
 from fedstale.errors import FedstaleError
-from fedstale.strategies.checkpoint import read_checkpoint
+from fedstale.strategies.server.checkpoint import read_checkpoint
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(600)]
 
@@ -51,8 +51,8 @@ def main(grid, context):
         print(f"version {version} mean {arrays['w'].numpy().mean():.6f}", flush=True)
 
     strategy = FedBuff(
-        in_flight=2,
-        merge_size=1,
+        concurrency=2,
+        buffer_size=1,
         checkpoints=config["checkpoints"] or None,
         resume=config["resume"] or None,
         recheck_s=1.0,
@@ -185,7 +185,7 @@ def test_a_node_without_fedstale_fails_alone(fleet, app, tmp_path):
     lines = []
     run_app(fleet, app, show=lines.append)
     assert any("version 2 mean" in line for line in lines), lines
-    assert any("refused: error" in line and "fedstale" in line for line in lines), lines
+    assert any("rejected: error" in line and "fedstale" in line for line in lines), lines
     assert "needs the package fedstale" in explained(fleet, name)
 
 

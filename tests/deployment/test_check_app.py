@@ -7,7 +7,7 @@ import typer
 from small_deployment import PYPROJECT, write_app
 from typer.testing import CliRunner
 
-from fedstale import deploy_commands
+from fedstale.cli import deploy as deploy_commands
 from fedstale.deployment import app_source
 from fedstale.deployment.check import check_app, check_superlink
 from fedstale.deployment.fleet import free_port

@@ -60,7 +60,7 @@ def test_three_nodes_train_in_rounds_and_as_they_come_and_strangers_stay_outside
 def test_a_run_survives_a_node_killed_in_training_and_uses_one_that_joins_late(tmp_path):
     app = write_app(tmp_path / "adder")
     with fleet_up(tmp_path / "fleet", nodes=2) as fleet:
-        config = "strategy='gap-aware' rounds=2 in-flight=3 merge-size=1 train-s=1.0"
+        config = "strategy='gap-aware' rounds=2 concurrency=3 buffer-size=1 train-s=1.0"
         run = Running(fleet, app, config)
         run.until(lambda: "Start `flwr-clientapp`" in log(fleet, "node-0"))
         fleet.family.kill("node-0")
@@ -86,8 +86,8 @@ def test_a_superlink_that_was_killed_comes_back_with_its_nodes(tmp_path):
         run_app(fleet, app, show=lines.append)
         assert means(lines)[1] == pytest.approx(1.5)
         assert [status for status, _ in fleet.control.runs().values()] == ["finished:completed"] * 2
-        with pytest.raises(FedstaleError, match="in_flight = 0: expected"):
-            run_app(fleet, app, run_config="strategy='gap-aware' in-flight=0")
+        with pytest.raises(FedstaleError, match="concurrency = 0: expected"):
+            run_app(fleet, app, run_config="strategy='gap-aware' concurrency=0")
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_a_superlink_that_was_killed_comes_back_with_its_nodes(tmp_path):
 def test_a_run_survives_its_superlink_if_the_executor_is_apart(tmp_path):
     app = write_app(tmp_path / "adder")
     with fleet_up(tmp_path / "fleet", nodes=2, executor_apart=True) as fleet:
-        config = "strategy='gap-aware' rounds=3 merge-size=1 train-s=2.0"
+        config = "strategy='gap-aware' rounds=3 buffer-size=1 train-s=2.0"
         run = Running(fleet, app, config)
         run.until(lambda: "Start `flwr-clientapp`" in log(fleet, "node-0"))
         (run_id,) = fleet.control.runs()
@@ -113,7 +113,7 @@ def test_a_model_of_100_mb_passes(tmp_path):
     with fleet_up(tmp_path / "fleet", nodes=2) as fleet:
         lines = []
         size = 25_000_000  # float32
-        config = f"strategy='gap-aware' rounds=1 in-flight=2 merge-size=2 size={size}"
+        config = f"strategy='gap-aware' rounds=1 concurrency=2 buffer-size=2 size={size}"
         run_app(fleet, app, run_config=config, show=lines.append)
         assert means(lines)[1] == pytest.approx(1.5), lines
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from fedstale.cli.new import create
 from fedstale.deployment.up import fleet_up, run_app
-from fedstale.new_app import create
 from fedstale.simulation.flower_app import BUILT_IN
 
 pytestmark = pytest.mark.deployment
@@ -38,6 +38,6 @@ def test_digits_runs_on_real_supernodes_as_it_is(fleet):
 def test_a_new_app_runs_on_real_supernodes_as_it_is(fleet, tmp_path):
     create(tmp_path / "my-app")
     lines = []
-    config = "num-server-rounds=1 in-flight=2 merge-size=2"
+    config = "num-server-rounds=1 concurrency=2 buffer-size=2"
     run_app(fleet, tmp_path / "my-app", run_config=config, show=lines.append)
     assert any("ended at version 1" in line for line in lines), lines

@@ -13,7 +13,7 @@ from fedstale.deployment.up import fleet_up, run_app
 from fedstale.reports.run_record import RunRecord
 from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.simulation.run import simulate
-from fedstale.strategies.candidate import Candidate, Candidates, Situation
+from fedstale.strategies.server.clients import Candidate, Candidates, Situation
 from fedstale.trace_spec import load
 
 pytestmark = pytest.mark.deployment
@@ -26,7 +26,7 @@ from dataclasses import asdict
 import numpy as np
 from fedstale.agents import AgentSelector
 from fedstale.deployment.run_folder import recorded
-from fedstale.strategies import Ask, GapAware
+from fedstale.strategies import ForecastRequest, GapAware
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
 
@@ -46,7 +46,11 @@ class Telling(AgentSelector):
 def main(grid, context):
     job = {"work": 60.0, "download_bytes": 40.0, "upload_bytes": 40.0, "deadline_s": 200.0}
     strategy = GapAware(
-        in_flight=2, merge_size=1, selector=Telling(), ask=Ask(job=job, wait_s=100.0), seed=1
+        concurrency=2,
+        buffer_size=1,
+        selector=Telling(),
+        forecast_request=ForecastRequest(job=job, wait_s=100.0),
+        seed=1,
     )
     initial = ArrayRecord({"w": Array(np.zeros(10, dtype=np.float32))})
     with recorded(grid, context.run_config["run-folder"], context, app="adder") as grid:
@@ -122,7 +126,9 @@ def test_forecasts_arrive_and_the_agent_chooses_by_them(tmp_path):
     queries = events[events.kind == "query.forecast"]
     assert (queries.status == "reported").sum() >= 3
     # Each training holds the chance that its device had stated before.
-    assert events[events.kind == "train"].stated_p_finish.between(0.0, 1.0, inclusive="right").all()
+    assert (
+        events[events.kind == "train"].reported_p_finish.between(0.0, 1.0, inclusive="right").all()
+    )
     assert "Did devices keep their word?" in (tmp_path / "run" / "report.html").read_text()
 
 
@@ -133,8 +139,8 @@ def test_a_deployed_run_leaves_the_same_folder_as_a_simulated_one(tmp_path):
         "strategy": "gap-aware",
         "selector": "agent",
         "forecasts": True,
-        "in-flight": 2,
-        "merge-size": 2,
+        "concurrency": 2,
+        "buffer-size": 2,
         "num-server-rounds": 2,
         "round-timeout": 20_000.0,
     }

@@ -57,9 +57,9 @@ def main(grid, context):
     note()
 
     strategy = StaleStrategy(
-        schedule=k_batch_async(in_flight=2, merge_size=2),
+        schedule=k_batch_async(concurrency=2, buffer_size=2),
         server_optimizer=SGD(2.0),
-        normalise="merge_size",
+        normalise="buffer_size",
         checkpoints=config["checkpoints"] or None,
         resume=config["resume"] or None,
         recheck_s=1.0,
@@ -171,7 +171,7 @@ def test_ten_kills_at_random_moments_lose_no_version_and_count_no_update_twice(t
 @pytest.mark.timeout(900)
 def test_a_built_in_app_goes_on_in_a_new_run_and_leaves_a_run_folder(tmp_path):
     folder = tmp_path / "checkpoints"
-    common = f"strategy='fedbuff' in-flight=2 merge-size=1 checkpoints='{folder}'"
+    common = f"strategy='fedbuff' concurrency=2 buffer-size=1 checkpoints='{folder}'"
     with fleet_up(tmp_path / "fleet", nodes=2, limit_s=300.0) as fleet:
         digits = BUILT_IN / "digits"
         run_app(fleet, digits, run_config=f"{common} num-server-rounds=2", show=lambda line: None)
@@ -182,7 +182,7 @@ def test_a_built_in_app_goes_on_in_a_new_run_and_leaves_a_run_folder(tmp_path):
     assert versions == [3], seen
     record = RunRecord.read(tmp_path / "run")
     assert record.summary["status"] == "finished"
-    merged = record.events[record.events.merged_version == 3]
+    merged = record.events[record.events.aggregated_version == 3]
     assert len(merged) == 1
     assert (merged.delivered_at > merged.sent_at).all()
     assert (tmp_path / "run" / "report.html").is_file()

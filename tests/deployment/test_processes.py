@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from fedstale.deployment import processes
-from fedstale.deployment.processes import Family, clean_up, members, records_folder, sweep
+from fedstale.deployment.processes import ProcessGroup, clean_up, members, records_folder, sweep
 
 # Like Flower's: it starts a child in a session of its own, and both ignore polite requests.
 STUBBORN = """
@@ -27,8 +27,8 @@ time.sleep(600)
 OWNER = """
 import os, sys, time
 from pathlib import Path
-from fedstale.deployment.processes import Family
-with Family(mark=sys.argv[1]) as family:
+from fedstale.deployment.processes import ProcessGroup
+with ProcessGroup(mark=sys.argv[1]) as family:
     command = [sys.executable, sys.argv[2]]
     family.start("stubborn", command, environment=os.environ, log=Path(sys.argv[3]))
     print(family._watcher.pid, flush=True)
@@ -80,7 +80,7 @@ def test_the_end_of_a_family_ends_even_children_in_sessions_of_their_own(
     stubborn, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(processes, "_POLITE_S", 0.2)
-    with Family() as family:
+    with ProcessGroup() as family:
         start(family, stubborn, tmp_path)
         assert len(list(records_folder().iterdir())) == 1
     assert list(members(family.mark)) == []
@@ -89,7 +89,7 @@ def test_the_end_of_a_family_ends_even_children_in_sessions_of_their_own(
 
 def test_a_failure_ends_the_family_too(stubborn, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_POLITE_S", 0.2)
-    family = Family()
+    family = ProcessGroup()
 
     def fail():
         with family:
@@ -148,7 +148,7 @@ def test_another_process_that_has_got_the_number_of_an_ended_one_is_spared(tmp_p
 
 def test_kill_ends_one_process_and_not_the_others(stubborn, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_POLITE_S", 0.2)
-    with Family() as family:
+    with ProcessGroup() as family:
         start(family, stubborn, tmp_path)
         command = [sys.executable, "-c", "import time; time.sleep(600)"]
         family.start("other", command, environment=dict(os.environ), log=tmp_path / "log")

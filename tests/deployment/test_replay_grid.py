@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedstale.client.held_back import RECORD, HeldBack, Plan
+from fedstale.client.held_back import RECORD, Paced, Plan
 from fedstale.deployment.recorded_grid import RecordedGrid
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import recorded
@@ -32,7 +32,7 @@ from fedstale.simulation.compat import identity
 from fedstale.simulation.costs import Costs
 from fedstale.strategies import FedBuff, GapAware
 from fedstale.traces import TraceSet
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 UNIX = 1.75e9
 COSTS = Costs(work_per_example=30.0, epochs=1, examples=10, model_bytes=3_000_000)
@@ -88,7 +88,7 @@ class ActingGrid(Grid):
             def sleep(seconds, clock=clock):
                 clock[0] += seconds
 
-            app = HeldBack(self.app, now=lambda clock=clock: UNIX + clock[0], sleep=sleep)
+            app = Paced(self.app, now=lambda clock=clock: UNIX + clock[0], sleep=sleep)
             context = Context(1, 1000 + node % 90, {}, RecordDict(), {})
             reply = app(message, context)
             self.nodes[node] = clock[0]
@@ -119,8 +119,8 @@ def initial():
 
 
 STRATEGIES = {
-    "fedbuff": lambda: FedBuff(in_flight=6, merge_size=3, seed=4),
-    "gap-aware": lambda: GapAware(in_flight=5, merge_size=2, seed=5),
+    "fedbuff": lambda: FedBuff(concurrency=6, buffer_size=3, seed=4),
+    "gap-aware": lambda: GapAware(concurrency=5, buffer_size=2, seed=5),
 }
 
 
@@ -155,7 +155,15 @@ def test_a_replay_on_ideal_nodes_is_the_simulation(name):
     expected, model = simulated(traces, STRATEGIES[name](), 3000.0)
     seen, same_model, grid = replayed(traces, STRATEGIES[name](), 3000.0)
     assert expected.status.nunique() > 1, "nothing is lost: a poor trace for this test"
-    exact = ["job_id", "node_id", "device_id", "kind", "round", "base_version", "merged_version"]
+    exact = [
+        "job_id",
+        "node_id",
+        "device_id",
+        "kind",
+        "round",
+        "base_version",
+        "aggregated_version",
+    ]
     assert (seen[exact] == expected[exact]).all(axis=None)
     # A job that is out at the end has not ended in any of the two.
     assert (seen.status == expected.status).all(), (seen.status, expected.status)
@@ -193,15 +201,15 @@ def test_a_recorded_grid_knows_what_a_server_knows():
     acting = ActingGrid(4, trainer(), first=2**64 - 20)
     grid = RecordedGrid(acting, unix_now=acting.unix)
     with identity(1):
-        GapAware(in_flight=3, merge_size=2, seed=1).start(grid, initial(), 4, timeout=60.0)
+        GapAware(concurrency=3, buffer_size=2, seed=1).start(grid, initial(), 4, timeout=60.0)
     events = grid.events().to_pandas()
-    assert set(events.merged_version) >= {1, 2, 3, 4}
+    assert set(events.aggregated_version) >= {1, 2, 3, 4}
     assert events.sent_at.iloc[0] == 0.0
     assert {int(node) for node in events.device_id} <= set(acting.nodes)
     assert [int(node) % 2**64 for node in events.node_id] == [int(n) for n in events.device_id]
     assert (events.downloaded_bytes > 0).all()
     assert events.compute_s.isna().all()
-    done = events[events.merged_version > 0]
+    done = events[events.aggregated_version > 0]
     assert (done.delivered_at >= done.sent_at).all()
     assert (done.status == fl.REPORTED).all()
 
@@ -212,8 +220,8 @@ def test_a_recorded_grid_knows_what_a_server_knows():
 def test_a_recorded_training_holds_the_chance_that_its_device_stated_before(said, expected):
     grid = RecordedGrid(ActingGrid(1, trainer(said)))
     with identity(1):
-        FedBuff(in_flight=1, merge_size=1, seed=4).start(grid, initial(), 3, timeout=60.0)
-    stated = grid.events()["stated_p_finish"].to_pylist()
+        FedBuff(concurrency=1, buffer_size=1, seed=4).start(grid, initial(), 3, timeout=60.0)
+    stated = grid.events()["reported_p_finish"].to_pylist()
     assert math.isnan(stated[0])
     assert {p for p in stated[1:] if not math.isnan(p)} == set(expected)
 
@@ -236,7 +244,7 @@ def test_without_a_plan_nothing_is_held_back():
 
     with identity(1):
         content = RecordDict({"arrays": initial(), "config": ConfigRecord({})})
-        reply = HeldBack(trainer(), sleep=sleep)(
+        reply = Paced(trainer(), sleep=sleep)(
             Message(content, 9, "train"), Context(1, 9, {}, RecordDict(), {})
         )
     assert set(reply.content) == {"arrays", "metrics"}
@@ -246,7 +254,7 @@ def test_the_folder_of_a_real_run_is_one_of_a_run(tmp_path):
     acting = ActingGrid(4, trainer())
     context = Context(1, 1, {}, RecordDict(), {"seed": 3, "run-folder": str(tmp_path / "run")})
     with identity(1), recorded(acting, tmp_path / "run", context, app="adder") as grid:
-        GapAware(in_flight=3, merge_size=2, seed=1).start(
+        GapAware(concurrency=3, buffer_size=2, seed=1).start(
             grid, initial(), 4, timeout=60.0, evaluate_fn=lambda v, a: MetricRecord({"loss": v})
         )
     record = RunRecord.read(tmp_path / "run")

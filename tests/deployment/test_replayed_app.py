@@ -9,8 +9,8 @@ import typer
 from small_deployment import write_app
 from typer.testing import CliRunner
 
-from fedstale import deploy_commands
-from fedstale.client.held_back import HeldBack
+from fedstale.cli import deploy as deploy_commands
+from fedstale.client.held_back import Paced
 from fedstale.config import SimulationConfig
 from fedstale.deployment.fidelity import compare, order
 from fedstale.deployment.replay import replay_config
@@ -43,7 +43,7 @@ def test_the_copy_wraps_both_halves_and_the_app_stays_as_it_is(tmp_path):
     assert {p: p.read_bytes() for p in app.rglob("*") if p.is_file()} == before
     assert copy.defaults == FlowerApp.find(app).defaults
     with copy.importable():
-        assert isinstance(copy.load_client(), HeldBack)
+        assert isinstance(copy.load_client(), Paced)
         assert isinstance(import_module("replayed_server").app, ReplayedServerApp)
 
 
@@ -75,7 +75,7 @@ def timeline(late_s=0.0, merged=(1, 1, 2, 2), status="reported"):
             "downloaded_at": sent + 1.0,
             "reported_at": sent + 50.0 + late_s,
             "delivered_at": sent + 50.0 + late_s,
-            "merged_version": merged,
+            "aggregated_version": merged,
             "base_version": [0, 0, 1, 1],
             "staleness": [0.0, 0.0, 0.0, np.nan],
             "status": status,
@@ -102,7 +102,7 @@ def test_errors_are_counted_in_seconds_and_rounds_and_merges_in_pairs():
         "p90_rounds": pytest.approx(0.1),
     }
     assert found["sent_at"]["median_s"] == 0.0
-    assert found["same_merged_version"] == 0.5
+    assert found["same_aggregated_version"] == 0.5
     # Of the pairs that both sides merged apart, b before its second job is right, a is not.
     assert found["merge_order"] == 0.5
     assert np.isnan(order(np.array([1.0, 1.0]), np.array([1.0, 2.0])))

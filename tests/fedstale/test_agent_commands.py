@@ -8,11 +8,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedstale import agent_commands, agent_trainings
-from fedstale.agents import export
 from fedstale.agents.evaluation import HEURISTIC
-from fedstale.agents.features import N_CONTEXT, N_FEATURES
-from fedstale.agents.scorer import initial
+from fedstale.agents.policy import files as export
+from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
+from fedstale.agents.policy.scorer import initial
+from fedstale.cli import agent as agent_commands
+from fedstale.cli import agent_trainings
 
 app = typer.Typer()
 app.command(name="train-agent")(agent_commands.train_agent)

@@ -3,11 +3,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedstale.agent_trainings import LOG, Task, train_all
-from fedstale.agents.stage import stages
-from fedstale.agents.training import Training
+from fedstale.agents.env.scenario import stages
+from fedstale.agents.training.train import Training
+from fedstale.cli.agent_trainings import LOG, Task, train_all
 from fedstale.errors import FedstaleError
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 Short = partial(Training, updates=2, pairs=2, windows=2, validate_every=1, validation_windows=4)
 
@@ -63,7 +63,7 @@ def test_a_training_that_is_refused_is_told_in_one_sentence(parts, tmp_path, wor
 
 
 def test_a_process_that_dies_is_told_with_its_seed(parts, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedstale.agent_trainings._trained", dies)
+    monkeypatch.setattr("fedstale.cli.agent_trainings._trained", dies)
     with pytest.raises(FedstaleError, match=r"seed 4: its process ended with code 3; .*log\.txt"):
         train_all(tasks(tmp_path)[:1] * 2, parts, workers=2, out=tmp_path, watch=lambda *_: None)
 

@@ -10,9 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedstale import cli
+from fedstale.cli import main as cli
 
-FEDSTALE = [sys.executable, "-m", "fedstale.cli"]
+FEDSTALE = [sys.executable, "-m", "fedstale.cli.main"]
 
 
 def fedstale(*arguments, cwd=None, timeout=120):

@@ -3,8 +3,8 @@ import time
 
 import pytest
 
-from fedstale.crew import Crew
 from fedstale.errors import ConfigError
+from fedstale.parallel import WorkerPool
 
 
 def work(job, say):
@@ -38,7 +38,7 @@ def news_of(crew, *jobs):
 
 def test_a_process_tells_what_it_does_and_takes_the_next_job(tmp_path):
     job = ("say", "it")
-    with Crew(work, tmp_path / "log") as crew:
+    with WorkerPool(work, tmp_path / "log") as crew:
         said, done = news_of(crew, job)
         assert said == (job, "said", "half of it")
         assert done[:2] == (job, "done")
@@ -46,14 +46,14 @@ def test_a_process_tells_what_it_does_and_takes_the_next_job(tmp_path):
         assert news_of(crew, job)[1] == done
         # A job that cannot be done is told in words, and its process goes on.
         refused = ("refuse", "no such file")
-        assert news_of(crew, refused) == [(refused, "refused", "no such file")]
+        assert news_of(crew, refused) == [(refused, "rejected", "no such file")]
         assert news_of(crew, job)[1] == done
 
 
 @pytest.mark.parametrize(("job", "code"), [(("exit", 3), 3), (("fail", "a bug"), 1)])
 def test_a_process_that_dies_is_told_and_the_next_job_gets_a_new_one(tmp_path, job, code):
     log = tmp_path / "log"
-    with Crew(work, log) as crew:
+    with WorkerPool(work, log) as crew:
         died = f"its process ended with code {code}; {log} may say why"
         assert news_of(crew, job) == [(job, "died", died)]
         assert [news for _, news, _ in news_of(crew, ("say", 1))] == ["said", "done"]
@@ -63,7 +63,7 @@ def test_a_process_that_dies_is_told_and_the_next_job_gets_a_new_one(tmp_path, j
 
 def test_leaving_interrupts_jobs_and_they_can_write_down_what_they_have(tmp_path):
     job = ("sleep", tmp_path / "written")
-    with Crew(work, tmp_path / "log") as crew:
+    with WorkerPool(work, tmp_path / "log") as crew:
         crew.give(job)
         heard = []
         while not heard:

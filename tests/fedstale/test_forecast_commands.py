@@ -4,10 +4,10 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from fedstale.cli import app
-from fedstale.traces.files import write
+from fedstale.cli.main import app
 from fedstale.traces.forecast import Forecaster
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.io.parquet import write
+from fedstale.traces.synthetic.generate import synthesise
 
 
 @pytest.fixture(scope="module")

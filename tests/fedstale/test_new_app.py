@@ -7,9 +7,9 @@ from flwr.app import Context, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 
-from fedstale import new_app
+from fedstale.cli import new as new_app
+from fedstale.cli.new import create
 from fedstale.errors import ConfigError
-from fedstale.new_app import create
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.traces import TraceSet

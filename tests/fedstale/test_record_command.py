@@ -9,15 +9,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedstale.record_command import merge, record
-from fedstale.traces import files
-from fedstale.traces import journal as journals
+from fedstale.cli.record import merge, record
+from fedstale.traces.io import parquet as files
+from fedstale.traces.recording import journal as journals
 
 pytest.importorskip("psutil", reason="needs fedstale[client]")
 
 PROGRAM = """
 import typer
-from fedstale.record_command import merge, record
+from fedstale.cli.record import merge, record
 app = typer.Typer()
 app.command()(record)
 app.command()(merge)

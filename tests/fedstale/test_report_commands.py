@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedstale.report_commands import report
+from fedstale.cli.report import report
 
 sys.path.append(str(Path(__file__).parent / "reports"))
 

@@ -14,12 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fedstale import trace_spec
+from fedstale.cli.traces import app
 from fedstale.errors import TraceError
-from fedstale.trace_commands import app
-from fedstale.traces import TraceSet, files
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces import TraceSet
+from fedstale.traces.io import parquet as files
+from fedstale.traces.synthetic.generate import synthesise
 
-PROGRAM = "from fedstale.trace_commands import app; app()"
+PROGRAM = "from fedstale.cli.traces import app; app()"
 
 
 def run(*words: object):
@@ -192,7 +193,7 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 def test_help_is_quick_and_loads_nothing_heavy():
     code = (
-        "import sys; from typer.testing import CliRunner; from fedstale.trace_commands import app; "
+        "import sys; from typer.testing import CliRunner; from fedstale.cli.traces import app; "
         "CliRunner().invoke(app, ['--help']); "
         "print([m for m in ('numpy', 'pandas', 'pyarrow', 'torch', 'flwr') if m in sys.modules])"
     )

@@ -25,10 +25,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedstale.agents import export
-from fedstale.agents.features import N_CONTEXT, N_FEATURES
-from fedstale.agents.proxy import fitted, read_proxy
-from fedstale.agents.scorer import initial
+from fedstale.agents.env.learning_proxy import fitted, read_proxy
+from fedstale.agents.policy import files as export
+from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
+from fedstale.agents.policy.scorer import initial
 from fedstale.compare import measured
 from fedstale.compare.plan import Plan
 from fedstale.config import SimulationConfig
@@ -38,9 +38,11 @@ from fedstale.reports.ledger import ledger
 from fedstale.reports.run_record import RunRecord
 from fedstale.simulation import flight as fl
 from fedstale.simulation.flower_app import BUILT_IN, FlowerApp
-from fedstale.strategies.checkpoint import packed, read_checkpoint
-from fedstale.traces import TraceSet, files, forecast, population
+from fedstale.strategies.server.checkpoint import packed, read_checkpoint
+from fedstale.traces import TraceSet, forecast
+from fedstale.traces.io import parquet as files
 from fedstale.traces.sources import read as read_source
+from fedstale.traces.synthetic import population
 
 SLOWEST_S = 5.0
 MOST_MEMORY_BYTES = 1 << 30

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedstale.cli import app
-from fedstale.traces import files
-from fedstale.traces.synthetic import synthesise
+from fedstale.cli.main import app
+from fedstale.traces.io import parquet as files
+from fedstale.traces.synthetic.generate import synthesise
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT.parent / "shared" / "traces"

@@ -80,7 +80,15 @@ def test_links_lead_to_files_that_are_there(page):
 
 def test_the_table_in_the_readme_is_what_the_demo_prints(tmp_path):
     assert "fedstale simulate digits --out runs/demo --overwrite" in MAKEFILE
-    command = [sys.executable, "-m", "fedstale.cli", "simulate", "digits", "--out", "runs/demo"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedstale.cli.main",
+        "simulate",
+        "digits",
+        "--out",
+        "runs/demo",
+    ]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
 

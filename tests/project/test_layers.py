@@ -47,7 +47,7 @@ def test_a_layer_imports_only_the_layers_below_it(layer):
         ("fedstale.strategies", {"ray", "stable_baselines3", "sb3_contrib", "gymnasium"}),
         ("fedstale.client", {"numpy.testing", "torch", "pandas", "ray", "stable_baselines3"}),
         ("fedstale.agents", {"torch", "ray", "stable_baselines3", "sb3_contrib", "gymnasium"}),
-        ("fedstale.cli", {"numpy", "pandas", "torch", "flwr", "ray", "stable_baselines3"}),
+        ("fedstale.cli.main", {"numpy", "pandas", "torch", "flwr", "ray", "stable_baselines3"}),
         ("fedstale.simulation", {"ray", "stable_baselines3", "sb3_contrib", "gymnasium"}),
     ],
 )

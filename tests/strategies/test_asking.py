@@ -7,8 +7,8 @@ from flwr.app.error import Error
 from virtual_grid import VirtualGrid, adder, identity, record
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import Ask, LikelyAndUseful, Schedule, StaleStrategy
-from fedstale.strategies.asking import JOB_RECORD, QUERY
+from fedstale.strategies import ExpectedUtility, ForecastRequest, Schedule, StaleStrategy
+from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def node(p=None, *, after_s=1.0, silent=False, failing=False):
 def run(nodes, rounds=1, **options):
     grid = VirtualGrid(nodes)
     strategy = StaleStrategy(
-        selector=LikelyAndUseful(), schedule=Schedule(in_flight=1), evaluate_nodes=0, **options
+        selector=ExpectedUtility(), schedule=Schedule(concurrency=1), evaluate_nodes=0, **options
     )
     result = strategy.start(grid, record(w=np.zeros(2)), num_rounds=rounds, timeout=600.0)
     sent = [(at, m.metadata.dst_node_id, m.metadata.message_type) for at, m in grid.sent]
@@ -46,7 +46,9 @@ def run(nodes, rounds=1, **options):
 
 def test_everybody_is_asked_first_and_the_answers_decide():
     nodes = {10: node(0.1), 11: node(0.9, after_s=3.0), 12: node(0.5)}
-    grid, sent, _ = run(nodes, ask=Ask(job={"work": 7.0, "deadline_s": 60.0}))
+    grid, sent, _ = run(
+        nodes, forecast_request=ForecastRequest(job={"work": 7.0, "deadline_s": 60.0})
+    )
     assert [s[1:] for s in sent] == [(10, QUERY), (11, QUERY), (12, QUERY), (11, "train")]
     assert sent[-1][0] == 3.0
     asked = grid.sent[0][1].content
@@ -56,7 +58,9 @@ def test_everybody_is_asked_first_and_the_answers_decide():
 
 def test_who_says_nothing_is_waited_for_and_not_asked_again_at_once():
     nodes = {10: node(silent=True), 11: node(0.9)}
-    _, sent, result = run(nodes, rounds=3, ask=Ask(wait_s=20.0, older_than_s=100.0))
+    _, sent, result = run(
+        nodes, rounds=3, forecast_request=ForecastRequest(wait_s=20.0, older_than_s=100.0)
+    )
     queries = [s[:2] for s in sent if s[2] == QUERY]
     assert queries == [(0.0, 10), (0.0, 11)]
     assert [s[0] for s in sent if s[2] == "train"] == [20.0, 25.0, 30.0]
@@ -64,18 +68,18 @@ def test_who_says_nothing_is_waited_for_and_not_asked_again_at_once():
 
 
 def test_a_forecast_that_is_too_old_is_asked_for_again():
-    _, sent, _ = run({10: node(0.9)}, rounds=4, ask=Ask(older_than_s=8.0))
+    _, sent, _ = run({10: node(0.9)}, rounds=4, forecast_request=ForecastRequest(older_than_s=8.0))
     assert [s[0] for s in sent if s[2] == QUERY] == [0.0, 11.0]
 
 
 def test_a_node_that_cannot_answer_is_not_held_to_have_failed():
-    grid, sent, _ = run({10: node(failing=True), 11: node(0.9)}, ask=Ask())
+    grid, sent, _ = run({10: node(failing=True), 11: node(0.9)}, forecast_request=ForecastRequest())
     assert [s[1] for s in sent if s[2] == "train"] == [11]
     assert grid.refused == [("m0", "error 0: no such function")]
 
 
 def test_of_many_the_oldest_are_asked():
-    ask = Ask(older_than_s=10.0, most=2)
+    ask = ForecastRequest(older_than_s=10.0, most=2)
     heard = np.array([95.0, np.nan, 50.0, 0.0])
     assert ask.due([1, 2, 3, 4], heard, 100.0) == [2, 4]
     assert ask.due([], np.zeros(0), 100.0) == []
@@ -97,5 +101,5 @@ def test_without_asking_nothing_is_sent_but_jobs():
     ],
 )
 def test_settings_out_of_range_are_refused(options):
-    with pytest.raises(ConfigError, match=r"ask\."):
-        Ask(**options)
+    with pytest.raises(ConfigError, match=r"forecast_request\."):
+        ForecastRequest(**options)

@@ -19,22 +19,22 @@ from fedstale.strategies import (
     Adam,
     AdaSync,
     AMSGrad,
+    CachedUpdates,
     Checkpoints,
     DelayAdaptive,
-    Deviation,
     DirectionalGap,
     Gap,
-    Memory,
     Momentum,
     Oort,
     Random,
+    RelevanceAware,
     Schedule,
     StaleStrategy,
     k_batch_async,
     read_checkpoint,
     semi_synchronous,
 )
-from fedstale.strategies.checkpoint import packed, unpacked
+from fedstale.strategies.server.checkpoint import packed, unpacked
 
 
 @pytest.fixture(autouse=True)
@@ -87,32 +87,32 @@ def fleet(n=7):
 
 STRATEGIES = {
     "deviation": lambda: StaleStrategy(
-        schedule=k_batch_async(in_flight=6, merge_size=4), weighting=Deviation()
+        schedule=k_batch_async(concurrency=6, buffer_size=4), weighting=RelevanceAware()
     ),
     "deviation, deadline": lambda: StaleStrategy(
-        schedule=semi_synchronous(4, 2.5), weighting=Deviation(), normalise="weights"
+        schedule=semi_synchronous(4, 2.5), weighting=RelevanceAware(), normalise="weights"
     ),
     "memory, delay-adaptive": lambda: StaleStrategy(
-        schedule=k_batch_async(in_flight=5, merge_size=3),
-        weighting=Memory(0.5, then=Deviation(), most_clients=4, store="float16"),
+        schedule=k_batch_async(concurrency=5, buffer_size=3),
+        weighting=CachedUpdates(0.5, then=RelevanceAware(), most_clients=4, store="float16"),
         server_optimizer=DelayAdaptive(AMSGrad(0.1)),
     ),
     "gap, momentum": lambda: StaleStrategy(
-        schedule=k_batch_async(in_flight=5, merge_size=2),
+        schedule=k_batch_async(concurrency=5, buffer_size=2),
         weighting=Gap(),
         server_optimizer=Momentum(0.5, beta=0.9),
         evaluate_nodes=2,
     ),
     "directional, Adam, Oort": lambda: StaleStrategy(
         selector=Oort(),
-        schedule=k_batch_async(in_flight=4, merge_size=3),
+        schedule=k_batch_async(concurrency=4, buffer_size=3),
         weighting=DirectionalGap(),
         server_optimizer=Adam(0.1),
     ),
     "deadline": lambda: StaleStrategy(schedule=semi_synchronous(4, 2.5), selector=Random()),
-    "sync, cancelled": lambda: StaleStrategy(schedule=Schedule(in_flight=6, merge_size=4)),
+    "sync, cancelled": lambda: StaleStrategy(schedule=Schedule(concurrency=6, buffer_size=4)),
     "adasync": lambda: StaleStrategy(
-        schedule=k_batch_async(in_flight=6, merge_size=AdaSync(start=1, most=4))
+        schedule=k_batch_async(concurrency=6, buffer_size=AdaSync(start=1, most=4))
     ),
 }
 MODEL = {"w": np.zeros(3, np.float32), "b": np.zeros((2, 2)), "n": np.zeros(1, np.int64)}

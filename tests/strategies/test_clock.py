@@ -4,8 +4,8 @@ import time
 
 from virtual_grid import VirtualGrid
 
-from fedstale.strategies.clock import Clock, WallClock, clock_of
-from fedstale.strategies.observer import LogObserver, Observer, observer_of
+from fedstale.strategies.server.clock import Clock, WallClock, clock_of
+from fedstale.strategies.server.observer import LogObserver, Observer, observer_of
 
 
 def test_a_grid_with_a_clock_and_an_observer_is_both():
@@ -40,8 +40,8 @@ def test_a_jump_of_the_machines_clock_ends_no_job(monkeypatch):
 def test_the_log_names_the_job_and_the_reason(caplog):
     caplog.set_level("DEBUG")
     log = LogObserver()
-    log.job_merged("m1", base_version=1, version=3, staleness=1, weight=0.5)
-    log.job_refused("m2", reason="late")
+    log.job_aggregated("m1", base_version=1, version=3, staleness=1, weight=0.5)
+    log.job_rejected("m2", reason="late")
     log.measured(version=3, source="server", metrics={"loss": 1.0})
     assert "m1: trained from 1, merged into 3, staleness 1, weight 0.5" in caplog.text
     assert "m2: refused: late" in caplog.text

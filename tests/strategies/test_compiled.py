@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstale.strategies import DirectionalGap, Gap, Update, arrays, compiled
+from fedstale.strategies import DirectionalGap, Gap, Update, arrays
 from fedstale.strategies.arrays import CHUNK, LANES
-from fedstale.strategies.gap_aware import divide_by_gap
+from fedstale.strategies.weighting import gap_kernel as compiled
+from fedstale.strategies.weighting.gap import divide_by_gap
 
 needs_numba = pytest.mark.skipif(
     find_spec("numba") is None, reason="needs numba: pip install 'fedstale[fast]'"

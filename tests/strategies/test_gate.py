@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from virtual_grid import content, identity, record
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.strategies.admission import Admission
 from fedstale.strategies.arrays import norm_of
-from fedstale.strategies.caps import Cap, CappedMerge
-from fedstale.strategies.envelope import RefusalError, read
-from fedstale.strategies.gate import Gate, forecast_in
-from fedstale.strategies.merge import Merge, Merged
-from fedstale.strategies.versions import Snapshot
+from fedstale.strategies.server.caps import Cap, CappedMerge
+from fedstale.strategies.server.merge import Merge, Merged
+from fedstale.strategies.server.reputation import Reputation
+from fedstale.strategies.server.validation import RejectionError, Validation, forecast_in, read
+from fedstale.strategies.server.versions import Snapshot
 
 BASE = Snapshot.of(
     record(w=np.zeros((2, 3), np.float32), b=np.ones(2), n=np.array(4), on=np.array([True, False]))
@@ -45,9 +44,9 @@ def good(examples=3, **arrays):
     return content(record(**(GOOD | arrays)), examples, train_loss=0.5)
 
 
-def kind_of(body, gate=None):
-    with pytest.raises(RefusalError) as caught:
-        (gate or Gate()).open(reply(body), BASE)
+def kind_of(body, validation=None):
+    with pytest.raises(RejectionError) as caught:
+        (validation or Validation()).open(reply(body), BASE)
     assert str(caught.value)
     return caught.value.kind
 
@@ -63,7 +62,7 @@ def with_w(array):
 
 
 def test_a_good_reply_becomes_a_change():
-    answer = Gate().open(reply(good()), BASE)
+    answer = Validation().open(reply(good()), BASE)
     np.testing.assert_array_equal(answer.delta["w"], 1.0)
     np.testing.assert_array_equal(answer.delta["b"], 0.0)
     assert answer.counts["n"] == 2.0
@@ -96,17 +95,17 @@ def test_a_reply_that_does_not_fit_the_model_is_refused_by_kind(changes, kind):
 
 
 def test_other_dtypes_are_converted_where_asked_for_and_overflow_is_found():
-    gate = Gate(dtypes="cast")
-    answer = gate.open(reply(good(w=np.ones((2, 3)), n=np.array(6.0, np.float32))), BASE)
+    validation = Validation(dtypes="cast")
+    answer = validation.open(reply(good(w=np.ones((2, 3)), n=np.array(6.0, np.float32))), BASE)
     assert answer.delta["w"].dtype == np.float32
-    assert kind_of(good(w=np.full((2, 3), 1e300)), gate) == "finite"
-    assert kind_of(good(w=np.ones((2, 3), np.complex64)), gate) == "dtype"
+    assert kind_of(good(w=np.full((2, 3), 1e300)), validation) == "finite"
+    assert kind_of(good(w=np.ones((2, 3), np.complex64)), validation) == "dtype"
 
 
 def test_a_change_of_counts_may_be_negative_or_a_fraction():
     body = good(n=np.array(-2), on=np.array([-0.5, 0.5]))
     body["fedstale"] = ConfigRecord({"fedstale.update": "delta"})
-    answer = Gate().open(reply(body), BASE)
+    answer = Validation().open(reply(body), BASE)
     assert answer.counts["n"] == -2.0
     np.testing.assert_array_equal(answer.counts["on"], [-0.5, 0.5])
 
@@ -147,8 +146,8 @@ def test_bytes_that_are_no_plain_array_are_refused_before_they_are_parsed(data):
 
 @pytest.mark.parametrize("data", [PLAIN[:-1], PLAIN + b"\0", PLAIN.replace(b"<f4", b"<f2")])
 def test_more_or_fewer_bytes_than_announced_are_refused(data):
-    gate = Gate(dtypes="cast")
-    assert kind_of(with_w(stored(data)), gate) == "bytes"
+    validation = Validation(dtypes="cast")
+    assert kind_of(with_w(stored(data)), validation) == "bytes"
 
 
 def test_a_dtype_that_does_not_exist_is_refused():
@@ -200,14 +199,14 @@ def test_too_many_metrics_or_too_long_names_are_refused_and_huge_integers_are_in
     many = {f"m{k}": 1.0 for k in range(300)}
     assert kind_of(content(record(**GOOD), 1, **many)) == "metrics"
     assert kind_of(content(record(**GOOD), 1, **{"m" * 300: 1.0})) == "metrics"
-    answer = Gate().open(reply(content(record(**GOOD), 1, big=10**400)), BASE)
+    answer = Validation().open(reply(content(record(**GOOD), 1, big=10**400)), BASE)
     assert answer.metrics == {"big": inf}
 
 
 def test_the_names_a_stranger_chose_do_not_fill_the_log():
     arrays = {f"{'x' * 10_000}{k}": np.ones(1) for k in range(50)}
     with pytest.raises(ProtocolError) as caught:
-        Gate().open(reply(content(record(**arrays))), BASE)
+        Validation().open(reply(content(record(**arrays))), BASE)
     assert len(str(caught.value)) < 600
 
 
@@ -246,8 +245,8 @@ def test_a_forecast_keeps_what_is_a_sensible_number():
     ],
 )
 def test_a_setting_out_of_range_is_named(options):
-    with pytest.raises(ConfigError, match=r"strategy\.gate\."):
-        Gate(**options)
+    with pytest.raises(ConfigError, match=r"strategy\.validation\."):
+        Validation(**options)
 
 
 # Caps.
@@ -276,7 +275,7 @@ def test_no_cap_trusts_everybody():
     assert cap.limit(1e9) == 1e9
 
 
-def added(merge, numbers, admission=None, base=BASE):
+def added(merge, numbers, reputation=None, base=BASE):
     for node, examples in enumerate(numbers):
         delta = {
             "w": np.full((2, 3), 0.1 * node, np.float32),
@@ -291,7 +290,7 @@ def added(merge, numbers, admission=None, base=BASE):
     return merge
 
 
-@pytest.mark.parametrize("normalise", ["examples", "merge_size", "weights"])
+@pytest.mark.parametrize("normalise", ["examples", "buffer_size", "weights"])
 @pytest.mark.parametrize("n", [1, 2, 4, 9, 40])
 def test_where_nothing_is_capped_a_capped_merge_is_a_merge_to_the_last_bit(n, normalise):
     numbers = [10.0 + (k % 3) for k in range(n)]
@@ -315,7 +314,7 @@ def test_a_liar_in_the_first_merge_of_a_run_is_capped_whenever_it_comes(n, first
 
 
 def test_few_nodes_that_answer_often_do_not_fill_the_memory():
-    merge = CappedMerge(BASE, "merge_size", cap=Cap(1.5, 100, 5))
+    merge = CappedMerge(BASE, "buffer_size", cap=Cap(1.5, 100, 5))
     for _ in range(100):
         added(merge, [1.0, 2.0])
         assert len(merge._early) < 20
@@ -334,100 +333,100 @@ def test_a_capped_merge_goes_on_from_its_state():
 # What a run remembers.
 
 
-def admit(admission, examples=10, node_id=7, **arrays):
+def admit(reputation, examples=10, node_id=7, **arrays):
     message = reply(good(examples, **arrays), node_id)
-    return admission.open(message, BASE, node_id=node_id)
+    return reputation.open(message, BASE, node_id=node_id)
 
 
 def test_a_claim_counts_for_at_most_one_and_a_half_times_the_median(caplog):
-    admission = Admission(Gate())
+    reputation = Reputation(Validation())
     for node in range(5):
-        admit(admission, 10 + node, node)
+        admit(reputation, 10 + node, node)
     with caplog.at_level(logging.WARNING):
-        assert admit(admission, 10**9, 9).examples == 1.5 * 12.5
-        assert admit(admission, 10**9, 10).examples == 1.5 * 13.0
-    assert admission.counts["capped"] == 2
+        assert admit(reputation, 10**9, 9).examples == 1.5 * 12.5
+        assert admit(reputation, 10**9, 10).examples == 1.5 * 13.0
+    assert reputation.counts["capped"] == 2
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "examples_cap" in caplog.text
-    assert admit(Admission(Gate(examples_cap=None)), 10**9).examples == 1e9
+    assert admit(Reputation(Validation(examples_cap=None)), 10**9).examples == 1e9
 
 
 def test_an_update_is_clipped_to_the_running_median_of_norms():
-    admission = Admission(Gate(norm_cap=2.0))
+    reputation = Reputation(Validation(norm_cap=2.0))
     for node in range(5):
-        admit(admission, node_id=node)
+        admit(reputation, node_id=node)
     typical = np.sqrt(6.0)
-    found = admit(admission, node_id=9, w=np.full((2, 3), 1e6, np.float32))
+    found = admit(reputation, node_id=9, w=np.full((2, 3), 1e6, np.float32))
     assert norm_of(found.delta) == pytest.approx(2 * typical, rel=1e-6)
-    assert admission.counts["clipped"] == 1
-    with pytest.raises(RefusalError, match="norm"):
-        admit(admission, node_id=10, b=np.full(2, 1e300))
+    assert reputation.counts["clipped"] == 1
+    with pytest.raises(RejectionError, match="norm"):
+        admit(reputation, node_id=10, b=np.full(2, 1e300))
 
 
 @pytest.mark.parametrize("huge", [0, 2, 4])
 @pytest.mark.parametrize("n", [3, 5, 8])
 def test_a_huge_update_in_the_first_merge_of_a_run_is_clipped_whenever_it_comes(n, huge):
-    admission = Admission(Gate(norm_cap=2.0))
-    merge = CappedMerge(BASE, "merge_size", cap=admission.examples, norms=admission.norms)
+    reputation = Reputation(Validation(norm_cap=2.0))
+    merge = CappedMerge(BASE, "buffer_size", cap=reputation.examples, norms=reputation.norms)
     honest = good()
     for node in range(n):
         bad = {"w": np.full((2, 3), 1e6, np.float32)} if node == huge else {}
-        answer = admit(admission, node_id=node, **bad)
+        answer = admit(reputation, node_id=node, **bad)
         job = Merged(f"m{node}", node, 0, 1.0)
         merge.add(job, answer.delta, answer.counts, examples=answer.examples, metrics={})
-    typical = norm_of(Gate().open(reply(honest), BASE).delta)
+    typical = norm_of(Validation().open(reply(honest), BASE).delta)
     assert norm_of(merge.finish()[0]) <= typical * (n - 1 + 2.0) / n * (1 + 1e-6)
 
 
 def test_an_answer_to_another_nodes_job_is_refused():
-    admission = Admission(Gate())
-    with pytest.raises(RefusalError, match="node 8 answers a job that node 7 received"):
-        admission.open(reply(good(), 8), BASE, node_id=7)
-    with pytest.raises(RefusalError, match="node 8"):
-        admission.measurements(reply(good(), 8), node_id=7)
+    reputation = Reputation(Validation())
+    with pytest.raises(RejectionError, match="node 8 answers a job that node 7 received"):
+        reputation.open(reply(good(), 8), BASE, node_id=7)
+    with pytest.raises(RejectionError, match="node 8"):
+        reputation.measurements(reply(good(), 8), node_id=7)
 
 
 def test_evaluations_are_capped_by_themselves():
-    admission = Admission(Gate())
+    reputation = Reputation(Validation())
     for node in range(5):
-        admission.measurements(reply(good(2), node), node_id=node)
-    assert admission.measurements(reply(good(10**9), 9), node_id=9)[0] == 3.0
+        reputation.measurements(reply(good(2), node), node_id=node)
+    assert reputation.measurements(reply(good(10**9), 9), node_id=9)[0] == 3.0
 
 
 def test_a_node_that_keeps_failing_is_rested_for_longer_and_longer_until_it_answers_well(caplog):
-    admission = Admission(Gate(strikes=2, rest_s=10.0, most_rest_s=25.0))
-    problem = RefusalError("shape", "wrong shape")
+    reputation = Reputation(Validation(strikes=2, rest_s=10.0, most_rest_s=25.0))
+    problem = RejectionError("shape", "wrong shape")
     with caplog.at_level(logging.INFO):
-        admission.refuse(7, problem, 0.0)
-        assert 7 not in admission.resting(0.0)
-        admission.refuse(7, problem, 1.0)
+        reputation.refuse(7, problem, 0.0)
+        assert 7 not in reputation.resting(0.0)
+        reputation.refuse(7, problem, 1.0)
     assert "node 7" in caplog.text
     assert "wrong shape" in caplog.text
-    assert 7 in admission.resting(10.9)
-    assert 7 not in admission.resting(11.0)
-    assert 8 not in admission.resting(5.0)
-    assert admission.next_return(5.0) == 11.0
-    assert admission.next_return(11.0) == inf
+    assert 7 in reputation.resting(10.9)
+    assert 7 not in reputation.resting(11.0)
+    assert 8 not in reputation.resting(5.0)
+    assert reputation.next_return(5.0) == 11.0
+    assert reputation.next_return(11.0) == inf
     for now, end in ((20.0, 40.0), (50.0, 75.0), (80.0, 105.0)):
-        admission.refuse(7, problem, now)
-        assert admission.next_return(now) == end
-    admit(admission, node_id=7)
-    admission.refuse(7, problem, 200.0)
-    assert 7 not in admission.resting(200.0)
-    assert admission.counts["refused: shape"] == 6
-    admission.refuse(7, ProtocolError("?"), 200.0)
-    admission.drop("duplicate")
-    assert admission.counts["refused: other"] == admission.counts["refused: duplicate"] == 1
+        reputation.refuse(7, problem, now)
+        assert reputation.next_return(now) == end
+    admit(reputation, node_id=7)
+    reputation.refuse(7, problem, 200.0)
+    assert 7 not in reputation.resting(200.0)
+    assert reputation.counts["rejected: shape"] == 6
+    reputation.refuse(7, ProtocolError("?"), 200.0)
+    reputation.drop("duplicate")
+    assert reputation.counts["rejected: other"] == reputation.counts["rejected: duplicate"] == 1
 
 
 def test_an_admission_goes_on_from_its_state():
-    admission = Admission(Gate(norm_cap=2.0, strikes=1))
+    reputation = Reputation(Validation(norm_cap=2.0, strikes=1))
     for node in range(6):
-        admit(admission, node_id=node)
-    admission.refuse(9, RefusalError("shape", "?"), 5.0)
-    again = Admission(admission.gate)
-    again.load_state_dict(admission.state_dict())
-    assert again.state_dict() == admission.state_dict()
+        admit(reputation, node_id=node)
+    reputation.refuse(9, RejectionError("shape", "?"), 5.0)
+    again = Reputation(reputation.validation)
+    again.load_state_dict(reputation.state_dict())
+    assert again.state_dict() == reputation.state_dict()
     assert 9 in again.resting(6.0)
     assert admit(again, 10**9, 8).examples == 15.0
 

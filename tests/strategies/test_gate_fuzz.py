@@ -12,12 +12,12 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from virtual_grid import content, identity, record
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.admission import Admission
 from fedstale.strategies.arrays import is_finite
-from fedstale.strategies.caps import CappedMerge
-from fedstale.strategies.gate import Gate, forecast_in
-from fedstale.strategies.merge import Merged
-from fedstale.strategies.versions import Snapshot
+from fedstale.strategies.server.caps import CappedMerge
+from fedstale.strategies.server.merge import Merged
+from fedstale.strategies.server.reputation import Reputation
+from fedstale.strategies.server.validation import Validation, forecast_in
+from fedstale.strategies.server.versions import Snapshot
 
 MODEL = {
     "layer.weight": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),
@@ -128,17 +128,17 @@ def body_of(rng, seeds):
     return body
 
 
-def attack(admission, state, rng, body):
+def attack(reputation, state, rng, body):
     """Send one reply; return whether it passed."""
     node = int(rng.integers(20))
     message = Message(body, reply_to=Message(RecordDict(), dst_node_id=node, message_type="train"))
     for value in forecast_in(message).values():
         assert isinstance(value, float | list)
     try:
-        answer = admission.open(message, state["model"], node_id=node)
+        answer = reputation.open(message, state["model"], node_id=node)
     except ProtocolError as problem:
         state["longest"] = max(state["longest"], len(str(problem)))
-        admission.refuse(node, problem, state["now"])
+        reputation.refuse(node, problem, state["now"])
         state["now"] += 1.0
         return False
     assert is_finite(answer.delta)
@@ -153,12 +153,12 @@ def attack(admission, state, rng, body):
             metrics=answer.metrics,
         )
     if len(state["merge"].jobs) == 10:
-        step(admission, state)
+        step(reputation, state)
     return True
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def step(admission, state):
+def step(reputation, state):
     """Merge as the event loop does: a step out of the finite range is dropped."""
     delta, counts = state["merge"].finish()
     state["merge"].metrics()
@@ -167,16 +167,16 @@ def step(admission, state):
         state["model"] = state["model"].stepped(floats, counts)
     assert is_finite(state["model"].floats)
     assert is_finite(counts)
-    state["merge"] = CappedMerge(state["model"], "examples", cap=admission.examples)
+    state["merge"] = CappedMerge(state["model"], "examples", cap=reputation.examples)
 
 
 def fuzz(n, seed=1):
     rng = np.random.default_rng(seed)
     seeds = [(x, recorddict_from_proto(ProtoRecordDict.FromString(x))) for x in serialised()]
-    admission = Admission(Gate(norm_cap=10.0))
+    reputation = Reputation(Validation(norm_cap=10.0))
     model = Snapshot.of(record(**MODEL))
     state = {"model": model, "now": 0.0, "longest": 0}
-    state["merge"] = CappedMerge(model, "examples", cap=admission.examples)
+    state["merge"] = CappedMerge(model, "examples", cap=reputation.examples)
     passed, before, sent = 0, 0, 0
     while sent < n:
         body = body_of(rng, seeds)
@@ -187,12 +187,12 @@ def fuzz(n, seed=1):
             tracemalloc.start()
             before = tracemalloc.get_traced_memory()[0]
         sent += 1
-        passed += attack(admission, state, rng, body)
+        passed += attack(reputation, state, rng, body)
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert state["longest"] < 2000
-    return passed, grown, admission
+    return passed, grown, reputation
 
 
 @pytest.fixture(autouse=True)
@@ -205,12 +205,12 @@ def _identity():
 
 
 def check(n):
-    passed, grown, admission = fuzz(n)
+    passed, grown, reputation = fuzz(n)
     # Both ends must be reached: replies that pass although they were changed, and each refusal.
     assert passed > n // 100
-    kinds = {kind for kind in admission.counts if kind.startswith("refused")}
+    kinds = {kind for kind in reputation.counts if kind.startswith("rejected")}
     expected = {"format", "shape", "dtype", "bytes", "finite", "examples", "names"}
-    assert {f"refused: {kind}" for kind in expected} <= kinds
+    assert {f"rejected: {kind}" for kind in expected} <= kinds
     assert grown < 300_000, f"{grown:,} bytes more after {n:,} replies"
     return passed
 

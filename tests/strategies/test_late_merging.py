@@ -14,20 +14,20 @@ from fedstale.strategies import (
     SGD,
     AsyncFedED,
     ByAge,
+    CachedUpdates,
     DelayAdaptive,
-    Deviation,
     FedAvg,
     FedBuff,
     FedProx,
     FedStale,
-    Memory,
     Random,
+    RelevanceAware,
     StaleStrategy,
     constant,
     k_async,
     k_batch_async,
 )
-from fedstale.strategies.fadas import fadas
+from fedstale.strategies.delay_adaptive import fadas
 
 # One fast node and one that comes at 2.5, two versions late.
 DELAYS = {10: 1.0, 11: 2.5}
@@ -89,7 +89,7 @@ def test_the_first_merge_of_ca2fl_is_that_of_fedbuff_to_the_last_bit():
 
 def test_fedstale_at_beta_zero_is_fedavg_to_the_last_bit():
     stale, _ = run(FedStale(2, beta=0.0, seed=3), noisy(), 5)
-    plain, _ = run(FedAvg(2, normalise="merge_size", seed=3), noisy(), 5)
+    plain, _ = run(FedAvg(2, normalise="buffer_size", seed=3), noisy(), 5)
     np.testing.assert_array_equal(stale, plain)
 
 
@@ -113,7 +113,7 @@ def test_refl_weighs_a_late_update_when_its_merge_closes():
 
 def test_what_waits_when_a_run_ends_is_refused_with_a_reason():
     nodes = {10: adder(1.0, 1.0), 11: adder(3.0, 1.0), 12: adder(6.0, 2.0)}
-    strategy = StaleStrategy(schedule=k_async(3, 2), weighting=Deviation())
+    strategy = StaleStrategy(schedule=k_async(3, 2), weighting=RelevanceAware())
     _, grid = run(strategy, nodes, 2)
     # All three come at 2; the first two end the run, and the last one is late by then.
     assert [facts["staleness"] for _, facts in grid.merged] == [0, 0, 0, 1]
@@ -129,7 +129,9 @@ def test_what_waits_when_a_run_ends_is_refused_with_a_reason():
             FedBuff(4, 4, weighting=ByAge(constant()), server_optimizer=fadas().optimizer),
         ),
         (
-            StaleStrategy(schedule=k_async(4, 4), weighting=Memory(0.0, then=Deviation())),
+            StaleStrategy(
+                schedule=k_async(4, 4), weighting=CachedUpdates(0.0, then=RelevanceAware())
+            ),
             StaleStrategy(schedule=k_async(4, 4)),
         ),
     ],
@@ -169,7 +171,7 @@ def test_asyncfeded_steps_by_lambda_over_gamma_plus_epsilon():
 def test_updates_of_a_merge_that_is_dropped_are_not_remembered():
     remembered = []
 
-    class Watch(Memory):
+    class Watch(CachedUpdates):
         def drop(self):
             super().drop()
             remembered.append("dropped")
@@ -187,7 +189,7 @@ def test_updates_of_a_merge_that_is_dropped_are_not_remembered():
         schedule=k_batch_async(1, 1),
         weighting=Watch(n_clients=2),
         server_optimizer=SGD(10.0),
-        normalise="merge_size",
+        normalise="buffer_size",
     )
     w, grid = run(strategy, {10: node}, 2)
     assert remembered == ["dropped", 1, 1]

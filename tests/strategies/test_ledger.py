@@ -1,6 +1,6 @@
 """Jobs that are out, and how they end."""
 
-from fedstale.strategies.ledger import Ledger
+from fedstale.strategies.server.jobs import Ledger
 
 
 def send(ledger, name, *, node=5, now=0.0, timeout=10.0, purpose="train"):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import ByAge, Deviation, Gap, Memory, Update, constant, inverse
+from fedstale.strategies import ByAge, CachedUpdates, Gap, RelevanceAware, Update, constant, inverse
 
 ZERO = {"w": np.zeros(2, np.float32), "b": np.zeros(1)}
 
@@ -45,7 +45,7 @@ def scalar(x):
 
 @pytest.mark.parametrize("beta", [1.0, 0.5])
 def test_three_merges_of_four_devices_are_what_hand_computes(beta):
-    memory = Memory(beta, n_clients=4)
+    memory = CachedUpdates(beta, n_clients=4)
     fresh = {"base": scalar(0.0), "current": scalar(0.0), "staleness": 0}
 
     def merged(*updates):
@@ -67,7 +67,7 @@ def test_three_merges_of_four_devices_are_what_hand_computes(beta):
 
 
 def test_without_the_number_of_devices_those_unheard_are_not_calibrated():
-    memory = Memory(beta=1.0)
+    memory = CachedUpdates(beta=1.0)
     first = merge(memory, [(1, {"w": ZERO["w"] + 2, "b": ZERO["b"]}), (2, ZERO)])
     assert_close(first, {"w": np.ones(2)})
     # H = 1 over the two remembered.
@@ -79,7 +79,7 @@ def test_without_the_number_of_devices_those_unheard_are_not_calibrated():
 @pytest.mark.parametrize("n_clients", [None, 10])
 @pytest.mark.parametrize("then", [ByAge(constant()), ByAge(inverse()), Gap()])
 def test_the_first_merge_is_that_of_the_other_weighting_to_the_last_bit(n_clients, then):
-    rng, memory = np.random.default_rng(0), Memory(n_clients=n_clients, then=then)
+    rng, memory = np.random.default_rng(0), CachedUpdates(n_clients=n_clients, then=then)
     for node_id in range(4):
         delta = model(rng)
         plain = {name: array.copy() for name, array in delta.items()}
@@ -93,11 +93,11 @@ def test_the_first_merge_is_that_of_the_other_weighting_to_the_last_bit(n_client
 
 
 def test_a_memory_is_never_taken_for_none():
-    assert Memory()
+    assert CachedUpdates()
 
 
 def test_beta_zero_changes_nothing_ever_and_remembers_nothing():
-    rng, memory = np.random.default_rng(0), Memory(beta=0.0)
+    rng, memory = np.random.default_rng(0), CachedUpdates(beta=0.0)
     for _ in range(3):
         for node_id in range(3):
             delta = model(rng)
@@ -111,7 +111,7 @@ def test_beta_zero_changes_nothing_ever_and_remembers_nothing():
 @pytest.mark.parametrize("n_clients", [None, 5])
 @pytest.mark.parametrize("beta", [0.3, 1.0])
 def test_a_merge_of_all_devices_is_the_plain_mean(n_clients, beta):
-    rng, memory = np.random.default_rng(0), Memory(beta, n_clients=n_clients)
+    rng, memory = np.random.default_rng(0), CachedUpdates(beta, n_clients=n_clients)
     for _ in range(4):
         updates = [(node_id, model(rng)) for node_id in range(5)]
         assert_close(merge(memory, updates), mean([delta for _, delta in updates]))
@@ -124,7 +124,7 @@ def test_a_merge_of_all_devices_is_the_plain_mean(n_clients, beta):
 )
 @settings(max_examples=40, deadline=None)
 def test_every_merge_is_that_of_the_formula(merges, beta, seed):
-    rng, memory = np.random.default_rng(seed), Memory(beta, n_clients=6)
+    rng, memory = np.random.default_rng(seed), CachedUpdates(beta, n_clients=6)
     h = {
         node_id: {name: np.zeros(array.shape) for name, array in ZERO.items()}
         for node_id in range(6)
@@ -141,7 +141,7 @@ def test_every_merge_is_that_of_the_formula(merges, beta, seed):
 
 
 def test_updates_of_one_merge_do_not_see_each_other():
-    memory = Memory(n_clients=2)
+    memory = CachedUpdates(n_clients=2)
     delta = {"w": np.ones(2, np.float32), "b": np.ones(1)}
     for _ in range(3):
         assert_close(weigh(memory, 1, delta), delta)
@@ -150,7 +150,7 @@ def test_updates_of_one_merge_do_not_see_each_other():
 
 
 def test_a_merge_that_made_no_step_is_not_remembered():
-    memory = Memory()
+    memory = CachedUpdates()
     weigh(memory, 1, ZERO)
     memory.drop()
     memory.observe(ZERO, ZERO, 1.0)
@@ -158,7 +158,7 @@ def test_a_merge_that_made_no_step_is_not_remembered():
 
 
 def test_the_device_unheard_for_longest_is_forgotten_and_its_part_of_the_mean_with_it():
-    memory = Memory(most_clients=2)
+    memory = CachedUpdates(most_clients=2)
     for node_id, value in ((1, 1.0), (2, 2.0), (1, 3.0), (3, 5.0)):
         weigh(memory, node_id, {"w": np.full(2, value, np.float32), "b": np.zeros(1)})
         memory.observe(ZERO, ZERO, 1.0)
@@ -169,7 +169,7 @@ def test_the_device_unheard_for_longest_is_forgotten_and_its_part_of_the_mean_wi
 
 
 def test_forgetting_leaves_no_trace_in_the_sum():
-    rng, memory = np.random.default_rng(0), Memory(most_clients=1, n_clients=1)
+    rng, memory = np.random.default_rng(0), CachedUpdates(most_clients=1, n_clients=1)
     for node_id in range(200):
         weigh(
             memory, node_id, {"w": 10 ** rng.uniform(-3, 3, 2).astype(np.float32), "b": np.ones(1)}
@@ -183,7 +183,7 @@ def test_float16_is_as_exact_as_it_says_whatever_the_size(size):
     rng = np.random.default_rng(0)
     h = {"w": (size * rng.normal(size=1000)).astype(np.float32)}
     zero = {"w": np.zeros(1000, np.float32)}
-    memory = Memory(n_clients=2, store="float16")
+    memory = CachedUpdates(n_clients=2, store="float16")
     memory.weigh(
         Update(delta={"w": h["w"].copy()}, base=zero, current=zero, staleness=0, node_id=1)
     )
@@ -200,21 +200,21 @@ def test_float16_is_as_exact_as_it_says_whatever_the_size(size):
 
 
 def test_an_update_of_zeros_is_stored_as_zeros():
-    memory = Memory(n_clients=1, store="float16")
+    memory = CachedUpdates(n_clients=1, store="float16")
     weigh(memory, 1, ZERO)
     memory.observe(ZERO, ZERO, 1.0)
     assert_close(weigh(memory, 1, ZERO), ZERO)
 
 
 def test_late_updates_are_calibrated_and_then_weighed():
-    memory = Memory(n_clients=1, then=ByAge(inverse()))
+    memory = CachedUpdates(n_clients=1, then=ByAge(inverse()))
     merge(memory, [(1, {"w": ZERO["w"] + 4, "b": ZERO["b"]})])
     found = weigh(memory, 1, {"w": ZERO["w"] + 6, "b": ZERO["b"]}, staleness=2)
     assert_close(found, {"w": np.full(2, (6 + 4 - 4) / 3)})
 
 
 def test_it_composes_with_weightings_that_weigh_late_updates_together():
-    memory = Memory(n_clients=2, then=Deviation(0.5))
+    memory = CachedUpdates(n_clients=2, then=RelevanceAware(0.5))
     assert memory.together
     merge(memory, [(1, {"w": ZERO["w"] + 4, "b": ZERO["b"]})])
     late = Update(
@@ -224,7 +224,7 @@ def test_it_composes_with_weightings_that_weigh_late_updates_together():
         staleness=1,
         node_id=2,
     )
-    (weight,) = memory.weigh_late([late], {"w": np.ones(2), "b": np.zeros(1)})
+    (weight,) = memory.weigh_stale([late], {"w": np.ones(2), "b": np.zeros(1)})
     assert weight == pytest.approx(0.25 + 0.5 * (1 - np.exp(-1.0)))
     assert_close(late.delta, {"w": np.full(2, weight * (6.0 + 4.0 / 2))})
     memory.observe(ZERO, ZERO, 1.0)
@@ -235,7 +235,7 @@ def test_it_composes_with_weightings_that_weigh_late_updates_together():
 @pytest.mark.parametrize("midway", [False, True])
 def test_state_survives_a_checkpoint_to_the_last_bit(store, midway):
     def make():
-        return Memory(0.7, most_clients=3, store=store, then=Gap())
+        return CachedUpdates(0.7, most_clients=3, store=store, then=Gap())
 
     rng, one, two = np.random.default_rng(0), make(), make()
     for nodes in ((1, 2), (3, 1), (2**63 + 5, 3)):
@@ -256,7 +256,7 @@ def test_state_survives_a_checkpoint_to_the_last_bit(store, midway):
 
 
 def test_a_loaded_state_is_not_shared():
-    rng, one, two = np.random.default_rng(0), Memory(n_clients=3), Memory(n_clients=3)
+    rng, one, two = np.random.default_rng(0), CachedUpdates(n_clients=3), CachedUpdates(n_clients=3)
     merge(one, [(1, model(rng))])
     two.load_state_dict(one.state_dict())
     before = weigh(one, 1, ZERO)
@@ -268,11 +268,11 @@ def test_a_loaded_state_is_not_shared():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Memory(-0.1),
-        lambda: Memory(1.1),
-        lambda: Memory(n_clients=0),
-        lambda: Memory(most_clients=0),
-        lambda: Memory(store="int8"),
+        lambda: CachedUpdates(-0.1),
+        lambda: CachedUpdates(1.1),
+        lambda: CachedUpdates(n_clients=0),
+        lambda: CachedUpdates(most_clients=0),
+        lambda: CachedUpdates(store="int8"),
     ],
 )
 def test_settings_out_of_range_are_refused(make):

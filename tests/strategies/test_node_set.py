@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstale.strategies.history import History
-from fedstale.strategies.node_set import NodeSet, Places
+from fedstale.strategies.server.clients import History
+from fedstale.strategies.server.node_set import NodeSet, Places
 
 IDS = st.integers(0, 2**64 - 1)
 

@@ -18,8 +18,8 @@ from flwr.superlink.grid import HttpGrid
 from virtual_grid import VirtualGrid, content, identity, record
 
 from fedstale.strategies import GapAware
-from fedstale.strategies.clock import clock_of
-from fedstale.strategies.pulling import PullingGrid, without_stalls
+from fedstale.strategies.server.clock import clock_of
+from fedstale.strategies.server.superlink import PullingGrid, without_stalls
 
 N = 3
 
@@ -233,7 +233,7 @@ def test_a_strategy_trains_over_it_while_one_device_uploads_slowly(monkeypatch):
     monkeypatch.setattr(inner, "get_node_ids", lambda: [0, 1, 2])
     start = time.monotonic()
     with without_stalls(inner) as grid:
-        result = GapAware(in_flight=3, merge_size=2, seed=1).start(
+        result = GapAware(concurrency=3, buffer_size=2, seed=1).start(
             grid, record(w=np.zeros(50)), num_rounds=3, timeout=60
         )
     assert time.monotonic() - start < 15.0

@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.strategies.ctma import CTMA
-from fedstale.strategies.krum import Bulyan, Krum, MultiKrum, scores
-from fedstale.strategies.robust import (
+from fedstale.strategies.robust.base import (
     CentredClipping,
     GeometricMedian,
     Median,
@@ -20,6 +18,8 @@ from fedstale.strategies.robust import (
     heaviest,
     weighted_median,
 )
+from fedstale.strategies.robust.ctma import CTMA
+from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum, scores
 
 RULES = {
     "median": lambda f: Median(f=f),
@@ -222,7 +222,7 @@ def test_a_setting_out_of_range_is_named(make, field):
 def test_rules_look_at_models_of_any_size_block_by_block(monkeypatch):
     rows = np.random.default_rng(1).normal(size=(7, 23))
     whole = {name: merged(make(1), rows) for name, make in RULES.items()}
-    monkeypatch.setattr("fedstale.strategies.stack.BLOCK", 21)
+    monkeypatch.setattr("fedstale.strategies.robust.base.BLOCK", 21)
     for name, make in RULES.items():
         np.testing.assert_allclose(merged(make(1), rows), whole[name], rtol=1e-9, atol=1e-12)
 

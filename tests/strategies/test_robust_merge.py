@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.strategies.merge import Merge, Merged
-from fedstale.strategies.robust import Median, TrimmedMean, heaviest
-from fedstale.strategies.robust_merge import RobustMerge, capped
-from fedstale.strategies.versions import Snapshot
-from fedstale.strategies.weighting import ByAge, Update, inverse
+from fedstale.strategies.robust.base import Median, TrimmedMean, heaviest
+from fedstale.strategies.server.merge import Merge, Merged
+from fedstale.strategies.server.robust_merge import RobustMerge, capped
+from fedstale.strategies.server.versions import Snapshot
+from fedstale.strategies.weighting.base import ByAge, Update, inverse
 
 LIKE = Snapshot({"w": np.zeros(3, np.float32)}, {"n": np.array(4)}, ("w", "n"))
 
@@ -29,7 +29,7 @@ def put(merge, rows, weights=None, examples=None, nodes=None, **metrics):
     return merge
 
 
-@pytest.mark.parametrize("normalise", ["examples", "merge_size", "weights"])
+@pytest.mark.parametrize("normalise", ["examples", "buffer_size", "weights"])
 def test_a_mean_without_adversaries_is_the_mean_of_a_plain_merge(normalise):
     rows = np.random.default_rng(0).normal(size=(5, 3))
     weights, examples = [1.0, 0.5, 0.7, 1.0, 0.6], [10.0, 12.0, 11.0, 9.0, 10.0]
@@ -42,7 +42,7 @@ def test_a_mean_without_adversaries_is_the_mean_of_a_plain_merge(normalise):
 
 def test_one_node_counts_once_however_often_it_answers():
     rows = [[0.0] * 3, [1.0] * 3, [2.0] * 3, [90.0] * 3, [100.0] * 3, [110.0] * 3]
-    merge = put(RobustMerge(LIKE, "merge_size", rule=Median(f=1)), rows, nodes=[1, 2, 3, 4, 4, 4])
+    merge = put(RobustMerge(LIKE, "buffer_size", rule=Median(f=1)), rows, nodes=[1, 2, 3, 4, 4, 4])
     assert (merge.n_nodes, len(merge.jobs)) == (4, 6)
     found, counts = merge.finish()
     np.testing.assert_allclose(found["w"], 1.5)
@@ -64,7 +64,7 @@ def test_metrics_are_medians_so_a_lie_about_a_loss_goes_nowhere():
 
 
 def test_a_merge_that_is_too_small_says_what_it_needs():
-    merge = put(RobustMerge(LIKE, "merge_size", rule=TrimmedMean(f=2)), [[1.0] * 3] * 4)
+    merge = put(RobustMerge(LIKE, "buffer_size", rule=TrimmedMean(f=2)), [[1.0] * 3] * 4)
     with pytest.raises(
         ProtocolError, match=r"4 finite updates: TrimmedMean\(f=2\) needs at least 5"
     ):
@@ -90,13 +90,13 @@ class Together(ByAge):
 
     together = True
 
-    def weigh_late(self, updates, fresh):
+    def weigh_stale(self, updates, fresh):
         self.fresh = fresh
         return [self.weigh(update) for update in updates]
 
 
 def test_a_weighting_of_whole_merges_compares_with_a_median():
-    merge, weighting = RobustMerge(LIKE, "merge_size", rule=Median(f=1)), Together(inverse())
+    merge, weighting = RobustMerge(LIKE, "buffer_size", rule=Median(f=1)), Together(inverse())
     for k, (row, age) in enumerate([(1.0, 0), (2.0, 0), (99.0, 0), (8.0, 1)]):
         delta = {"w": np.full(3, row, np.float32)}
         base = LIKE.floats
@@ -117,9 +117,9 @@ def test_a_weighting_of_whole_merges_compares_with_a_median():
 
 def test_a_merge_goes_on_from_its_state():
     rows = np.random.default_rng(4).normal(size=(6, 3))
-    whole = put(RobustMerge(LIKE, "merge_size", rule=TrimmedMean(f=1)), rows)
-    half = put(RobustMerge(LIKE, "merge_size", rule=TrimmedMean(f=1)), rows[:4], loss=[1.0] * 4)
-    again = RobustMerge(LIKE, "merge_size", rule=TrimmedMean(f=1))
+    whole = put(RobustMerge(LIKE, "buffer_size", rule=TrimmedMean(f=1)), rows)
+    half = put(RobustMerge(LIKE, "buffer_size", rule=TrimmedMean(f=1)), rows[:4], loss=[1.0] * 4)
+    again = RobustMerge(LIKE, "buffer_size", rule=TrimmedMean(f=1))
     again.load_state_dict(half.state_dict())
     assert again.jobs == half.jobs
     assert again.metrics() == {"loss": 1.0}

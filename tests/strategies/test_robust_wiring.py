@@ -12,16 +12,16 @@ from fedstale.strategies import (
     FedAvg,
     FedBuff,
     Gap,
-    Gate,
     Schedule,
     StaleStrategy,
+    Validation,
     k_async,
     k_batch_async,
     semi_synchronous,
 )
-from fedstale.strategies.ctma import CTMA
-from fedstale.strategies.krum import Bulyan, Krum, MultiKrum
-from fedstale.strategies.robust import CentredClipping, GeometricMedian, Median, TrimmedMean
+from fedstale.strategies.robust.base import CentredClipping, GeometricMedian, Median, TrimmedMean
+from fedstale.strategies.robust.ctma import CTMA
+from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,7 @@ def test_a_claim_of_a_thousand_million_examples_counts_for_one_and_a_half(delay)
     strategy = FedAvg()
     result, _ = start(strategy, nodes, 1)
     np.testing.assert_allclose(w(result), 15.0 / 105.0)
-    plain, _ = start(FedAvg(gate=Gate(examples_cap=None)), nodes, 1)
+    plain, _ = start(FedAvg(validation=Validation(examples_cap=None)), nodes, 1)
     np.testing.assert_allclose(w(plain), 1.0, atol=1e-6)
 
 
@@ -94,7 +94,7 @@ def test_duplicates_and_replays_are_dropped_and_counted():
     result, _ = start(strategy, grid, 2)
     np.testing.assert_array_equal(w(result), 2.0)
     assert len(grid.merged) == 6
-    assert strategy.refusals["refused: duplicate or unknown"] > 6
+    assert strategy.rejections["rejected: duplicate or unknown"] > 6
 
 
 def test_a_node_that_keeps_failing_is_rested_and_the_others_go_on():
@@ -102,13 +102,13 @@ def test_a_node_that_keeps_failing_is_rested_and_the_others_go_on():
         return 1.0, content(record(w=np.array([np.nan, 0.0])))
 
     nodes = {k: adder(1.0) for k in range(3)} | {3: broken}
-    strategy = FedAvg(gate=Gate(strikes=2, rest_s=5.0))
+    strategy = FedAvg(validation=Validation(strikes=2, rest_s=5.0))
     result, grid = start(strategy, nodes, 20)
     np.testing.assert_allclose(w(result), 20.0)
     asked = [t for t, m in grid.sent if m.metadata.dst_node_id == 3]
     # Twice, then after rests of 5, 10 and no further one within 20 s.
     assert len(asked) <= 5
-    assert strategy.refusals["refused: finite"] == len(asked)
+    assert strategy.rejections["rejected: finite"] == len(asked)
 
 
 def test_a_lone_node_at_rest_is_asked_again():
@@ -119,14 +119,14 @@ def test_a_lone_node_at_rest_is_asked_again():
         good = len(tries) > 4
         return 1.0, content(record(w=np.full(2, 1.0 if good else np.nan)))
 
-    result, _ = start(FedAvg(gate=Gate(strikes=1, rest_s=100.0)), {1: late}, 1)
+    result, _ = start(FedAvg(validation=Validation(strikes=1, rest_s=100.0)), {1: late}, 1)
     np.testing.assert_array_equal(w(result), 1.0)
     assert np.diff(tries).min() >= 101.0
 
 
 def test_a_merge_size_below_what_a_rule_needs_is_an_error_before_the_run():
-    with pytest.raises(ConfigError, match=r"merge_size = 4: expected at least 5"):
-        StaleStrategy(schedule=Schedule(in_flight=4, merge_size=4), robust=Median(f=2))
+    with pytest.raises(ConfigError, match=r"buffer_size = 4: expected at least 5"):
+        StaleStrategy(schedule=Schedule(concurrency=4, buffer_size=4), robust=Median(f=2))
     with pytest.raises(ConfigError, match="distinct"):
         FedBuff(5, 5, robust=Median(f=2))
 
@@ -141,7 +141,7 @@ def test_a_deadline_with_too_few_waits_for_more():
 
 
 def test_a_fleet_that_is_too_small_for_a_rule_ends_with_an_error_that_says_so(monkeypatch):
-    monkeypatch.setattr("fedstale.strategies.merging._DROPS_IN_A_ROW", 5)
+    monkeypatch.setattr("fedstale.strategies.server.buffer._DROPS_IN_A_ROW", 5)
     with pytest.raises(FedstaleError, match=r"Median\(f=2\) needs at least 5"):
         start(StaleStrategy(robust=Median(f=2)), {k: adder(1.0) for k in range(3)}, 1)
 

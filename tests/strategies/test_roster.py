@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstale.strategies.ledger import Ledger
-from fedstale.strategies.node_set import NodeSet, Places
-from fedstale.strategies.roster import Roster
+from fedstale.strategies.server.jobs import Ledger
+from fedstale.strategies.server.node_set import NodeSet, Places
+from fedstale.strategies.server.online import Roster
 
 NODES = [2**63, 11, 7, 3, 5]
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import Deviation, Update
-from fedstale.strategies.merge import Merge, Merged
-from fedstale.strategies.versions import Snapshot
-from fedstale.strategies.weighting import ByAge, constant
+from fedstale.strategies import RelevanceAware, Update
+from fedstale.strategies.server.merge import Merge, Merged
+from fedstale.strategies.server.versions import Snapshot
+from fedstale.strategies.weighting.base import ByAge, constant
 
 ZERO = {"w": np.zeros(2)}
 
@@ -48,7 +48,7 @@ def refl(updates, fresh, beta, scale):
 def test_two_late_updates_have_the_weights_that_hand_computes():
     # Fresh mean (1, 0). Squared distances 1 and 4, so the quotients of the Lambdas are 1/4 and 1.
     late = [update(1.0, 1.0, staleness=1), update(3.0, 0.0, staleness=3)]
-    weights = Deviation(beta=0.35).weigh_late(late, {"w": np.array([1.0, 0.0])})
+    weights = RelevanceAware(beta=0.35).weigh_stale(late, {"w": np.array([1.0, 0.0])})
     expected = [
         0.65 / 2 + 0.35 * (1 - exp(-0.25)),
         0.65 / 4 + 0.35 * (1 - exp(-1.0)),
@@ -65,12 +65,12 @@ def test_the_weights_are_those_of_the_formula_as_it_is_published(scale):
     late = [update(*rng.normal(size=2), staleness=k) for k in (1, 2, 5)]
     expected = refl(late, fresh, 0.35, scale)
     mean = {"w": np.mean([u.delta["w"] for u in fresh], axis=0)}
-    found = Deviation(0.35, scale=scale).weigh_late(late, mean)
+    found = RelevanceAware(0.35, scale=scale).weigh_stale(late, mean)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_a_merge_weighs_late_updates_when_it_closes_and_divides_by_all_weights():
-    saa, one = Deviation(beta=0.35), merge()
+    saa, one = RelevanceAware(beta=0.35), merge()
     late = update(4.0, 0.0, staleness=1)
     take(one, saa, 0, update(1.0, 0.0, staleness=0))
     take(one, saa, 1, late)
@@ -94,12 +94,12 @@ def test_a_merge_weighs_late_updates_when_it_closes_and_divides_by_all_weights()
 def test_the_fresh_mean_is_that_of_the_merge():
     seen = []
 
-    class Spy(Deviation):
-        def weigh_late(self, late, fresh):
+    class Spy(RelevanceAware):
+        def weigh_stale(self, late, fresh):
             seen.append({k: v.copy() for k, v in fresh.items()})
-            return super().weigh_late(late, fresh)
+            return super().weigh_stale(late, fresh)
 
-    for normalise, mean in (("examples", 2.5), ("merge_size", 2.0), ("weights", 2.0)):
+    for normalise, mean in (("examples", 2.5), ("buffer_size", 2.0), ("weights", 2.0)):
         one = merge(normalise)
         take(one, Spy(), 0, update(1.0, 1.0, staleness=0), examples=1.0)
         take(one, Spy(), 1, update(3.0, 3.0, staleness=0), examples=3.0)
@@ -108,10 +108,10 @@ def test_the_fresh_mean_is_that_of_the_merge():
         np.testing.assert_allclose(seen.pop()["w"], [mean, mean])
 
 
-@pytest.mark.parametrize("normalise", ["examples", "merge_size", "weights"])
+@pytest.mark.parametrize("normalise", ["examples", "buffer_size", "weights"])
 def test_without_late_updates_a_merge_is_the_same_to_the_last_bit(normalise):
     results = []
-    for weighting in (Deviation(), ByAge(constant())):
+    for weighting in (RelevanceAware(), ByAge(constant())):
         rng, one = np.random.default_rng(1), merge(normalise)
         for k in range(5):
             take(one, weighting, k, update(*rng.normal(size=2), staleness=0), examples=k + 1.0)
@@ -121,7 +121,7 @@ def test_without_late_updates_a_merge_is_the_same_to_the_last_bit(normalise):
 
 
 def test_only_age_counts_in_a_merge_without_fresh_updates():
-    one, saa = merge("merge_size"), Deviation()
+    one, saa = merge("buffer_size"), RelevanceAware()
     take(one, saa, 0, update(2.0, 0.0, staleness=1))
     take(one, saa, 1, update(3.0, 0.0, staleness=2))
     one.settle(saa)
@@ -130,13 +130,13 @@ def test_only_age_counts_in_a_merge_without_fresh_updates():
 
 def test_late_updates_that_repeat_the_fresh_ones_gain_nothing_by_it():
     late = [update(1.0, 2.0), update(1.0, 2.0)]
-    assert Deviation(0.4).weigh_late(late, {"w": np.array([1.0, 2.0])}) == [0.3, 0.3]
+    assert RelevanceAware(0.4).weigh_stale(late, {"w": np.array([1.0, 2.0])}) == [0.3, 0.3]
 
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 def test_a_deviation_that_overflows_weighs_as_the_largest_one():
     late = [update(1.0, 0.0), update(1e200, 0.0)]
-    weights = Deviation(0.5).weigh_late(late, {"w": np.zeros(2)})
+    weights = RelevanceAware(0.5).weigh_stale(late, {"w": np.zeros(2)})
     assert weights == pytest.approx([0.25, 0.25 + 0.5 * (1 - exp(-1.0))])
 
 
@@ -145,20 +145,20 @@ def test_a_deviation_that_overflows_weighs_as_the_largest_one():
 def test_a_late_update_never_weighs_more_than_a_fresh_one(beta, scale):
     rng = np.random.default_rng(2)
     late = [update(*rng.normal(size=2) * 10**k, staleness=1 + k) for k in range(5)]
-    weights = Deviation(beta, scale=scale).weigh_late(late, {"w": np.array([1.0, 0.0])})
+    weights = RelevanceAware(beta, scale=scale).weigh_stale(late, {"w": np.array([1.0, 0.0])})
     assert all(0.0 <= weight <= 1.0 for weight in weights)
 
 
 def test_a_fresh_update_weighs_one_and_a_late_one_alone_by_its_age():
-    assert Deviation().weigh(update(1.0, 1.0, staleness=0)) == 1.0
-    assert Deviation().weigh(update(1.0, 1.0, staleness=3)) == 0.25
+    assert RelevanceAware().weigh(update(1.0, 1.0, staleness=0)) == 1.0
+    assert RelevanceAware().weigh(update(1.0, 1.0, staleness=3)) == 0.25
 
 
 def test_there_is_nothing_to_checkpoint():
-    assert Deviation().state_dict() == {}
+    assert RelevanceAware().state_dict() == {}
 
 
-@pytest.mark.parametrize("make", [lambda: Deviation(1.5), lambda: Deviation(scale=0.5)])
+@pytest.mark.parametrize("make", [lambda: RelevanceAware(1.5), lambda: RelevanceAware(scale=0.5)])
 def test_settings_out_of_range_are_refused(make):
     with pytest.raises(ConfigError, match="expected"):
         make()

@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError
 from fedstale.strategies import AdaSync, LearntDeadline, over_selection
-from fedstale.strategies.adasync import SmoothedLoss
+from fedstale.strategies.schedule import SmoothedLoss
 
 
 @pytest.mark.parametrize(("loss", "size"), [(4.0, 2), (3.9, 3), (1.0, 4), (0.25, 8), (1e-9, 10)])
 def test_the_batch_form_grows_with_the_root_of_the_fall(loss, size):
-    assert AdaSync(start=2, most=10).size(first_loss=4.0, loss=loss, in_flight=10) == size
+    assert AdaSync(start=2, most=10).size(first_loss=4.0, loss=loss, concurrency=10) == size
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.floats(1e-3, 1e3))
 def test_the_worker_form_solves_its_equation(k0, more, fall):
     p = k0 + more
-    size = AdaSync(start=k0, most=p, form="worker").size(first_loss=fall, loss=1.0, in_flight=p)
+    size = AdaSync(start=k0, most=p, form="worker").size(first_loss=fall, loss=1.0, concurrency=p)
     right = k0**2 / (p - k0) * fall
     # The largest whole number below the root misses the right side, the one above reaches it.
     if fall <= 1.0:
@@ -33,15 +33,17 @@ def test_the_worker_form_solves_its_equation(k0, more, fall):
 def test_an_unchanged_loss_leaves_the_size_exactly_where_it_started(form):
     for k0 in range(1, 16):
         adasync = AdaSync(start=k0, most=16, form=form)
-        assert adasync.size(first_loss=0.7, loss=0.7, in_flight=16) == k0
+        assert adasync.size(first_loss=0.7, loss=0.7, concurrency=16) == k0
 
 
 def test_unknown_and_perfect_losses_are_the_two_ends():
     adasync = AdaSync(start=3, most=9)
-    assert adasync.size(first_loss=float("nan"), loss=1.0, in_flight=9) == 3
-    assert adasync.size(first_loss=1.0, loss=0.0, in_flight=9) == 9
-    assert adasync.size(first_loss=1.0, loss=2.0, in_flight=9) == 3
-    assert AdaSync(start=4, most=4, form="worker").size(first_loss=9.0, loss=1.0, in_flight=4) == 4
+    assert adasync.size(first_loss=float("nan"), loss=1.0, concurrency=9) == 3
+    assert adasync.size(first_loss=1.0, loss=0.0, concurrency=9) == 9
+    assert adasync.size(first_loss=1.0, loss=2.0, concurrency=9) == 3
+    assert (
+        AdaSync(start=4, most=4, form="worker").size(first_loss=9.0, loss=1.0, concurrency=4) == 4
+    )
 
 
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=50))
@@ -64,7 +66,7 @@ def test_a_learnt_deadline_stays_within_its_bounds():
 
 def test_over_selection_rounds_up():
     schedule = over_selection(10, 1.25)
-    assert (schedule.in_flight, schedule.merge_size, schedule.rest) == (13, 10, "cancel")
+    assert (schedule.concurrency, schedule.buffer_size, schedule.stragglers) == (13, 10, "cancel")
     assert sqrt(2) < ceil(sqrt(2))
 
 

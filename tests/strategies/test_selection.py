@@ -12,29 +12,28 @@ from fedstale.errors import ConfigError
 from fedstale.strategies import (
     Candidate,
     Candidates,
+    ExpectedUtility,
     Fastest,
+    Filtered,
     LeastAvailable,
-    Likeliest,
-    LikelyAndUseful,
-    Only,
+    MostReliable,
     Oort,
     PowerOfChoice,
     Random,
 )
-from fedstale.strategies.candidate import Table
-from fedstale.strategies.history import History
-from fedstale.strategies.oort import RELEASED, OortSettings
+from fedstale.strategies.selection.oort import RELEASED, OortSettings
+from fedstale.strategies.server.clients import History, Table
 
 SELECTORS = {
     "random": Random,
     "fedcs": Fastest,
     "power": lambda: PowerOfChoice(5),
-    "likeliest": Likeliest,
-    "likely": LikelyAndUseful,
+    "likeliest": MostReliable,
+    "likely": ExpectedUtility,
     "refl": LeastAvailable,
     "oort": Oort,
     "oort released": lambda: Oort(RELEASED),
-    "only": lambda: Only(lambda c: True, Random()),
+    "only": lambda: Filtered(lambda c: True, Random()),
 }
 
 numbers = st.one_of(st.just(nan), st.floats(0.0, 1e6))
@@ -126,7 +125,7 @@ def test_likeliest_asks_only_who_will_finish():
         square_loss=[9.0, 1.0, 4.0],
         examples=[10.0, 1.0, 5.0],
     )
-    assert Likeliest().select(known, 3, 0.0, RNG(0)) == [11, 12, 10]
+    assert MostReliable().select(known, 3, 0.0, RNG(0)) == [11, 12, 10]
 
 
 def test_likely_and_useful_takes_the_largest_product():
@@ -135,7 +134,7 @@ def test_likely_and_useful_takes_the_largest_product():
         examples=[10.0, 5.0, 1.0],
         square_loss=[4.0, 1.0, 1.0],
     )
-    assert LikelyAndUseful().select(known, 3, 0.0, RNG(0)) == [11, 10, 12]
+    assert ExpectedUtility().select(known, 3, 0.0, RNG(0)) == [11, 10, 12]
 
 
 def test_without_a_forecast_the_record_of_a_node_speaks_for_it():
@@ -150,14 +149,14 @@ def test_refl_takes_those_first_who_will_rarely_be_there():
 
 def test_only_keeps_to_its_condition():
     known = pool(times_failed=[0, 3, 0])
-    only = Only(lambda c: c.times_failed == 0, Random())
+    only = Filtered(lambda c: c.times_failed == 0, Random())
     assert set(only.select(known, 3, 0.0, RNG(0))) == {10, 12}
-    assert Only(lambda c: False, Random()).select(known, 3, 0.0, RNG(0)) == []
+    assert Filtered(lambda c: False, Random()).select(known, 3, 0.0, RNG(0)) == []
 
 
 def test_ties_are_broken_by_chance_and_not_by_position():
     known = pool(loss=[1.0] * 20, examples=[1.0] * 20)
-    firsts = {LikelyAndUseful().select(known, 1, 0.0, RNG(seed))[0] for seed in range(100)}
+    firsts = {ExpectedUtility().select(known, 1, 0.0, RNG(seed))[0] for seed in range(100)}
     assert len(firsts) > 10
 
 

@@ -16,15 +16,15 @@ from fedstale.strategies import (
     FedAsync,
     FedAvg,
     FedBuff,
+    Filtered,
     Gap,
     GapAware,
-    Gate,
     Momentum,
-    Only,
     Random,
     Schedule,
     StaleStrategy,
     StopWhen,
+    Validation,
     constant,
     inverse,
     k_async,
@@ -94,7 +94,7 @@ def test_k_batch_sync_takes_two_updates_of_one_device():
 def test_k_async_lets_the_slow_go_on_and_merges_them_as_stale():
     nodes = {10: adder(1.0, 1.0), 11: adder(10.0, 2.5)}
     strategy = StaleStrategy(
-        schedule=k_async(2, 1), weighting=ByAge(inverse()), normalise="merge_size"
+        schedule=k_async(2, 1), weighting=ByAge(inverse()), normalise="buffer_size"
     )
     result, grid = start(strategy, nodes, 3)
     # The fast one at 1 and 2; the slow one at 2.5, from version 0 and two versions late.
@@ -114,7 +114,9 @@ def test_k_batch_async_sends_to_a_device_again_before_the_merge():
 
 def test_a_device_contributes_once_to_a_merge_if_asked_for():
     nodes = {n: adder(1.0, 1.0 + n) for n in range(3)}
-    schedule = Schedule(in_flight=1, merge_size=3, send="after_reply", rest="keep", distinct=True)
+    schedule = Schedule(
+        concurrency=1, buffer_size=3, send="after_reply", stragglers="keep", distinct=True
+    )
     _, grid = start(StaleStrategy(schedule=schedule), nodes, 2)
     receivers = [m.metadata.dst_node_id for _, m in grid.sent]
     assert sorted(receivers[:3]) == [0, 1, 2]
@@ -123,7 +125,9 @@ def test_a_device_contributes_once_to_a_merge_if_asked_for():
 
 def test_a_merge_for_which_too_few_distinct_devices_exist_does_not_hang():
     nodes = {n: adder(1.0) for n in range(2)}
-    schedule = Schedule(in_flight=2, merge_size=5, send="after_reply", rest="keep", distinct=True)
+    schedule = Schedule(
+        concurrency=2, buffer_size=5, send="after_reply", stragglers="keep", distinct=True
+    )
     result, grid = start(StaleStrategy(schedule=schedule), nodes, 1, timeout=50)
     np.testing.assert_allclose(w(result), 1.0)
     assert grid.time < 110
@@ -226,7 +230,7 @@ def test_a_bad_reply_is_refused_with_its_reason_and_changes_nothing(kind):
 def test_a_federation_of_bad_replies_ends_with_an_error_and_not_in_a_loop(
     kind, schedule, monkeypatch
 ):
-    monkeypatch.setattr("fedstale.strategies.event_loop._FAILURES_IN_A_ROW", 10)
+    monkeypatch.setattr("fedstale.strategies.server.loop._FAILURES_IN_A_ROW", 10)
     node, reason = BAD[kind]
     with pytest.raises(FedstaleError, match=reason):
         start(StaleStrategy(schedule=schedule), {10: node, 11: node}, 1)
@@ -278,7 +282,7 @@ def test_a_weighting_that_always_says_nan_ends_the_run_with_an_error():
         start(FedAvg(weighting=Broken(constant())), {1: adder(1.0)}, 1)
 
 
-@pytest.mark.parametrize("normalise", ["examples", "merge_size", "weights"])
+@pytest.mark.parametrize("normalise", ["examples", "buffer_size", "weights"])
 def test_a_weighting_that_gives_everybody_nothing_keeps_the_model_finite(normalise):
     curve = lambda tau: 1.0 if tau == 0 else 0.0  # noqa: E731
     nodes = {10: adder(1.0, 1.0), 11: adder(10.0, 1.5)}
@@ -373,7 +377,7 @@ def test_a_selector_that_refuses_everybody_is_asked_again_later():
         tries.append(1)
         return len(tries) > 3
 
-    start(FedAvg(selector=Only(later, Random())), {1: adder(1.0)}, 1)
+    start(FedAvg(selector=Filtered(later, Random())), {1: adder(1.0)}, 1)
     assert len(tries) > 3
 
 
@@ -401,7 +405,7 @@ def run_at_once(weighting, schedule, rounds=4, seed=0, **options):
     return start(strategy, {k: node(k) for k in range(5)}, rounds, initial)[0]
 
 
-@pytest.mark.parametrize("normalise", ["examples", "merge_size"])
+@pytest.mark.parametrize("normalise", ["examples", "buffer_size"])
 @pytest.mark.parametrize(
     "weighting",
     [ByAge(polynomial(0.5)), ByAge(inverse()), Gap(), Gap(of="model"), DirectionalGap()],
@@ -438,7 +442,7 @@ def test_a_second_start_knows_nothing_of_the_first():
 
 @settings(max_examples=25, deadline=None)
 @given(st.permutations(range(6)), st.integers(1, 4))
-def test_the_order_of_arrival_within_one_instant_changes_nothing(order, merge_size):
+def test_the_order_of_arrival_within_one_instant_changes_nothing(order, buffer_size):
     def run(order):
         grid = VirtualGrid({k: adder(0.1 * 3.0**k, 1.0, examples=k + 1) for k in range(6)})
         pull = grid.pull_messages
@@ -448,7 +452,7 @@ def test_the_order_of_arrival_within_one_instant_changes_nothing(order, merge_si
             return sorted(replies, key=lambda r: order[r.metadata.src_node_id])
 
         grid.pull_messages = shuffled
-        strategy = FedBuff(6, merge_size, weighting=Gap(), normalise="examples")
+        strategy = FedBuff(6, buffer_size, weighting=Gap(), normalise="examples")
         return w(start(strategy, grid, 7)[0]).tobytes()
 
     with identity():
@@ -458,7 +462,7 @@ def test_the_order_of_arrival_within_one_instant_changes_nothing(order, merge_si
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_every_job_has_exactly_one_ending_and_no_version_outlives_its_jobs(data):
-    from fedstale.strategies.event_loop import EventLoop
+    from fedstale.strategies.server.loop import EventLoop
 
     loops = []
     keep = EventLoop._close
@@ -543,15 +547,15 @@ def test_the_settings_of_users_reach_the_clients():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Schedule(in_flight=0),
-        lambda: Schedule(in_flight=True),
-        lambda: Schedule(merge_size=0),
+        lambda: Schedule(concurrency=0),
+        lambda: Schedule(concurrency=True),
+        lambda: Schedule(buffer_size=0),
         lambda: k_sync(2, 3),
         lambda: k_async(2, 3),
         lambda: Schedule(send="after_reply"),
         lambda: Schedule(deadline_s=0.0),
         lambda: Schedule(min_online=0),
-        lambda: Schedule(rest="drop"),
+        lambda: Schedule(stragglers="drop"),
         lambda: StaleStrategy(normalise="mean"),
         lambda: StaleStrategy(update="weights"),
         lambda: StaleStrategy(evaluate_every=0),
@@ -591,14 +595,14 @@ def test_records_may_have_other_names():
         metrics = MetricRecord({"n": 2})
         return 1.0, RecordDict({"model": record(w=x + 1.0), "m": metrics})
 
-    gate = Gate(arrays_key="model", examples_key="n")
-    result, grid = start(FedAvg(gate=gate, config_key="c"), {1: node}, 1)
+    gate = Validation(arrays_key="model", examples_key="n")
+    result, grid = start(FedAvg(validation=gate, config_key="c"), {1: node}, 1)
     np.testing.assert_array_equal(w(result), 1.0)
     assert "c" in grid.sent[0][1].content
 
 
 def test_a_grid_without_a_clock_is_polled_on_wall_time(monkeypatch):
-    monkeypatch.setattr("fedstale.strategies.clock.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("fedstale.strategies.server.clock.time.sleep", lambda seconds: None)
     inner = VirtualGrid({k: adder(1.0, 2.0 + k) for k in range(3)})
 
     class Plain(Grid):

@@ -13,17 +13,17 @@ from virtual_grid import VirtualGrid, adder, identity, record
 
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.strategies import (
+    CachedUpdates,
     Checkpoints,
-    Deviation,
     DirectionalGap,
     Gap,
-    Memory,
+    RelevanceAware,
     StaleStrategy,
     k_batch_async,
     read_checkpoint,
 )
-from fedstale.strategies import versions as versions_module
-from fedstale.strategies.versions import Snapshot, Versions
+from fedstale.strategies.server import versions as versions_module
+from fedstale.strategies.server.versions import Snapshot, Versions
 
 
 def snapshot(value=0.0):
@@ -165,7 +165,7 @@ def trained(weighting, **options):
     nodes = {key: adder(0.1 * key, 1.0 + key**2) for key in range(1, 9)}
     grid = VirtualGrid(nodes)
     strategy = StaleStrategy(
-        schedule=k_batch_async(in_flight=8, merge_size=2), weighting=weighting, **options
+        schedule=k_batch_async(concurrency=8, buffer_size=2), weighting=weighting, **options
     )
     with identity():
         strategy.start(grid, record(w=np.zeros((4, 7), np.float32), n=np.array(0)), 30)
@@ -174,7 +174,9 @@ def trained(weighting, **options):
     return models, grid.merged
 
 
-@pytest.mark.parametrize("weighting", [Gap, DirectionalGap, Deviation, lambda: Memory(0.5)])
+@pytest.mark.parametrize(
+    "weighting", [Gap, DirectionalGap, RelevanceAware, lambda: CachedUpdates(0.5)]
+)
 @pytest.mark.parametrize("update", ["delta", "model"])
 def test_a_limit_changes_no_bit_of_a_run(weighting, update, tmp_path):
     expected = trained(weighting(), update=update)

@@ -44,10 +44,10 @@ class VirtualGrid(Grid):
             _, _, message_id, reply = heapq.heappop(self.heap)
             self.replies[message_id] = reply
 
-    def job_merged(self, message_id, **facts):
+    def job_aggregated(self, message_id, **facts):
         self.merged.append((message_id, facts))
 
-    def job_refused(self, message_id, *, reason):
+    def job_rejected(self, message_id, *, reason):
         self.refused.append((message_id, reason))
 
     def aggregated(self, *, version, arrays):

@@ -8,9 +8,9 @@ from types import MappingProxyType
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces import fetch as fetch_module
-from fedstale.traces.fetch import checksum_file, fetch
 from fedstale.traces.sources import SOURCES, RemoteFile, read
+from fedstale.traces.sources import fetch as fetch_module
+from fedstale.traces.sources.fetch import checksum_file, fetch
 
 CONTENT = json.dumps({"a": [[1, 2]], "b": [[3, 4]] * 20_000}).encode()
 SHA = hashlib.sha256(CONTENT).hexdigest()

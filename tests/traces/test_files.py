@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
-from fedstale.traces import Availability, Series, TraceSet, file_writer, files
-from fedstale.traces.file_schema import SCHEMA
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces import Availability, Series, TraceSet
+from fedstale.traces.io import parquet as file_writer
+from fedstale.traces.io import parquet as files
+from fedstale.traces.io.parquet import SCHEMA
+from fedstale.traces.synthetic.generate import synthesise
 from fedstale.traces.trace_set import CHANNELS, numbered
 
 

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces import Series, TraceSet, background, diurnal, marginals, population, regimes
-from fedstale.traces.fit import fit, targets
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces import Series, TraceSet
+from fedstale.traces.synthetic import links as regimes
+from fedstale.traces.synthetic import load as background
+from fedstale.traces.synthetic import marginals, population
+from fedstale.traces.synthetic import presence as diurnal
+from fedstale.traces.synthetic.fit import fit, targets
+from fedstale.traces.synthetic.generate import synthesise
 from fedstale.traces.trace_set import numbered
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces"
@@ -60,7 +64,7 @@ def test_the_embedded_targets_are_the_marginals_of_the_recordings(recordings):
 
 
 def test_the_embedded_file_says_where_it_is_from():
-    text = (resources.files("fedstale.traces") / "synthetic.toml").read_text("utf-8")
+    text = (resources.files("fedstale.traces.synthetic") / "synthetic.toml").read_text("utf-8")
     provenance = tomllib.loads(text)["provenance"]
     assert provenance["command"].startswith("fedstale traces fit --availability ")
     assert all(len(file["sha256"]) == 64 for file in provenance["files"])

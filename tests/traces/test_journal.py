@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from fedstale.errors import ResumeError, TraceError
-from fedstale.traces import journal as journals
-from fedstale.traces.journal import FRAME_BYTES, Run
-from fedstale.traces.journal_writer import Journal
-from fedstale.traces.monitor import Reading
+from fedstale.traces.recording import journal as journals
+from fedstale.traces.recording.journal import FRAME_BYTES, Journal, Run
+from fedstale.traces.recording.monitor import Reading
 
 ABOUT = Run(device_id="phone", interval_s=60.0, utc_offset_s=3600.0)
 ROOM = 10**6
@@ -214,9 +213,9 @@ def test_a_disk_that_fails_is_an_error_and_keeps_what_was_there(tmp_path):
 KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
-from fedstale.traces.journal import Run
-from fedstale.traces.journal_writer import Journal
-from fedstale.traces.monitor import Reading
+from fedstale.traces.recording.journal import Run
+from fedstale.traces.recording.journal import Journal
+from fedstale.traces.recording.monitor import Reading
 
 folder, rng = Path(sys.argv[1]), random.Random(7)
 about = Run(device_id="phone", interval_s=1.0, utc_offset_s=0.0)

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces import DeviceTrace, TraceSet, files
-from fedstale.traces.merging import merge
+from fedstale.traces import DeviceTrace, TraceSet
+from fedstale.traces.io import parquet as files
+from fedstale.traces.recording.join import merge
 
 HOUR = 3600.0
 

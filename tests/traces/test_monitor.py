@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedstale.errors import ConfigError
-from fedstale.traces.monitor import PsutilMonitor, Reading
+from fedstale.traces.recording.monitor import PsutilMonitor, Reading
 
 psutil = pytest.importorskip("psutil", reason="needs fedstale[client]")
 

@@ -8,11 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
-from fedstale.traces import Job, files
+from fedstale.traces import Job
 from fedstale.traces.compose import compose
-from fedstale.traces.journal import RECORD, JournalPart, Run
-from fedstale.traces.monitor import Reading
-from fedstale.traces.recorded import RecordingRules, check_readable, highest_rates, traces_of
+from fedstale.traces.io import parquet as files
+from fedstale.traces.recording.journal import RECORD, JournalPart, Run
+from fedstale.traces.recording.monitor import Reading
+from fedstale.traces.recording.to_traces import (
+    RecordingRules,
+    check_readable,
+    highest_rates,
+    traces_of,
+)
 
 NAN = float("nan")
 NOON = 1_700_049_600.0  # 2023-11-15 12:00:00 UTC

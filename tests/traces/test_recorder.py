@@ -5,11 +5,10 @@ import itertools
 import pytest
 
 from fedstale.errors import ConfigError
-from fedstale.traces import journal as journals
-from fedstale.traces.journal import Run
-from fedstale.traces.journal_writer import Journal
-from fedstale.traces.monitor import Reading
-from fedstale.traces.recorder import calibrate, record, steady_clock
+from fedstale.traces.recording import journal as journals
+from fedstale.traces.recording.journal import Journal, Run
+from fedstale.traces.recording.monitor import Reading
+from fedstale.traces.recording.recorder import calibrate, record, steady_clock
 
 
 class Device:

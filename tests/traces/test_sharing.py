@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedstale.traces import Job, TraceSet
-from fedstale.traces.sharing import share
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.io.mapped import share
+from fedstale.traces.synthetic.generate import synthesise
 
 
 @pytest.fixture(scope="module")

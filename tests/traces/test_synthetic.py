@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
-from fedstale.traces import Job, marginals, population
-from fedstale.traces.synthetic import BLOCK, synthesise
+from fedstale.traces import Job
+from fedstale.traces.synthetic import marginals, population
+from fedstale.traces.synthetic.generate import BLOCK, synthesise
 
 DAY_S = 86_400.0
 

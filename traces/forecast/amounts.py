@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedstale.traces.arrays import Array, Index, last_at_or_before
 from fedstale.traces.availability import Availability
-from fedstale.traces.rows import BLOCK, Rows
+from fedstale.traces.segments import BLOCK, Rows
 from fedstale.traces.series import Series
 
 
@@ -129,14 +129,14 @@ def _running(stored: Rows) -> tuple[Array, Array]:
     return before.ravel(), after.ravel()
 
 
-class TimeThere:
+class OnlineTime:
     """For how long devices have been available.
 
     Args:
         availability: windows of the devices.
 
     Example:
-        >>> phone = TimeThere(Availability.of([[(10.0, 20.0), (50.0, 60.0)]], 100.0))
+        >>> phone = OnlineTime(Availability.of([[(10.0, 20.0), (50.0, 60.0)]], 100.0))
         >>> phone.upto(np.array([0]), np.array([[55.0, 20.0, 15.0, 0.0]]))
         array([[15., 10.,  5.,  0.]])
     """

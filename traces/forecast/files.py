@@ -1,11 +1,11 @@
-"""Forecasters on disk; see `fedstale.traces.model_files`."""
+"""Forecasters on disk; see `fedstale.traces.io.models`."""
 
 from pathlib import Path
 from typing import Any
 
 from fedstale.errors import TraceError
 from fedstale.traces.forecast.forecaster import Forecaster
-from fedstale.traces.model_files import ModelFiles
+from fedstale.traces.io.models import ModelFiles
 
 FILES = ModelFiles(
     what="forecaster",

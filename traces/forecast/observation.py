@@ -15,7 +15,7 @@ import pandas as pd
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index, Mask, last_at_or_before
 from fedstale.traces.availability import Availability
-from fedstale.traces.forecast.amounts import CarriedAmounts, TimeThere, means, stepwise_means
+from fedstale.traces.forecast.amounts import CarriedAmounts, OnlineTime, means, stepwise_means
 from fedstale.traces.forecast.grid import DAY_S, EDGES_S, RATE_HORIZONS_S, RATES, STEPS
 from fedstale.traces.trace_set import TraceSet
 
@@ -75,7 +75,7 @@ class Observer:
 
     def __init__(self, traces: TraceSet) -> None:
         self.traces = traces
-        self._there = None if traces.availability is None else TimeThere(traces.availability)
+        self._there = None if traces.availability is None else OnlineTime(traces.availability)
         series = (getattr(traces, channel) for channel in RATES)
         self._carried = tuple(None if each is None else CarriedAmounts(each) for each in series)
         self._midnight = None if traces.epoch is None else _seconds_of_day(traces.epoch)

@@ -1,14 +1,15 @@
-"""Print what reading a folder of recordings found: python -m fedstale.traces.sources FOLDER."""
+"""Print what reading recordings found: python -m fedstale.traces.sources PATH..."""
 
 import sys
+from pathlib import Path
 
 from fedstale.errors import TraceError
 from fedstale.traces.sources.repair_table import table
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m fedstale.traces.sources FOLDER")
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m fedstale.traces.sources PATH...")
     try:
-        print(table(sys.argv[1]))
+        print(table(Path(name) for name in sys.argv[1:]))
     except (TraceError, OSError) as error:
         sys.exit(f"error: {error}")

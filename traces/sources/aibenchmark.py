@@ -20,7 +20,7 @@ import pandas as pd
 from fedstale.errors import TraceError
 from fedstale.traces.series import Series
 from fedstale.traces.sources.json_file import load
-from fedstale.traces.sources.tally import frozen
+from fedstale.traces.sources.repairs import frozen
 from fedstale.traces.trace_set import TraceSet
 
 COMPUTE_UNIT = "seconds of the median phone of the ranking, all of its processor"

@@ -9,15 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from fedstale.traces.sources import (
-    aibenchmark,
-    fedscale_behaviour,
-    fedscale_capacity,
-    flash,
-    gnettrack,
-    mahimahi,
-    planetlab,
-)
+from fedstale.traces.sources import aibenchmark, flash, gnettrack, mahimahi, planetlab
+from fedstale.traces.sources import fedscale as fedscale_behaviour
+from fedstale.traces.sources import fedscale_speeds as fedscale_capacity
 from fedstale.traces.trace_set import TraceSet
 
 _GITHUB = "https://github.com/"

@@ -23,8 +23,7 @@ import pandas as pd
 from fedstale.errors import TraceError
 from fedstale.traces.availability import Availability
 from fedstale.traces.sources.json_file import load
-from fedstale.traces.sources.raw_windows import repaired
-from fedstale.traces.sources.tally import frozen
+from fedstale.traces.sources.repairs import frozen, repaired
 from fedstale.traces.trace_set import TraceSet
 
 EPOCH = "2018-03-06T00:00:00"

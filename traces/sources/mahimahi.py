@@ -20,7 +20,7 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.series import Series
 from fedstale.traces.sources.archives import Limits, read_file
-from fedstale.traces.sources.tally import frozen
+from fedstale.traces.sources.repairs import frozen
 from fedstale.traces.trace_set import TraceSet
 
 _PACKET_BIT = 1500 * 8

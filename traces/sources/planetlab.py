@@ -21,7 +21,7 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array
 from fedstale.traces.series import Series
 from fedstale.traces.sources.archives import is_tar, members, read_file
-from fedstale.traces.sources.tally import frozen
+from fedstale.traces.sources.repairs import frozen
 from fedstale.traces.trace_set import TraceSet
 
 STEP_S = 300.0

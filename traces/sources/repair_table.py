@@ -1,9 +1,9 @@
-"""What reading a folder of recordings found, as the table that the documentation shows."""
+"""What reading some recordings found, as the table that the documentation shows."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from fedstale.traces.sources.detect import kind_of
-from fedstale.traces.sources.reading import read
+from fedstale.traces.sources.read import kind_of, read
 from fedstale.traces.trace_set import TraceSet
 
 _HEADER = (
@@ -12,17 +12,16 @@ _HEADER = (
 )
 
 
-def table(folder: str | Path) -> str:
-    """Return a Markdown table of every recording in a folder, read with default options.
+def table(paths: Iterable[Path]) -> str:
+    """Return a Markdown table of some recordings, each read with default options.
 
     Args:
-        folder: with files, and folders of mahimahi traces.
+        paths: files, and folders of mahimahi traces.
 
     Raises:
         TraceError: one of them cannot be read.
     """
-    paths = sorted(p for p in Path(folder).iterdir() if p.suffix != ".md" and p.name[0] != ".")
-    return "\n".join([_HEADER, *(_row(path) for path in paths)])
+    return "\n".join([_HEADER, *(_row(path) for path in sorted(paths))])
 
 
 def _row(path: Path) -> str:

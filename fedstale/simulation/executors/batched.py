@@ -15,12 +15,19 @@ from flwr.clientapp import ClientApp
 
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import filled, reply_with
-from fedstale.simulation.executors.contract import Answer, Call, Executor, answer, failed
+from fedstale.simulation.executors.base import (
+    Answer,
+    Call,
+    Executor,
+    answer,
+    failed,
+    own_random_streams,
+    seed_streams,
+)
 from fedstale.simulation.executors.declaration import Parts
 from fedstale.simulation.executors.many_sgd import Job, ManySGD, Models
-from fedstale.simulation.executors.streams import own_random_streams, seed_streams
 from fedstale.simulation.quick_arrays import quick_arrays, read, written_each
-from fedstale.strategies.gate import records_in
+from fedstale.strategies.server.validation import records_in
 
 logger = logging.getLogger(__name__)
 

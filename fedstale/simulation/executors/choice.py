@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import own_copy, with_content
-from fedstale.simulation.executors.contract import Answer, Call, Executor
+from fedstale.simulation.executors.base import Answer, Call, Executor
 from fedstale.simulation.executors.inline import InlineExecutor
 from fedstale.simulation.executors.processes import ProcessExecutor
 from fedstale.simulation.flower_app import ClientLoader, FlowerApp

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from flwr.clientapp import ClientApp
 
-from fedstale.simulation.executors.contract import Answer, Call, Executor, answer
-from fedstale.simulation.executors.streams import own_random_streams
+from fedstale.simulation.executors.base import Answer, Call, Executor, answer, own_random_streams
 from fedstale.simulation.quick_arrays import quick_arrays
 
 

@@ -22,8 +22,14 @@ from flwr.clientapp import ClientApp
 
 from fedstale.simulation import quick_arrays
 from fedstale.simulation.compat import ErrorCode, identity, own_copy, with_content
-from fedstale.simulation.executors.contract import Answer, Call, Executor, answer
-from fedstale.simulation.executors.streams import imported_torch, quick_manual_seed
+from fedstale.simulation.executors.base import (
+    Answer,
+    Call,
+    Executor,
+    answer,
+    imported_torch,
+    quick_manual_seed,
+)
 from fedstale.simulation.replayed import pack
 
 # Tasks that a worker gets in one run: fewer cost less to send, more are shared out more evenly.

@@ -12,7 +12,7 @@ from places import FOLDERS, PLAY
 
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.flower_app import built_in_apps
-from fedstale.simulation.probe import probe
+from fedstale.simulation.stock_strategies import probe
 from fedstale.strategies import StaleStrategy
 from fedstale.traces import TraceSet
 

@@ -6,7 +6,7 @@ from flwr.app.message.message import make_message
 from flwr.app.metadata import Metadata
 
 from fedstale.client.device import Machine
-from fedstale.traces.monitor import Reading
+from fedstale.traces.recording.monitor import Reading
 
 
 class Bench:

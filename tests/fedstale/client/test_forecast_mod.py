@@ -17,7 +17,7 @@ from fedstale.client import FORECAST_RECORD, QUERY, ForecastMod
 from fedstale.client.calibration import OwnCalibration
 from fedstale.client.history import COLUMNS, KEPT, History
 from fedstale.errors import ConfigError
-from fedstale.strategies import gate
+from fedstale.strategies.server import validation
 from fedstale.traces.forecast import embedded
 
 SAID = {"version", "available_s", "p_available", "p_finish", "duration_s", "levels"}
@@ -47,9 +47,9 @@ def test_a_reply_carries_a_forecast_of_the_next_job(bench):
 
 
 def test_the_name_of_the_record_is_the_one_that_servers_read(bench):
-    assert FORECAST_RECORD == gate.FORECAST_RECORD
+    assert FORECAST_RECORD == validation.FORECAST_RECORD
     reply = bench.answer(message(created_at=bench.wall - 2.0), takes=40.0)
-    kept = gate.forecast_in(reply)
+    kept = validation.forecast_in(reply)
     assert set(kept) == SAID
     assert all(key.startswith("fedstale.") for key in bench.state)
 
@@ -179,7 +179,7 @@ def test_a_job_that_is_none_is_one_error_and_no_crash(bench, job, named):
     said = dict(reply.content[FORECAST_RECORD])
     assert set(said) == {"error"}
     assert named in said["error"]
-    assert gate.forecast_in(reply) == {}
+    assert validation.forecast_in(reply) == {}
 
 
 def test_a_training_of_no_time_and_no_bytes_has_a_forecast(bench):
@@ -363,9 +363,9 @@ def test_stock_strategies_aggregate_replies_with_forecasts(bench):
 def test_servers_read_what_an_old_or_a_silent_device_sends():
     request = message()
     silent = Message(RecordDict(), reply_to=request)
-    assert gate.forecast_in(silent) == {}
+    assert validation.forecast_in(silent) == {}
     old = Message(RecordDict({FORECAST_RECORD: ConfigRecord({"p_finish": 0.4})}), reply_to=request)
-    assert gate.forecast_in(old) == {"p_finish": 0.4}
+    assert validation.forecast_in(old) == {"p_finish": 0.4}
 
 
 def test_the_mod_imports_nothing_that_only_servers_and_simulations_need():

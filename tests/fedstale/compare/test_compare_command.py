@@ -10,7 +10,7 @@ import typer
 from compared_runs import write_finished
 from typer.testing import CliRunner
 
-from fedstale.compare_command import compare
+from fedstale.cli.compare import compare
 
 for part in ("reports", "simulation"):
     sys.path.append(str(Path(__file__).parent.parent / part))

@@ -180,7 +180,7 @@ def test_a_run_that_cannot_begin_is_one_sentence_that_names_it(plan, tmp_path):
 
 COMMAND = """
 import typer
-from fedstale.compare_command import compare
+from fedstale.cli.compare import compare
 app = typer.Typer()
 app.command()(compare)
 app()

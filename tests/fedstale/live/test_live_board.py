@@ -12,7 +12,7 @@ HOSTILE = "</script><img src=x onerror='window.hurt=1'>"
 
 
 def moment(now, **other):
-    return Moment(**{"now": now, "online": 3, "in_flight": 2, "rounds": 1, **other})
+    return Moment(**{"now": now, "online": 3, "n_in_flight": 2, "rounds": 1, **other})
 
 
 def figure(board, name):

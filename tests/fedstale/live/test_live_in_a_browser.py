@@ -23,7 +23,7 @@ OVERFLOW = "return document.documentElement.scrollWidth - document.documentEleme
 def told(board, until, name="phone-1"):
     """Tell a board what a run might, one moment in ten seconds."""
     for i in range(until):
-        board.moved(Moment(now=10.0 * i, online=5 + i % 3, in_flight=i % 5, rounds=i, share=0.1))
+        board.moved(Moment(now=10.0 * i, online=5 + i % 3, n_in_flight=i % 5, rounds=i, share=0.1))
         board.measured(10.0 * i, i, "server", "accuracy", i / until)
         board.measured(10.0 * i, i, "server", "loss", 1 / (1 + i))
         board.merged(10.0 * i, float(i % 4), 0.5)

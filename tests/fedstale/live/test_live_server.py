@@ -23,7 +23,7 @@ def port_of(url):
 @pytest.fixture
 def board():
     board = Board("digits")
-    board.moved(Moment(now=10.0, online=4, in_flight=1, rounds=2))
+    board.moved(Moment(now=10.0, online=4, n_in_flight=1, rounds=2))
     return board
 
 

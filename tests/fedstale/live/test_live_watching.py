@@ -83,10 +83,10 @@ def test_a_watch_hears_of_merges_with_their_staleness():
     grid.on_job = watch._job
     watch._grid = grid
     with grid.running():
-        strategy = FedBuff(in_flight=3, merge_size=2)
+        strategy = FedBuff(concurrency=3, buffer_size=2)
         strategy.start(grid, ArrayRecord([np.zeros(3, np.float32)]), num_rounds=5)
     events = grid.events().to_pandas()
-    merged = events[events["merged_version"] >= 0]
+    merged = events[events["aggregated_version"] >= 0]
     assert sorted(m[1] for m in notes.merges) == sorted(merged["staleness"])
     assert len(notes.merges) == 10
 
@@ -105,22 +105,22 @@ def test_on_real_devices_a_strategy_is_watched_through_its_grid():
     inner.time = 0.0
     with identity():
         ids = list(grid.push_messages([message_to(node, initial) for node in (1, 2, 3)]))
-        assert notes.moments[-1].in_flight == 3
+        assert notes.moments[-1].n_in_flight == 3
         inner.move(2.0)
         replies = list(grid.pull_messages(ids))
     assert len(replies) == 3
-    assert notes.moments[-1].in_flight == 0
+    assert notes.moments[-1].n_in_flight == 0
     assert [facts[1:] for facts in notes.failures] == [
         ("node 3", "error", "7: the battery is empty")
     ]
     assert list(grid.get_node_ids()) == [1, 2, 3]
     assert notes.moments[-1].online == 3
-    grid.job_merged(ids[0], base_version=0, version=2, staleness=1, weight=0.5)
-    grid.job_refused(ids[1], reason="NaN")
-    grid.job_refused(ids[2], reason="error 7: the battery is empty")
+    grid.job_aggregated(ids[0], base_version=0, version=2, staleness=1, weight=0.5)
+    grid.job_rejected(ids[1], reason="NaN")
+    grid.job_rejected(ids[2], reason="error 7: the battery is empty")
     grid.measured(version=1, source="server", metrics={"accuracy": 0.5})
     assert notes.merges[0][1:] == (1.0, 0.5)
-    assert [facts[2] for facts in notes.failures] == ["error", "refused"]
+    assert [facts[2] for facts in notes.failures] == ["error", "rejected"]
     assert notes.metrics[0][1:] == (1, "server", "accuracy", 0.5)
     # What the inner grid would have heard without, it hears.
     assert [m[0] for m in inner.merged] == [ids[0]]
@@ -140,8 +140,8 @@ def test_send_and_receive_is_watched_too():
         messages = [message_to(node, record(w=np.zeros(2, np.float32))) for node in (1, 2)]
         replies = list(grid.send_and_receive(messages, timeout=5.0))
     assert len(replies) == 2
-    assert max(m.in_flight for m in notes.moments) == 2
-    assert notes.moments[-1].in_flight == 0
+    assert max(m.n_in_flight for m in notes.moments) == 2
+    assert notes.moments[-1].n_in_flight == 0
     assert [f[2] for f in notes.failures] == ["error"]
 
 
@@ -194,7 +194,7 @@ def test_scalars_go_to_event_files(run, tmp_path):
 def test_a_live_simulation_says_where_to_look(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
-    from fedstale.cli import app
+    from fedstale.cli.main import app
 
     monkeypatch.chdir(tmp_path)
     small = write_small_app(tmp_path / "app")

@@ -125,8 +125,10 @@ def test_reliability_is_what_came_back_of_what_was_said(record):
     assert forecasts.reliability(run) is None
     status = run.events["status"]
     # Said 0.8 of jobs that came back and of those that got lost, 0.3 of one more that got lost.
-    run.events["stated_p_finish"] = np.where(status.isin(["reported", "interrupted"]), 0.8, np.nan)
-    run.events.loc[status.eq("late").idxmax(), "stated_p_finish"] = 0.3
+    run.events["reported_p_finish"] = np.where(
+        status.isin(["reported", "interrupted"]), 0.8, np.nan
+    )
+    run.events.loc[status.eq("late").idxmax(), "reported_p_finish"] = 0.3
     figure = forecasts.reliability(run)
     n_back, n_lost = (status == "reported").sum(), (status == "interrupted").sum()
     assert figure.traces[0]["x"] == pytest.approx([0.8])
@@ -139,9 +141,9 @@ def test_reliability_is_what_came_back_of_what_was_said(record):
 def test_jobs_that_are_out_say_nothing_about_reliability(record):
     run = record()
     flying = run.events["status"].isin(["flying", "client-error"])
-    run.events["stated_p_finish"] = np.where(flying, 0.9, np.nan)
+    run.events["reported_p_finish"] = np.where(flying, 0.9, np.nan)
     assert forecasts.reliability(run) is None
-    del run.events["stated_p_finish"]
+    del run.events["reported_p_finish"]
     assert forecasts.reliability(run) is None
 
 

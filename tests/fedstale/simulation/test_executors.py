@@ -16,9 +16,10 @@ from tiny import counting_app, message_to
 from fedstale.errors import ConfigError
 from fedstale.simulation import InlineExecutor, ProcessExecutor
 from fedstale.simulation.compat import ErrorCode, identity
-from fedstale.simulation.executors import Call, choice, contract
+from fedstale.simulation.executors import Call, choice
+from fedstale.simulation.executors import base as contract
+from fedstale.simulation.executors.base import quick_manual_seed
 from fedstale.simulation.executors.choice import AutoExecutor, executor_for
-from fedstale.simulation.executors.streams import quick_manual_seed
 from fedstale.simulation.flower_app import ClientLoader, FlowerApp
 from fedstale.simulation.quick_arrays import quick_arrays, read, written, written_each
 

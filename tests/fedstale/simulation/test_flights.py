@@ -16,7 +16,7 @@ from fedstale.simulation import flight as fl
 from fedstale.simulation import flights as flights_module
 from fedstale.simulation.flight import Flight
 from fedstale.simulation.flights import Flights
-from fedstale.strategies.checkpoint import packed, unpacked
+from fedstale.strategies.server.checkpoint import packed, unpacked
 from fedstale.traces import Status
 
 DEVICES = pd.Index(["phone-0", "phone-1", "phone-2"])
@@ -66,9 +66,9 @@ def test_events_are_those_of_jobs_that_all_stay_in_memory(moves, chance):
             job_id = chance.randrange(len(twins))
             for job in (twins[job_id], flights.of_message(f"message-{job_id}")):
                 if move == "merge":
-                    job.base_version, job.merged_version, job.weight = 1, len(moves), 0.5
+                    job.base_version, job.aggregated_version, job.weight = 1, len(moves), 0.5
                 else:
-                    job.status, job.reason = fl.REFUSED, f"reason {job_id}"
+                    job.status, job.reason = fl.REJECTED, f"reason {job_id}"
     expected = fl.table_of(twins, DEVICES).to_pandas()
     pd.testing.assert_frame_equal(kept(flights), expected)
     again = Flights()

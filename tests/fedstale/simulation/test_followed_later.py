@@ -13,11 +13,11 @@ from tiny import COSTS, counting_app, fleet, message_to
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import identity
 from fedstale.simulation.costs import CostBook
-from fedstale.simulation.fleet import Fleet
+from fedstale.simulation.devices import Fleet
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies import FedAvgOverSelected, FedBuff, GapAware
 from fedstale.traces import Series
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 N = 4
 RATES = st.lists(st.sampled_from([0.0, 1e5, 1e6, 8e6]), min_size=1, max_size=5)
@@ -75,9 +75,9 @@ class Counting(Fleet):
 counts = []
 
 STRATEGIES = {
-    "fedbuff": lambda: FedBuff(in_flight=20, merge_size=4, seed=2),
-    "gap-aware": lambda: GapAware(in_flight=9, merge_size=3, ask=None, seed=3),
-    "over-selected": lambda: FedAvgOverSelected(merge_size=8, seed=2),
+    "fedbuff": lambda: FedBuff(concurrency=20, buffer_size=4, seed=2),
+    "gap-aware": lambda: GapAware(concurrency=9, buffer_size=3, forecast_request=None, seed=3),
+    "over-selected": lambda: FedAvgOverSelected(buffer_size=8, seed=2),
 }
 
 

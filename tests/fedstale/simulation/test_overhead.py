@@ -10,7 +10,7 @@ from fedstale.simulation import TraceGrid
 from fedstale.simulation.costs import Costs
 from fedstale.strategies import GapAware
 from fedstale.traces import TraceSet
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 DECLARED = {"work-per-example": 2.0, "epochs": 1, "examples": 50, "model-bytes": 1_000_000}
 
@@ -27,7 +27,7 @@ def run(traces, versions=3, timeout=1000.0, **overhead):
     grid = TraceGrid(traces, app, costs=costs)
     initial = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
     with grid.running():
-        GapAware(in_flight=4, merge_size=2, seed=1).start(grid, initial, versions, timeout)
+        GapAware(concurrency=4, buffer_size=2, seed=1).start(grid, initial, versions, timeout)
     return grid.events()
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstale.simulation import presence
-from fedstale.simulation.presence import Presence
+from fedstale.simulation import devices as presence
+from fedstale.simulation.devices import OnlineSet
 from fedstale.traces.availability import Availability
 
 LENGTH = 100.0
@@ -31,29 +31,29 @@ def test_it_is_what_looking_everybody_up_gives(ahead, fleet, steps):
     everyone = np.arange(fleet.n_devices)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(presence, "_AHEAD", ahead)
-        kept, now = Presence(fleet), 0.0
+        kept, now = OnlineSet(fleet), 0.0
         for step in steps:
             now += round(step)
             kept.move(now)
-            np.testing.assert_array_equal(kept.is_here, fleet.is_available(everyone, now))
-            assert kept.n_online == np.count_nonzero(kept.is_here)
+            np.testing.assert_array_equal(kept.is_online, fleet.is_available(everyone, now))
+            assert kept.n_online == np.count_nonzero(kept.is_online)
             start, end = fleet.window_at_or_after(everyone, now)
             assert kept.next_change == np.where(start <= now, end, start).min()
 
 
 def test_the_same_mask_is_shown_until_somebody_changes():
-    kept = Presence(Availability.of([[(0.0, 10.0)], [(5.0, 20.0)]], 60.0))
-    first = kept.is_here
+    kept = OnlineSet(Availability.of([[(0.0, 10.0)], [(5.0, 20.0)]], 60.0))
+    first = kept.is_online
     kept.move(4.0)
-    assert kept.is_here is first
+    assert kept.is_online is first
     kept.move(5.0)
-    assert kept.is_here.tolist() == [True, True]
+    assert kept.is_online.tolist() == [True, True]
     assert first.tolist() == [True, False]
 
 
 def test_going_back_looks_everybody_up_again():
-    kept = Presence(Availability.of([[(0.0, 10.0)], [(5.0, 20.0)]], 60.0))
+    kept = OnlineSet(Availability.of([[(0.0, 10.0)], [(5.0, 20.0)]], 60.0))
     kept.move(15.0)
-    assert kept.is_here.tolist() == [False, True]
+    assert kept.is_online.tolist() == [False, True]
     kept.move(2.0)
-    assert kept.is_here.tolist() == [True, False]
+    assert kept.is_online.tolist() == [True, False]

@@ -11,7 +11,7 @@ from fedstale.client import FORECAST_RECORD, QUERY, ForecastMod
 from fedstale.client.history import History
 from fedstale.simulation import ProcessExecutor, TraceGrid
 from fedstale.traces import Availability, Series, TraceSet
-from fedstale.traces.monitor import ResourceMonitor
+from fedstale.traces.recording.monitor import ResourceMonitor
 
 T = 20_000.0
 STEP_S = 50.0

@@ -14,7 +14,7 @@ from fedstale.errors import ConfigError
 from fedstale.reports.folder import RunFolder
 from fedstale.simulation import flights, keeping
 from fedstale.simulation.run import simulate
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 CONFIG = SimulationConfig(
     app="digits",
@@ -22,8 +22,8 @@ CONFIG = SimulationConfig(
     run_config={
         "strategy": "gap-aware",
         "num-server-rounds": 12,
-        "in-flight": 8,
-        "merge-size": 3,
+        "concurrency": 8,
+        "buffer-size": 3,
     },
 )
 SAME = ("events.parquet", "metrics.parquet", "model.safetensors")
@@ -53,18 +53,18 @@ def test_a_run_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(
     # With few of them written together, most jobs are on disk when the run is cut off.
     monkeypatch.setattr(flights, "_WRITTEN_TOGETHER", written_together)
     monkeypatch.setattr(keeping, "_LARGEST_SHARE", np.inf)
-    keep = keeping.SimulationKeeper._keep
+    keep = keeping.SimulationCheckpointer._keep
 
     def keep_and_die(self, checkpoints, at, state):
         keep(self, checkpoints, at, state)
         if at == version:
             raise PowerCutError
 
-    monkeypatch.setattr(keeping.SimulationKeeper, "_keep", keep_and_die)
+    monkeypatch.setattr(keeping.SimulationCheckpointer, "_keep", keep_and_die)
     with pytest.raises(PowerCutError):
         simulate(CONFIG, tmp_path / "run", traces=traces)
     assert not (tmp_path / "run" / "summary.json").exists()
-    monkeypatch.setattr(keeping.SimulationKeeper, "_keep", keep)
+    monkeypatch.setattr(keeping.SimulationCheckpointer, "_keep", keep)
     result = simulate(
         SimulationConfig.read(tmp_path / "run" / "config.toml"),
         tmp_path / "run",
@@ -99,7 +99,7 @@ def test_what_cannot_be_resumed_is_refused(tmp_path, traces):
 
 
 def fedstale(*words):
-    return [sys.executable, "-m", "fedstale.cli", "simulate", *words]
+    return [sys.executable, "-m", "fedstale.cli.main", "simulate", *words]
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_kill_9_at_a_hundred_random_moments_loses_nothing(tmp_path):
     rng, kills = np.random.default_rng(0), 0
     words = [
         *("digits", "--traces", "synthetic:30", "--quiet", "-c"),
-        'strategy="gap-aware" num-server-rounds=120 in-flight=8 merge-size=3',
+        'strategy="gap-aware" num-server-rounds=120 concurrency=8 buffer-size=3',
     ]
     subprocess.run(fedstale(*words, "--out", str(tmp_path / "whole")), check=True)
     for turn in range(1000):

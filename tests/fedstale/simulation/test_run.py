@@ -278,8 +278,8 @@ def test_strategies_that_merge_replies_as_they_come_fill_the_run_folder(run, tmp
     assert (result.status, result.reason) == ("finished", "")
     assert result.summary["rounds"] == 25
     events = pd.read_parquet(result.folder / "events.parquet")
-    merged = events[events.merged_version >= 0]
-    assert (merged["staleness"] == merged["merged_version"] - 1 - merged["base_version"]).all()
+    merged = events[events.aggregated_version >= 0]
+    assert (merged["staleness"] == merged["aggregated_version"] - 1 - merged["base_version"]).all()
     assert merged["staleness"].max() >= 1
     assert (merged.loc[merged.staleness == 0, "weight"] == 1.0).all()
     assert merged["weight"].between(0, 1).all()

@@ -206,7 +206,7 @@ def test_a_client_that_answers_with_a_bad_status_is_refused_with_its_words(run):
     result = run(TraceSet.ideal(6), client=client, run_config={"fraction-evaluate": 0.0})
     assert result.status == "finished"
     events = events_of(result)
-    refused = events[events.status == "refused"]
+    refused = events[events.status == "rejected"]
     assert set(refused["device_id"]) == set(TraceSet.ideal(6).device_ids[1::2])
     assert set(refused["reason"]) == {"FIT_NOT_IMPLEMENTED: not today"}
 
@@ -346,7 +346,7 @@ def test_the_final_model_equals_that_of_flowers_own_engine_bit_for_bit():
     from flwr.simulation import run_simulation
 
     from fedstale.simulation import Costs, TraceGrid
-    from fedstale.simulation.server_fn import server_fn_on
+    from fedstale.simulation.old_api import server_fn_on
 
     theirs, ours = [], []
     server, client = older_api_apps(4, theirs)

@@ -26,7 +26,7 @@ def stated(app, n=2):
     with grid.running():
         for _ in range(n):
             list(grid.send_and_receive([message_to(1000)]))
-    return grid, grid.events()["stated_p_finish"].to_pylist()
+    return grid, grid.events()["reported_p_finish"].to_pylist()
 
 
 def test_a_job_holds_what_its_device_said_before():
@@ -47,4 +47,4 @@ def test_a_checkpoint_holds_what_was_said():
     other._restore(state)
     with other.running():
         list(other.send_and_receive([message_to(1000)]))
-    assert other.events()["stated_p_finish"].to_pylist()[-1] == 0.75
+    assert other.events()["reported_p_finish"].to_pylist()[-1] == 0.75

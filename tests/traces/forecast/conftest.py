@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedstale.traces.forecast import Observer, draw
-from fedstale.traces.synthetic import synthesise
+from fedstale.traces.synthetic.generate import synthesise
 
 
 @pytest.fixture(scope="session")

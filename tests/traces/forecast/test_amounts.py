@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.traces import Availability, Series
-from fedstale.traces.forecast.amounts import CarriedAmounts, TimeThere, means, stepwise_means
+from fedstale.traces.forecast.amounts import CarriedAmounts, OnlineTime, means, stepwise_means
 
 LENGTH = 50_000.0
 SEEDS = st.integers(0, 2**32 - 1)
@@ -64,7 +64,7 @@ def test_time_there_is_what_a_loop_over_the_windows_adds_up(seed):
         phones = Availability.of(windows, LENGTH, repeat=repeat).shifted(shift)
         phones = phones.between(100.0, 2.5 * LENGTH)
         edges = falling(rng, 6)
-        found = TimeThere(phones).upto(np.arange(6), edges)
+        found = OnlineTime(phones).upto(np.arange(6), edges)
         for i in range(6):
             cycles = np.arange(5 if repeat else 1) * LENGTH
             own = (windows[i][None] + cycles[:, None, None]).reshape(-1, 2) - phones.shifts[i]
@@ -81,13 +81,13 @@ def test_a_rate_of_zero_is_zero_exactly_also_around_the_end_of_a_record():
 
 
 def test_nobody_has_been_there_without_windows():
-    there = TimeThere(Availability.of([np.empty((0, 2))] * 2, 10.0))
+    there = OnlineTime(Availability.of([np.empty((0, 2))] * 2, 10.0))
     np.testing.assert_array_equal(there.upto(np.arange(2), np.ones((2, 3))), 0.0)
 
 
 def test_late_devices_lose_no_digits_to_the_many_before_them():
     n = 3000
     windows = [[(0.1, 86_400.3)]] * (n - 1) + [[(10.0, 10.1), (20.0, 20.2)]]
-    there = TimeThere(Availability.of(windows, 1e5, repeat=False))
+    there = OnlineTime(Availability.of(windows, 1e5, repeat=False))
     found = there.upto(np.array([n - 1]), np.array([[30.0, 15.0]]))
     np.testing.assert_allclose(found, [[0.3, 0.1]], rtol=1e-12)

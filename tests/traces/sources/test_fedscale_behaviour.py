@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces.sources import fedscale_behaviour
+from fedstale.traces.sources import fedscale as fedscale_behaviour
 
 
 def client(active, inactive, finish_time=1000, **more):

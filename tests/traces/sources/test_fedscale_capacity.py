@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces.sources import fedscale_capacity
+from fedstale.traces.sources import fedscale_speeds as fedscale_capacity
 
 
 def client(computation, communication):

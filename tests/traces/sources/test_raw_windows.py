@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.traces.availability import Availability
-from fedstale.traces.sources.raw_windows import repaired
+from fedstale.traces.sources.repairs import repaired
 
 times = st.integers(-20, 60).map(float) | st.sampled_from([math.nan, math.inf, -math.inf, 7.25])
 devices = st.lists(st.lists(st.tuples(times, times), max_size=8), min_size=1, max_size=4)

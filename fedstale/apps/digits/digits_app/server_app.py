@@ -8,14 +8,14 @@ from digits_app import task
 from fedstale.agents import AgentSelector
 from fedstale.deployment.run_folder import recorded
 from fedstale.strategies import (
-    Ask,
     DirectionAware,
+    ExpectedUtility,
     Fastest,
     FedBuff,
+    ForecastRequest,
     GapAware,
     LeastAvailable,
-    Likeliest,
-    LikelyAndUseful,
+    MostReliable,
     Oort,
     Random,
 )
@@ -30,8 +30,8 @@ SELECTORS = {
     "fedcs": Fastest,
     "oort": Oort,
     "refl": LeastAvailable,
-    "likeliest": Likeliest,
-    "likely": LikelyAndUseful,
+    "likeliest": MostReliable,
+    "likely": ExpectedUtility,
     "agent": AgentSelector,
 }
 
@@ -66,10 +66,10 @@ def _strategy(name: str, context: Context) -> Strategy:
         raise ValueError(f"selector = {selector!r}: expected one of {[*SELECTORS]}")
     if name in AS_THEY_COME:
         return AS_THEY_COME[name](
-            in_flight=int(config["in-flight"]),
-            merge_size=int(config["merge-size"]),
+            concurrency=int(config["concurrency"]),
+            buffer_size=int(config["buffer-size"]),
             selector=SELECTORS[selector](),
-            ask=Ask() if config["forecasts"] else None,
+            forecast_request=ForecastRequest() if config["forecasts"] else None,
             checkpoints=str(config["checkpoints"]) or None,
             resume=str(config["resume"]) or None,
             seed=int(config["seed"]),

@@ -25,8 +25,8 @@ def main(grid: Grid, context: Context) -> None:
         return MetricRecord({"loss": loss, "accuracy": accuracy})
 
     strategy = FedBuff(
-        in_flight=int(config["in-flight"]),
-        merge_size=int(config["merge-size"]),
+        concurrency=int(config["concurrency"]),
+        buffer_size=int(config["buffer-size"]),
         checkpoints=str(config["checkpoints"]) or None,
         resume=str(config["resume"]) or None,
         seed=int(config["seed"]),

@@ -1,0 +1,1 @@
+"""Training a policy: proximal policy optimisation and evolution strategies."""

@@ -1,0 +1,71 @@
+"""What commands write and say.
+
+How a command tells its user what is wrong: one sentence on stderr, exit code 2, no traceback.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedstale.errors import FedstaleError, TraceError
+
+if TYPE_CHECKING:
+    from fedstale.traces import TraceSet
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turn the errors that a user can mend into one sentence and exit code 2."""
+    try:
+        yield
+    except FedstaleError as problem:
+        typer.echo(f"fedstale: {problem}", err=True)
+        raise typer.Exit(2) from None
+
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="Native file to write, NAME.parquet.")]
+Overwrite = Annotated[bool, typer.Option(help="Replace the file if there is one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")]
+
+
+def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> None:
+    """Refuse at once what would fail only after the work.
+
+    Args:
+        out: the file to be written.
+        overwrite: whether an existing file may be replaced.
+        unless: what makes an existing file ours to continue, such as its journal.
+
+    Raises:
+        TraceError: the file cannot be written there.
+    """
+    if not out.parent.is_dir():
+        raise TraceError(f"{out}: the folder {out.parent} does not exist; make it first")
+    if out.is_dir():
+        raise TraceError(f"{out}: is a folder, expected the name of a file")
+    is_ours = unless is not None and unless.exists()
+    if out.exists() and not overwrite and not is_ours:
+        raise TraceError(f"{out}: exists already; choose another name, or pass --overwrite")
+
+
+def write(traces: "TraceSet", out: Path, *, as_json: bool) -> None:
+    """Write a native file, and say what was repaired or dropped."""
+    from fedstale.traces.io import parquet as files
+
+    files.write(traces, out)
+    said = f"wrote {out}: {traces.n_devices:,} devices, {', '.join(traces.known)}"
+    typer.echo(
+        "\n".join([said, *(f"  {n:,} {kind}" for kind, n in traces.repairs.items())]), err=True
+    )
+    if as_json:
+        made = {"devices": traces.n_devices, "channels": list(traces.known)}
+        say_json(out, **made, repairs=dict(traces.repairs))
+
+
+def say_json(out: Path, **facts: object) -> None:
+    """Print what was made, and where it is, as one JSON object."""
+    typer.echo(json.dumps({"out": str(out), **facts}))

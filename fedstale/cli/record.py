@@ -1,0 +1,222 @@
+"""`fedstale traces record` and `merge`: a device records itself, and recordings become a fleet.
+
+Both are plain functions, to be mounted on the commands of traces. A recording is stopped by Ctrl-C,
+by SIGTERM or when its time is over, and then becomes a trace; a recording that was killed is
+finished, or continued, by the same command.
+"""
+
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedstale.cli.output import AsJson, Out, Overwrite, check_free, one_sentence, write
+from fedstale.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedstale.traces.recording.to_traces import AvailableWhen, RecordingRules
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_UNITS_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def record(
+    out: Out,
+    every: Annotated[str, typer.Option(help="Time between readings, 1s to 60s.")] = "5s",
+    duration: Annotated[
+        str | None, typer.Option("--for", help="How long, such as 1h or 7d; else until Ctrl-C.")
+    ] = None,
+    speed: Annotated[
+        float | None, typer.Option(help="Work units/s of this machine when it is idle.")
+    ] = None,
+    compute_unit: Annotated[
+        str | None, typer.Option(help="What one work unit of --speed is, in words.")
+    ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure the speed now, for two seconds.")
+    ] = False,
+    available: Annotated[
+        Literal["online", "charging", "recording"],
+        typer.Option(help="When it can take a job: online; online and on mains; while recording."),
+    ] = "online",
+    link_capacity: Annotated[
+        str | None,
+        typer.Option(metavar="DOWN,UP", help="What its links carry, bit/s: 50M,10M; else unknown."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Name of this device; default the name of the file.")
+    ] = None,
+    max_bytes: Annotated[
+        str, typer.Option(help="Space for the journal; its oldest hours are dropped.")
+    ] = "64M",
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Record no more; write what the journal holds.")
+    ] = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Record this device's load, link and battery, and write them as a trace.
+
+    Readings go to a journal beside the file, OUT.journal, from which a recording that was killed
+    goes on. Links are not measured: traffic only shows what they carried.
+    """
+    with one_sentence():
+        journal = out.with_name(out.name + ".journal")
+        check_free(out, overwrite=overwrite, unless=journal)
+        rules = _rules(speed, compute_unit, available, link_capacity, calibrate=calibrate)
+        if not finish:
+            _record(
+                journal,
+                device=device or out.stem,
+                available=rules.available,
+                interval_s=_amount("every", every, _UNITS_S),
+                duration_s=_amount("for", duration, _UNITS_S) if duration else float("inf"),
+                max_bytes=int(_amount("max-bytes", max_bytes, _UNITS_BYTES)),
+            )
+        _finish(journal, out, rules, as_json=as_json)
+
+
+def merge(
+    recordings: Annotated[
+        list[Path], typer.Argument(metavar="RECORDING...", help="Files of distinct devices.")
+    ],
+    out: Out,
+    align: Annotated[
+        Literal["time-of-day", "calendar"],
+        typer.Option(help="Lay recordings over each other by the hour, or by the day as well."),
+    ] = "time-of-day",
+    only: Annotated[
+        str | None, typer.Option(metavar="CHANNELS", help="Keep these, with commas between.")
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Join recordings of several devices to one file."""
+    with one_sentence():
+        check_free(out, overwrite=overwrite)
+        from fedstale.traces.recording.join import merge as join
+
+        channels = None if only is None else [name.strip() for name in only.split(",")]
+        write(join(recordings, align=align, only=channels), out, as_json=as_json)
+
+
+def _record(
+    journal: Path,
+    *,
+    device: str,
+    available: "AvailableWhen",
+    interval_s: float,
+    duration_s: float,
+    max_bytes: int,
+) -> None:
+    from datetime import datetime
+
+    from fedstale.traces.recording import recorder
+    from fedstale.traces.recording import to_traces as recorded
+    from fedstale.traces.recording.journal import Journal, Run
+    from fedstale.traces.recording.monitor import PsutilMonitor
+
+    recorder.check(interval_s=interval_s, duration_s=duration_s)
+    # The rule would fail at the end of the recording; one reading tells now.
+    recorded.check_readable(PsutilMonitor().read(), available)
+    offset = datetime.now().astimezone().utcoffset()
+    about = Run(
+        device_id=device,
+        interval_s=interval_s,
+        utc_offset_s=offset.total_seconds() if offset else 0.0,
+    )
+    monitor = PsutilMonitor(steady=recorder.steady_clock)
+    with Journal(journal, about, max_bytes=max_bytes) as open_journal, _stop_asked() as stop:
+        typer.echo(
+            f"recording {device} every {interval_s:g} s into {journal}; Ctrl-C ends", err=True
+        )
+        count = recorder.record(
+            monitor,
+            open_journal,
+            interval_s=interval_s,
+            duration_s=duration_s,
+            wait=stop.wait,
+            steady=recorder.steady_clock,
+        )
+    typer.echo(f"{count:,} readings", err=True)
+
+
+def _finish(journal: Path, out: Path, rules: "RecordingRules", *, as_json: bool) -> None:
+    import math
+
+    from fedstale.traces.recording import journal as journals
+    from fedstale.traces.recording import to_traces as recorded
+
+    parts, dropped = journals.read(journal)
+    write(recorded.traces_of(parts, rules, dropped), out, as_json=as_json)
+    rates = dict(zip(("downlink", "uplink"), recorded.highest_rates(parts), strict=True))
+    seen = [f"{name} {rate:,.0f} bit/s" for name, rate in rates.items() if not math.isnan(rate)]
+    if seen:
+        typer.echo(f"highest traffic seen (links carry at least that): {', '.join(seen)}", err=True)
+    if rules.link_bit_per_s is None:
+        typer.echo("downlink and uplink are unknown; --link-capacity DOWN,UP states them", err=True)
+    typer.echo(f"kept {journal}: the same command goes on from it; delete it when done", err=True)
+
+
+def _rules(
+    speed: float | None,
+    compute_unit: str | None,
+    available: Literal["online", "charging", "recording"],
+    link_capacity: str | None,
+    *,
+    calibrate: bool,
+) -> "RecordingRules":
+    if calibrate == (speed is not None):
+        raise ConfigError(
+            f"speed = {speed}, calibrate = {calibrate}: expected one of them, --speed N in work "
+            "units/s of the idle machine, or --calibrate to measure it now"
+        )
+    from fedstale.traces.recording import recorder
+    from fedstale.traces.recording.to_traces import RecordingRules
+
+    links = None
+    if link_capacity is not None:
+        rates = link_capacity.split(",")
+        if len(rates) != 2:
+            raise ConfigError(f"link-capacity = {link_capacity!r}: expected DOWN,UP as in 50M,10M")
+        down, up = (_amount("link-capacity", rate, _UNITS_BYTES) for rate in rates)
+        links = (down, up)
+    unit = compute_unit or "a unit of the speed that was stated at the recording"
+    if calibrate:
+        if compute_unit is not None:
+            raise ConfigError(
+                f"compute-unit = {compute_unit!r}: expected none, since --calibrate has its own"
+            )
+        speed, unit = recorder.calibrate(), recorder.CALIBRATION_UNIT
+        typer.echo(f"calibrated: {speed:,.1f} units/s, 1 unit = {unit}", err=True)
+    return RecordingRules(available=available, speed=speed, compute_unit=unit, link_bit_per_s=links)
+
+
+def _amount(option: str, text: str, units: dict[str, float] | dict[str, int]) -> float:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if found is None or found[2] not in units:
+        accepted = ", ".join(f"N{unit}" for unit in units)
+        raise ConfigError(f"{option} = {text!r}: expected one of {accepted}")
+    return float(found[1]) * units[found[2]]
+
+
+@contextmanager
+def _stop_asked() -> Iterator[threading.Event]:
+    """Give an event that Ctrl-C and SIGTERM set, so that a recording ends between readings."""
+    stop = threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {kind: signal.signal(kind, ask) for kind in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)

@@ -1,0 +1,255 @@
+"""`fedstale traces`: look at recordings, convert, compose, generate, fit and download them.
+
+Where fitted numbers come from: files, checksums, the command and the day.
+"""
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fedstale import __version__
+from fedstale.cli.output import AsJson, Out, Overwrite, check_free, one_sentence, say_json, write
+from fedstale.cli.record import merge, record
+
+if TYPE_CHECKING:
+    pass
+
+
+def of_fit(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+    """Return the provenance of a fit.
+
+    Args:
+        files: the recordings of each part; folders are listed file by file.
+
+    Returns:
+        A table for TOML. Files are named without their folders, so that it says nothing of the
+        machine it was made on.
+    """
+    options = [
+        f"--{part} {shlex.quote(path.name)}" for part, paths in files.items() for path in paths
+    ]
+    return {
+        "command": " ".join(["fedstale traces fit", *options]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "version": __version__,
+        "files": [
+            {"part": part, "name": name, "sha256": checksum}
+            for part, paths in files.items()
+            for path in paths
+            for name, checksum in _checksums(path)
+        ],
+    }
+
+
+def _checksums(path: Path) -> list[tuple[str, str]]:
+    if path.is_dir():
+        inside = sorted(p for p in path.rglob("*") if p.is_file())
+        return [(f"{path.name}/{p.relative_to(path).as_posix()}", _sha256(p)) for p in inside]
+    return [(path.name, _sha256(path))]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+app = typer.Typer(
+    name="traces",
+    help="Look at device traces, convert, compose, generate, fit and download them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Seed = Annotated[int, typer.Option(min=0, help="Seeds everything that is random.")]
+
+
+@app.command(epilog="Examples: fedstale traces describe phones.json  |  synthetic:1000 --json")
+def describe(
+    traces: Annotated[str, typer.Argument(metavar="PATH|synthetic:N", help="What to look at.")],
+    seed: _Seed = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Show how many devices there are, what was repaired, when they come and how fast they are."""
+    with one_sentence():
+        from fedstale import trace_spec
+        from fedstale.cli import describe as trace_description
+
+        numbers = trace_description.numbers(trace_spec.load(traces, seed=seed))
+        if as_json:
+            typer.echo(json.dumps(numbers))
+        else:
+            trace_description.show(traces, numbers)
+
+
+@app.command(epilog="Example: fedstale traces convert ready_strict.json phones.parquet")
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Recording, in any known format.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Native file to write.")],
+    kind: Annotated[
+        str | None, typer.Option("--source", help="Format of IN; found out if not given.")
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a recording as a native file, and say what was repaired on the way."""
+    with one_sentence():
+        check_free(out, overwrite=overwrite)
+        from fedstale.traces.sources import read
+
+        write(read(source, kind), out, as_json=as_json)
+
+
+@app.command(
+    epilog="Example: fedstale traces compose --availability phones.json --compute models.json "
+    "--background planetlab.tar.gz --network mahimahi --n 1000 --out devices.parquet"
+)
+def compose(
+    availability: Annotated[Path, typer.Option(help="Recording of when devices are there.")],
+    compute: Annotated[Path, typer.Option(help="Recording of how fast devices are.")],
+    network: Annotated[Path, typer.Option(help="Recording of links.")],
+    n: Annotated[int, typer.Option("--n", min=1, help="Number of devices.")],
+    out: Out,
+    background: Annotated[
+        Path | None, typer.Option(help="Recording of what other programs leave of a processor.")
+    ] = None,
+    uplink_share: Annotated[
+        float | None, typer.Option(help="Uplink / downlink, where no uplink was recorded.")
+    ] = None,
+    after_end: Annotated[
+        Literal["repeat", "stop"], typer.Option(help="What follows the end of availability.")
+    ] = "repeat",
+    seed: _Seed = 0,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make complete devices out of independent recordings."""
+    with one_sentence():
+        check_free(out, overwrite=overwrite)
+        from fedstale.traces.compose import compose as join
+        from fedstale.traces.sources import read
+
+        devices = join(
+            availability=read(availability),
+            compute=read(compute),
+            background=None if background is None else read(background),
+            network=read(network),
+            n=n,
+            seed=seed,
+            after_end=after_end,
+            uplink_share=uplink_share,
+        )
+        write(devices, out, as_json=as_json)
+
+
+@app.command(epilog="Example: fedstale traces synthesise --n 1000 --days 7 --out devices.parquet")
+def synthesise(
+    n: Annotated[int, typer.Option("--n", min=1, help="Number of devices.")],
+    out: Out,
+    days: Annotated[int, typer.Option(min=1, help="Length of the record.")] = 7,
+    time_zones: Annotated[
+        Literal["same", "spread"], typer.Option(help="One midnight for all, or 24 time zones.")
+    ] = "same",
+    parameters: Annotated[
+        Path | None, typer.Option(help="Population to draw from, made by fit; else the embedded.")
+    ] = None,
+    seed: _Seed = 0,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Generate devices and write them as a native file."""
+    with one_sentence():
+        check_free(out, overwrite=overwrite)
+        from fedstale.traces.synthetic import generate as synthetic
+        from fedstale.traces.synthetic import population
+
+        chosen = population.load(parameters)
+        made = synthetic.synthesise(n, days, seed, time_zones=time_zones, parameters=chosen)
+        write(made, out, as_json=as_json)
+
+
+@app.command(
+    epilog="Example: fedstale traces fit --availability phones.json --network 5g.zip "
+    "--network mahimahi --background planetlab.tar.gz --compute models.json --out population.toml"
+)
+def fit(
+    availability: Annotated[Path, typer.Option(help="Recording of when devices are there.")],
+    network: Annotated[list[Path], typer.Option(help="Recording of links; may be repeated.")],
+    background: Annotated[Path, typer.Option(help="Recording of what is left of processors.")],
+    compute: Annotated[Path, typer.Option(help="Recording of how fast devices are.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="TOML file to write.")],
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the generator's numbers to recordings, and write them with their provenance."""
+    with one_sentence():
+        check_free(out, overwrite=overwrite)
+        from fedstale.traces.sources import read
+        from fedstale.traces.synthetic import fit as fitting
+        from fedstale.traces.synthetic import population
+
+        recordings = {
+            "availability": read(availability),
+            "network": [read(path) for path in network],
+            "background": read(background),
+            "compute": read(compute),
+        }
+        files = {
+            "availability": [availability],
+            "network": network,
+            "background": [background],
+            "compute": [compute],
+        }
+        population.save(
+            fitting.fit(**recordings),  # type: ignore[arg-type]
+            out,
+            provenance=of_fit(files),
+            targets=fitting.targets(**recordings),  # type: ignore[arg-type]
+        )
+    typer.echo(f"wrote {out}", err=True)
+    if as_json:
+        say_json(out)
+
+
+@app.command(epilog="Example: fedstale traces fetch flash --folder recordings")
+def fetch(
+    name: Annotated[str, typer.Argument(help="Name of a published recording.")],
+    folder: Annotated[Path, typer.Option(help="Where to put it.")] = Path(),
+    url: Annotated[str | None, typer.Option(help="Download from here instead.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download a published recording from its authors, checked and whole or not at all."""
+    with one_sentence():
+        from fedstale.traces.sources import SOURCES
+        from fedstale.traces.sources.fetch import fetch as download
+
+        if name in SOURCES:
+            typer.echo(SOURCES[name].licence_line, err=True)
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
+            task = bar.add_task(name, total=None)
+            path = download(
+                name,
+                folder,
+                url=url,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+    if as_json:
+        say_json(path)
+    else:
+        typer.echo(path)
+
+
+app.command(epilog="Example: fedstale traces record --out phone.parquet --speed 1 --for 1h")(record)
+app.command(epilog="Example: fedstale traces merge a.parquet b.parquet --out fleet.parquet")(merge)

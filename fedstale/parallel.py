@@ -1,0 +1,173 @@
+"""Processes that do long jobs one after the other, and tell how far they are.
+
+Each has a pipe of its own, so one that dies is noticed. All compute with one thread: sums of floats
+depend on the number of threads, and so would results; and two processes with a thread each are
+faster than one with two.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Generic, Literal, NoReturn, TypeVar
+
+from fedstale.errors import FedstaleError
+
+Job = TypeVar("Job")
+Say = Callable[[object], None]
+News = Literal["said", "done", "rejected", "died"]
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_WAIT_S = 0.5
+_STOP_S = 30.0
+
+
+class WorkerPool(Generic[Job]):
+    """Processes that wait for jobs; leaving the context ends them, busy or not.
+
+    A busy one gets a KeyboardInterrupt then, so that its job can write down what it has.
+    """
+
+    def __init__(self, work: Callable[[Job, Say], object], log: Path) -> None:
+        """Start no process yet.
+
+        Args:
+            work: does a job; a function of a module, called with the job and with what tells the
+                first process how far it is. What it returns is told too.
+            log: file that gets what processes print.
+        """
+        self._work, self._log = work, log
+        self._busy: dict[Connection, tuple[BaseProcess, Job]] = {}
+        self._idle: list[tuple[Connection, BaseProcess]] = []
+
+    @property
+    def n_busy(self) -> int:
+        """Number of jobs under way."""
+        return len(self._busy)
+
+    def give(self, job: Job) -> None:
+        """Let a process do a job, a new one if all are busy."""
+        ours, process = self._idle.pop() if self._idle else self._started()
+        self._busy[ours] = (process, job)
+        ours.send(job)
+
+    def heard(self) -> Iterator[tuple[Job, News, Any]]:
+        """Yield what processes tell, as soon as one tells something or after a moment.
+
+        Yields:
+            The job, and with "said" what its work said, with "done" what it returned, with
+            "rejected" the FedstaleError that it raised as a string, with "died" how its process
+            ended.
+        """
+        for ready in wait(list(self._busy), timeout=_WAIT_S):
+            assert isinstance(ready, Connection)
+            process, job = self._busy[ready]
+            try:
+                news, what = ready.recv()
+            except (EOFError, OSError):
+                process.join(_STOP_S)
+                news = "died"
+                what = f"its process ended with code {process.exitcode}; {self._log} may say why"
+                ready.close()
+                del self._busy[ready]
+            else:
+                if news != "said":
+                    del self._busy[ready]
+                    self._idle.append((ready, process))
+            yield job, news, what
+
+    def __enter__(self) -> "WorkerPool[Job]":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        for process, _ in self._busy.values():
+            process.terminate()
+        for connection, _ in self._idle:
+            connection.close()
+        everyone = [p for p, _ in self._busy.values()] + [p for _, p in self._idle]
+        try:
+            for process in everyone:
+                process.join(_STOP_S)
+        finally:
+            for process in everyone:
+                if process.is_alive():
+                    process.kill()
+
+    def _started(self) -> tuple[Connection, BaseProcess]:
+        ours, theirs = multiprocessing.Pipe()
+        # A forked process would share torch's threads and Flower's state with this one.
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=_do_jobs, args=(theirs, self._work, self._log))
+        with _one_thread_each():
+            process.start()
+        theirs.close()
+        return ours, process
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Let processes that are started meanwhile compute with one thread."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _do_jobs(parent: Connection, work: Callable[[Job, Say], object], log: Path) -> None:
+    """Do jobs until nobody gives any."""
+    # Ctrl-C reaches every process of a terminal; the first one decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _interrupt)
+    _write_to(log)
+    import pyarrow as pa  # noqa: PLC0415 - not before the signals are set
+
+    pa.set_cpu_count(1)
+
+    def say(what: object) -> None:
+        try:
+            parent.send(("said", what))
+        except OSError:
+            # Nobody waits for this job any more.
+            raise KeyboardInterrupt from None
+
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                job = parent.recv()
+            except (EOFError, OSError):
+                return
+            news: tuple[News, object]
+            try:
+                news = "done", work(job, say)
+            except FedstaleError as problem:
+                news = "rejected", str(problem)
+            with suppress(OSError):
+                parent.send(news)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _write_to(log: Path) -> None:
+    """Let a file have what jobs print, which has no place between progress and tables."""
+    with log.open("a", encoding="utf-8") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())

@@ -1,0 +1,317 @@
+"""Runs ServerApps of Flower's older API (`server_fn`, strategies of `flwr.server`) on a TraceGrid.
+
+That API asks every client in a thread of its own, and keeps the list of clients in one more thread
+that looks every five wall seconds. On a virtual clock threads would take turns in an order that
+nobody fixes. Here one thread does it all: the messages of a round are sent together, and a `Roster`
+takes the place of the other thread. Flower has no seam for this, so its functions are replaced for
+the duration of a run, all of them in this file. Proxies that are asked one by one
+(`client.get_properties`) work as they are, from that one thread.
+
+Keeps the ClientManager of Flower's older API in step with who is online.
+
+Flower does this in a thread that looks every five wall seconds; here the list is brought up to date
+whenever somebody reads it, and whoever waits for clients waits on the virtual clock.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, wraps
+from numbers import Real
+from typing import Any
+
+import flwr.server.compat.app as flower_start
+import flwr.server.compat.app_utils as flower_updates
+import flwr.server.server as flower_server
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.common import Code, Parameters
+from flwr.compat.common import recorddict_compat as records
+from flwr.server import ClientManager, History, Server, ServerConfig
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.compat import LegacyContext
+from flwr.server.compat.grid_client_proxy import GridClientProxy
+from flwr.server.strategy import Strategy
+from flwr.server.workflow import DefaultWorkflow
+from flwr.serverapp import ServerApp
+
+from fedstale.simulation.clock import RunEnded
+from fedstale.simulation.trace_grid import TraceGrid
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 5.0  # as Flower's own thread does
+_PATIENCE_S = 86_400  # of Flower's own wait_for
+
+
+class Roster:
+    """Keeps a ClientManager in step with who is online, whenever it is read."""
+
+    def __init__(self, grid: TraceGrid, manager: ClientManager) -> None:
+        """Take over the methods of one manager that need to know who is online.
+
+        Args:
+            grid: knows who is online, and the time.
+            manager: where proxies of the online nodes are registered, in the order of their ids.
+        """
+        self._grid, self._manager = grid, manager
+        self._count = manager.num_available
+        self._registered: dict[int, GridClientProxy] = {}
+        self.shortage = ""
+        """The last wait that was in vain, in words."""
+        for name in ("num_available", "all", "sample"):
+            setattr(manager, name, self._updating(getattr(manager, name)))
+        manager.wait_for = self._wait_for  # type: ignore[method-assign]
+
+    def _updating(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def updated(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
+            self._update()
+            return method(*args, **kwargs)
+
+        return updated
+
+    def _update(self) -> None:
+        online = dict.fromkeys(self._grid.get_node_ids())
+        for node_id in [n for n in self._registered if n not in online]:
+            self._manager.unregister(self._registered.pop(node_id))
+        for node_id in online:
+            if node_id not in self._registered:
+                proxy = GridClientProxy(node_id, self._grid, self._grid.run.run_id)
+                self._manager.register(proxy)
+                self._registered[node_id] = proxy
+
+    def _wait_for(self, num_clients: int, timeout: float = _PATIENCE_S) -> bool:
+        """Wait on the virtual clock; like Flower's, gives up after a day and lets the app go on."""
+        begin, most = self._grid.now(), 0
+        while True:
+            self._update()
+            most = max(most, count := self._count())
+            if count >= num_clients:
+                return True
+            if self._grid.now() - begin >= timeout:
+                break
+            self._grid.sleep(min(_LOOK_EVERY_S, begin + timeout - self._grid.now()))
+        self.shortage = (
+            f"waited {timeout:,.0f} s of virtual time for {num_clients} clients, but at most "
+            f"{most} were online at once: let the strategy wait for fewer, or use more devices"
+        )
+        logger.warning("%s", self.shortage)
+        return False
+
+
+_Collected = tuple[list[tuple[ClientProxy, Any]], list[tuple[ClientProxy, Any] | BaseException]]
+
+
+@contextmanager
+def server_fn_on(grid: TraceGrid, *packages: str) -> Iterator[None]:
+    """Let apps of the older API, and workflows of `flwr.server`, run on a grid.
+
+    What their strategies aggregate and evaluate is told to the grid as its metrics and models, with
+    the round as the model version.
+
+    Args:
+        grid: where messages go.
+        packages: import names of the app, whose modules may have bound Flower's functions by name.
+    """
+    stand_ins: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+        (flower_start.start_grid, _start_grid),
+        (flower_updates.start_update_client_manager_thread, _start_no_thread),
+        (flower_server.fit_clients, partial(_ask, grid, _FIT)),
+        (flower_server.evaluate_clients, partial(_ask, grid, _EVALUATE)),
+    ]
+    # Modules call these by the names that they imported.
+    within = tuple(f"{package}." for package in ("flwr.server", "flwr.serverapp", *packages))
+    bound = [
+        (module, name, original, stand_in)
+        for path, module in list(sys.modules.items())
+        if f"{path}.".startswith(within)
+        for name, value in list(vars(module).items())
+        for original, stand_in in stand_ins
+        if value is original
+    ]
+    run_workflow = DefaultWorkflow.__call__
+
+    def run_watched(workflow: DefaultWorkflow, grid: TraceGrid, context: LegacyContext) -> None:
+        with _watched(context.strategy, grid):
+            run_workflow(workflow, grid, context)
+
+    try:
+        for module, name, _, stand_in in bound:
+            setattr(module, name, stand_in)
+        DefaultWorkflow.__call__ = run_watched  # type: ignore[method-assign, assignment]
+        yield
+    finally:
+        DefaultWorkflow.__call__ = run_workflow  # type: ignore[method-assign]
+        for module, name, original, _ in bound:
+            setattr(module, name, original)
+
+
+def is_runnable(server: ServerApp) -> bool:
+    """Return whether a ServerApp was given something to run, by either API."""
+    parts = (server._main, server._server_fn, server._server, server._config, server._strategy)
+    return any(part is not None for part in parts)
+
+
+def _start_grid(
+    *,
+    grid: TraceGrid,
+    server: Server | None = None,
+    config: ServerConfig | None = None,
+    strategy: Strategy | None = None,
+    client_manager: ClientManager | None = None,
+) -> History:
+    server, config = flower_server.init_defaults(server, config, strategy, client_manager)
+    roster = Roster(grid, server.client_manager())
+    with _watched(server.strategy, grid) as trained:
+        history = flower_server.run_fl(server, config)
+    if roster.shortage and not trained:
+        raise RunEnded(roster.shortage, stuck=True)
+    return history
+
+
+def _start_no_thread(
+    grid: TraceGrid, client_manager: ClientManager
+) -> tuple[threading.Thread, threading.Event, threading.Event]:
+    """Return what workflows expect: a thread to join, here one that has nothing to do."""
+    Roster(grid, client_manager)
+    ready = threading.Event()
+    thread = threading.Thread(target=ready.set, daemon=True)
+    thread.start()
+    return thread, threading.Event(), ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchange:
+    """One kind of question to clients, and how both sides travel in a message."""
+
+    message_type: str
+    pack: Callable[[Any], RecordDict]
+    unpack: Callable[[RecordDict], Any]
+
+
+# Records share the bytes of the arrays, so keeping the input costs nothing.
+_FIT = _Exchange(
+    message_type="train",
+    pack=partial(records.fitins_to_recorddict, keep_input=True),
+    unpack=partial(records.recorddict_to_fitres, keep_input=True),
+)
+_EVALUATE = _Exchange(
+    message_type="evaluate",
+    pack=partial(records.evaluateins_to_recorddict, keep_input=True),
+    unpack=records.recorddict_to_evaluateres,
+)
+
+
+def _ask(  # noqa: PLR0917 - as Flower calls it
+    grid: TraceGrid,
+    exchange: _Exchange,
+    client_instructions: Sequence[tuple[ClientProxy, Any]],
+    max_workers: int | None,
+    timeout: float | None,
+    group_id: int,
+) -> _Collected:
+    """Ask all clients of a round at once; stands in for fit_clients and evaluate_clients.
+
+    Args:
+        grid: where messages go.
+        exchange: what is asked.
+        client_instructions: whom to ask, and what.
+        max_workers: how many threads Flower would use; has no meaning here.
+        timeout: seconds for which each message is valid; None takes Flower's 12 hours.
+        group_id: the round.
+
+    Returns:
+        Results and failures, each in the order in which the server saw them.
+    """
+    contents: dict[int, RecordDict] = {}
+    messages = []
+    for client, ins in client_instructions:
+        # Strategies give one object to all clients, which is then measured and packed once.
+        if id(ins) not in contents:
+            contents[id(ins)] = exchange.pack(ins)
+        content, node_id = contents[id(ins)], int(client.cid)
+        messages.append(
+            Message(content, node_id, exchange.message_type, ttl=timeout, group_id=str(group_id))
+        )
+    replies = grid.send_and_receive(messages)
+    ids = [message.metadata.message_id for message in messages]
+    clients = dict(zip(ids, (client for client, _ in client_instructions), strict=True))
+    collected: _Collected = ([], [])
+    for reply in replies:
+        _sort_in(grid, exchange, clients[reply.metadata.reply_to_message_id], reply, collected)
+    return collected
+
+
+def _sort_in(
+    grid: TraceGrid, exchange: _Exchange, client: ClientProxy, reply: Message, into: _Collected
+) -> None:
+    """Put a reply among the results or the failures."""
+    results, failures = into
+    if reply.has_error():
+        failures.append(ValueError(f"node {client.cid} failed: {reply.error.reason}"))
+        return
+    message_id = reply.metadata.reply_to_message_id
+    try:
+        answer = exchange.unpack(reply.content)
+    except Exception as problem:
+        grid.job_rejected(message_id, reason=f"{type(problem).__name__}: {problem}")
+        failures.append(problem)
+        return
+    if answer.status.code == Code.OK:
+        results.append((client, answer))
+    else:
+        grid.job_rejected(message_id, reason=f"{answer.status.code.name}: {answer.status.message}")
+        failures.append((client, answer))
+
+
+@contextmanager
+def _watched(strategy: Strategy, grid: TraceGrid) -> Iterator[list[int]]:
+    """Report what a strategy aggregates and evaluates; yields the rounds that trained so far."""
+    trained: list[int] = []
+
+    def aggregated(version: int, outcome: tuple[Parameters | None, Mapping[str, Any]]) -> None:
+        trained.append(version)
+        parameters, metrics = outcome
+        # Only this kind of tensor has a shape; trees, for one, travel as text.
+        if parameters is not None and parameters.tensor_type == "numpy.ndarray":
+            arrays: ArrayRecord = records.parameters_to_arrayrecord(parameters, keep_input=True)
+            grid.aggregated(version=version, arrays=arrays)
+        grid.measured(version=version, source="train", metrics=_numbers(metrics))
+
+    def evaluated(
+        source: str, version: int, outcome: tuple[float | None, Mapping[str, Any]] | None
+    ) -> None:
+        loss, metrics = outcome or (None, {})
+        if loss is not None:
+            values = {**_numbers(metrics), "loss": float(loss)}
+            grid.measured(version=version, source=source, metrics=values)
+
+    listeners: dict[str, Callable[[int, Any], None]] = {
+        "aggregate_fit": aggregated,
+        "aggregate_evaluate": partial(evaluated, "evaluate"),
+        "evaluate": partial(evaluated, "server"),
+    }
+    for name, listener in listeners.items():
+        setattr(strategy, name, _heard(getattr(strategy, name), listener))
+    try:
+        yield trained
+    finally:
+        for name in listeners:
+            delattr(strategy, name)
+
+
+def _heard(method: Callable[..., Any], listener: Callable[[int, Any], None]) -> Callable[..., Any]:
+    @wraps(method)
+    def heard(server_round: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        outcome = method(server_round, *args, **kwargs)
+        listener(server_round, outcome)
+        return outcome
+
+    return heard
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {k: float(v) for k, v in metrics.items() if isinstance(v, Real)}

@@ -1,0 +1,1 @@
+"""Rules that combine updates although some clients are adversarial."""

@@ -1,0 +1,211 @@
+"""Whom to send the next jobs to: the interface, and the published one-line rules.
+
+A selector sees candidates, that is, what the server honestly knows, and returns some of their ids.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstale.strategies.server.clients import Candidate, Candidates, Floats
+from fedstale.strategies.settings import is_count, require
+
+
+class Selector(ABC):
+    """Picks nodes for the next jobs."""
+
+    @abstractmethod
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Return ids of distinct candidates.
+
+        Args:
+            candidates: nodes that are online and free; at least one.
+            k: how many to pick, >= 1; may exceed the number of candidates.
+            now: the instant in s.
+            rng: the only source of randomness.
+
+        Returns:
+            min(k, number of candidates) ids, or fewer where the rule refuses some; none refuses
+            all for now, and the server asks again later.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: nested dicts of arrays and of what JSON can hold."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - optional
+        """Continue from a checkpoint."""
+
+    def __repr__(self) -> str:
+        settings = ", ".join(
+            f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_")
+        )
+        return f"{type(self).__name__}({settings})"
+
+
+class Random(Selector):
+    """Each candidate is as likely as any other, as in FedAvg."""
+
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Pick without replacement."""
+        chosen = rng.choice(len(candidates), size=min(k, len(candidates)), replace=False)
+        return candidates.take(chosen).node_ids.tolist()
+
+
+class Fastest(Selector):
+    """FedCS: the fastest candidates of those that can make the deadline.
+
+    Differences from the paper:
+        Devices are not asked for their resources: the median of observed durations stands for
+        them. A node never seen is taken to be as fast as the deadline allows, after all that are
+        known to make it.
+
+    Reference:
+        Nishio, Yonetani. Client Selection for Federated Learning with Heterogeneous Resources in
+        Mobile Edge. ICC 2019.
+    """
+
+    def __init__(self, deadline_s: float = inf) -> None:
+        """Set the deadline in s, > 0."""
+        require(deadline_s > 0, "selector.deadline_s", deadline_s, "seconds > 0")
+        self.deadline_s = deadline_s
+
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Pick in the order of duration; ties are broken by chance."""
+        durations = _known_or(candidates.duration_s, self.deadline_s)
+        return _largest(candidates, -durations, k, rng, allowed=durations <= self.deadline_s)
+
+
+class PowerOfChoice(Selector):
+    """Draw d candidates by their number of examples; of these, pick those with the largest loss.
+
+    Differences from the paper:
+        The loss is that of a node's last reply (the paper's cheaper variant), and a node without
+        one comes first, with the mean number of examples.
+
+    Reference:
+        Cho, Wang, Joshi. Towards Understanding Biased Client Selection in Federated Learning.
+        AISTATS 2022.
+    """
+
+    def __init__(self, d: int) -> None:
+        """Set the number of candidates to draw, d >= 1."""
+        require(is_count(d), "selector.d", d, "an integer >= 1, larger than the number to pick")
+        self.d = d
+
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Draw, then pick."""
+        examples = candidates.examples
+        known = examples[~np.isnan(examples)]
+        examples = _known_or(examples, known.mean() if known.size else 1.0)
+        n = min(max(self.d, k), len(candidates))
+        drawn = rng.choice(len(candidates), size=n, replace=False, p=examples / examples.sum())
+        pool = candidates.take(np.sort(drawn))
+        return _largest(pool, _known_or(pool.loss, inf), k, rng)
+
+
+class MostReliable(Selector):
+    """The likeliest to finish, whatever they are good for.
+
+    The probability is the device's own forecast where it sends one, corrected by what came of its
+    earlier ones. The same reliable devices are asked for ever, so it is for data that many hold.
+    """
+
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Pick the highest probabilities; ties are broken by chance."""
+        return _largest(candidates, candidates.p_finish, k, rng)
+
+
+class ExpectedUtility(Selector):
+    """Pick by p_finish x utility: what a job sent now is expected to bring.
+
+    The utility is Oort's statistical utility. A node without one gets the largest known, so that
+    every node is tried. The probability is the device's own forecast where it sends one, corrected
+    by what came of its earlier ones.
+    """
+
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Pick the highest products; ties are broken by chance."""
+        utilities = candidates.utility
+        known = utilities[~np.isnan(utilities)]
+        utilities = _known_or(utilities, known.max() if known.size else 1.0)
+        return _largest(candidates, utilities * candidates.p_finish, k, rng)
+
+
+class LeastAvailable(Selector):
+    """REFL's intelligent participant selection: those first who will rarely be there again.
+
+    The forecaster's probability `p_available` stands in the oracle's place; a node that forecasts
+    nothing counts as always available.
+
+    Reference:
+        Abdelmoniem et al. REFL: Resource-Efficient Federated Learning. EuroSys 2023.
+    """
+
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Pick the lowest probabilities; ties are broken by chance."""
+        return _largest(candidates, -_known_or(candidates.forecast_p_available, 1.0), k, rng)
+
+
+class Filtered(Selector):
+    """Let another selector choose among the candidates that meet a condition.
+
+    Example:
+        >>> reliable = Filtered(lambda c: c.times_failed == 0, Random())
+    """
+
+    def __init__(self, where: Callable[[Candidate], bool], then: Selector) -> None:
+        """Set the condition, and who chooses among those who meet it."""
+        self.where, self.then = where, then
+
+    def select(
+        self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
+    ) -> list[int]:
+        """Filter, then pick."""
+        kept = np.array([self.where(candidate) for candidate in candidates], dtype=np.bool_)
+        return self.then.select(candidates.take(kept), k, now, rng) if kept.any() else []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the other selector's state."""
+        return self.then.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the other selector."""
+        self.then.load_state_dict(state)
+
+
+def _known_or(values: Floats, otherwise: float) -> Floats:
+    return np.where(np.isnan(values), otherwise, values)
+
+
+def _largest(
+    candidates: Candidates,
+    scores: Floats,
+    k: int,
+    rng: np.random.Generator,
+    *,
+    allowed: npt.NDArray[np.bool_] | None = None,
+) -> list[int]:
+    """Return the ids with the largest scores, in falling order; chance breaks ties."""
+    order = np.lexsort((rng.random(len(candidates)), -scores))
+    if allowed is not None:
+        order = order[allowed[order]]
+    return [int(node) for node in candidates.node_ids[order[:k]]]

@@ -1,0 +1,1 @@
+"""The event loop of a strategy and what it keeps: jobs, clients, versions, the buffer."""

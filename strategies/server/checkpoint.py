@@ -1,0 +1,285 @@
+"""What a run must not lose, in one file: arrays and plain values, with a checksum.
+
+A checkpoint is written under another name, flushed to the disk and renamed, and the one before it
+is kept too, so that a crash at any moment leaves a whole one. The file is safetensors; everything
+that is no array is JSON in its header. Nothing in it is ever executed.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from fedstale.errors import ConfigError, ResumeError
+from fedstale.strategies.arrays import Array
+from fedstale.strategies.settings import is_count, require
+
+logger = logging.getLogger(__name__)
+
+State = dict[str, Any]
+"""Nested dicts with keys of type str, whose leaves are arrays or what JSON can hold."""
+
+FORMAT = 1
+SUFFIX = ".checkpoint"
+
+_HELD: set[tuple[int, int]] = set()  # device and inode of the folders that this process holds
+
+_TYPES = {"f": "F{}", "i": "I{}", "u": "U{}", "b": "BOOL"}  # names of safetensors
+_ARRAY = "__array__"
+_KEPT = 2
+
+
+@runtime_checkable
+class Checkpointer(Protocol):
+    """Keeps the state of a strategy; a grid that can keep its own along with it answers itself."""
+
+    jobs_survive: bool
+    """Whether jobs that were out go on after a crash; a SuperLink's end with their run."""
+
+    def restored(self) -> State | None:
+        """Return what to continue from; None starts anew."""
+        ...
+
+    def keep(self, version: int, state: Callable[[], State]) -> None:
+        """Be told that a version was made, and keep the state if it is time to."""
+        ...
+
+
+class Checkpoints:
+    """Checkpoints in a folder, one every few versions; the last two are kept.
+
+    The folder is held until the process ends, even by kill -9: two runs that go on from the same
+    checkpoints would undo each other's versions.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Checkpoints(folder).keep(3, lambda: {"w": np.zeros(2), "version": 3})
+        ...     read_checkpoint(folder)
+        {'w': array([0., 0.]), 'version': 3}
+    """
+
+    jobs_survive = False
+
+    def __init__(self, folder: str | Path, *, every: int = 1) -> None:
+        """Write into a folder, which is made if it does not exist.
+
+        Args:
+            folder: where; checkpoints of an earlier run in it are replaced as new ones come.
+            every: versions from one checkpoint to the next, >= 1.
+
+        Raises:
+            ConfigError: a setting is out of range, the folder cannot be made, or another process
+                holds it.
+        """
+        require(is_count(every), "checkpoints.every", every, "a number of versions >= 1")
+        self.folder, self.every = Path(folder), every
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise ConfigError(
+                f"checkpoints = {str(folder)!r} cannot be made: {problem.strerror}"
+            ) from None
+        _hold(self.folder)
+
+    def restored(self) -> State | None:
+        """Return None: `StaleStrategy(resume=...)` says what to continue from."""
+        return None
+
+    def keep(self, version: int, state: Callable[[], State]) -> None:
+        """Write a checkpoint; one that cannot be written is logged, and training goes on."""
+        if version % self.every:
+            return
+        path = self.folder / f"{version:09d}{SUFFIX}"
+        try:
+            write_checkpoint(path, state())
+        except OSError as problem:
+            logger.error(
+                "no checkpoint of version %d in %s: %s; the last good one stays",
+                *(version, self.folder, problem.strerror),
+            )
+            return
+        files = _found(self.folder)
+        last = files.index(path) + 1
+        # Later versions are of an earlier run, which this one does not go on from.
+        for other in (*files[: max(last - _KEPT, 0)], *files[last:]):
+            other.unlink(missing_ok=True)
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({str(self.folder)!r}, every={self.every})"
+
+
+def write_checkpoint(path: Path, state: State) -> None:
+    """Write a state so that the file is whole or not there.
+
+    Raises:
+        OSError: the disk is full, or the folder is not writable; no file is left behind.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            for piece in _pieces(state):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_checkpoint(path: str | Path) -> State:
+    """Return the state in a file, or the latest whole one in a folder.
+
+    Raises:
+        ResumeError: there is none, or it is damaged.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return _read(path)
+    files = _found(path)
+    for file in reversed(files):
+        try:
+            return _read(file)
+        except ResumeError as problem:
+            logger.warning("%s", problem)
+    raise ResumeError(
+        f"resume = {str(path)!r} holds no whole checkpoint (files *{SUFFIX}: {len(files)}): "
+        "expected a folder that a run has written checkpoints into"
+    )
+
+
+def packed(state: State) -> bytes:
+    """Return a state as the bytes of a file."""
+    return b"".join(_pieces(state))
+
+
+def _pieces(state: State) -> Iterator[bytes | memoryview]:
+    """Yield a safetensors file piece by piece, so that no second copy of the arrays is made."""
+    arrays: dict[str, Any] = {}
+
+    def taken(value: Any) -> Any:  # noqa: ANN401 - any leaf
+        if isinstance(value, np.ndarray):
+            # Model arrays may have any name: files number them.
+            arrays[f"{len(arrays):06d}"] = np.ascontiguousarray(value).reshape(value.shape)
+            return {_ARRAY: f"{len(arrays) - 1:06d}"}
+        if isinstance(value, Mapping):
+            return {key: taken(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [taken(inner) for inner in value]
+        return value.item() if isinstance(value, np.generic) else value
+
+    text = json.dumps(taken(state))
+    about = {"format": str(FORMAT), "state": text, "checksum": _checksum(text, arrays)}
+    header: dict[str, Any] = {"__metadata__": about}
+    end = 0
+    for name, array in arrays.items():
+        start, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": _TYPES[array.dtype.kind].format(8 * array.dtype.itemsize),
+            "shape": array.shape,
+            "data_offsets": [start, end],
+        }
+    head = json.dumps(header, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    yield struct.pack("<Q", len(head)) + head
+    for array in arrays.values():
+        yield _bytes_of(array)
+
+
+def unpacked(data: bytes) -> State:
+    """Return the state in the bytes of a file.
+
+    Raises:
+        ResumeError: they are no checkpoint, one of another format, or damaged.
+    """
+    try:
+        length = struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8 : 8 + length])["__metadata__"]
+        version, text, checksum = header["format"], header["state"], header["checksum"]
+        arrays = load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as problem:
+        raise ResumeError(f"no checkpoint, or a damaged one ({type(problem).__name__})") from None
+    except Exception as problem:  # struct.error and whatever else a torn header leads to
+        raise ResumeError(f"no checkpoint, or a damaged one ({type(problem).__name__})") from None
+    if version != str(FORMAT):
+        raise ResumeError(f"a checkpoint of format {version}: this release reads {FORMAT}")
+    if checksum != _checksum(text, arrays):
+        raise ResumeError("a damaged checkpoint: its checksum does not match")
+
+    def given(value: Any) -> Any:  # noqa: ANN401 - any leaf
+        if isinstance(value, dict):
+            if _ARRAY in value:
+                return arrays[str(value[_ARRAY])]
+            return {key: given(inner) for key, inner in value.items()}
+        return [given(inner) for inner in value] if isinstance(value, list) else value
+
+    state: State = given(json.loads(text))
+    return state
+
+
+def _checksum(text: str, arrays: Mapping[str, Any]) -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(_bytes_of(array))
+    return digest.hexdigest()
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _hold(folder: Path) -> None:
+    """Keep other processes from writing checkpoints into a folder, for as long as this one lives.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    where = folder.resolve()
+    descriptor = os.open(where, os.O_RDONLY)
+    about = os.fstat(descriptor)
+    if (about.st_dev, about.st_ino) in _HELD:
+        os.close(descriptor)
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(
+            f"checkpoints = {str(folder)!r} is in use by a run that goes on: wait for it, stop it "
+            "(flwr stop), or choose another folder"
+        ) from None
+    _HELD.add((about.st_dev, about.st_ino))
+
+
+def _found(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def _read(path: Path) -> State:
+    try:
+        return unpacked(path.read_bytes())
+    except OSError as problem:
+        raise ResumeError(f"resume = {str(path)!r} cannot be read: {problem.strerror}") from None
+    except ResumeError as problem:
+        raise ResumeError(f"resume = {str(path)!r}: {problem}") from None
+
+
+def checkpointer_of(grid: object) -> Checkpointer | None:
+    """Return the grid if it keeps states, else None."""
+    return grid if isinstance(grid, Checkpointer) else None

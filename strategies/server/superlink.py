@@ -1,0 +1,290 @@
+"""Replies from a SuperLink, without waiting for devices that are still sending theirs.
+
+A SuperLink shows that a reply exists before its arrays are uploaded, and Flower's `pull_messages`
+then waits for them: one device on a slow link would hold up the merges of all others. Here replies
+are claimed at once and fetched by worker threads, each one when its last object has arrived.
+
+The private parts of Flower 1.41 that this needs are all in `_Reply`.
+
+On real devices, the log of a run goes where Flower's goes: to whoever follows `flwr run`.
+"""
+
+import copy
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeGuard
+
+from flwr.app import Message
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    PullObjectRequest,
+    PullObjectResponse,
+)
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+from flwr.serverapp import Grid
+
+from fedstale.strategies.server.passing_grid import PassingGrid
+
+if TYPE_CHECKING:
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.superlink.grid import HttpGrid
+
+
+@contextmanager
+def shown_with_flowers() -> Iterator[None]:
+    """Let fedstale's log lines, from INFO on, take the way of Flower's.
+
+    In the process of a ServerApp nobody else has said where they go, and they would be lost;
+    whoever has configured a handler for them keeps it.
+    """
+    ours = logging.getLogger("fedstale")
+    added = [h for h in logging.getLogger("flwr").handlers if not ours.handlers]
+    level = ours.level
+    for handler in added:
+        ours.addHandler(handler)
+    if added and level == logging.NOTSET:
+        ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for handler in added:
+            ours.removeHandler(handler)
+        ours.setLevel(level)
+
+
+# How long to leave an upload alone that was not complete: doubled at each look, up to a limit.
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.25, 4.0
+# A poll costs some ms of CPU here and at the SuperLink; nothing is noticed later than this share
+# of the time that it took anyway.
+_LAG = 0.05
+
+
+@contextmanager
+def without_stalls(grid: Grid) -> Iterator[Grid]:
+    """Give a grid that never waits for an upload; any grid but a SuperLink's is given back as is.
+
+    With a SuperLink, the log of the run is shown in Flower's meanwhile.
+
+    Example:
+        >>> with without_stalls("a grid of a simulation") as grid:
+        ...     grid
+        'a grid of a simulation'
+    """
+    if not _talks_to_a_superlink(grid):
+        yield grid
+        return
+    pulling = PullingGrid(grid)
+    try:
+        with shown_with_flowers():
+            yield pulling
+    finally:
+        pulling.close()
+
+
+def _talks_to_a_superlink(grid: Grid) -> "TypeGuard[HttpGrid]":
+    # Importing it takes a second, and whoever has made one has imported it.
+    module = sys.modules.get("flwr.superlink.grid.http_grid")
+    return module is not None and isinstance(grid, module.HttpGrid)
+
+
+class _NotYetThereError(Exception):
+    """An object of a reply has not been uploaded yet."""
+
+
+@dataclass(slots=True)
+class _Reply:
+    """A reply that is known to exist, and that only this process can fetch from now on."""
+
+    job: str
+    """Id of the message that it answers."""
+    claim: PullAppMessagesResponse
+    """The SuperLink's answer, cut down to this reply."""
+    look_at: float
+    """Instant in s of the next look."""
+    wait_s: float = _FIRST_LOOK_S
+    busy: bool = False
+    """Whether a worker is at it."""
+
+    @staticmethod
+    def claims(grid: "HttpGrid", jobs: Iterable[str]) -> "list[_Reply]":
+        """Return the replies that exist to some messages, whether uploaded or not.
+
+        The SuperLink tells of each reply once, and answers a second question with an error.
+        """
+        answer = grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=jobs))
+        return [
+            _Reply(
+                job=proto.metadata.reply_to_message_id,
+                claim=PullAppMessagesResponse(messages_list=[proto], message_object_trees=[tree]),
+                look_at=0.0,
+            )
+            for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True)
+        ]
+
+    def fetch(self, grid: "HttpGrid") -> Sequence[Message] | None:
+        """Return the reply, or None if some of it has not arrived.
+
+        Devices upload the root of a reply last, so mostly one small request finds out.
+        """
+        client = _Answered(grid._runtime_client, self.claim)
+        root = self.claim.message_object_trees[0].object_id
+        try:
+            request = PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=root)
+            client.gone = not client.PullObject(request).object_found
+            # Flower's own code checks, confirms and inflates: with its answers given, in one go.
+            twin = copy.copy(grid)
+            twin._client = client  # type: ignore[assignment]
+            return list(twin.pull_messages([self.job]))
+        except _NotYetThereError:
+            return None
+
+
+class _Answered:
+    """A client of the Runtime API that has its answer on messages, and never waits for objects."""
+
+    def __init__(self, client: "RuntimeHttpClient", claim: PullAppMessagesResponse) -> None:
+        self._client, self._claim = client, claim
+        self.gone = False
+        """Whether the upload was broken off; objects that others still upload do not matter."""
+
+    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
+        """Return what the SuperLink has said already."""
+        return self._claim
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
+        """Return an object, or raise if it will come later."""
+        if self.gone:
+            return PullObjectResponse(object_found=False)
+        answer = self._client.PullObject(request)
+        if answer.object_found and not answer.object_available:
+            raise _NotYetThereError
+        return answer
+
+    def ConfirmMessageReceived(  # noqa: N802
+        self, request: ConfirmMessageReceivedRequest
+    ) -> ConfirmMessageReceivedResponse:
+        """Let the SuperLink forget the reply."""
+        return self._client.ConfirmMessageReceived(request)
+
+
+class PullingGrid(PassingGrid):
+    """A SuperLink's grid whose `pull_messages` returns only what has completely arrived.
+
+    It also keeps the clock of the event loop (see `Clock`), so that the loop wakes up as soon as a
+    reply is there. Polls come at most every `poll_s` seconds and rarer the longer nothing happens.
+    """
+
+    _grid: "HttpGrid"
+
+    def __init__(
+        self,
+        grid: "HttpGrid",
+        *,
+        poll_s: float = 0.2,
+        longest_poll_s: float = 1.0,
+        workers: int = 2,
+        max_held: int = 8,
+    ) -> None:
+        """Wrap a grid.
+
+        Args:
+            grid: of a ServerApp process.
+            poll_s: shortest time between two polls, in s.
+            longest_poll_s: longest time between two polls, in s.
+            workers: threads that fetch replies.
+            max_held: replies that are fetched ahead of the event loop at most; more stay at the
+                SuperLink, so that memory is bounded while the loop is busy elsewhere.
+        """
+        super().__init__(grid)
+        self._poll_s, self._longest_poll_s = poll_s, longest_poll_s
+        self._max_held = max_held
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="pull")
+        self._changed = threading.Condition()
+        self._claimed: dict[str, _Reply] = {}
+        self._arrived: dict[str, Message] = {}
+        self._problem: BaseException | None = None
+        self._active_at = time.monotonic()
+
+    # What the event loop asks.
+
+    def now(self) -> float:
+        """Return seconds since some fixed instant."""
+        return time.monotonic()
+
+    def wait(self, until: float) -> bool:
+        """Wait for the next poll, an instant or a complete reply, whichever is first."""
+        silence = self.now() - self._active_at
+        pace = min(max(_LAG * silence, self._poll_s), self._longest_poll_s)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: bool(self._arrived or self._problem),
+                max(min(until - self.now(), pace), 0.0),
+            )
+        return True
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages."""
+        self._active_at = self.now()
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to some messages that have arrived; never wait for the others.
+
+        Raises:
+            Exception: whatever the SuperLink's grid raised in a worker.
+        """
+        wanted = list(message_ids)
+        with self._changed:
+            unknown = [i for i in wanted if i not in self._claimed and i not in self._arrived]
+        if unknown:
+            claimed = _Reply.claims(self._grid, unknown)
+            with self._changed:
+                self._claimed.update((reply.job, reply) for reply in claimed)
+            if claimed:
+                self._active_at = self.now()
+        with self._changed:
+            if self._problem is not None:
+                raise self._problem
+            found = [self._arrived.pop(i) for i in wanted if i in self._arrived]
+            self._look()
+        return found
+
+    def _look(self) -> None:
+        """Let workers look at the replies whose time it is; the lock is held."""
+        at_hand = len(self._arrived) + sum(reply.busy for reply in self._claimed.values())
+        now = self.now()
+        due = [r for r in self._claimed.values() if not r.busy and r.look_at <= now]
+        due.sort(key=lambda reply: reply.look_at)
+        for reply in due[: max(self._max_held - at_hand, 0)]:
+            reply.busy = True
+            self._pool.submit(self._fetch, reply)
+
+    def _fetch(self, reply: _Reply) -> None:
+        problem, fetched = None, None
+        try:
+            fetched = reply.fetch(self._grid)
+        except BaseException as raised:
+            problem = raised  # to be raised again in the event loop
+        with self._changed:
+            reply.busy = False
+            if problem is not None:
+                self._problem = problem
+            elif fetched is None:
+                reply.look_at = self.now() + reply.wait_s
+                reply.wait_s = min(2 * reply.wait_s, _LAST_LOOK_S)
+            else:
+                # Nothing is fetched if the size is refused; at the next poll the job then fails.
+                del self._claimed[reply.job]
+                self._arrived.update((reply.job, message) for message in fetched)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Fetch nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,337 @@
+"""The one place where a reply is checked, and turned from records into an update.
+
+What passes has the names, shapes and dtypes of the model, only finite numbers and a sensible number
+of examples; nothing behind the gate checks again. A reply holds the whole weights, as stock
+ClientApps send them, or the change alone if one of its ConfigRecords says
+`"fedstale.update": "delta"`. What depends on the replies before it, such as medians, is in
+`reputation`.
+
+Reads arrays that a stranger sent: sizes are compared before anything is parsed or allocated.
+
+A reply holds arrays in NumPy's file format. Its header is a Python literal, and a general parser of
+those can be made to take much time and memory; so only the one form that `numpy.save` writes for
+plain numbers is known here. Nothing about a stranger's header is remembered.
+"""
+
+import re
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Literal, TypeVar
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedstale.errors import ProtocolError
+from fedstale.strategies.arrays import Array, Model, add_scaled, is_finite
+from fedstale.strategies.server.clients import Forecast
+from fedstale.strategies.server.versions import Snapshot
+from fedstale.strategies.settings import is_count, require
+
+STYPE = "numpy.ndarray"
+MOST_HEADER_BYTES = 1024
+"""`numpy.save` needs 128 for any array of up to a dozen axes."""
+
+_MAGIC = b"\x93NUMPY\x01\x00"
+_AT = len(_MAGIC) + 2
+_HEADER = re.compile(
+    rb"\{'descr': '([<>|][fiubc][0-9]{1,2})', 'fortran_order': (True|False), "
+    rb"'shape': \((|[0-9]{1,18},|[0-9]{1,18}(?:, [0-9]{1,18}){1,31})\), \} *\n"
+)
+# Each byte can be matched in one way only: with optional separators a run of digits could be split
+# in so many ways that a refusal would take for ever.
+
+
+class RejectionError(ProtocolError):
+    """A reply that may not touch the model."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        """Keep a word to count by, and the sentence for people."""
+        super().__init__(text)
+        self.kind = kind
+
+
+def read(
+    stored: FlowerArray,
+    name: str,
+    like: Array,
+    dtypes: Container[np.dtype[np.generic]] | None,
+) -> Array:
+    """Return a stored array of known shape, in memory of its own, native bytes and C order.
+
+    Args:
+        stored: as it came.
+        name: of the array, for sentences.
+        like: the model's array of that name.
+        dtypes: accepted, in native byte order; None accepts all real numbers, also smaller and
+            larger ones.
+
+    Raises:
+        RejectionError: it is not such an array.
+    """
+    data = stored.data
+    if stored.stype != STYPE:
+        raise RejectionError(
+            "format", f"arrays[{name!r}] is stored as {stored.stype[:40]!r}: {STYPE!r}?"
+        )
+    # A float64 in place of each element is the most that any accepted dtype takes.
+    most = like.size * max(like.itemsize, 8) + MOST_HEADER_BYTES + _AT
+    if len(data) > most:
+        raise RejectionError(
+            "bytes", f"arrays[{name!r}] takes {len(data):,} bytes: at most {most:,} fit"
+        )
+    body = _AT + int.from_bytes(data[_AT - 2 : _AT], "little")
+    if not data.startswith(_MAGIC) or not _AT < body <= min(len(data), _AT + MOST_HEADER_BYTES):
+        raise RejectionError("format", f"arrays[{name!r}] cannot be read: no file of numpy.save")
+    header = _HEADER.fullmatch(data[_AT:body])
+    if header is None:
+        raise RejectionError(
+            "format", f"arrays[{name!r}] cannot be read: its dtype or header is not plain numbers'"
+        )
+    shape = tuple(int(n) for n in header[3].replace(b",", b" ").split())
+    if shape != like.shape:
+        raise RejectionError("shape", f"arrays[{name!r}] has shape {shape}: expected {like.shape}")
+    try:
+        dtype = np.dtype(header[1].decode())
+    except TypeError as problem:
+        raise RejectionError(
+            "dtype", f"arrays[{name!r}] has dtype {header[1]!r}: no such"
+        ) from problem
+    native = dtype.newbyteorder("=")
+    if native not in dtypes if dtypes is not None else native.kind not in "fiub":
+        raise RejectionError("dtype", f"arrays[{name!r}] has dtype {native}: expected {like.dtype}")
+    if len(data) - body != like.size * dtype.itemsize:
+        raise RejectionError(
+            "bytes",
+            f"arrays[{name!r}] has {len(data) - body:,} bytes of numbers: expected "
+            f"{like.size * dtype.itemsize:,}",
+        )
+    flat = np.frombuffer(data, dtype, offset=body)
+    if header[2] == b"True":
+        return np.array(flat.reshape(shape[::-1]).transpose(), native, order="C")
+    return np.array(flat.reshape(shape), native)
+
+
+UPDATE_KEY = "fedstale.update"
+FORECAST_RECORD = "fedstale.forecast"
+
+MOST_METRICS, MOST_NAME, MOST_LIST = 256, 200, 1024
+"""Scalars of a reply, characters of a name, numbers of a list: more is refused or passed over."""
+
+MOST_COUNT = 2.0**64
+"""Largest change of an integer; sums of such changes stay far from infinity."""
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+_F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A reply that has passed."""
+
+    delta: Model
+    """Change of the float arrays against the version received; memory of its own."""
+    counts: Model
+    """Change of the integer arrays, in float64."""
+    examples: float
+    metrics: Mapping[str, float]
+    """Scalar metrics, the number of examples left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """Checks replies, and says how much of a node's own word counts."""
+
+    arrays_key: str = "arrays"
+    examples_key: str = "num-examples"
+    most_examples: float = 1e9
+    """More than this is taken for a mistake, or for an attempt to own the average."""
+    examples_cap: float | None = 1.5
+    """No reply counts for more than this times the running median of examples, >= 1; None trusts
+    every number up to `most_examples`, as plain FedAvg does."""
+    norm_cap: float | None = None
+    """Updates are scaled down to this times the running median of their norms, >= 1; None never."""
+    dtypes: Literal["same", "cast"] = "same"
+    """Whether a reply must have the model's dtypes, or is converted from any real numbers."""
+    window: int = 100
+    """Nodes that running medians look back on, each with its last reply."""
+    enough: int = 5
+    """Nodes that must have been heard before a running median holds."""
+    strikes: int = 3
+    """RejectionError replies in a row after which a node is rested."""
+    rest_s: float = 60.0
+    """First rest in s; each further one is twice as long, until a good reply."""
+    most_rest_s: float = 3600.0
+    """Longest rest in s."""
+
+    def __post_init__(self) -> None:
+        for name in ("examples_cap", "norm_cap"):
+            cap = getattr(self, name)
+            require(
+                cap is None or (isfinite(cap) and cap >= 1),
+                *(f"validation.{name}", cap, "a number >= 1, such as 1.5, or None for no cap"),
+            )
+        require(
+            0 < self.most_examples < float("inf"),
+            *("validation.most_examples", self.most_examples, "a finite number > 0"),
+        )
+        require(self.dtypes in {"same", "cast"}, "validation.dtypes", self.dtypes, "same|cast")
+        for name in ("window", "enough", "strikes"):
+            value = getattr(self, name)
+            require(is_count(value), f"validation.{name}", value, "an integer >= 1")
+        require(
+            self.enough <= self.window,
+            "validation.enough",
+            self.enough,
+            "at most validation.window",
+        )
+        require(
+            0 < self.rest_s <= self.most_rest_s < float("inf"),
+            *("validation.rest_s", self.rest_s, "seconds > 0, at most validation.most_rest_s"),
+        )
+
+    def open(self, reply: Message, base: Snapshot) -> Answer:
+        """Return the update in a training reply.
+
+        Args:
+            reply: with content.
+            base: the version that the device received, by the server's own record.
+
+        Raises:
+            RejectionError: a ProtocolError; the reply cannot be used, and why.
+        """
+        examples, metrics = self.measurements(reply)
+        record = self._arrays(reply.content)
+        names = set(base.names)
+        if len(record) != len(names) or set(record) != names:
+            missing, extra = names - set(record), set(record) - names
+            raise RejectionError(
+                "names",
+                f"arrays do not fit the model: missing {_some(missing)}, unknown {_some(extra)}",
+            )
+        configs = records_in(reply.content, ConfigRecord).values()
+        is_delta = any(config.get(UPDATE_KEY) == "delta" for config in configs)
+        cast = self.dtypes == "cast"
+        # Counts are averaged in float64 anyway, and the change of an unsigned one may be negative.
+        delta = {
+            name: _cast(read(record[name], name, x, None if cast else (x.dtype,)), x.dtype)
+            for name, x in base.floats.items()
+        }
+        counts = {
+            name: _cast(read(record[name], name, x, None if cast else (x.dtype, _I8, _F8)), _F8)
+            for name, x in base.counts.items()
+        }
+        if not is_delta:
+            with np.errstate(over="ignore", invalid="ignore"):
+                add_scaled(delta, base.floats, -1.0)
+                add_scaled(counts, base.counts, -1.0)
+        received = delta | counts
+        if not is_finite(received):
+            name = next(name for name, array in received.items() if not is_finite({name: array}))
+            raise RejectionError(
+                "finite", f"arrays[{name!r}] holds NaN or infinity, or left the range"
+            )
+        for name, array in counts.items():
+            if (np.abs(array) > MOST_COUNT).any():
+                raise RejectionError("finite", f"arrays[{name!r}] left the range of integers")
+        return Answer(delta=delta, counts=counts, examples=examples, metrics=metrics)
+
+    def measurements(self, reply: Message) -> tuple[float, dict[str, float]]:
+        """Return the number of examples and the scalar metrics of a reply.
+
+        Raises:
+            RejectionError: a ProtocolError; no usable number of examples, or too much else.
+        """
+        for record in records_in(reply.content, MetricRecord).values():
+            if self.examples_key not in record:
+                continue
+            examples = record[self.examples_key]
+            if isinstance(examples, list) or not 0 < examples <= self.most_examples:
+                text = "a list" if isinstance(examples, list) else f"{examples!r:.40}"
+                raise RejectionError(
+                    "examples",
+                    f"{self.examples_key} = {text}: expected a number above 0, at most "
+                    f"{self.most_examples:g}",
+                )
+            if len(record) > MOST_METRICS or any(len(key) > MOST_NAME for key in record):
+                raise RejectionError(
+                    "metrics",
+                    f"{len(record)} metrics: at most {MOST_METRICS}, with names of at most "
+                    f"{MOST_NAME} characters, are accepted",
+                )
+            scalars = {
+                key: _float(value)
+                for key, value in record.items()
+                if key != self.examples_key and not isinstance(value, list)
+            }
+            return float(examples), scalars
+        raise RejectionError("examples", f"no MetricRecord holds {self.examples_key!r}")
+
+    def _arrays(self, content: RecordDict) -> ArrayRecord:
+        records = records_in(content, ArrayRecord)
+        if self.arrays_key in records:
+            return records[self.arrays_key]
+        if len(records) != 1:
+            raise RejectionError(
+                "names",
+                f"{len(records)} ArrayRecords: expected one, or one called {self.arrays_key!r}",
+            )
+        return next(iter(records.values()))
+
+
+def forecast_in(reply: Message) -> Forecast:
+    """Return the numbers of a device's forecast of itself; empty if it sent none.
+
+    What is not finite, too long or no number is passed over, and never ends a run.
+    """
+    record = reply.content.get(FORECAST_RECORD)
+    if not isinstance(record, ConfigRecord) or len(record) > MOST_METRICS:
+        return {}
+    kept: dict[str, float | list[float]] = {}
+    for key, value in record.items():
+        if len(key) > MOST_NAME:
+            continue
+        if isinstance(value, list):
+            numbers = [_float(x) for x in value[:MOST_LIST] if isinstance(x, int | float)]
+            if numbers and len(numbers) == len(value):
+                kept[key] = numbers
+        elif isinstance(value, int | float) and isfinite(_float(value)):
+            kept[key] = _float(value)
+    return kept
+
+
+def p_finish_in(reply: Message) -> float | None:
+    """Return the chance that a device gives itself to finish its next job; None if it says none."""
+    said = None if reply.has_error() else forecast_in(reply).get("p_finish")
+    return said if isinstance(said, float) and 0.0 <= said <= 1.0 else None
+
+
+def records_in(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
+    """Return the records of a kind; Flower's own views take as long as the rest of a check."""
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
+
+
+def _float(value: float) -> float:
+    """Return a number as a float; infinity for an integer that is none."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
+
+
+def _some(names: Iterable[str]) -> str:
+    """Return a few of some names, which a stranger chose."""
+    found = sorted(names)
+    return f"{[name[:40] for name in found[:5]]}" + (
+        f" and {len(found) - 5} more" if found[5:] else ""
+    )
+
+
+def _cast(array: Array, dtype: np.dtype[np.generic]) -> Array:
+    if array.dtype == dtype:
+        return array
+    # What a cast makes infinite is found by the check for finite numbers.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(dtype, copy=False)

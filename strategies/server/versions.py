@@ -1,0 +1,310 @@
+"""Model versions: the current one, and older ones for as long as a job out there needs them.
+
+A version is kept once however many devices hold it, and is dropped with its last job. Past a limit
+of memory, the oldest versions are kept on disk.
+
+Model arrays on disk that are read like arrays in memory.
+
+The file has no name: it is unlinked as soon as it is open, so the system frees its space with the
+last array on it, and no end of the process, not even kill -9, leaves it behind. Nobody else reads
+it, and it has no format: arrays one after the other, each at a multiple of 64 bytes.
+"""
+
+import mmap
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord
+
+from fedstale.errors import ConfigError, FedstaleError, ResumeError
+from fedstale.strategies.arrays import Array, Model
+
+_ALIGNED = 64
+
+
+def stored(model: Model, folder: Path) -> Model:
+    """Return the same arrays, read-only and mapped from an unnamed file.
+
+    Args:
+        model: C-contiguous arrays of any shapes and dtypes.
+        folder: where the file is; a folder in memory (tmpfs) saves no memory.
+
+    Returns:
+        Arrays with the same names, bytes, shapes and dtypes. Their pages are read when they are
+        used, and the system takes them back when it needs memory. The file is open until the last
+        of them is gone.
+
+    Raises:
+        OSError: the disk is full, the folder is not writable, or too many files are open; what was
+            written is gone.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     stored({"w": np.arange(3)}, Path(folder))
+        {'w': array([0, 1, 2])}
+    """
+    offsets = []
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        for array in model.values():
+            offsets.append(file.seek(-(-file.tell() // _ALIGNED) * _ALIGNED))
+            rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            while rest:
+                rest = rest[file.write(rest) :]
+        if file.tell() == 0:
+            return model
+        data = mmap.mmap(file.fileno(), file.tell(), access=mmap.ACCESS_READ)
+    return {
+        name: np.ndarray(array.shape, array.dtype, data, offset) if array.size else array
+        for (name, array), offset in zip(model.items(), offsets, strict=True)
+    }
+
+
+def check_writable(folder: Path) -> None:
+    """Raise unless files can be made in a folder.
+
+    Raises:
+        OSError: they cannot.
+    """
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One version of a model, never written to."""
+
+    floats: Model
+    """Arrays that are weighted and stepped: parameters and floating-point buffers."""
+    counts: Model
+    """Integer and boolean arrays, such as BatchNorm's counters: averaged and rounded, no more."""
+    names: tuple[str, ...]
+    """All names in the order of the app."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of all arrays together."""
+        return sum(array.nbytes for part in (self.floats, self.counts) for array in part.values())
+
+    @classmethod
+    def of(cls, record: ArrayRecord) -> "Snapshot":
+        """Read a model.
+
+        Raises:
+            ConfigError: there is no array, or one is neither real nor integer nor finite.
+        """
+        arrays = {name: np.array(array.numpy(), order="C") for name, array in record.items()}
+        if not arrays:
+            raise ConfigError("initial_arrays = {}: expected a model with at least one array")
+        for name, array in arrays.items():
+            if array.dtype.kind not in "fiub":
+                raise ConfigError(
+                    f"initial_arrays[{name!r}] has dtype {array.dtype}: expected real, integer or "
+                    "boolean numbers; convert it, or leave it out of the model that is sent"
+                )
+            if not np.isfinite(array).all():
+                raise ConfigError(
+                    f"initial_arrays[{name!r}] holds NaN or infinity: expected finite"
+                )
+        floats = {name: x for name, x in arrays.items() if x.dtype.kind == "f"}
+        counts = {name: x for name, x in arrays.items() if x.dtype.kind != "f"}
+        return cls(floats, counts, tuple(arrays))
+
+    def record(self) -> ArrayRecord:
+        """Return the model as Flower sends it."""
+        both = self.floats | self.counts
+        return ArrayRecord({name: FlowerArray(both[name]) for name in self.names})
+
+    def stepped(self, floats: Model, count_steps: Mapping[str, Array]) -> "Snapshot":
+        """Return a new version; integer arrays move by the nearest whole number.
+
+        Args:
+            floats: new values.
+            count_steps: movement of the integer arrays, in float64.
+        """
+        counts = {
+            name: _moved_count(array, count_steps[name]) for name, array in self.counts.items()
+        }
+        return Snapshot(floats, counts, self.names)
+
+
+def _moved_count(array: Array, step: Array) -> Array:
+    moved = np.asarray(np.rint(array.astype(np.float64) + step))
+    if array.dtype.kind == "b":
+        return np.asarray(moved >= 1)
+    limits = np.iinfo(array.dtype)
+    # The largest 64-bit integers are no float64: clip to one that is.
+    top = np.nextafter(float(limits.max), 0.0) if limits.bits == 64 else float(limits.max)
+    return np.asarray(np.clip(moved, float(limits.min), top)).astype(array.dtype)
+
+
+@dataclass(slots=True)
+class _Held:
+    snapshot: Snapshot
+    jobs: int = 0
+    on_disk: bool = False
+
+
+class Versions:
+    """The current model and the older ones that jobs still refer to."""
+
+    def __init__(
+        self,
+        initial: Snapshot,
+        version: int = 0,
+        *,
+        memory_bytes: int | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """Start with one version.
+
+        Args:
+            initial: its model.
+            version: its number.
+            memory_bytes: what the versions in memory may take together, the current one included,
+                which is in memory always; past it the oldest ones are moved to disk, each once.
+                None sets no limit.
+            folder: where they go; the system's temporary folder if not given.
+
+        Raises:
+            ConfigError: the folder is needed and not writable.
+        """
+        self.version = version
+        self._held = {version: _Held(initial)}
+        self._memory_bytes = memory_bytes
+        self._folder = Path(tempfile.gettempdir()) if folder is None else folder
+        if memory_bytes is not None:
+            try:
+                check_writable(self._folder)
+            except OSError as problem:
+                raise ConfigError(
+                    f"strategy.version_memory_bytes = {memory_bytes}: versions cannot be written "
+                    f"to {str(self._folder)!r} ({problem.strerror}); expected a writable folder: "
+                    "set TMPDIR, or checkpoints, to one"
+                ) from None
+
+    @property
+    def current(self) -> Snapshot:
+        """The current version's model."""
+        return self._held[self.version].snapshot
+
+    def __getitem__(self, version: int) -> Snapshot:
+        """Return a version that is current or held by a job."""
+        return self._held[version].snapshot
+
+    def __len__(self) -> int:
+        """Number of versions kept."""
+        return len(self._held)
+
+    @property
+    def n_on_disk(self) -> int:
+        """Number of versions kept on disk."""
+        return sum(held.on_disk for held in self._held.values())
+
+    def hold(self, version: int) -> None:
+        """Keep a version for one more job."""
+        self._held[version].jobs += 1
+
+    def release(self, version: int) -> None:
+        """Let go of a version for one job; the last one drops it, unless it is current."""
+        held = self._held[version]
+        assert held.jobs > 0, f"version {version} is released more often than held"
+        held.jobs -= 1
+        self._drop_unused(version)
+
+    def advance(self, snapshot: Snapshot) -> int:
+        """Make a model the new current version and return its number.
+
+        Raises:
+            FedstaleError: an older version had to go to disk and could not; all of them are still
+                there.
+        """
+        before = self.version
+        self.version += 1
+        self._held[self.version] = _Held(snapshot)
+        self._drop_unused(before)
+        self._make_room()
+        return self.version
+
+    def state_dict(self, *, only_current: bool = False) -> dict[str, Any]:
+        """Return every version that is kept.
+
+        Args:
+            only_current: whether the arrays of older ones are left out, because no job on them
+                will be answered after the state is loaded.
+        """
+        return {
+            "version": self.version,
+            "names": list(self.current.names),
+            "held": {
+                str(version): {
+                    "jobs": held.jobs,
+                    "floats": {} if is_left_out else dict(held.snapshot.floats),
+                    "counts": {} if is_left_out else dict(held.snapshot.counts),
+                }
+                for version, held in self._held.items()
+                for is_left_out in [only_current and version != self.version]
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned.
+
+        Raises:
+            ResumeError: it holds another model than the one started with.
+            FedstaleError: an older version had to go to disk and could not.
+        """
+        before, names = self.current, tuple(state["names"])
+        found = state["held"][str(state["version"])]
+        for kind in ("floats", "counts"):
+            expected, there = _described(getattr(before, kind)), _described(found[kind])
+            if expected != there:
+                differing = sorted(set(expected.items()) ^ set(there.items()))[0]
+                raise ResumeError(
+                    f"the checkpoint holds another model: {differing[0]!r} {differing[1]} is in "
+                    "only one of the two; resume with the app and settings that wrote it"
+                )
+        self.version = int(state["version"])
+        self._held = {
+            int(version): _Held(Snapshot(held["floats"], held["counts"], names), held["jobs"])
+            for version, held in state["held"].items()
+        }
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Move the oldest versions to disk until the others keep to the limit."""
+        if self._memory_bytes is None:
+            return
+        in_memory = {v: held for v, held in sorted(self._held.items()) if not held.on_disk}
+        too_much = sum(held.snapshot.n_bytes for held in in_memory.values()) - self._memory_bytes
+        for version, held in in_memory.items():
+            if too_much <= 0 or version == self.version:
+                return
+            snapshot = held.snapshot
+            try:
+                both = stored(snapshot.floats | snapshot.counts, self._folder)
+            except OSError as problem:
+                raise FedstaleError(
+                    f"version {version} of the model ({snapshot.n_bytes:,} bytes) cannot be "
+                    f"written to {str(self._folder)!r}: {problem.strerror}; make room there, or "
+                    "raise version_memory_bytes"
+                ) from None
+            held.snapshot = replace(
+                snapshot,
+                floats={name: both[name] for name in snapshot.floats},
+                counts={name: both[name] for name in snapshot.counts},
+            )
+            held.on_disk = True
+            too_much -= snapshot.n_bytes
+
+    def _drop_unused(self, version: int) -> None:
+        if version != self.version and self._held[version].jobs == 0:
+            del self._held[version]
+
+
+def _described(model: Model) -> dict[str, str]:
+    return {name: f"{array.dtype} {array.shape}" for name, array in model.items()}

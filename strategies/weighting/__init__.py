@@ -1,0 +1,1 @@
+"""How much a stale update counts: by its age, by the gap, by what it adds."""

@@ -1,0 +1,225 @@
+"""The last update of each device, remembered: those who are not in a merge are still heard.
+
+Who answers is chance, and skewed. A mean over those in a merge S differs from the mean over all by
+who they happen to be, and the updates remembered show by how much:
+
+    u = mean over S of delta_i + beta (H - mean over S of h_i),
+
+with h_i the last update of device i and H their mean over all. beta = 1 is the update of CA2FL and
+FedVARP, 0 < beta < 1 that of FedStale, and beta = 0 leaves every update as it is.
+
+Reference:
+    Wang, Cao, Wu, Chen, Chen. Tackling the Data Heterogeneity in Asynchronous Federated Learning
+    with Cached Update Calibration. ICLR 2024 (CA2FL).
+    Rodio, Neglia. FedStale: Leveraging Stale Client Updates in Federated Learning. ECAI 2024.
+    Jhunjhunwala et al. FedVARP: Tackling the Variance Due to Partial Client Participation in
+    Federated Learning. UAI 2022.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from fedstale.strategies.arrays import Array, Model, chunks, zeros_like
+from fedstale.strategies.settings import is_count, require
+from fedstale.strategies.weighting.base import ByAge, Update, Weighting, constant
+
+Store = Literal["as_is", "float16"]
+_Stored = dict[str, tuple[Array, float]]
+"""A model as arrays, each with the number that it has to be multiplied by."""
+
+
+class CachedUpdates(Weighting):
+    """Moves each update by beta (H - h_i), which makes a merge's mean that of the module's formula.
+
+    All updates of a merge are calibrated by what was remembered when it opened, and are remembered,
+    as they came, when it has become a step. If a device is in a merge twice, its second update
+    replaces the first. Whatever `then` is, weighs the calibrated updates.
+
+    A device of which nothing is remembered is not calibrated, and H is the mean over those
+    remembered. Given `n_clients`, both are the papers': H is the sum over those remembered divided
+    by `n_clients`, and nothing remembered is an update of zeros.
+
+    Not late, an update still changes: this is no discount on age. What holds instead: the first
+    merge is that of `then` to the last bit, every merge is for beta = 0, and for `n_clients` or
+    equal weights a merge of all devices, once each, is that of `then` within rounding.
+
+    Memory: `most_clients` models, half of it as "float16" (of float32 models), with one sum in
+    float64. Beyond, the device that has not been heard for longest is forgotten, as if it had never
+    answered; its part of H is then lost, so a limit below the number of devices that take part
+    leaves out those who need it most.
+
+    Differences from the papers:
+        All devices count alike; FedStale and FedVARP weigh them by their examples and divide by
+        each one's probability to take part. Use `normalise="buffer_size"`: H is no mean by
+        examples.
+        CA2FL starts from zeros and divides by the number of all clients, which is `n_clients`.
+
+    Checked: the formula for beta = 1 in third parties' implementations of CA2FL; that for FedStale
+    in the authors' code.
+    Not checked: the papers' text.
+
+    Example:
+        >>> memory = CachedUpdates(beta=1.0)
+        >>> theta = {"w": np.zeros(1)}
+        >>> def weigh(node_id, delta):
+        ...     delta = {"w": np.array([delta])}
+        ...     fresh = dict(base=theta, current=theta, staleness=0)
+        ...     memory.weigh(Update(delta=delta, node_id=node_id, **fresh))
+        ...     return delta["w"]
+        >>> weigh(1, 2.0), weigh(2, 6.0)
+        (array([2.]), array([6.]))
+        >>> memory.observe(theta, theta, 1.0)
+        >>> weigh(1, 3.0), weigh(3, 5.0)
+        (array([5.]), array([5.]))
+    """
+
+    def __init__(
+        self,
+        beta: float = 1.0,
+        *,
+        then: Weighting | None = None,
+        n_clients: int | None = None,
+        most_clients: int = 1000,
+        store: Store = "as_is",
+    ) -> None:
+        """Start with nothing remembered.
+
+        Args:
+            beta: how far what is remembered counts, in [0, 1].
+            then: weighs the calibrated updates; if not given, age does not matter.
+            n_clients: number of devices that there are, if it is known; >= 1.
+            most_clients: devices to remember, >= 1.
+            store: "as_is", or "float16" with one scale for each array: an error of at most 2^-12 of
+                the largest element, and 2^-11 of the element itself down to 2^-14 of the largest.
+        """
+        require(0 <= beta <= 1, "weighting.beta", beta, "a number in [0, 1]")
+        require(
+            n_clients is None or is_count(n_clients),
+            *("weighting.n_clients", n_clients, "an integer >= 1, or None if it is not known"),
+        )
+        require(is_count(most_clients), "weighting.most_clients", most_clients, "an integer >= 1")
+        require(store in {"as_is", "float16"}, "weighting.store", store, "as_is|float16")
+        self.beta, self.then = beta, then or ByAge(constant())
+        self.together = self.then.together
+        self.n_clients, self.most_clients, self.store = n_clients, most_clients, store
+        self._sum: Model = {}
+        self._held: dict[int, _Stored] = {}
+        self._coming: dict[int, _Stored] = {}
+
+    @property
+    def n_remembered(self) -> int:
+        """Number of devices remembered."""
+        return len(self._held)
+
+    def weigh(self, update: Update) -> float:
+        """Calibrate an update in place, and weigh it; see the class."""
+        self._calibrate(update)
+        return self.then.weigh(update)
+
+    def weigh_stale(self, late: Sequence[Update], fresh: Model) -> list[float]:
+        """Calibrate late updates in place, and weigh them together."""
+        for update in late:
+            self._calibrate(update)
+        return self.then.weigh_stale(late, fresh)
+
+    def observe(self, before: Model, after: Model, rate: float) -> None:
+        """Remember the updates of the merge that made this step."""
+        for node_id, stored in self._coming.items():
+            self._remember(node_id, stored)
+        self._coming = {}
+        self.then.observe(before, after, rate)
+
+    def drop(self) -> None:
+        """Forget the updates of a merge that made no step."""
+        self._coming = {}
+        self.then.drop()
+
+    def _calibrate(self, update: Update) -> None:
+        if self.beta == 0.0:
+            return
+        assert update.node_id is not None, (
+            "whoever weighs with a memory must say whose update it is"
+        )
+        # Copied before it is calibrated; its place in the order of those heard is the newest.
+        self._coming.pop(update.node_id, None)
+        self._coming[update.node_id] = {
+            name: _pack(array, self.store) for name, array in update.delta.items()
+        }
+        own = self._held.get(update.node_id, {})
+        if not self._held or not (own or self.n_clients):
+            return
+        share = self.beta / max(self.n_clients or 0, len(self._held))
+        for name, delta in update.delta.items():
+            packed, unit = own.get(name, (delta, 0.0))
+            for d, total, h in chunks(delta, self._sum[name], packed):
+                shift = share * total
+                if unit:
+                    shift -= np.multiply(h, self.beta * unit, dtype=np.float64)
+                np.add(d, shift, out=d, casting="same_kind")
+
+    def _remember(self, node_id: int, stored: _Stored) -> None:
+        if not self._sum:
+            arrays = {name: packed for name, (packed, _) in stored.items()}
+            self._sum = zeros_like(arrays, np.float64)
+        self._forget(node_id)
+        self._held[node_id] = stored
+        self._add(stored, 1.0)
+        while len(self._held) > self.most_clients:
+            self._forget(next(iter(self._held)))
+
+    def _forget(self, node_id: int) -> None:
+        if node_id in self._held:
+            self._add(self._held.pop(node_id), -1.0)
+
+    def _add(self, stored: _Stored, sign: float) -> None:
+        for name, (packed, unit) in stored.items():
+            for total, h in chunks(self._sum[name], packed):
+                np.add(total, np.multiply(h, sign * unit, dtype=np.float64), out=total)
+
+    def state_dict(self) -> dict[str, Array | float]:
+        """Return what is remembered, oldest first, and the state of `then`."""
+        state: dict[str, Array | float] = {f"sum.{k}": array for k, array in self._sum.items()}
+        for kind, stores in (("held", self._held), ("coming", self._coming)):
+            for place, (node_id, stored) in enumerate(stores.items()):
+                for name, (packed, unit) in stored.items():
+                    state[f"{kind}.{place}.{node_id}.{name}"] = packed
+                    state[f"{kind}-unit.{place}.{node_id}.{name}"] = unit
+        return state | {f"then.{k}": value for k, value in self.then.state_dict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
+        """Continue from a checkpoint; the order of its keys does not matter."""
+        parts: dict[str, dict[str, Array | float]] = {}
+        for key, value in state.items():
+            kind, _, rest = key.partition(".")
+            parts.setdefault(kind, {})[rest] = value
+        self._sum = {name: np.array(value) for name, value in parts.get("sum", {}).items()}
+        self._held = _loaded(parts.get("held", {}), parts.get("held-unit", {}))
+        self._coming = _loaded(parts.get("coming", {}), parts.get("coming-unit", {}))
+        self.then.load_state_dict(parts.get("then", {}))
+
+    def __repr__(self) -> str:
+        sizes = f"n_clients={self.n_clients}, most_clients={self.most_clients}"
+        return f"CachedUpdates(beta={self.beta}, then={self.then!r}, {sizes}, store={self.store!r})"
+
+
+def _pack(array: Array, store: Store) -> tuple[Array, float]:
+    if store == "as_is":
+        return array.copy(), 1.0
+    unit = max((float(np.abs(x).max()) for (x,) in chunks(array)), default=0.0) or 1.0
+    packed = np.empty(array.shape, np.float16)
+    for into, x in chunks(packed, array):
+        np.divide(x, x.dtype.type(unit), out=into, casting="same_kind")
+    return packed, unit
+
+
+def _loaded(
+    arrays: Mapping[str, Array | float], units: Mapping[str, Array | float]
+) -> dict[int, _Stored]:
+    places = sorted((int(key.split(".", 2)[0]), key) for key in arrays)
+    stores: dict[int, _Stored] = {}
+    for _, key in places:
+        _, node_id, name = key.split(".", 2)
+        stores.setdefault(int(node_id), {})[name] = (np.array(arrays[key]), float(units[key]))
+    return stores

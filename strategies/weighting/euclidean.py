@@ -1,0 +1,63 @@
+"""AsyncFedED: how late an update is, is how far the model has moved, in lengths of the update."""
+
+from math import sqrt
+
+from fedstale.strategies.arrays import chunks, inner, scale
+from fedstale.strategies.settings import require
+from fedstale.strategies.weighting.base import Update, Weighting
+
+
+class EuclideanStaleness(Weighting):
+    """Weighs an update by 1 / (1 + gamma / epsilon), gamma = |theta_now - theta_base| / |delta|.
+
+    The paper steps by eta = lambda / (gamma + epsilon) times one update. This is that rule, split
+    into a server rate of lambda / epsilon and a weight that is 1 where the model has not moved.
+    Unlike `Gap`, it knows no typical step: a short update is late however little the model moved.
+
+    Differences from the paper:
+        It composes with any merge size; the paper merges one update at a time.
+        The number of local steps stays what the client makes it. In the paper the server adapts
+        it, K <- K + floor(kappa (gamma_target - gamma)), to bring gamma to a target.
+        An update of zeros has weight 1, or that of an infinite gamma, 0, if the model has moved.
+
+    Checked: gamma, eta and the rule for K, in a third party's implementation.
+    Not checked: the paper's text and its constants; lambda = epsilon = 1 are ours.
+
+    Reference:
+        Wang, Yang, He, Shi, Chen. AsyncFedED: Asynchronous Federated Learning with Euclidean
+        Distance based Adaptive Weight Aggregation. 2022.
+
+    Example:
+        >>> import numpy as np
+        >>> update = Update(
+        ...     delta={"w": np.array([0.0, 1.0])},
+        ...     base={"w": np.array([0.0, 0.0])},
+        ...     current={"w": np.array([3.0, 0.0])},
+        ...     staleness=2,
+        ... )
+        >>> EuclideanStaleness(epsilon=1.0).weigh(update)
+        0.25
+    """
+
+    def __init__(self, epsilon: float = 1.0) -> None:
+        """Set epsilon > 0: an update counts half once the model has moved epsilon of its length."""
+        require(epsilon > 0, "weighting.epsilon", epsilon, "a number > 0")
+        self.epsilon = epsilon
+
+    def weigh(self, update: Update) -> float:
+        """Scale the whole update; see the class."""
+        if update.staleness == 0:
+            return 1.0
+        moved = length = 0.0
+        for name, delta in update.delta.items():
+            for d, x, y in chunks(delta, update.current[name], update.base[name]):
+                step = x - y
+                moved += inner(step, step)
+                length += inner(d, d)
+        reach = self.epsilon * sqrt(length)
+        weight = reach / (sqrt(moved) + reach) if moved > 0.0 else 1.0
+        scale(update.delta, weight)
+        return weight
+
+    def __repr__(self) -> str:
+        return f"EuclideanStaleness(epsilon={self.epsilon})"

@@ -1,0 +1,355 @@
+"""Gap-Aware: divide a late update by how far the model has moved since it was sent out.
+
+Age says how many versions have passed; the gap says how much they changed. An update that is ten
+versions old may fit perfectly where the model has stood still, and be worthless where it has moved.
+
+How far the server typically moves in one update: the C of Gap-Aware.
+
+C is a bias-corrected root mean square of the server's own steps,
+
+    r <- g r + (1 - g) step^2,    C = eta_max sqrt(r / (1 - g^n)),
+
+where step is the movement divided by the rate that made it, eta_max is the largest rate so far and
+n counts the steps really seen. When a schedule lowers the rate, C keeps the size that a step had at
+the largest rate, so that the penalty on late updates fades with the rate.
+
+Reference:
+    Barkai, Hakimi, Schuster. Gap-Aware Mitigation of Gradient Staleness. ICLR 2020.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from math import sqrt
+from typing import Literal
+
+import numpy as np
+
+from fedstale.strategies.arrays import (
+    Array,
+    Model,
+    chunk_sum,
+    inner,
+    over_chunks,
+    scale,
+    zeros_like,
+)
+from fedstale.strategies.settings import require
+from fedstale.strategies.weighting import gap_kernel as compiled
+from fedstale.strategies.weighting.base import Update, Weighting
+
+Grain = Literal["parameter", "layer", "model"]
+Steps = Literal["maximal", "actual"]
+MODEL = ""
+
+
+class StepSize:
+    """Running size of the server's steps, per parameter, per layer or for the whole model."""
+
+    def __init__(self, of: Grain, *, decay: float, steps: Steps = "maximal") -> None:
+        """Start with no step seen.
+
+        Args:
+            of: one size for each parameter, for each array, or for the model. The last two are
+                Euclidean norms.
+            decay: g, in [0, 1).
+            steps: "maximal" scales steps to the largest rate so far; "actual" takes them as they
+                were made, which adaptive server optimizers need.
+        """
+        require(0 <= decay < 1, "weighting.decay", decay, "a number in [0, 1), such as 0.97")
+        require(of in {"parameter", "layer", "model"}, "weighting.of", of, "parameter|layer|model")
+        require(steps in {"maximal", "actual"}, "weighting.steps", steps, "maximal|actual")
+        self.of, self.decay, self.steps = of, decay, steps
+        self.n = 0
+        self.rate = 0.0
+        self.squares: Model = {}
+        """r: arrays in the shapes of the model, or one number for each layer or for the model."""
+        self._sizes: Model = {}
+
+    def observe(self, before: Model, after: Model, rate: float) -> None:
+        """Take in one step of the server; a step at rate 0 tells nothing and is left out."""
+        rate = 1.0 if self.steps == "actual" else abs(rate)
+        if rate == 0.0:
+            return
+        if not self.squares:
+            self.squares = self._empty(after)
+        self.n += 1
+        self._sizes = {}
+        self.rate = max(self.rate, rate)
+        if self.of == "parameter":
+            self._observe_parameters(before, after, rate)
+        else:
+            self._observe_norms(before, after, rate)
+
+    def scale(self) -> float:
+        """Return what turns sqrt(r) into C; 0 before the first step."""
+        return self.rate / sqrt(1.0 - self.decay**self.n) if self.n else 0.0
+
+    def sizes(self, like: Model) -> Model:
+        """Return C of every parameter, with the smallest normal number in place of 0.
+
+        All updates of a merge share it, so it is worked out once for each step of the server.
+
+        Args:
+            like: a model, for the shapes before the first step.
+        """
+        if not self._sizes:
+            self._sizes = zeros_like(like)
+            squares = self.squares if self.n else self._sizes
+            over_chunks(partial(_size, scale=self.scale()), self._sizes, squares)
+        return self._sizes
+
+    def size(self, name: str) -> float:
+        """Return C of a layer, or of the model under the name `MODEL`; 0 before the first step."""
+        return sqrt(float(self.squares[name])) * self.scale() if self.n else 0.0
+
+    def _empty(self, model: Model) -> Model:
+        if self.of == "parameter":
+            return zeros_like(model)
+        return {name: np.zeros(()) for name in (model if self.of == "layer" else (MODEL,))}
+
+    def _observe_parameters(self, before: Model, after: Model, rate: float) -> None:
+        follow = partial(_follow, rate=rate, decay=self.decay)
+        over_chunks(follow, self.squares, before, after)
+
+    def _observe_norms(self, before: Model, after: Model, rate: float) -> None:
+        sums = dict.fromkeys(self.squares, 0.0)
+        groups = (
+            {name: {name: x} for name, x in before.items()}
+            if self.of == "layer"
+            else {MODEL: before}
+        )
+        for key, group in groups.items():
+            sums[key] = sum(over_chunks(_square_step, group, after))
+        for key, total in sums.items():
+            r = float(self.squares[key])
+            g = self.decay
+            self.squares[key] = np.asarray(g * r + (1 - g) * total / rate**2)
+
+    def state_dict(self) -> dict[str, Array | float]:
+        """Return n, the largest rate and r."""
+        return {"n": self.n, "rate": self.rate} | {f"r.{k}": v for k, v in self.squares.items()}
+
+    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
+        """Continue from a checkpoint."""
+        self.n, self.rate = int(state["n"]), float(state["rate"])
+        self._sizes = {}
+        self.squares = {
+            key[2:]: np.array(value) for key, value in state.items() if key.startswith("r.")
+        }
+
+
+def _size(c: Array, r: Array, *, scale: float) -> None:
+    """Write C of one chunk."""
+    np.sqrt(r, out=c)
+    np.multiply(c, c.dtype.type(scale), out=c)
+    np.maximum(c, np.finfo(c.dtype).tiny, out=c)
+
+
+def _follow(r: Array, before: Array, after: Array, *, rate: float, decay: float) -> None:
+    """Take a step into r of one chunk."""
+    g = r.dtype.type(decay)
+    step = after - before
+    if rate != 1.0:
+        step /= step.dtype.type(rate)
+    step *= step
+    step *= 1 - g
+    np.multiply(r, g, out=r)
+    np.add(r, step, out=r)
+
+
+def _square_step(before: Array, after: Array) -> float:
+    step = after - before
+    return inner(step, step)
+
+
+class Gap(Weighting):
+    """Divides an update by G = min(1 + |theta_now - theta_base| / C, 1 + tau).
+
+    C is the distance that a parameter (a layer, the model) travels in one server update; see
+    `StepSize`. Where C is 0, a parameter that has not moved has G = 1 (a frozen one), and one that
+    has moved has the largest G, 1 + tau.
+
+    Differences from the paper:
+        An update is the sum of several local steps, and the gap is taken when it is merged.
+        G is at most 1 + tau: a gap says at most that each version went a typical step.
+        C comes from the server's steps, which hold whatever its optimizer does, not from gradients.
+
+    Reference:
+        Barkai, Hakimi, Schuster. Gap-Aware Mitigation of Gradient Staleness. ICLR 2020.
+
+    Example:
+        >>> weighting = Gap(decay=0.0)
+        >>> theta = [{"w": np.array([0.0, x])} for x in (0.0, 1.0, 2.0)]
+        >>> weighting.observe(theta[0], theta[1], 1.0)
+        >>> weighting.observe(theta[1], theta[2], 1.0)
+        >>> update = Update(
+        ...     delta={"w": np.array([6.0, 6.0])}, base=theta[0], current=theta[2], staleness=2
+        ... )
+        >>> round(weighting.weigh(update), 6)
+        0.666667
+        >>> update.delta["w"]
+        array([6., 2.])
+    """
+
+    def __init__(
+        self, *, of: Grain = "parameter", decay: float = 0.97, steps: Steps = "maximal"
+    ) -> None:
+        """Start with no step seen.
+
+        Args:
+            of: one G for each parameter, for each array, or for the model.
+            decay: of the mean square of steps; 0.999 for single gradients, 0.97 for federated
+                merges, which are fewer and larger.
+            steps: "maximal" or "actual"; see `StepSize`.
+        """
+        self.travel = StepSize(of, decay=decay, steps=steps)
+
+    def weigh(self, update: Update) -> float:
+        """Divide the update by G; see the class."""
+        if update.staleness == 0:
+            return 1.0
+        if self.travel.of == "parameter":
+            return self._weigh_parameters(update)
+        return _weigh_by_norms(update, self.travel, along_share=0.0, distance_share=1.0)
+
+    def _weigh_parameters(self, update: Update) -> float:
+        models = (update.delta, update.current, update.base, self.travel.sizes(update.current))
+        divide = partial(compiled.gap_loop(*models) or divide_by_gap, cap=1.0 + update.staleness)
+        # The quotient may vanish where C is 0, and the sum may overflow; G is then its cap.
+        with np.errstate(over="ignore", under="ignore"):
+            weights = over_chunks(divide, *models)
+        size = sum(delta.size for delta in update.delta.values())
+        return sum(weights) / size if size else 1.0
+
+    def observe(self, before: Model, after: Model, rate: float) -> None:
+        """See one step of the server."""
+        self.travel.observe(before, after, rate)
+
+    def state_dict(self) -> dict[str, Array | float]:
+        """Return the state of C."""
+        return self.travel.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
+        """Continue from a checkpoint."""
+        self.travel.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        travel = self.travel
+        return f"Gap(of={travel.of!r}, decay={travel.decay}, steps={travel.steps!r})"
+
+
+class DirectionalGap(Gap):
+    """Divides an update by G = min(1 + (max(0, <moved, u>) + b |moved|) / C, 1 + tau).
+
+    Here moved = theta_now - theta_base and u is the update's unit direction. Only movement that the
+    server has already made in the update's own direction is held against it: such an update would
+    overshoot. One that points elsewhere, from a slow device with examples that nobody else has, is
+    news however old it is, and keeps nearly all of its weight; the share b of the plain gap remains
+    because even news was computed at another point.
+
+    This weighting is fedstale's own; it has no paper.
+
+    Example:
+        >>> weighting = DirectionalGap(of="model", decay=0.0, share=0.0)
+        >>> theta = [{"w": np.array([x, 0.0])} for x in (0.0, 1.0, 2.0)]
+        >>> weighting.observe(theta[0], theta[1], 1.0)
+        >>> weighting.observe(theta[1], theta[2], 1.0)
+        >>> def weigh(*delta):
+        ...     delta = {"w": np.array(delta)}
+        ...     late = Update(delta=delta, base=theta[0], current=theta[2], staleness=2)
+        ...     return round(weighting.weigh(late), 6)
+        >>> weigh(5.0, 0.0), weigh(-5.0, 0.0), weigh(0.0, 5.0)
+        (0.333333, 1.0, 1.0)
+    """
+
+    def __init__(
+        self,
+        *,
+        share: float = 0.1,
+        of: Grain = "layer",
+        decay: float = 0.97,
+        steps: Steps = "maximal",
+    ) -> None:
+        """Start with no step seen.
+
+        Args:
+            share: b, how much of the plain gap counts in any direction, in [0, 1].
+            of: one G for each array ("layer") or for the "model".
+            decay: of the mean square of steps, as in `Gap`.
+            steps: "maximal" or "actual"; see `StepSize`.
+        """
+        require(0 <= share <= 1, "weighting.share", share, "a number in [0, 1], such as 0.1")
+        require(of in {"layer", "model"}, "weighting.of", of, "layer|model")
+        super().__init__(of=of, decay=decay, steps=steps)
+        self.share = share
+
+    def weigh(self, update: Update) -> float:
+        """Divide the update by G; see the class."""
+        if update.staleness == 0:
+            return 1.0
+        return _weigh_by_norms(update, self.travel, along_share=1.0, distance_share=self.share)
+
+    def __repr__(self) -> str:
+        return f"Directional{super().__repr__()[:-1]}, share={self.share})"
+
+
+def divide_by_gap(delta: Array, now: Array, base: Array, c: Array, *, cap: float) -> float:
+    """Divide one chunk by its gap in place.
+
+    1 / min(1 + |moved| / C, cap) is computed as max(C / (C + |moved|), 1 / cap), with one division.
+    `compiled.gap_loop` is the same in one pass over memory, to the last bit.
+
+    Args:
+        delta: part of the update; written to.
+        now: the same part of the current model.
+        base: the same part of the model that the device received.
+        c: C, > 0.
+        cap: largest G.
+
+    Returns:
+        The sum of 1/G over the chunk.
+    """
+    weight = now - base
+    np.abs(weight, out=weight)
+    weight += c
+    np.divide(c, weight, out=weight)
+    np.maximum(weight, weight.dtype.type(1.0 / cap), out=weight)
+    delta *= weight
+    return chunk_sum(weight)
+
+
+def _weigh_by_norms(
+    update: Update, travel: StepSize, *, along_share: float, distance_share: float
+) -> float:
+    """Divide each layer, or the whole update, by a gap of norms."""
+    groups = [[name] for name in update.delta] if travel.of == "layer" else [list(update.delta)]
+    weights, sizes = [], []
+    for names in groups:
+        key = names[0] if travel.of == "layer" else MODEL
+        distance, along = _movement(update, names)
+        moved = along_share * max(0.0, along) + distance_share * distance
+        weight = 1.0 / _gap(moved, travel.size(key), 1.0 + update.staleness)
+        scale({name: update.delta[name] for name in names}, weight)
+        weights.append(weight)
+        sizes.append(sum(update.delta[name].size for name in names))
+    return float(np.average(weights, weights=sizes)) if sum(sizes) else 1.0
+
+
+def _gap(moved: float, typical: float, cap: float) -> float:
+    if moved == 0.0:
+        return 1.0
+    return min(1.0 + moved / typical, cap) if typical > 0.0 else cap
+
+
+def _movement(update: Update, names: list[str]) -> tuple[float, float]:
+    """Return |moved| and <moved, u> over some arrays; a zero update has no direction."""
+    delta = {name: update.delta[name] for name in names}
+    parts = over_chunks(_products, delta, update.current, update.base)
+    squares, along, norm = (sum(part) for part in zip(*parts, strict=True)) if parts else (0.0,) * 3
+    return sqrt(squares), along / sqrt(norm) if norm > 0.0 else 0.0
+
+
+def _products(delta: Array, now: Array, base: Array) -> tuple[float, float, float]:
+    """Return <moved, moved>, <moved, delta> and <delta, delta> of one chunk."""
+    moved = now - base
+    return inner(moved, moved), inner(moved, delta), inner(delta, delta)

@@ -1,0 +1,1 @@
+"""Files of traces and of fitted models."""

@@ -1,0 +1,409 @@
+"""The native trace file: one Parquet file that keeps a `TraceSet` bit for bit.
+
+The table is long: one Parquet row for each device and one for each recorded row of a channel, told
+apart by the column `record`. Rows that many devices share are written once. Everything else (the
+format's version, the epoch, the repairs) is JSON in the metadata of the schema; docs/formats.md has
+each column. Both directions work on row groups of flat arrays, so a million devices make no Python
+object each. A file is written under another name and renamed when it is whole.
+
+Columns of the native trace file, and the name and version in its metadata.
+
+How a `TraceSet` becomes the row groups of a native file; `files` opens and closes it.
+
+A row group holds rows of one kind, taken from flat arrays as they are.
+
+How the row groups of a native file become a `TraceSet`; `files` opens and closes it.
+
+Files are an edge: whatever one says is checked before it is believed.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fedstale.errors import TraceError
+from fedstale.traces.arrays import Array, Index, offsets_of
+from fedstale.traces.availability import Availability
+from fedstale.traces.segments import pack
+from fedstale.traces.series import Series
+from fedstale.traces.trace_set import CHANNELS, TraceSet
+
+FORMAT = "fedstale-traces"
+VERSION = 1
+KEY = b"fedstale"
+
+SCHEMA = pa.schema(
+    [
+        pa.field("record", pa.string(), nullable=False),
+        pa.field("device_id", pa.string()),
+        *(
+            pa.field(f"{name}_{part}", kind)
+            for name in CHANNELS
+            for part, kind in (
+                ("row", pa.int32()),
+                ("shift_s", pa.float64()),
+                ("scale", pa.float64()),
+            )
+            if (name, part) != ("availability", "scale")
+        ),
+        pa.field("length_s", pa.float64()),
+        pa.field("starts_s", pa.list_(pa.float64())),
+        pa.field("ends_s", pa.list_(pa.float64())),
+        pa.field("values", pa.list_(pa.float32())),
+    ]
+)
+"""Columns of the file; all but `record` are null where they do not apply."""
+
+
+_DEVICES_A_GROUP = 131_072
+_SAMPLES_A_GROUP = 1 << 20
+
+
+def write_groups(traces: TraceSet, out: IO[bytes]) -> None:
+    """Write a whole file; rows that no device uses are left out."""
+    used = {
+        name: np.unique(getattr(traces, name).rows, return_inverse=True) for name in traces.known
+    }
+    about = {
+        "format": FORMAT,
+        "version": VERSION,
+        "n_devices": traces.n_devices,
+        "epoch": traces.epoch,
+        "compute_unit": traces.compute_unit,
+        "repairs": dict(traces.repairs),
+        "channels": {
+            name: _channel_about(getattr(traces, name), int(used[name][0].size))
+            for name in traces.known
+        },
+    }
+    schema = SCHEMA.with_metadata({KEY: json.dumps(about).encode()})
+    with pq.ParquetWriter(
+        out, schema, compression="zstd", write_page_checksum=True, use_dictionary=["record"]
+    ) as writer:
+        for columns in _device_groups(traces, {k: v[1].ravel() for k, v in used.items()}):
+            writer.write_table(_table(schema, columns))
+        for name in traces.known:
+            channel = getattr(traces, name)
+            groups = _window_groups if name == "availability" else _segment_groups
+            for columns in groups(channel, used[name][0].astype(np.int64)):
+                columns["record"] = pa.repeat(name, len(columns["length_s"]))
+                writer.write_table(_table(schema, columns))
+
+
+def _channel_about(channel: Availability | Series, n_rows: int) -> dict[str, Any]:
+    until = None if np.isinf(channel.until) else float(channel.until)
+    about = {"n_rows": n_rows, "repeat": channel.repeat, "until_s": until}
+    if isinstance(channel, Series):
+        about["step_s"] = channel.stored.step_s
+    return about
+
+
+def _table(schema: pa.Schema, columns: dict[str, pa.Array]) -> pa.Table:
+    n = len(columns["record"])
+    arrays = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _device_groups(
+    traces: TraceSet, rows: dict[str, npt.NDArray[np.integer]]
+) -> Iterator[dict[str, pa.Array]]:
+    for first in range(0, traces.n_devices, _DEVICES_A_GROUP):
+        part = slice(first, first + _DEVICES_A_GROUP)
+        ids = pa.array(traces.device_ids[part], type=pa.string())
+        columns = {"record": pa.repeat("device", len(ids)), "device_id": ids}
+        for name in traces.known:
+            channel = getattr(traces, name)
+            columns[f"{name}_row"] = pa.array(rows[name][part].astype(np.int32))
+            columns[f"{name}_shift_s"] = pa.array(channel.shifts[part])
+            if isinstance(channel, Series):
+                columns[f"{name}_scale"] = pa.array(channel.scales[part])
+        yield columns
+
+
+def _window_groups(channel: Availability, rows: Index) -> Iterator[dict[str, pa.Array]]:
+    counts = np.diff(channel.offsets)[rows]
+    for part in _groups(counts):
+        windows = _runs(channel.offsets[rows[part]], counts[part])
+        yield {
+            "length_s": pa.array(channel.lengths[rows[part]]),
+            "starts_s": _lists(channel.starts[windows], counts[part]),
+            "ends_s": _lists(channel.ends[windows], counts[part]),
+        }
+
+
+def _segment_groups(channel: Series, rows: Index) -> Iterator[dict[str, pa.Array]]:
+    stored = channel.stored
+    blocks = np.diff(stored.first_block)[rows]
+    for part in _groups(blocks * stored.values.shape[1]):
+        block = _runs(stored.first_block[rows[part]], blocks[part])
+        owner = np.repeat(np.arange(blocks[part].size), blocks[part])
+        lengths = channel.lengths[rows[part]]
+        if stored.starts is None:
+            assert stored.step_s is not None
+            slot = np.arange(block.size) - np.repeat(offsets_of(blocks[part])[:-1], blocks[part])
+            place = slot[:, None] * stored.values.shape[1] + np.arange(stored.values.shape[1])
+            samples = np.rint(lengths / stored.step_s).astype(np.int64)
+            inside = place < samples[owner][:, None]
+            starts = None
+        else:
+            inside = np.isfinite(stored.starts[block])
+            starts = stored.starts[block][inside]
+        counts = np.bincount(owner, weights=inside.sum(axis=1), minlength=lengths.size)
+        columns = {
+            "length_s": pa.array(lengths),
+            "values": _lists(stored.values[block][inside], counts.astype(np.int64)),
+        }
+        if starts is not None:
+            columns["starts_s"] = _lists(starts, counts.astype(np.int64))
+        yield columns
+
+
+def _groups(counts: Index) -> Iterator[slice]:
+    """Return slices of rows that hold about a million samples each, and at least one row."""
+    ends = np.cumsum(counts)
+    first = 0
+    while first < counts.size:
+        before = ends[first - 1] if first else 0
+        last = int(np.searchsorted(ends, before + _SAMPLES_A_GROUP, side="right"))
+        # Rows may be empty, so their number is bounded too.
+        last = min(max(last, first + 1), first + _DEVICES_A_GROUP)
+        yield slice(first, last)
+        first = last
+
+
+def _runs(first: Index, counts: Index) -> Index:
+    """Return first, first + 1, ... for each run, one after the other."""
+    return np.arange(int(counts.sum())) + np.repeat(first - offsets_of(counts)[:-1], counts)
+
+
+def _lists(flat: npt.NDArray[np.floating], counts: Index) -> pa.Array:
+    return pa.ListArray.from_arrays(
+        pa.array(offsets_of(counts).astype(np.int32)), pa.array(np.ascontiguousarray(flat))
+    )
+
+
+def metadata(schema: pa.Schema, path: Path) -> dict[str, Any]:
+    """Return what a file says of itself.
+
+    Raises:
+        TraceError: it is not a trace file, of another version, or has other columns.
+    """
+    try:
+        about = json.loads((schema.metadata or {})[KEY])
+        ours = about["format"] == FORMAT
+        version = about["version"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        ours, version = False, None
+    if not ours:
+        raise TraceError(
+            f"{path}: a Parquet file, but not of traces: expected one written by fedstale traces"
+        )
+    if version != VERSION:
+        raise TraceError(
+            f"{path}: version {version!r} of the format: expected {VERSION}; "
+            "update fedstale, or convert the original recording again"
+        )
+    if not schema.equals(SCHEMA):
+        kinds = {f.name: f.type for f in schema}
+        wrong = [f.name for f in SCHEMA if kinds.get(f.name) != f.type] or ["nullability"]
+        found = kinds.get(wrong[0], "missing")
+        raise TraceError(
+            f"{path}: column {wrong[0]} is {found}: expected the columns of docs/formats.md"
+        )
+    return about
+
+
+def read_groups(file: pq.ParquetFile, about: dict[str, Any], path: Path) -> TraceSet:
+    """Return the devices of an open file.
+
+    Raises:
+        TraceError: rows are missing, or a number cannot be.
+    """
+    groups: dict[str, list[pa.Table]] = {"device": [], **{name: [] for name in about["channels"]}}
+    for number in range(file.num_row_groups):
+        record = file.read_row_group(number, columns=["record"])["record"]
+        kind = record[0].as_py()
+        if kind not in groups:
+            raise TraceError(
+                f"{path}: record {kind!r} in row group {number}: expected {', '.join(groups)}"
+            )
+        wanted = [n for n in _columns_of(kind, about) if n != "record"]
+        groups[kind].append(file.read_row_group(number, columns=wanted))
+    whole = {kind: pa.concat_tables(tables) for kind, tables in groups.items() if tables}
+    expected = {"device": about["n_devices"]}
+    expected |= {name: channel["n_rows"] for name, channel in about["channels"].items()}
+    for kind, n in expected.items():
+        found = whole[kind].num_rows if kind in whole else 0
+        if found != n:
+            raise TraceError(f"{path}: {found} rows of {kind}: expected {n}, as its metadata says")
+    devices = whole["device"]
+    channels: dict[str, Any] = {
+        name: _channel(name, whole, about, path) for name in about["channels"]
+    }
+    return TraceSet(
+        device_ids=pd.Index(devices["device_id"].to_pandas(), dtype="str", name=None),
+        compute_unit=about["compute_unit"],
+        epoch=about["epoch"],
+        repairs=MappingProxyType({str(k): int(v) for k, v in about["repairs"].items()}),
+        **channels,
+    )
+
+
+def _columns_of(kind: str, about: dict[str, Any]) -> list[str]:
+    if kind == "device":
+        ours = tuple(f"{name}_" for name in about["channels"])
+        return ["device_id", *(n for n in SCHEMA.names if n.startswith(ours))]
+    if kind == "availability":
+        return ["length_s", "starts_s", "ends_s"]
+    regular = about["channels"][kind]["step_s"] is not None
+    return ["length_s", "values", *([] if regular else ["starts_s"])]
+
+
+def _channel(
+    name: str, whole: dict[str, pa.Table], about: dict[str, Any], path: Path
+) -> Availability | Series:
+    stored, devices, said = whole[name], whole["device"], about["channels"][name]
+    lengths = _floats(stored, "length_s", path)
+    channel: Availability | Series
+    if name == "availability":
+        starts, counts = _flat(stored, "starts_s", path)
+        ends, _ = _flat(stored, "ends_s", path)
+        channel = Availability.packed(starts, ends, counts, lengths, repeat=said["repeat"])
+    else:
+        channel = _series(stored, lengths, said, path)
+    rows = _floats(devices, f"{name}_row", path)
+    if not np.all((rows >= 0) & (rows < lengths.size)):
+        raise TraceError(f"{path}: {name}_row: expected 0 to {lengths.size - 1}")
+    placed: dict[str, Any] = {
+        "rows": rows.astype(np.int32),
+        "shifts": _floats(devices, f"{name}_shift_s", path),
+        "until": np.inf if said["until_s"] is None else float(said["until_s"]),
+    }
+    if name != "availability":
+        placed["scales"] = _floats(devices, f"{name}_scale", path)
+    return replace(channel, **placed)
+
+
+def _series(stored: pa.Table, lengths: Array, said: dict[str, Any], path: Path) -> Series:
+    values, counts = _flat(stored, "values", path)
+    if np.any(counts == 0) or not np.all(np.isfinite(lengths) & (lengths > 0)):
+        raise TraceError(f"{path}: a row of rates is empty or has no length > 0 s")
+    step_s = said["step_s"]
+    if step_s is not None:
+        if not np.array_equal(lengths, counts * float(step_s)):
+            raise TraceError(f"{path}: length_s: expected the number of values times {step_s} s")
+        return Series.of_rows(
+            pack(values, None, float(step_s), counts, lengths), repeat=said["repeat"]
+        )
+    starts, start_counts = _flat(stored, "starts_s", path)
+    first = offsets_of(counts)
+    steps = np.diff(starts, prepend=0.0)
+    steps[first[:-1]] = 1.0
+    if (
+        not np.array_equal(start_counts, counts)
+        or np.any(starts[first[:-1]] != 0)
+        or not np.all(steps > 0)
+        or np.any(lengths <= starts[first[1:] - 1])
+    ):
+        raise TraceError(
+            f"{path}: starts_s: expected, for each value, starts that begin at 0, increase, and "
+            "end before length_s"
+        )
+    return Series.of_rows(pack(values, starts, None, counts, lengths), repeat=said["repeat"])
+
+
+def _floats(table: pa.Table, name: str, path: Path) -> Array:
+    column = table[name]
+    if column.null_count:
+        raise TraceError(f"{path}: column {name} has {column.null_count} nulls: expected none")
+    numbers = column.to_numpy().astype(np.float64)
+    if not np.all(np.isfinite(numbers) & (numbers >= 0)):
+        raise TraceError(f"{path}: column {name}: expected finite numbers >= 0")
+    return numbers
+
+
+def _flat(table: pa.Table, name: str, path: Path) -> tuple[Array, Index]:
+    """Return the elements of a column of lists, one list after the other, and their counts."""
+    column = table[name]
+    flat, counts = [], []
+    for chunk in column.chunks:
+        if chunk.null_count or chunk.flatten().null_count:
+            raise TraceError(f"{path}: column {name} has nulls: expected none")
+        flat.append(chunk.flatten().to_numpy())
+        counts.append(chunk.value_lengths().to_numpy())
+    return np.concatenate(flat), np.concatenate(counts).astype(np.int64)
+
+
+def write(traces: TraceSet, path: str | Path) -> None:
+    """Write a trace set, whole or not at all; recorded rows that no device uses are left out.
+
+    Args:
+        traces: what to write.
+        path: file to make or replace, usually NAME.parquet.
+
+    Raises:
+        TraceError: the file cannot be written.
+    """
+    path = Path(path)
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    except OSError as problem:
+        raise TraceError(f"{path}: cannot be written ({problem.strerror})") from None
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            write_groups(traces, out)
+            out.flush()
+            os.fsync(out.fileno())
+        # mkstemp makes private files; a trace is read by whoever may read its folder.
+        part.chmod(0o644)
+        part.replace(path)
+    except OSError as problem:
+        raise TraceError(f"{path}: cannot be written ({problem.strerror or problem})") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read(path: str | Path) -> TraceSet:
+    """Return the trace set of a file that `write` made.
+
+    Args:
+        path: the file.
+
+    Returns:
+        A set equal to the one written: the same arrays, so the same answers to the last bit.
+
+    Raises:
+        TraceError: the file is missing, damaged, of another kind or of a later version.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise TraceError(f"{path}: no such file")
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            about = metadata(file.schema_arrow, path)
+            return read_groups(file, about, path)
+    except TraceError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
+        reason = str(problem).strip().splitlines()[0]
+        raise TraceError(
+            f"{path}: not a readable Parquet file, cut short or damaged ({reason}): "
+            "write it again with fedstale traces convert"
+        ) from None
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as problem:
+        raise TraceError(
+            f"{path}: its contents contradict its metadata ({type(problem).__name__}: {problem}): "
+            "write it again with fedstale traces convert"
+        ) from None

@@ -1,0 +1,198 @@
+"""Traces out of a device's own readings: when it was there, what was left, what is not known.
+
+A recording is passive. It sees the processor that other programs leave, so compute is that share
+times a speed which somebody states or measures. It sees traffic, which only bounds the capacity of
+a link from below, so links are stated or stay unknown. A device's clock may be set, or stop: the
+trace follows the steady clock within a run, and the wall clock from one run to the next.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstale.errors import TraceError
+from fedstale.traces.arrays import Array, Mask
+from fedstale.traces.recording.journal import JournalPart
+from fedstale.traces.recording.monitor import Reading
+from fedstale.traces.trace_set import DeviceTrace, TraceSet
+
+AvailableWhen = Literal["online", "charging", "recording"]
+
+_NEEDED: dict[AvailableWhen, tuple[str, ...]] = {
+    "recording": (),
+    "online": ("online",),
+    "charging": ("online", "charging"),
+}
+
+# A reading that is this many intervals late was not late: the device slept, or was off.
+_GAP_INTERVALS = 3.0
+# Clocks that are disciplined by a time server drift by less than this between two readings.
+_STEP_S = 2.0
+# Between runs only the wall clock counts, and one that starts in 1970 must not add half a century.
+_LONGEST_SILENCE_S = 31 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingRules:
+    """What the readings of a device are taken to mean."""
+
+    available: AvailableWhen = "online"
+    """The device can take a job: while online; while online and on mains; while it records."""
+    speed: float | None = None
+    """Work units/s of the whole processor, idle, > 0; None leaves compute unknown."""
+    compute_unit: str | None = None
+    """What one work unit is, in words."""
+    link_bit_per_s: tuple[float, float] | None = None
+    """Stated capacity of downlink and uplink in bit/s, > 0; None leaves the links unknown."""
+
+    def __post_init__(self) -> None:
+        if self.available not in get_args(AvailableWhen):
+            raise TraceError(
+                f"available = {self.available!r}: expected 'online', 'charging' or 'recording'"
+            )
+        rates = {"speed": self.speed} if self.speed is not None else {}
+        if self.link_bit_per_s is not None:
+            rates |= dict(zip(("downlink", "uplink"), self.link_bit_per_s, strict=True))
+        for name, rate in rates.items():
+            if not (np.isfinite(rate) and rate > 0):
+                raise TraceError(f"{name} = {rate}: expected a finite number > 0")
+
+
+def traces_of(
+    parts: Sequence[JournalPart], rules: RecordingRules, dropped: dict[str, int] | None = None
+) -> TraceSet:
+    """Return the trace of one device from its journal.
+
+    Instant 0 is the first reading; calendar time follows the clock of the last one. A share of the
+    processor holds for the time before its reading, everything else for the time after it. Nothing
+    is known of the time after the last reading, so the trace ends there.
+
+    Args:
+        parts: the journal, at least two readings in all.
+        rules: what the readings mean.
+        dropped: what reading the journal dropped, by kind, to be counted among the repairs.
+
+    Returns:
+        A set of one device with availability, and compute and links where they are known.
+
+    Raises:
+        TraceError: there are fewer than two readings, or the rule needs what was never read.
+    """
+    readings = np.concatenate([part.readings for part in parts])
+    if readings.size < 2:
+        raise TraceError(
+            f"{readings.size} reading in the journal: expected at least 2; record for longer"
+        )
+    t, gap, repairs = _timeline(parts, readings)
+    there = _present(readings, rules.available)[:-1] & ~gap
+    windows, length = _windows(t, there), float(t[-1])
+    compute = None
+    share = readings["processor_left"][1:].astype(np.float64)
+    if rules.speed is not None and np.isfinite(share).any():
+        left, filled = _held(share, gap)
+        repairs["filled: share of the processor not read"] = filled
+        compute = (*_without_repeats(t[:-1], left * rules.speed), length)
+    links = [None, None]
+    if rules.link_bit_per_s is not None:
+        links = [(np.zeros(1), np.array([rate]), length) for rate in rules.link_bit_per_s]  # type: ignore[misc]
+    about = parts[-1].about
+    device = DeviceTrace(
+        device_id=about.device_id,
+        available=windows,
+        available_length_s=length,
+        compute=compute,
+        downlink=links[0],
+        uplink=links[1],
+    )
+    began = timedelta(seconds=float(readings["instant"][-1]) - length + about.utc_offset_s)
+    epoch = datetime(1970, 1, 1, tzinfo=UTC) + began
+    return replace(
+        TraceSet.from_devices([device]),
+        compute_unit=rules.compute_unit if compute else None,
+        epoch=epoch.replace(tzinfo=None).isoformat(),
+        repairs={kind: n for kind, n in {**(dropped or {}), **repairs}.items() if n},
+    )
+
+
+def check_readable(reading: Reading, rule: AvailableWhen) -> None:
+    """Raise a TraceError if a device cannot read what a rule of availability needs."""
+    for name in _NEEDED[rule]:
+        if getattr(reading, name) is None:
+            raise _unreadable(rule, name)
+
+
+def highest_rates(parts: Sequence[JournalPart]) -> tuple[float, float]:
+    """Return the highest rates received and sent, in bit/s: the links carry at least that.
+
+    NaN where no traffic was read.
+    """
+    readings = np.concatenate([part.readings for part in parts])
+    seen = (readings[name] for name in ("received_bit_per_s", "sent_bit_per_s"))
+    down, up = (float(np.fmax.reduce(rates, initial=np.nan)) for rates in seen)
+    return down, up
+
+
+def _timeline(
+    parts: Sequence[JournalPart], readings: npt.NDArray[np.void]
+) -> tuple[Array, Mask, dict[str, int]]:
+    """Return the instant of each reading, whether a gap follows it (n - 1), and the repairs."""
+    counts = [part.readings.size for part in parts]
+    run = np.repeat([part.about.run for part in parts], counts)
+    interval = np.repeat([part.about.interval_s for part in parts], counts)[:-1]
+    same = np.diff(run) == 0
+    by_wall, by_steady = np.diff(readings["instant"]), np.diff(readings["steady"])
+    elapsed = np.where(same, by_steady, by_wall)
+    step = np.where(same, by_wall - by_steady, 0.0)
+    back = (elapsed <= 0) | (step < -_STEP_S)
+    forward = step > _STEP_S
+    endless = elapsed > _LONGEST_SILENCE_S
+    elapsed = np.where(elapsed <= 0, interval, np.minimum(elapsed, _LONGEST_SILENCE_S))
+    gap = back | forward | (elapsed > _GAP_INTERVALS * interval)
+    t = np.concatenate([[0.0], np.cumsum(elapsed)])
+    repairs = {
+        "gap: clock was set back": int(back.sum()),
+        "gap: clock was set forward": int(forward.sum()),
+        "gap: no reading": int((gap & ~back & ~forward).sum()),
+        "shortened: silence of over 31 days": int(endless.sum()),
+    }
+    return t, gap, repairs
+
+
+def _present(readings: npt.NDArray[np.void], rule: AvailableWhen) -> Mask:
+    there = np.ones(readings.size, dtype=bool)
+    for name in _NEEDED[rule]:
+        if np.isnan(readings[name]).all():
+            raise _unreadable(rule, name)
+        there &= readings[name] == 1.0
+    return there
+
+
+def _unreadable(rule: AvailableWhen, name: str) -> TraceError:
+    other = "'online' or 'recording'" if name == "charging" else "'recording'"
+    return TraceError(
+        f"available = {rule!r}: this device cannot read whether it is {name}; expected {other}"
+    )
+
+
+def _windows(t: Array, there: Mask) -> Array:
+    edges = np.diff(np.concatenate([[0], there.astype(np.int8), [0]]))
+    return np.stack([t[edges == 1], t[edges == -1]], axis=1)
+
+
+def _held(share: Array, gap: Mask) -> tuple[Array, int]:
+    """Return shares with gaps and missing ones filled by the last known, and how many were."""
+    known = np.isfinite(share) & ~gap
+    if not known.any():
+        known = np.isfinite(share)
+    last = np.maximum.accumulate(np.where(known, np.arange(share.size), -1))
+    last = np.where(last < 0, int(np.argmax(known)), last)
+    return np.clip(share[last], 0.0, 1.0), int((~known).sum())
+
+
+def _without_repeats(starts: Array, values: Array) -> tuple[Array, Array]:
+    new = np.concatenate([[True], np.diff(values) != 0])
+    return starts[new], values[new]
