@@ -20,7 +20,7 @@ from results_file import write_result
 
 from fedstale.simulation.compat import identity
 from fedstale.strategies import GapAware
-from fedstale.strategies.server.progress import Progress
+from fedstale.strategies.server.metrics import Progress
 
 IN_FLIGHT, MERGE_SIZE = 20, 5
 

@@ -37,6 +37,7 @@ from fedstale.strategies import (
     k_batch_sync,
     k_sync,
 )
+from fedstale.strategies.server.runtime import Callback, Runtime
 from fedstale.traces import Availability, Series, TraceSet
 
 P, K = 8, 4
@@ -162,7 +163,14 @@ def simulated(law: Law, n_merges: int, seed: int) -> tuple[float, float]:
     traces = memoryless_devices(law.n_devices, law.shift_s, seed)
     grid = TraceGrid(traces, Echo(), costs=costs, seed=seed)
     instants: list[float] = []
-    grid.on_aggregated = lambda *_: instants.append(grid.now())
+
+    class Instants(Callback):
+        """Notes when there is a new model."""
+
+        def new_version(self, run: Runtime, version: int, arrays: ArrayRecord) -> None:
+            instants.append(run.now())
+
+    grid.runtime.add(Instants())
     strategy = StaleStrategy(schedule=SCHEDULES[law.schedule](P, K), seed=seed)
     initial = ArrayRecord({"w": FlowerArray(np.zeros(1, np.float32))})
     with grid.running():

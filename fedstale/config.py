@@ -58,6 +58,17 @@ class Until:
             "metric and its target such as 'accuracy 0.9'"
         )
 
+    def share(self, now: float, rounds: int) -> float | None:
+        """Return how much of a run is done, in [0, 1]; None where nothing limits it but the app.
+
+        Args:
+            now: virtual instant in s.
+            rounds: aggregations so far.
+        """
+        if self.rounds is not None:
+            return min(1.0, rounds / self.rounds) if self.rounds else 1.0
+        return min(1.0, now / self.time_s) if self.time_s < np.inf else None
+
     def is_reached(self, rounds: int, metrics: Mapping[str, float]) -> bool:
         """Return whether a round, or a metric just measured, ends the run."""
         if self.rounds is not None and rounds >= self.rounds:

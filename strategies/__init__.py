@@ -54,9 +54,8 @@ from fedstale.strategies.selection.forecast_request import ForecastRequest
 from fedstale.strategies.selection.oort import Oort
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
 from fedstale.strategies.server.clients import Candidate, Candidates, Situation
-from fedstale.strategies.server.clock import Clock
-from fedstale.strategies.server.observer import Observer
-from fedstale.strategies.server.progress import Progress, StopWhen
+from fedstale.strategies.server.metrics import Progress, StopWhen
+from fedstale.strategies.server.runtime import Callback, Runtime
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import (
     SGD,
@@ -100,11 +99,11 @@ __all__ = [
     "Bulyan",
     "ByAge",
     "CachedUpdates",
+    "Callback",
     "Candidate",
     "Candidates",
     "CentredClipping",
     "Checkpoints",
-    "Clock",
     "DelayAdaptive",
     "DirectionAware",
     "DirectionalGap",
@@ -133,13 +132,13 @@ __all__ = [
     "Momentum",
     "MostReliable",
     "MultiKrum",
-    "Observer",
     "Oort",
     "PowerOfChoice",
     "Progress",
     "Random",
     "RelevanceAware",
     "Rule",
+    "Runtime",
     "Schedule",
     "Selector",
     "ServerOptimizer",

@@ -21,10 +21,11 @@ from fedstale.strategies.robust.base import Rule
 from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.selection.base import Random, Selector
 from fedstale.strategies.selection.forecast_request import ForecastRequest
-from fedstale.strategies.server.checkpoint import Checkpoints, checkpointer_of, read_checkpoint
+from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
 from fedstale.strategies.server.loop import EventLoop
 from fedstale.strategies.server.merge import Normalise
-from fedstale.strategies.server.progress import Progress
+from fedstale.strategies.server.metrics import Progress
+from fedstale.strategies.server.runtime import NoCheckpoints
 from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
@@ -218,17 +219,17 @@ class StaleStrategy(Strategy):
         require(timeout > 0, "timeout", timeout, "seconds > 0")
         self.summary()
         self.result = Result(arrays=initial_arrays)
-        keeper = checkpointer_of(grid) or self.checkpoints
-        state = keeper.restored() if keeper is not None else None
-        # Of another grid's run, nothing is out here.
-        survive = state is not None and keeper is not None and keeper.jobs_survive
-        if state is None and self.resume is not None:
-            state = read_checkpoint(self.resume)
-        with without_stalls(grid) as reached:
+        with without_stalls(grid) as own:
+            checkpointer = own.runtime.checkpointer or self.checkpoints or NoCheckpoints()
+            state = checkpointer.restored()
+            # Of another grid's run, nothing is in flight here.
+            survive = state is not None and checkpointer.jobs_survive
+            if state is None and self.resume is not None:
+                state = read_checkpoint(self.resume)
             loop = EventLoop(
                 self,
                 deepcopy((self.selector, self.weighting, self.server_optimizer)),
-                reached,
+                own,
                 initial_arrays,
                 timeout_s=timeout,
                 configs={
@@ -236,7 +237,7 @@ class StaleStrategy(Strategy):
                     "evaluate": dict(evaluate_config or {}),
                 },
                 evaluate_fn=evaluate_fn,
-                keeper=keeper,
+                checkpointer=checkpointer,
             )
             loop.run(num_rounds, state, jobs_survive=survive)
         return self.result

@@ -1,7 +1,7 @@
 """What a person sees of a simulation: a progress line while it runs, and a table at its end."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,82 +10,83 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedstale.simulation.progress import Progress as Run
-from fedstale.simulation.run import RunResult, Watch
-from fedstale.simulation.trace_grid import TraceGrid
+from fedstale.config import SimulationConfig, Until
+from fedstale.simulation.run import RunResult
+from fedstale.strategies.server.runtime import Callback, Pace, Runtime
 
 _REFRESH_S = 0.2
 
 
-@contextmanager
-def progress(*, shown: bool) -> Iterator[Watch | None]:
-    """Show a progress line; yields what `simulate` calls, or None when nothing is shown."""
-    if not shown:
-        yield None
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.fields[clock]}"),
-        BarColumn(bar_width=10),
-        TextColumn("{task.fields[state]}"),
-        TimeElapsedColumn(),
-    )
-    # The ServerApp's thread sees virtual time in `time.monotonic`; the display must not.
-    with Progress(*columns, console=Console(stderr=True), get_time=time.perf_counter) as bar:
-        task = bar.add_task("run", total=None, clock="starting", state="")
-        shown_at = 0.0
+class ProgressLine(Callback):
+    """Draws a progress line."""
 
-        def watch(grid: TraceGrid, run: Run) -> None:
-            nonlocal shown_at
-            now = time.perf_counter()
-            if now - shown_at < _REFRESH_S:
-                return
-            shown_at = now
-            total, completed = _share(grid, run)
-            bar.update(
-                task,
-                total=total,
-                completed=completed,
-                clock=duration(grid.now()),
-                state=_state(grid, run),
-            )
+    def __init__(self, bar: Progress, until: Until) -> None:
+        """Draw on a display that is shown."""
+        self._bar, self._until, self._pace = bar, until, Pace(_REFRESH_S)
+        self._task = bar.add_task("run", total=None, clock="starting", state="")
+        self._rounds, self._accuracy = 0, ""
 
-        yield watch
+    def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
+        """Note how far the run is."""
+        if source == "train":
+            self._rounds = max(self._rounds, version)
+        for name, value in values.items():
+            if "acc" in name:
+                self._accuracy = f"acc {value:.3f}"
+
+    def time_moved(self, run: Runtime) -> None:
+        """Draw, a few times a second."""
+        if not self._pace.is_due():
+            return
+        now = run.now()
+        share = self._until.share(now, self._rounds)
+        # Together with clock, bar and elapsed time this fits a terminal of 80 columns.
+        counts = f"round {self._rounds}  {run.n_online()} online  {run.n_in_flight()} in flight"
+        self._bar.update(
+            self._task,
+            total=None if share is None else 1.0,
+            completed=share or 0.0,
+            clock=duration(now),
+            state=f"{counts}  {self._accuracy}".rstrip(),
+        )
 
 
 @contextmanager
 def watching(
-    bar: Watch | None, *, title: str, live_at: str | None, tensorboard: Path | None
-) -> Iterator[Watch | None]:
-    """Show the run on a live page or to TensorBoard as well; yields what `simulate` calls."""
-    if live_at is None and tensorboard is None:
-        yield bar
-        return
-    # Only who asks for them waits for these.
-    from fedstale.live import Board, RunWatch, Sink, serving
-    from fedstale.live.scalars import Scalars
-    from fedstale.live.server import parse_address
-
-    sinks: list[Sink] = []
+    config: SimulationConfig, *, shown: bool, live_at: str | None, tensorboard: Path | None
+) -> Iterator[list[Callback]]:
+    """Show a run as a progress line, on a live page or to TensorBoard; yields its callbacks."""
+    callbacks: list[Callback] = []
+    until = Until.parse(config.until)
     with ExitStack() as stack:
+        if shown:
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.fields[clock]}"),
+                BarColumn(bar_width=10),
+                TextColumn("{task.fields[state]}"),
+                TimeElapsedColumn(),
+            )
+            # The ServerApp's thread sees virtual time in `time.monotonic`; the display must not.
+            console = Console(stderr=True)
+            bar = Progress(*columns, console=console, get_time=time.perf_counter)
+            callbacks.append(ProgressLine(stack.enter_context(bar), until))
+        # Only who asks for them waits for these.
         if tensorboard is not None:
-            scalars = Scalars(tensorboard)
+            from fedstale.live.tensorboard import TensorBoard
+
+            scalars = TensorBoard(tensorboard)
             stack.callback(scalars.close)
-            sinks.append(scalars)
+            callbacks.append(scalars)
         if live_at is not None:
-            board = Board(title)
+            from fedstale.live import Board, serving
+            from fedstale.live.server import parse_address
+
+            board = Board(f"{config.app} on {config.traces}", until=until)
             url = stack.enter_context(serving(board, *parse_address(live_at)))
             Console(stderr=True).print(f"live page: {url}", soft_wrap=True, highlight=False)
-            sinks.append(board)
-        watch = RunWatch(sinks)
-        stack.callback(watch.close)
-
-        def both(grid: TraceGrid, run: Run) -> None:
-            watch(grid, run)
-            if bar is not None:
-                bar(grid, run)
-
-        yield both
+            callbacks.append(board)
+        yield callbacks
 
 
 def table(result: RunResult) -> None:
@@ -130,18 +131,3 @@ def _rows(summary: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - plain JS
         yield label, f"{parts['total'] / scale:,.1f} {unit}, {share:.0%} wasted"
     for name, value in summary["metrics"].items():
         yield name, f"{value:.4f}"
-
-
-def _share(grid: TraceGrid, run: Run) -> tuple[float | None, float]:
-    if run.until.rounds is not None:
-        return float(run.until.rounds), float(run.rounds)
-    if run.until.time_s < float("inf"):
-        return run.until.time_s, grid.now()
-    return None, 0.0
-
-
-def _state(grid: TraceGrid, run: Run) -> str:
-    # Together with clock, bar and elapsed time this fits a terminal of 80 columns.
-    parts = [f"round {run.rounds}", f"{grid.n_online} online", f"{grid.n_in_flight} in flight"]
-    accuracy = [f"acc {v:.3f}" for k, v in run.latest.items() if "acc" in k]
-    return "  ".join(parts + accuracy[-1:])

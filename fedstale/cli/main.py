@@ -247,12 +247,13 @@ def _simulate(
     shown = sys.stderr.isatty() and not (quiet or as_json)
     with (
         end_on_signals(),
-        simulation_display.progress(shown=shown) as bar,
         simulation_display.watching(
-            bar, title=f"{config.app} on {config.traces}", live_at=live_at, tensorboard=tensorboard
-        ) as watch,
+            config, shown=shown, live_at=live_at, tensorboard=tensorboard
+        ) as callbacks,
     ):
-        result = run(config, out, traces=traces, overwrite=overwrite, resume=resume, watch=watch)
+        result = run(
+            config, out, traces=traces, overwrite=overwrite, resume=resume, callbacks=callbacks
+        )
     if as_json:
         say_json(result.folder, **result.summary)
     else:

@@ -6,15 +6,15 @@ several runs need are read once, and their arrays are in the memory of the machi
 """
 
 import logging
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedstale import trace_spec
 from fedstale.compare.folders import State, Task, state
+from fedstale.config import Until
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.parallel import Say, WorkerPool
 
@@ -138,35 +138,36 @@ def _refused(task: Task, problem: object) -> ConfigError:
 def _simulated(run: _Run, say: Say) -> str:
     """Simulate, in a process of its own, and return why the run failed if it did."""
     # Not before the signals are set.
-    from fedstale.simulation.progress import Progress  # noqa: PLC0415
     from fedstale.simulation.run import simulate  # noqa: PLC0415
-    from fedstale.simulation.trace_grid import TraceGrid  # noqa: PLC0415
+    from fedstale.strategies.server.runtime import Callback, Pace, Runtime  # noqa: PLC0415
+
+    class Saying(Callback):
+        """Says how much of the run is done."""
+
+        def __init__(self) -> None:
+            self._until, self._pace = Until.parse(task.config.until), Pace(_SAY_S)
+            self._rounds = 0
+
+        def metrics(
+            self, run: Runtime, version: int, source: str, values: Mapping[str, float]
+        ) -> None:
+            if source == "train":
+                self._rounds = max(self._rounds, version)
+
+        def time_moved(self, run: Runtime) -> None:
+            if self._pace.is_due():
+                say(self._until.share(run.now(), self._rounds) or 0.0)
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    said_at, task, traces = 0.0, run.task, run.traces
-
-    def watch(grid: TraceGrid, progress: Progress) -> None:
-        nonlocal said_at
-        now = time.perf_counter()
-        if now - said_at >= _SAY_S:
-            said_at = now
-            say(_share(grid.now(), progress))
-
+    task, traces = run.task, run.traces
     result = simulate(
         task.config,
         task.folder,
         traces=traces.open() if traces else trace_spec.load(task.config.traces, seed=task.seed),
         overwrite=run.begun == "failed",
         resume=run.begun == "half",
-        watch=watch,
+        callbacks=[Saying()],
     )
     if result.status == "interrupted":
         raise KeyboardInterrupt
     return (result.reason or "it failed") if result.status == "failed" else ""
-
-
-def _share(now: float, progress: Any) -> float:  # noqa: ANN401 - heavy to import here
-    until = progress.until
-    if until.rounds is not None:
-        return min(progress.rounds / until.rounds, 1.0) if until.rounds else 1.0
-    return float(min(now / until.time_s, 1.0))

@@ -15,17 +15,25 @@ from statistics import median
 
 import pandas as pd
 import pyarrow as pa
-from flwr.app import Message
-from flwr.serverapp import Grid
+from flwr.app import Message, RecordDict
+from flwr.supercore.run import Run
 
 from fedstale.client.held_back import RECORD, Plan
-from fedstale.deployment.recorded_grid import RecordedGrid
+from fedstale.deployment.job_log import JobLog
 from fedstale.simulation import flight as fl
-from fedstale.simulation.clock import RunEnded
 from fedstale.simulation.compat import error_reply, own_copy, stamp, with_content
 from fedstale.simulation.costs import FLOWER_OVERHEAD, CostBook, Costs
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.flight import NEVER, Flight
+from fedstale.strategies.server.runtime import (
+    CLIENT_ERROR,
+    REPORTED,
+    RunEnded,
+    RunLogger,
+    Runtime,
+    RuntimeGrid,
+)
+from fedstale.strategies.server.superlink import SuperLinkGrid
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
 
@@ -37,7 +45,17 @@ _TOO_LATE_S = 1.0
 _REMEMBERED = 20
 
 
-class ReplayGrid(RecordedGrid):
+class _PlannedJobs(JobLog):
+    """Rows of jobs whose plan is known: the grid writes what they spend and how they end."""
+
+    def job_sent(self, run: Runtime, message_id: str, message: Message) -> None:
+        """Leave the row to the grid."""
+
+    def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
+        """Leave the row to the grid."""
+
+
+class ReplayGrid(RuntimeGrid):
     """Node i + 1000 is device i of the traces and the SuperNode with partition-id i.
 
     Times are seconds of the trace, from the moment at which a strategy first sends or waits.
@@ -45,7 +63,7 @@ class ReplayGrid(RecordedGrid):
 
     def __init__(
         self,
-        grid: Grid,
+        grid: SuperLinkGrid,
         traces: TraceSet,
         nodes: Mapping[int, int],
         *,
@@ -59,7 +77,7 @@ class ReplayGrid(RecordedGrid):
         """Let nodes act devices.
 
         Args:
-            grid: of the SuperLink; it does not wait for uploads.
+            grid: of the SuperLink.
             traces: complete devices.
             nodes: Flower's id of the node that acts each device, by position.
             costs: what messages cost, with the number of epochs resolved.
@@ -70,7 +88,11 @@ class ReplayGrid(RecordedGrid):
                 have told how long it takes.
             unix_now: returns seconds since 1970, UTC.
         """
-        super().__init__(grid, unix_now=unix_now)
+        self._grid, self._unix_now = grid, unix_now
+        self.unix_zero = unix_now()
+        """Instant 0, in s since 1970, UTC."""
+        self._has_begun = False
+        self._log = _PlannedJobs()
         self._book = CostBook(costs)
         self._fleet = Fleet(traces, self._book, on_interrupt)
         self._nodes, self._speed_up, self._until_s = dict(nodes), speed_up, until_s
@@ -84,10 +106,24 @@ class ReplayGrid(RecordedGrid):
         self.back_s: list[float] = []
         """Real seconds from the end of a ClientApp's work to the server's pulling the reply."""
         self._node_free_at: dict[int, float] = {}
+        self.runtime = Runtime(
+            self,
+            RunLogger(),
+            self._log,
+            n_online=lambda: len(list(self.get_node_ids())),
+            n_in_flight=lambda: sum(f.delivered_at == NEVER for f in self._log.flights),
+            name_of=lambda node_id: self._fleet.device_id(node_id - FIRST_NODE_ID),
+        )
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._grid.begin()
+            self.unix_zero = self._unix_now()
 
     def now(self) -> float:
         """Return the instant of the trace in s."""
-        return super().now() * self._speed_up
+        return self._grid.now() * self._speed_up
 
     def wait(self, until: float) -> bool:
         """Wait until an instant of the trace, or until something may have arrived.
@@ -100,7 +136,37 @@ class ReplayGrid(RecordedGrid):
             raise RunEnded(f"reached {self._until_s:,.0f} s of the trace")
         until = min([until, self._until_s, *(at for at, _ in self._lost.values())])
         left = max(until - self.now(), 0.0) / self._speed_up
-        return self._clock.wait(self._clock.now() + left)
+        may_pull = self._grid.wait(self._grid.now() + left)
+        self.runtime.time_moved()
+        return may_pull
+
+    # Flower's Grid.
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message, as older apps do."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages and wait for their replies, at most `timeout` seconds of the trace."""
+        return self.exchange(messages, timeout)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the devices that are available, and whose nodes are online."""
@@ -121,18 +187,19 @@ class ReplayGrid(RecordedGrid):
         """
         self._begin()
         messages, now = list(messages), self.now()
-        jobs = self._fleet.send(messages, now, first_job_id=len(self.flights))
+        jobs = self._fleet.send(messages, now, first_job_id=len(self._log.flights))
         flights = self._fleet.follow(jobs)
         sent = [flight for flight in flights if flight.failure is None]
         ids = iter(self._grid.push_messages([self._with_plan(flight) for flight in sent]))
         given: list[str] = []
-        for flight in flights:
+        for flight, message in zip(flights, messages, strict=True):
             self._planned[flight.job_id] = flight.reported_at, flight.visible_at
             message_id = next(ids) if flight.failure is None else self._lose(flight)
             for name in ("started_at", "downloaded_at", "trained_at", "reported_at", "ended_at"):
                 setattr(flight, name, NEVER)
             flight.message = None
-            self._note(flight, message_id)
+            self._log.add(flight, message_id)
+            self.runtime.job_sent(message_id, message)
             given.append(message_id)
         return given
 
@@ -140,11 +207,16 @@ class ReplayGrid(RecordedGrid):
         """Return the replies and failures that can be seen by now, and note them."""
         now, wanted = self.now(), list(message_ids)
         failed = [i for i in wanted if i in self._lost and self._lost[i][0] <= now]
-        replies = [self._lost.pop(i)[1] for i in failed]
+        real = [i for i in wanted if i not in self._lost]
+        arrived = self._grid.pull_messages(real) if real else ()
+        replies = [*(self._lost.pop(i)[1] for i in failed), *arrived]
         for reply in replies:
-            self._delivered(self._by_message[reply.metadata.reply_to_message_id], reply)
-        real = [i for i in wanted if i not in self._lost and i not in failed]
-        return [*replies, *(super().pull_messages(real) if real else ())]
+            message_id = reply.metadata.reply_to_message_id
+            flight = self._log.by_message[message_id]
+            self._log.hear(flight, reply)
+            self._delivered(flight, reply)
+            self.runtime.reply(message_id, reply, flight.status)
+        return replies
 
     def _lose(self, flight: Flight) -> str:
         assert flight.message is not None
@@ -158,7 +230,7 @@ class ReplayGrid(RecordedGrid):
         """Return what happened so far, one row a job; lost jobs have spent what the trace says."""
         now = self.now()
         rows = []
-        for flight in self.flights:
+        for flight in self._log.flights:
             is_out = flight.delivered_at == NEVER and self._planned[flight.job_id][1] > now
             rows.append(_flying(flight) if is_out else flight)
         return fl.table_of(rows, self._device_ids)
@@ -168,7 +240,7 @@ class ReplayGrid(RecordedGrid):
         """Real seconds by which replies came later than planned, in the order of sending."""
         return [
             (flight.reported_at - self._planned[flight.job_id][0]) / self._speed_up
-            for flight in self.flights
+            for flight in self._log.flights
             if flight.reported_at < NEVER
         ]
 
@@ -198,7 +270,7 @@ class ReplayGrid(RecordedGrid):
 
     def _delivered(self, flight: Flight, reply: Message) -> None:
         if reply.has_error():
-            status = flight.status if flight.failure is not None else fl.CLIENT_ERROR
+            status = flight.status if flight.failure is not None else CLIENT_ERROR
             reason = flight.reason if flight.failure is not None else reply.error.reason or ""
             flight.delivered_at = self.now()
             flight.status, flight.reason = status, reason
@@ -219,7 +291,7 @@ class ReplayGrid(RecordedGrid):
             self.back_s.append((self.now() - left) / self._speed_up)
             self._node_free_at[flight.device] = self.now()
         flight.delivered_at = flight.reported_at = flight.ended_at = self.now()
-        flight.status, flight.reason = fl.REPORTED, ""
+        flight.status, flight.reason = REPORTED, ""
         self._book.learn(flight.kind.split(".")[0], flight.node_id, reply.content)
         self._warn_if_late(flight)
 

@@ -17,12 +17,12 @@ from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import write_run
 from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.reports.folder import RunFolder
-from fedstale.simulation.clock import RunEnded
 from fedstale.simulation.costs import Costs
-from fedstale.simulation.progress import Progress
+from fedstale.simulation.metrics import RunMetrics
 from fedstale.simulation.run import enrolled
-from fedstale.simulation.stock_strategies import probe
-from fedstale.strategies.server.superlink import without_stalls
+from fedstale.simulation.stock_strategies import stock_strategies_reporting
+from fedstale.strategies.server.runtime import RunEnded
+from fedstale.strategies.server.superlink import SuperLinkGrid
 from fedstale.trace_spec import load
 
 logger = logging.getLogger(__name__)
@@ -88,28 +88,25 @@ class ReplayedServerApp(ServerApp):
         settings = ReplaySettings.read(self._settings)
         config = settings.config
         traces = enrolled(load(config.traces, seed=config.seed), config)
-        progress = Progress(Until.parse(config.until))
+        metrics = RunMetrics(Until.parse(config.until))
         with (
             RunFolder.create(settings.out, overwrite=True) as folder,
-            without_stalls(grid) as pulling,
+            SuperLinkGrid(grid) as superlink,
         ):
             folder.write_config(config)
             replay = ReplayGrid(
-                pulling,
+                superlink,
                 traces,
                 settings.nodes,
                 costs=Costs.from_table(config.costs),
                 speed_up=settings.speed_up,
                 on_interrupt=config.on_interrupt,
-                until_s=progress.until.time_s,
+                until_s=metrics.until.time_s,
             )
-            replay.on_aggregated = progress.aggregated
-            replay.on_measured = lambda version, source, metrics: progress.measured(
-                replay.now(), version, source, metrics
-            )
+            replay.runtime.add(metrics)
             started, end = time.perf_counter(), ("failed", "the ServerApp raised an exception")
             try:
-                with probe(replay.on_measured, replay.on_aggregated):
+                with stock_strategies_reporting():
                     self._app(replay, context)
                 end = "finished", ""
             except RunEnded as ended:
@@ -121,7 +118,7 @@ class ReplayedServerApp(ServerApp):
                 status, reason = end
                 facts = {"status": status, "reason": reason, **_facts(settings, replay)}
                 facts["wall_s"] = round(time.perf_counter() - started, 3)
-                write_run(folder, replay, progress, facts)
+                write_run(folder, replay.runtime, replay.events(), metrics, facts)
 
 
 def _facts(settings: ReplaySettings, replay: ReplayGrid) -> dict[str, Any]:

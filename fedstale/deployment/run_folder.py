@@ -11,25 +11,26 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import tomli_w
 from flwr.app import Context
 from flwr.serverapp import Grid
 
 from fedstale.config import Until
-from fedstale.deployment.recorded_grid import RecordedGrid
+from fedstale.deployment.job_log import JobLog
 from fedstale.reports.folder import CONFIG, DEPLOYED, RunFolder
 from fedstale.reports.ledger import ledger
-from fedstale.simulation.progress import Progress
-from fedstale.simulation.stock_strategies import probe
-from fedstale.strategies.server.observer import Observer
-from fedstale.strategies.server.superlink import without_stalls
+from fedstale.simulation.metrics import RunMetrics
+from fedstale.simulation.stock_strategies import report_stock_strategies
+from fedstale.strategies.server.runtime import Runtime
+from fedstale.strategies.server.superlink import SuperLinkGrid, connected
 
 
 @contextmanager
 def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> Iterator[Grid]:
-    """Give a grid that notes what happens, and write the run's folder in the end.
+    """Note what happens in a run on real devices, and write the run's folder in the end.
 
-    A grid that records runs itself, as in a simulation, is given back as it is.
+    A simulation writes a folder of its own: its grid is given back as it is.
 
     Args:
         grid: of a ServerApp.
@@ -40,60 +41,63 @@ def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> I
     Raises:
         ConfigError: the folder holds something, or cannot be made.
     """
-    if not str(folder) or isinstance(grid, Observer):
+    if not str(folder):
         yield grid
         return
-    with RunFolder.create(Path(folder)) as opened, without_stalls(grid) as reached:
+    own = connected(grid)
+    if not isinstance(own, SuperLinkGrid):
+        yield own
+        return
+    with RunFolder.create(Path(folder)) as opened, own:
         table = {"app": app, "run_config": dict(context.run_config)}
         (opened.path / CONFIG).write_text(tomli_w.dumps(table), encoding="utf-8")
-        noted, progress = RecordedGrid(reached), Progress(Until())
-        noted.on_aggregated = progress.aggregated
-        noted.on_measured = lambda version, source, metrics: progress.measured(
-            noted.now(), version, source, metrics
-        )
+        log, metrics = JobLog(), RunMetrics(Until())
+        own.runtime.add(log)
+        own.runtime.add(metrics)
+        report_stock_strategies()
         started, status, reason = time.perf_counter(), "finished", ""
         try:
-            with probe(noted.on_measured, noted.on_aggregated):
-                yield noted
+            yield own
         except BaseException as problem:
             status, reason = "failed", f"{type(problem).__name__}: {problem}"
             raise
         finally:
+            own.runtime.ended(status, reason)
             facts = {
                 "status": status,
                 "reason": reason,
                 "app": app,
-                "devices": len({flight.node_id for flight in noted.flights}),
+                "devices": len({flight.node_id for flight in log.flights}),
                 "seed": context.run_config.get("seed", 0),
                 "executor": DEPLOYED,
                 "wall_s": round(time.perf_counter() - started, 3),
             }
-            write_run(opened, noted, progress, facts)
+            write_run(opened, own.runtime, log.events(), metrics, facts)
 
 
 def write_run(
-    folder: RunFolder, grid: RecordedGrid, progress: Progress, facts: Mapping[str, Any]
+    folder: RunFolder, run: Runtime, events: pa.Table, metrics: RunMetrics, facts: Mapping[str, Any]
 ) -> None:
     """Write what came of a run.
 
     Args:
         folder: of the run.
-        grid: what happened.
-        progress: what was measured.
+        run: that has ended.
+        events: what happened, one row a job.
+        metrics: what was measured.
         facts: for the summary: status, reason, app, devices, seed and the like.
     """
-    events = grid.events()
     folder.write_events(events)
-    folder.write_metrics(progress.rows)
-    if progress.arrays is not None:
-        folder.write_model(progress.arrays)
+    folder.write_metrics(metrics.rows)
+    if metrics.arrays is not None:
+        folder.write_model(metrics.arrays)
     folder.write_summary(
         {
             **facts,
-            "virtual_s": grid.now(),
-            "rounds": progress.rounds,
+            "virtual_s": run.now(),
+            "rounds": metrics.rounds,
             **_known(ledger(events)),
-            "metrics": progress.latest,
+            "metrics": metrics.latest,
         }
     )
     # Plotly is imported once a run is over, and only then.

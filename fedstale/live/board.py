@@ -1,15 +1,23 @@
 """What the live page shows, kept small: a run may last for weeks, its board never grows.
 
-One thread writes to it and others read; a lock keeps them apart. Series are thinned to every second
-point when they get long, so that they always span the whole run.
+A board is a callback of a run, simulated or on real devices. The thread of the run writes to it and
+others read; a lock keeps them apart. Series are thinned to every second point when they get long,
+so that they always span the whole run.
 """
 
 import threading
 from collections import Counter, deque
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedstale.live.watching import Moment
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedstale.config import Until
 from fedstale.reports.figure import Figure, numbers, plain, time_unit
+from fedstale.simulation.stock_strategies import report_stock_strategies
+from fedstale.strategies.server.runtime import REJECTED, Callback, Pace, Runtime, RuntimeGrid
+from fedstale.strategies.server.superlink import connected
 
 POINTS = 600
 """Points of a series that are kept at most."""
@@ -19,7 +27,9 @@ _METRICS = 64
 _CURVES = 8
 _BARS = 30
 _REASON = 200
+_NAMES = 100_000
 _SOURCES = {"server": "central", "evaluate": "clients", "train": "clients, training"}
+_NO_LIMIT = Until()
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -60,18 +70,23 @@ class _Series:
         return {"x": numbers([value / length_s for value in x]), "y": numbers(y)}
 
 
-class Board:
-    """A `Sink` that remembers what a page shows."""
+class Board(Callback):
+    """Remembers what a page shows of a run."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, *, until: Until = _NO_LIMIT, every_s: float = 0.25) -> None:
         """Begin with an empty board.
 
         Args:
             title: what is watched, in a few words.
+            until: limit of the run, to show how much of it is done.
+            every_s: seconds of wall time from one look at the clock to the next.
         """
         self.title = title
+        self._until, self._pace = until, Pace(every_s)
         self._lock = threading.Lock()
-        self._moment: Moment | None = None
+        self._now, self._rounds, self._n_online, self._n_in_flight = 0.0, 0, 0, 0
+        self._has_begun = False
+        self._names: dict[str, str] = {}
         self._online, self._jobs_in_flight = _Series(), _Series()
         self._metrics: dict[tuple[str, str], _Series] = {}
         self._staleness: Counter[int] = Counter()
@@ -79,40 +94,80 @@ class Board:
         self._failures: deque[_Failure] = deque(maxlen=FAILURES)
         self._ended = ""
 
-    def moved(self, moment: Moment) -> None:
-        """Note where the run is."""
-        with self._lock:
-            self._moment = moment
-            self._online.add(moment.now, moment.online)
-            self._jobs_in_flight.add(moment.now, moment.n_in_flight)
+    # What a run tells.
 
-    def measured(self, at: float, version: int, source: str, name: str, value: float) -> None:
-        """Note a metric."""
-        with self._lock:
-            if (source, name) in self._metrics or len(self._metrics) < _METRICS:
-                self._metrics.setdefault((source, name), _Series()).add(at, value)
+    def job_sent(self, run: Runtime, message_id: str, message: Message) -> None:
+        """Remember which node a message went to."""
+        self._names[message_id] = run.name_of(message.metadata.dst_node_id)
+        if len(self._names) > _NAMES:
+            del self._names[next(iter(self._names))]
 
-    def merged(self, at: float, staleness: float, weight: float) -> None:
-        """Count a merged update."""
-        with self._lock:
-            self._staleness[int(staleness)] += 1
+    def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
+        """Count a failure."""
+        if reply.has_error():
+            self._failed(run, message_id, status, reply.error.reason or "")
 
-    def failed(self, at: float, who: str, ending: str, reason: str) -> None:
-        """Note a job that came to nothing."""
+    def aggregated(
+        self,
+        run: Runtime,
+        message_id: str,
+        *,
+        base_version: int,
+        version: int,
+        staleness: int,
+        weight: float,
+    ) -> None:
+        """Count an update that was used."""
+        self._names.pop(message_id, None)
+        with self._lock:
+            self._staleness[staleness] += 1
+
+    def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
+        """Count a reply that was not used; an error has been counted when it came."""
+        if message_id in self._names:
+            self._failed(run, message_id, REJECTED, reason)
+
+    def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
+        """Note metrics."""
+        with self._lock:
+            if source == "train":
+                self._rounds = max(self._rounds, version)
+            for name, value in values.items():
+                if (source, name) in self._metrics or len(self._metrics) < _METRICS:
+                    self._metrics.setdefault((source, name), _Series()).add(run.now(), value)
+
+    def time_moved(self, run: Runtime) -> None:
+        """Note where the run is, a few times a second."""
+        if self._pace.is_due():
+            self._look(run)
+
+    def ended(self, run: Runtime, status: str, reason: str) -> None:
+        """Note that the run is over, and how."""
+        self._look(run)
+        with self._lock:
+            self._ended = f"{status}: {reason}" if reason else status
+
+    def _look(self, run: Runtime) -> None:
+        now, online, in_flight = run.now(), run.n_online(), run.n_in_flight()
+        with self._lock:
+            self._has_begun = True
+            self._now, self._n_online, self._n_in_flight = now, online, in_flight
+            self._online.add(now, online)
+            self._jobs_in_flight.add(now, in_flight)
+
+    def _failed(self, run: Runtime, message_id: str, ending: str, reason: str) -> None:
+        name = self._names.pop(message_id, "a node")
         with self._lock:
             self._endings[ending[:40]] += 1
-            self._failures.appendleft(_Failure(at, who[:80], ending[:40], reason[:_REASON]))
+            failure = _Failure(run.now(), name[:80], ending[:40], reason[:_REASON])
+            self._failures.appendleft(failure)
 
-    def ended(self, how: str) -> None:
-        """Note that the run is over, and how."""
-        with self._lock:
-            self._ended = how
+    # What a page shows.
 
     def snapshot(self) -> dict[str, Any]:
         """Return what the page shows now, as JSON can hold it."""
         with self._lock:
-            now = 0.0 if self._moment is None else self._moment.now
-            unit, length_s = time_unit(now)
+            unit, length_s = time_unit(self._now)
             figures = [
                 *self._curves(unit, length_s),
                 self._devices(unit, length_s),
@@ -123,7 +178,7 @@ class Board:
                 "title": self.title,
                 "ended": self._ended,
                 "cards": self._cards(unit, length_s),
-                "share": None if self._moment is None else self._moment.share,
+                "share": self._until.share(self._now, self._rounds) if self._has_begun else None,
                 "figures": [{**f.plot(), "about": f.about} for f in figures if f.traces],
                 "failures": [
                     [f"{one.at / length_s:.3g} {unit}", one.who, one.ending, one.reason]
@@ -132,14 +187,14 @@ class Board:
             }
 
     def _cards(self, unit: str, length_s: float) -> list[list[str]]:
-        if self._moment is None:
+        if not self._has_begun:
             return [["device time", "not started"]]
         cards = [
-            ["device time", f"{self._moment.now / length_s:.3g} {unit}"],
-            ["rounds", f"{self._moment.rounds:,}"],
-            ["online", f"{self._moment.online:,}"],
-            ["in flight", f"{self._moment.n_in_flight:,}"],
-            ["merged", f"{self._staleness.total():,}"],
+            ["device time", f"{self._now / length_s:.3g} {unit}"],
+            ["rounds", f"{self._rounds:,}"],
+            ["online", f"{self._n_online:,}"],
+            ["in flight", f"{self._n_in_flight:,}"],
+            ["aggregated", f"{self._staleness.total():,}"],
             ["came to nothing", f"{self._endings.total():,}"],
         ]
         for (source, name), series in sorted(self._metrics.items()):
@@ -200,7 +255,7 @@ class Board:
     def _late(self) -> Figure:
         shown = sorted(self._staleness)[:_BARS]
         rest = sum(self._staleness[value] for value in sorted(self._staleness)[_BARS:])
-        about = f"{self._staleness.total():,} merged updates"
+        about = f"{self._staleness.total():,} aggregated updates"
         about += f"; {rest:,} more are staler than what is drawn." if rest else "."
         bar = {"type": "bar", "name": "updates", "meta": "series-0", "showlegend": False}
         return Figure(
@@ -225,3 +280,20 @@ class Board:
             y_title="",
             layout={"yaxis": {"autorange": "reversed"}},
         )
+
+
+def observed(grid: Grid, *callbacks: Callback) -> RuntimeGrid:
+    """Let callbacks watch a run on real devices, or a simulated one.
+
+    Args:
+        grid: what the ServerApp was given.
+        callbacks: for instance a `Board` that is being served.
+
+    Returns:
+        The grid to start the strategy on; the same one for everyone who connects to `grid`.
+    """
+    own = connected(grid)
+    for callback in callbacks:
+        own.runtime.add(callback)
+    report_stock_strategies()
+    return own

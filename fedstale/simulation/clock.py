@@ -1,4 +1,4 @@
-"""The virtual clock: a heap of events, and the ways in which a run can come to its end.
+"""The virtual clock: a heap of events.
 
 The key is (time, kind, sequence), never the payload: on constant traces many events fall on one
 instant, and ties must neither compare payloads nor depend on anything but the order of scheduling.
@@ -17,19 +17,6 @@ class Kind(IntEnum):
 
     REPLY = 0
     FAILURE = 1
-
-
-class RunEnded(BaseException):
-    """The run is over: its limit is reached, or nothing can ever happen again.
-
-    Like KeyboardInterrupt it is no Exception, so that an app's `except Exception` cannot swallow
-    it; `simulate` catches it and keeps what was done.
-    """
-
-    def __init__(self, reason: str, *, stuck: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.stuck = stuck
 
 
 class VirtualClock:

@@ -98,12 +98,13 @@ class Flights:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned, with no job sent yet.
+        """Continue from what `state_dict` returned, in place of the jobs that there are.
 
         Raises:
             ResumeError: another release wrote it.
             FedstaleError: the disk is full, or the folder of temporary files is not writable.
         """
+        self._open, self._over, self._rows = {}, {}, JobRows()
         self._rows.load_state_dict(state.get("on_disk", {}))
         self._n = state["n"]
         for flight in flights_in(state["in_memory"]):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstale.simulation.clock import RunEnded
+from fedstale.strategies.server.runtime import RunEnded
 from fedstale.traces.arrays import Mask
 
 # A strategy that has sent nothing for this long is waiting for something that will not come.

@@ -37,8 +37,8 @@ from flwr.server.strategy import Strategy
 from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp import ServerApp
 
-from fedstale.simulation.clock import RunEnded
 from fedstale.simulation.trace_grid import TraceGrid
+from fedstale.strategies.server.runtime import RunEnded
 
 logger = logging.getLogger(__name__)
 
@@ -257,13 +257,15 @@ def _sort_in(
     try:
         answer = exchange.unpack(reply.content)
     except Exception as problem:
-        grid.job_rejected(message_id, reason=f"{type(problem).__name__}: {problem}")
+        grid.runtime.rejected(message_id, reason=f"{type(problem).__name__}: {problem}")
         failures.append(problem)
         return
     if answer.status.code == Code.OK:
         results.append((client, answer))
     else:
-        grid.job_rejected(message_id, reason=f"{answer.status.code.name}: {answer.status.message}")
+        grid.runtime.rejected(
+            message_id, reason=f"{answer.status.code.name}: {answer.status.message}"
+        )
         failures.append((client, answer))
 
 
@@ -278,8 +280,8 @@ def _watched(strategy: Strategy, grid: TraceGrid) -> Iterator[list[int]]:
         # Only this kind of tensor has a shape; trees, for one, travel as text.
         if parameters is not None and parameters.tensor_type == "numpy.ndarray":
             arrays: ArrayRecord = records.parameters_to_arrayrecord(parameters, keep_input=True)
-            grid.aggregated(version=version, arrays=arrays)
-        grid.measured(version=version, source="train", metrics=_numbers(metrics))
+            grid.runtime.new_version(version, arrays)
+        grid.runtime.metrics(version, "train", _numbers(metrics))
 
     def evaluated(
         source: str, version: int, outcome: tuple[float | None, Mapping[str, Any]] | None
@@ -287,7 +289,7 @@ def _watched(strategy: Strategy, grid: TraceGrid) -> Iterator[list[int]]:
         loss, metrics = outcome or (None, {})
         if loss is not None:
             values = {**_numbers(metrics), "loss": float(loss)}
-            grid.measured(version=version, source=source, metrics=values)
+            grid.runtime.metrics(version, source, values)
 
     listeners: dict[str, Callable[[int, Any], None]] = {
         "aggregate_fit": aggregated,

@@ -5,7 +5,8 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,27 +14,37 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from flwr.app import Context, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 
 from fedstale.config import SimulationConfig, Until
-from fedstale.errors import ConfigError, FedstaleError
+from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.ledger import COLUMNS, ledger
 from fedstale.simulation import flight as fl
-from fedstale.simulation.clock import RunEnded
 from fedstale.simulation.costs import Costs
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.simulation.keeping import SimulationCheckpointer
+from fedstale.simulation.metrics import RunMetrics
 from fedstale.simulation.old_api import server_fn_on
-from fedstale.simulation.progress import Progress
-from fedstale.simulation.stock_strategies import probe
+from fedstale.simulation.stock_strategies import stock_strategies_reporting
 from fedstale.simulation.trace_grid import TraceGrid
+from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
+from fedstale.strategies.server.runtime import (
+    Callback,
+    Checkpointer,
+    NoCheckpoints,
+    RunEnded,
+    State,
+)
+from fedstale.strategies.server.versions import Snapshot
 from fedstale.traces import TraceSet
 
 logger = logging.getLogger(__name__)
 
 _SERVER_SEED, _DEVICES_SEED = 2, 3
+
+_LARGEST_SHARE = 0.05
+"""Of the wall time of a run that may be spent on checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +58,6 @@ class RunResult:
     summary: Mapping[str, Any]
 
 
-Watch = Callable[[TraceGrid, Progress], None]
-
-
 def simulate(
     config: SimulationConfig,
     out: Path,
@@ -57,7 +65,7 @@ def simulate(
     traces: TraceSet,
     overwrite: bool = False,
     resume: bool = False,
-    watch: Watch | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> RunResult:
     """Run an app on traces and write the run's folder.
 
@@ -68,7 +76,7 @@ def simulate(
         overwrite: whether an earlier run in the folder may be removed.
         resume: whether to go on with the run in the folder, which has the same settings, from its
             last checkpoint; without one it begins anew.
-        watch: called whenever the clock has moved.
+        callbacks: told what happens in the run, besides what its folder needs.
 
     Returns:
         What happened; a run that fails, is stuck or is interrupted keeps what was done.
@@ -80,7 +88,7 @@ def simulate(
     run_config = app.run_config(config.run_config)
     costs = _overridden(app.costs, config.costs).resolved(run_config)
     traces = enrolled(traces, config)
-    progress = Progress(Until.parse(config.until))
+    metrics = RunMetrics(Until.parse(config.until))
     with app.importable():
         server, client = app.load_server(), app.load_client()
         with executor_for(app, client, config.executor, config.workers, config.gpus) as executor:
@@ -91,26 +99,31 @@ def simulate(
                 seed=config.seed,
                 run_config=run_config,
                 on_interrupt=config.on_interrupt,
-                until_s=progress.until.time_s,
+                until_s=metrics.until.time_s,
             )
-            _connect(grid, progress, watch)
+            for callback in (metrics, *callbacks):
+                grid.runtime.add(callback)
             opened = RunFolder.resume(out) if resume else RunFolder.create(out, overwrite=overwrite)
             with opened as folder:
                 folder.write_config(replace(config, costs=costs.table(), run_config=run_config))
-                every = config.checkpoint_every
-                keeper = SimulationCheckpointer(folder.checkpoints, grid, progress, every=every)
-                if resume:
-                    keeper.restore()
+                grid.runtime.checkpointer = SimulationCheckpointer(
+                    folder.checkpoints,
+                    grid,
+                    metrics,
+                    every=config.checkpoint_every,
+                    resume=resume,
+                )
                 _seed_server(config.seed)
                 started = time.perf_counter()
                 with (
                     grid.running(*app.packages),
-                    probe(grid.on_measured, grid.on_aggregated),
+                    stock_strategies_reporting(),
                     server_fn_on(grid, *app.packages),
                 ):
                     context = Context(1, 1, {}, RecordDict(), run_config)
                     status, reason = _outcome(lambda: server(grid, context), app.directory)
                 wall_s = time.perf_counter() - started
+                grid.runtime.ended(status, reason)
                 facts = {
                     "app": app.name,
                     "devices": traces.n_devices,
@@ -119,13 +132,73 @@ def simulate(
                     "trained_for_nothing": grid.n_ahead,
                     "wall_s": round(wall_s, 3),
                 }
-                return _written(folder, grid, progress, (status, reason), facts)
+                return _written(folder, grid, metrics, (status, reason), facts)
+
+
+class SimulationCheckpointer(Checkpointer):
+    """Keeps a simulation on disk, so that one that was killed can go on.
+
+    A checkpoint holds the strategy, the grid with every job, what was measured, and the random
+    streams of the server. Going on from it gives the same events and metrics, byte for byte, as a
+    run that was never stopped. It costs time in proportion to what has happened so far; so
+    checkpoints are written at every version, or as seldom as keeps their cost small.
+    """
+
+    jobs_survive = True
+
+    def __init__(
+        self, folder: Path, grid: TraceGrid, metrics: RunMetrics, *, every: int, resume: bool
+    ) -> None:
+        """Keep a run.
+
+        Args:
+            folder: of the checkpoints.
+            grid: of the run.
+            metrics: of the run.
+            every: versions from one checkpoint to the next; 0 writes none.
+            resume: whether to go on from the last whole checkpoint, if there is one.
+        """
+        self._grid, self._metrics = grid, metrics
+        self._checkpoints = Checkpoints(folder, every=every) if every else NoCheckpoints()
+        self._due_at = 0.0
+        self._state: State | None = None
+        if resume:
+            with suppress(ResumeError):
+                self._state = read_checkpoint(folder)
+
+    def restored(self) -> State | None:
+        """Take the run back to its checkpoint, and return the strategy's state."""
+        state, self._state = self._state, None
+        if state is None:
+            return None
+        strategy: State = state["strategy"]
+        self._grid.load_state_dict(state["grid"])
+        self._metrics.load_state_dict(state["metrics"], _current_model(strategy["versions"]))
+        _set_random_streams(state["random"])
+        return strategy
+
+    def keep(self, version: int, state: Callable[[], State]) -> None:
+        """Write a checkpoint, if it is time to."""
+        started = time.perf_counter()
+        if started < self._due_at:
+            return
+        self._checkpoints.keep(
+            version,
+            lambda: {
+                "strategy": state(),
+                "grid": self._grid.state_dict(),
+                "metrics": self._metrics.state_dict(),
+                "random": _random_streams(),
+            },
+        )
+        now = time.perf_counter()
+        self._due_at = now + (now - started) / _LARGEST_SHARE
 
 
 def _written(
     folder: RunFolder,
     grid: TraceGrid,
-    progress: Progress,
+    metrics: RunMetrics,
     end: tuple[str, str],
     facts: Mapping[str, Any],
 ) -> RunResult:
@@ -140,13 +213,13 @@ def _written(
         "reason": reason,
         **facts,
         "virtual_s": grid.now(),
-        "rounds": progress.rounds,
+        "rounds": metrics.rounds,
         **ledger(events),
-        "metrics": progress.latest,
+        "metrics": metrics.latest,
     }
-    folder.write_metrics(progress.rows)
-    if progress.arrays is not None:
-        folder.write_model(progress.arrays)
+    folder.write_metrics(metrics.rows)
+    if metrics.arrays is not None:
+        folder.write_model(metrics.arrays)
     folder.write_summary(summary)
     # Plotly is imported once a run is over, and only then.
     from fedstale.reports.page import report_at_end  # noqa: PLC0415
@@ -155,17 +228,6 @@ def _written(
     if status != "interrupted":
         folder.drop_checkpoints()
     return RunResult(folder.path, status, reason, summary)
-
-
-def _connect(grid: TraceGrid, progress: Progress, watch: Watch | None) -> None:
-    """Let what the grid sees reach the progress of the run and its display."""
-
-    def measured(version: int, source: str, metrics: Mapping[str, float]) -> None:
-        progress.measured(grid.now(), version, source, metrics)
-
-    grid.on_measured, grid.on_aggregated = measured, progress.aggregated
-    if watch is not None:
-        grid.on_advance = lambda: watch(grid, progress)
 
 
 def _outcome(serve: Callable[[], None], directory: Path) -> tuple[str, str]:
@@ -232,3 +294,32 @@ def _sentence(problem: Exception, directory: Path) -> str:
     own = [f for f in frames if Path(f.filename).is_relative_to(directory)] or list(frames)
     where = f"{Path(own[-1].filename).name}:{own[-1].lineno}"
     return f"the ServerApp raised {type(problem).__name__}: {problem} ({where})"
+
+
+def _current_model(versions: State) -> ArrayRecord:
+    held = versions["held"][str(versions["version"])]
+    return Snapshot(held["floats"], held["counts"], tuple(versions["names"])).record()
+
+
+def _random_streams() -> State:
+    """Return the global streams that apps and stock functions draw from on the server."""
+    version, words, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state()  # noqa: NPY002
+    state: State = {
+        "python": [version, np.array(words, dtype=np.uint64), gauss],
+        "numpy": [name, keys, *rest],
+    }
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        state["torch"] = torch.get_rng_state().numpy()
+    return state
+
+
+def _set_random_streams(state: State) -> None:
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys, *rest))  # noqa: NPY002
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and "torch" in state:
+        torch.set_rng_state(torch.from_numpy(state["torch"].copy()))

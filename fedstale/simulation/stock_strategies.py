@@ -1,48 +1,64 @@
-"""Listens to Flower's own strategies, which do not know that they are watched.
+"""Lets Flower's own strategies, and strategies built on them, tell the runtime what they do.
 
-A stock strategy reports to its log only. While a probe is on, whatever it aggregates or evaluates
-is also told to an observer, with the round as the model version. Strategies that report to their
-grid by themselves are left alone.
+A stock strategy reports to its log only. Here whatever it aggregates and evaluates is also told to
+the runtime of the grid that it runs on, with the round as the model version. That holds for a
+strategy with a `start` of its own too, as long as it calls its own `aggregate_train` and
+`aggregate_evaluate`. Strategies of fedstale tell their runtime themselves and are left alone.
 """
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from inspect import signature
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import Strategy
 
-Measured = Callable[[int, str, Mapping[str, float]], None]
+from fedstale.strategies import StaleStrategy
+from fedstale.strategies.server.runtime import Runtime, RuntimeGrid
+
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+_RUNNING: WeakKeyDictionary[Strategy, Runtime] = WeakKeyDictionary()
+"""The runtime of each strategy whose `start` has not returned."""
+_AGGREGATING: WeakKeyDictionary[Strategy, str] = WeakKeyDictionary()
+"""The verb that a strategy is in; a subclass calls that of its base inside."""
 
 
 @contextmanager
-def probe(on_measured: Measured, on_arrays: Callable[[int, ArrayRecord], None]) -> Iterator[None]:
-    """Report what stock strategies aggregate and evaluate.
-
-    Args:
-        on_measured: called with (round, source, metrics); the source is "server" for a central
-            evaluation, "train" and "evaluate" for metrics averaged over clients.
-        on_arrays: called with (round, arrays) when a new model has been aggregated.
-    """
-    original = Strategy.start
-    signature = inspect.signature(original)
-
-    @wraps(original)
-    def start(*args: Any, **kwargs: Any) -> Result:  # noqa: ANN401 - as the original
-        call = signature.bind(*args, **kwargs)
-        evaluate_fn = call.arguments.get("evaluate_fn")
-        call.arguments["evaluate_fn"] = _watched_evaluation(evaluate_fn, on_measured)
-        with _watched(call.arguments["self"], on_measured, on_arrays):
-            return original(*call.args, **call.kwargs)
-
-    Strategy.start = start  # type: ignore[method-assign]
+def stock_strategies_reporting() -> Iterator[None]:
+    """Let the stock strategies that are defined by now report while the block runs."""
+    replaced = report_stock_strategies()
     try:
         yield
     finally:
-        Strategy.start = original  # type: ignore[method-assign]
+        for owner, name, original in replaced:
+            setattr(owner, name, original)
+
+
+def report_stock_strategies() -> list[tuple[type[Strategy], str, Callable[..., Any]]]:
+    """Let the stock strategies that are defined by now report, each class once.
+
+    Returns:
+        The methods that were replaced: class, name and original.
+    """
+    replaced = []
+    base: Any = Strategy  # abstract, and its methods are replaced all the same
+    for owner in _family(base):
+        for name, wrapped in (
+            ("start", _started),
+            ("aggregate_train", _aggregated_train),
+            ("aggregate_evaluate", _aggregated_evaluate),
+        ):
+            original = vars(owner).get(name)
+            if original is not None and not hasattr(original, "reports"):
+                reporting = wrapped(original)
+                reporting.reports = True  # type: ignore[attr-defined]
+                setattr(owner, name, reporting)
+                replaced.append((owner, name, original))
+    return replaced
 
 
 def numbers(metrics: MetricRecord) -> dict[str, float]:
@@ -50,43 +66,78 @@ def numbers(metrics: MetricRecord) -> dict[str, float]:
     return {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
 
 
-@contextmanager
-def _watched(
-    strategy: Strategy, on_measured: Measured, on_arrays: Callable[[int, ArrayRecord], None]
-) -> Iterator[None]:
-    train, evaluate = strategy.aggregate_train, strategy.aggregate_evaluate
+def _family(strategy: type[Strategy]) -> Iterator[type[Strategy]]:
+    if strategy is StaleStrategy:
+        return
+    yield strategy
+    for kind in strategy.__subclasses__():
+        yield from _family(kind)
 
-    def aggregate_train(
-        server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        arrays, metrics = train(server_round, replies)
+
+def _started(original: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = signature(original)
+
+    @wraps(original)
+    def start(self: Strategy, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
+        values = (*args, *kwargs.values())
+        grid = next((value for value in values if isinstance(value, RuntimeGrid)), None)
+        if grid is None or self in _RUNNING:
+            return original(self, *args, **kwargs)
+        call = parameters.bind(self, *args, **kwargs)
+        evaluate_fn = call.arguments.get("evaluate_fn")
+        if evaluate_fn is not None:
+            call.arguments["evaluate_fn"] = _reporting(evaluate_fn, grid.runtime)
+        _RUNNING[self] = grid.runtime
+        try:
+            return original(*call.args, **call.kwargs)
+        finally:
+            del _RUNNING[self]
+
+    return start
+
+
+def _aggregated_train(original: Callable[..., Any]) -> Callable[..., Any]:
+    def tell(runtime: Runtime, server_round: int, outcome: Any) -> None:  # noqa: ANN401
+        arrays, metrics = outcome
         if arrays is not None:
-            on_arrays(server_round, arrays)
-        on_measured(server_round, "train", numbers(metrics) if metrics is not None else {})
-        return arrays, metrics
+            runtime.new_version(server_round, arrays)
+        runtime.metrics(server_round, "train", numbers(metrics) if metrics is not None else {})
 
-    def aggregate_evaluate(server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        metrics = evaluate(server_round, replies)
-        if metrics is not None:
-            on_measured(server_round, "evaluate", numbers(metrics))
-        return metrics
-
-    strategy.aggregate_train = aggregate_train  # type: ignore[method-assign]
-    strategy.aggregate_evaluate = aggregate_evaluate  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del strategy.aggregate_train, strategy.aggregate_evaluate
+    return _telling(original, tell)
 
 
-def _watched_evaluation(evaluate_fn: EvaluateFn | None, on_measured: Measured) -> EvaluateFn | None:
-    if evaluate_fn is None:
-        return None
+def _aggregated_evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
+    def tell(runtime: Runtime, server_round: int, outcome: MetricRecord | None) -> None:
+        if outcome is not None:
+            runtime.metrics(server_round, "evaluate", numbers(outcome))
 
+    return _telling(original, tell)
+
+
+def _telling(
+    original: Callable[..., Any], tell: Callable[[Runtime, int, Any], None]
+) -> Callable[..., Any]:
+    @wraps(original)
+    def aggregate(self: Strategy, server_round: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if self not in _RUNNING or _AGGREGATING.get(self) == original.__name__:
+            return original(self, server_round, *args, **kwargs)
+        _AGGREGATING[self] = original.__name__
+        try:
+            outcome = original(self, server_round, *args, **kwargs)
+        finally:
+            del _AGGREGATING[self]
+        tell(_RUNNING[self], server_round, outcome)
+        return outcome
+
+    return aggregate
+
+
+def _reporting(evaluate_fn: EvaluateFn, runtime: Runtime) -> EvaluateFn:
+    @wraps(evaluate_fn)
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         metrics = evaluate_fn(server_round, arrays)
         if metrics is not None:
-            on_measured(server_round, "server", numbers(metrics))
+            runtime.metrics(server_round, "server", numbers(metrics))
         return metrics
 
     return evaluate

@@ -7,39 +7,68 @@ a client runs when its reply is pulled, so work that a trace loses is never comp
 """
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
 from fedstale.simulation import flight as fl
 from fedstale.simulation.clients import Clients
-from fedstale.simulation.clock import Kind, RunEnded, VirtualClock
+from fedstale.simulation.clock import Kind, VirtualClock
 from fedstale.simulation.compat import Run, error_reply, identity, stamp
 from fedstale.simulation.costs import CostBook, Costs
-from fedstale.simulation.devices import Fleet, Sent
+from fedstale.simulation.devices import FIRST_NODE_ID, Fleet, Sent
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.flight import Flight
 from fedstale.simulation.flights import Flights
 from fedstale.simulation.idling import StallDetection
 from fedstale.simulation.quick_arrays import quick_arrays
 from fedstale.simulation.replayed import Replay
-from fedstale.simulation.saved import State
 from fedstale.simulation.virtual_time import VirtualTime
 from fedstale.strategies.server.node_set import NodeSet
+from fedstale.strategies.server.runtime import Callback, RunEnded, Runtime, RuntimeGrid, State
 from fedstale.strategies.server.validation import p_finish_in
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
 
 
-class TraceGrid(Grid):
-    """Runs Flower messages on replayed devices; `Clock` and `Observer` of strategies.
+class _JobEvents(Callback):
+    """Notes in the table of jobs what the strategy makes of replies."""
+
+    def __init__(self, flights: Flights) -> None:
+        """Note in a table."""
+        self._flights = flights
+
+    def aggregated(
+        self,
+        run: Runtime,
+        message_id: str,
+        *,
+        base_version: int,
+        version: int,
+        staleness: int,
+        weight: float,
+    ) -> None:
+        """Note that a reply went into a model version."""
+        job = self._flights.of_message(message_id)
+        assert job is not None
+        job.base_version, job.aggregated_version = base_version, version
+        job.staleness, job.weight = float(staleness), float(weight)
+
+    def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
+        """Note that the strategy did not use a reply."""
+        job = self._flights.of_message(message_id)
+        if job is not None and job.status == fl.REPORTED:
+            job.status, job.reason = fl.REJECTED, reason
+
+
+class TraceGrid(RuntimeGrid):
+    """Runs Flower messages on replayed devices.
 
     Node i + 1000 is device i of the traces and has partition-id i. One grid at a time can run in a
     process, because Flower keeps the identity of the running task in a global.
@@ -103,17 +132,13 @@ class TraceGrid(Grid):
         self._arrived: dict[str, Flight] = {}
         self._stated: dict[int, float] = {}
         self._open, self._idling = 0, StallDetection()
-        self.on_advance: Callable[[], None] = lambda: None
-        """Called after the clock has moved; for progress displays."""
-        self.on_measured: Callable[[int, str, Mapping[str, float]], None] = lambda *_: None
-        """Called with (version, source, metrics) when a strategy has measured something."""
-        self.on_aggregated: Callable[[int, ArrayRecord], None] = lambda *_: None
-        """Called with (version, arrays) when a strategy has made a new model."""
-        self.on_job: Callable[[Flight], None] = lambda _: None
-        """Called with a job whose reply or failure was delivered, merged or refused."""
-        self.on_kept: Callable[[int, Callable[[], State]], None] = lambda *_: None
-        """Called with (version, function that returns the state of strategy and grid)."""
-        self._to_restore: tuple[State, Callable[[], None]] | None = None
+        self.runtime = Runtime(
+            self,
+            _JobEvents(self._flights),
+            n_online=lambda: self.n_online,
+            n_in_flight=lambda: self._open,
+            name_of=lambda node_id: self._fleet.device_id(node_id - FIRST_NODE_ID),
+        )
 
     # The run.
 
@@ -157,18 +182,9 @@ class TraceGrid(Grid):
         return self._clients.n_ahead
 
     @property
-    def n_in_flight(self) -> int:
-        """Number of jobs whose end the server cannot see yet."""
-        return self._open
-
-    @property
     def n_online(self) -> int:
         """Number of devices that are available now."""
         return self._fleet.presence(self._clock.now).n_online
-
-    def device_id(self, device: int) -> str:
-        """Return the name of a device of the traces by its position."""
-        return self._fleet.device_id(device)
 
     # The clock of strategies.
 
@@ -203,59 +219,7 @@ class TraceGrid(Grid):
         """Move the clock on; what happens on the way can be pulled afterwards."""
         self._advance(self._clock.now + max(seconds, 0.0))
 
-    # The observer of strategies.
-
-    def job_aggregated(
-        self, message_id: str, *, base_version: int, version: int, staleness: int, weight: float
-    ) -> None:
-        """Note that a reply went into a model version."""
-        job = self._flights.of_message(message_id)
-        assert job is not None
-        job.base_version, job.aggregated_version = base_version, version
-        job.staleness, job.weight = float(staleness), float(weight)
-        self.on_job(job)
-
-    def job_rejected(self, message_id: str, *, reason: str) -> None:
-        """Note that the strategy did not use a reply."""
-        job = self._flights.of_message(message_id)
-        if job is not None and job.status == fl.REPORTED:
-            job.status, job.reason = fl.REJECTED, reason
-            self.on_job(job)
-
-    def aggregated(self, *, version: int, arrays: ArrayRecord) -> None:
-        """Note a new model."""
-        self.on_aggregated(version, arrays)
-
-    def measured(self, *, version: int, source: str, metrics: Mapping[str, float]) -> None:
-        """Note metrics of a model version at this instant."""
-        self.on_measured(version, source, metrics)
-
-    # The keeper of strategies.
-
-    jobs_survive = True
-
-    def keep(self, version: int, state: Callable[[], State]) -> None:
-        """Let whoever listens keep the strategy's state along with the grid's."""
-        self.on_kept(version, lambda: {"strategy": state(), "grid": self.state_dict()})
-
-    def resume_from(self, state: State, then: Callable[[], None]) -> None:
-        """Let the next strategy that starts go on from a state that `on_kept` was given.
-
-        Args:
-            state: what to go on from.
-            then: called when the grid is back where it was.
-        """
-        self._to_restore = state, then
-
-    def restored(self) -> State | None:
-        """Take the grid back to where it was; return the strategy's state, None if it is new."""
-        if self._to_restore is None:
-            return None
-        (state, then), self._to_restore = self._to_restore, None
-        self._restore(state["grid"])
-        then()
-        strategy: State = state["strategy"]
-        return strategy
+    # What a checkpoint holds.
 
     def state_dict(self) -> State:
         """Return everything that has happened and that is under way."""
@@ -271,14 +235,14 @@ class TraceGrid(Grid):
             "stated": {str(node): p for node, p in self._stated.items()},
         }
 
-    def _restore(self, state: State) -> None:
+    def load_state_dict(self, state: State) -> None:
+        """Take the grid back to where it was."""
         self._open = state["open"]
         self._idling.load_state_dict(state["idling"])
         self._clock.load_state_dict(state["clock"])
         self._fleet.load_state_dict(state["fleet"])
         self._clients.load_state_dict(state["clients"])
         self._sent, self._unseen_until = [], np.inf
-        self._flights = Flights()
         self._flights.load_state_dict(state["flights"])
         self._arrived = {Flights.message_id(job): self._flights[job] for job in state["arrived"]}
         self._stated = {int(node): p for node, p in state["stated"].items()}
@@ -349,6 +313,8 @@ class TraceGrid(Grid):
             self._unseen_until = min(self._unseen_until, job.unseen_until)
         self._sent += jobs
         self._open += len(jobs)
+        for job, message_id in zip(jobs, ids, strict=True):
+            self.runtime.job_sent(message_id, job.message)
         self._idling.active(now)
         return ids
 
@@ -425,7 +391,7 @@ class TraceGrid(Grid):
             self._idling.active(self._clock.now)
         elif not self._open:
             self._idling.check(self._clock.now, self._fleet.n_devices)
-        self.on_advance()
+        self.runtime.time_moved()
         return happened
 
     def _check_time(self) -> None:
@@ -482,7 +448,7 @@ class TraceGrid(Grid):
             flight.delivered_at, flight.message = self._clock.now, None
             delivered.append(reply)
             self._flights.end(flight, self._clock.now)
-            self.on_job(flight)
+            self.runtime.reply(message.metadata.message_id, reply, flight.status)
         return delivered
 
     def _hear(self, node_id: int, reply: Message) -> None:

@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -21,12 +21,10 @@ from safetensors.numpy import load
 
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies.arrays import Array
+from fedstale.strategies.server.runtime import Checkpointer, State
 from fedstale.strategies.settings import is_count, require
 
 logger = logging.getLogger(__name__)
-
-State = dict[str, Any]
-"""Nested dicts with keys of type str, whose leaves are arrays or what JSON can hold."""
 
 FORMAT = 1
 SUFFIX = ".checkpoint"
@@ -38,23 +36,7 @@ _ARRAY = "__array__"
 _KEPT = 2
 
 
-@runtime_checkable
-class Checkpointer(Protocol):
-    """Keeps the state of a strategy; a grid that can keep its own along with it answers itself."""
-
-    jobs_survive: bool
-    """Whether jobs that were out go on after a crash; a SuperLink's end with their run."""
-
-    def restored(self) -> State | None:
-        """Return what to continue from; None starts anew."""
-        ...
-
-    def keep(self, version: int, state: Callable[[], State]) -> None:
-        """Be told that a version was made, and keep the state if it is time to."""
-        ...
-
-
-class Checkpoints:
+class Checkpoints(Checkpointer):
     """Checkpoints in a folder, one every few versions; the last two are kept.
 
     The folder is held until the process ends, even by kill -9: two runs that go on from the same
@@ -67,8 +49,6 @@ class Checkpoints:
         ...     read_checkpoint(folder)
         {'w': array([0., 0.]), 'version': 3}
     """
-
-    jobs_survive = False
 
     def __init__(self, folder: str | Path, *, every: int = 1) -> None:
         """Write into a folder, which is made if it does not exist.
@@ -278,8 +258,3 @@ def _read(path: Path) -> State:
         raise ResumeError(f"resume = {str(path)!r} cannot be read: {problem.strerror}") from None
     except ResumeError as problem:
         raise ResumeError(f"resume = {str(path)!r}: {problem}") from None
-
-
-def checkpointer_of(grid: object) -> Checkpointer | None:
-    """Return the grid if it keeps states, else None."""
-    return grid if isinstance(grid, Checkpointer) else None

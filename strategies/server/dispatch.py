@@ -1,7 +1,7 @@
 """Who gets the next message, and what is in it: one set of records a version, shared by all."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -14,7 +14,8 @@ from fedstale.strategies.selection.base import Selector
 from fedstale.strategies.selection.forecast_request import QUERY
 from fedstale.strategies.server.clients import History, Situation
 from fedstale.strategies.server.jobs import Ledger, Purpose
-from fedstale.strategies.server.node_set import NodeSet
+from fedstale.strategies.server.node_set import Mask, NodeSet, Places
+from fedstale.strategies.server.runtime import RuntimeGrid
 from fedstale.strategies.server.versions import Snapshot, Versions
 
 if TYPE_CHECKING:
@@ -99,6 +100,41 @@ class Outbox:
             n_bytes = sum(len(array.data) for array in record.values())
             self._latest[purpose] = (version, content, n_bytes)
         return content, n_bytes
+
+
+class FreeNodes:
+    """Which nodes are online and have no training job, kept up as jobs start and end.
+
+    A reply changes one node: with ten thousand jobs in flight, a walk over all nodes for each reply
+    would be most of the server's work. All are looked up again only when the grid knows others.
+    """
+
+    def __init__(self, grid: RuntimeGrid, ledger: Ledger) -> None:
+        """Follow the jobs of a ledger on a grid."""
+        self._grid, self._ledger = grid, ledger
+        self._everyone = Places(np.zeros(0, dtype=np.uint64))
+        self._is_idle: Mask = np.zeros(0, dtype=np.bool_)
+
+    def online(self) -> NodeSet:
+        """Return the nodes that are online, in the order of the grid."""
+        return self._grid.online_nodes()
+
+    def free(self, but: Collection[int] = ()) -> NodeSet:
+        """Return the nodes that are online and have no training job, but for some others."""
+        online, busy, moved = self.online(), self._ledger.busy_nodes, self._ledger.take_moved()
+        known, everyone = self._everyone, online.everyone
+        if everyone is known or np.array_equal(everyone.ids, known.ids):
+            # Not `moved - busy`, which would walk over all that are busy.
+            self._is_idle[known.of([node for node in moved if node not in busy])] = True
+            self._is_idle[known.of([node for node in moved if node in busy])] = False
+        else:
+            self._everyone = everyone
+            self._is_idle = np.ones(everyone.ids.size, dtype=np.bool_)
+            self._is_idle[everyone.of(busy)] = False
+        is_free = online.is_in & self._is_idle
+        if but:
+            is_free[everyone.of(but)] = False
+        return NodeSet(everyone, is_free)
 
 
 class Dispatch:

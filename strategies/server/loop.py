@@ -13,25 +13,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.serverapp import Grid
 
 from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.strategies.schedule import LearntDeadline
 from fedstale.strategies.selection.base import Selector
 from fedstale.strategies.server.buffer import Merging
-from fedstale.strategies.server.checkpoint import Checkpointer, State
 from fedstale.strategies.server.clients import History
-from fedstale.strategies.server.clock import clock_of
-from fedstale.strategies.server.dispatch import Dispatch, Outbox
+from fedstale.strategies.server.dispatch import Dispatch, FreeNodes, Outbox
 from fedstale.strategies.server.jobs import PURPOSES, Ending, Ledger, Purpose, SentJob
 from fedstale.strategies.server.loop_state import continue_from, state_of
 from fedstale.strategies.server.merge import Merge
-from fedstale.strategies.server.metrics import Evaluations, Scores
+from fedstale.strategies.server.metrics import Evaluations, Progress, Scores
 from fedstale.strategies.server.node_set import NodeSet
-from fedstale.strategies.server.observer import observer_of
-from fedstale.strategies.server.online import Roster
-from fedstale.strategies.server.progress import Progress
 from fedstale.strategies.server.reputation import Reputation
+from fedstale.strategies.server.runtime import Checkpointer, RuntimeGrid, State
 from fedstale.strategies.server.validation import Answer, forecast_in
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server_optimizer import ServerOptimizer
@@ -57,26 +52,26 @@ class EventLoop:
         self,
         strategy: "StaleStrategy",
         parts: Parts,
-        grid: Grid,
+        grid: RuntimeGrid,
         initial: ArrayRecord,
         *,
         timeout_s: float,
         configs: Mapping[Purpose, Mapping[str, object]],
         evaluate_fn: EvaluateFn | None,
-        keeper: Checkpointer | None = None,
+        checkpointer: Checkpointer,
     ) -> None:
         """Prepare a run; arguments as in `StaleStrategy.start`."""
         self.strategy, self.schedule, self.grid = strategy, strategy.schedule, grid
         self.selector, weighting, optimizer = parts
-        self.clock, self.observer = clock_of(grid), observer_of(grid)
-        self.evaluate_fn, self.timeout_s, self.keeper = evaluate_fn, timeout_s, keeper
+        self.clock, self.runtime = grid.runtime.clock, grid.runtime
+        self.evaluate_fn, self.timeout_s, self.checkpointer = evaluate_fn, timeout_s, checkpointer
         self.versions = Versions(
             Snapshot.of(initial),
             memory_bytes=strategy.version_memory_bytes,
             folder=None if strategy.checkpoints is None else strategy.checkpoints.folder,
         )
         self.ledger, self.history = Ledger(), History()
-        self.roster = Roster(grid, self.ledger)
+        self.nodes = FreeNodes(grid, self.ledger)
         self.evaluations, self.reputation = Evaluations(), Reputation(strategy.validation)
         strategy.rejections = self.reputation.counts
         self.rng = np.random.default_rng(strategy.seed)
@@ -91,7 +86,7 @@ class EventLoop:
             versions=self.versions,
             rng=self.rng,
         )
-        self.scores = Scores(strategy.result, self.progress, self.observer)
+        self.scores = Scores(strategy.result, self.progress, self.runtime)
         self.merging = Merging(
             strategy,
             weighting,
@@ -126,8 +121,8 @@ class EventLoop:
             version = self.versions.version
             self._send()
             self._take_turn(self._next_instant())
-            if self.keeper is not None and self.versions.version > version:
-                self.keeper.keep(self.versions.version, lambda: state_of(self))
+            if self.versions.version > version:
+                self.checkpointer.keep(self.versions.version, lambda: state_of(self))
         self._close()
 
     def abandon_jobs(self) -> None:
@@ -196,7 +191,7 @@ class EventLoop:
         but = self.reputation.resting(self.clock.now())
         if self.schedule.distinct and self.schedule.send == "after_reply":
             but |= {job.node_id for job in self.merge.jobs}
-        return self.roster.free(but)
+        return self.nodes.free(but)
 
     def _push(self, nodes: list[int], purpose: Purpose) -> None:
         unsent, n_bytes = self.dispatch.push(nodes, purpose, self.clock.now())
@@ -249,7 +244,7 @@ class EventLoop:
         reason = f"late: the job was {ending} before" if ending else "no such job is out"
         self.progress.received_bytes += _n_bytes(reply)
         self.reputation.drop("late" if ending else "duplicate or unknown")
-        self.observer.job_rejected(message_id, reason=reason)
+        self.runtime.rejected(message_id, reason=reason)
 
     def _receive_one(self, reply: Message) -> None:
         message_id = reply.metadata.reply_to_message_id
@@ -312,7 +307,7 @@ class EventLoop:
 
     def _fail(self, job: SentJob, ending: Ending, reason: str) -> None:
         self._end(job, ending)
-        self.observer.job_rejected(job.message_id, reason=reason)
+        self.runtime.rejected(job.message_id, reason=reason)
         if job.purpose != "train":
             return
         self.history.failed(job.node_id)
@@ -353,7 +348,7 @@ class EventLoop:
             snapshot = self.merging.step()
         except ProtocolError as problem:
             for job in merge.jobs:
-                self.observer.job_rejected(job.message_id, reason=str(problem))
+                self.runtime.rejected(job.message_id, reason=str(problem))
         else:
             self._advance(merge, snapshot)
         self._open_merge()
@@ -361,7 +356,7 @@ class EventLoop:
     def _advance(self, merge: Merge, snapshot: Snapshot) -> None:
         version = self.versions.advance(snapshot)
         for job in merge.jobs:
-            self.observer.job_aggregated(
+            self.runtime.aggregated(
                 job.message_id,
                 base_version=job.base_version,
                 version=version,
@@ -374,7 +369,7 @@ class EventLoop:
         self.progress.version = version
         arrays = self.outbox.record(version, snapshot)
         self.strategy.result.arrays = arrays
-        self.observer.aggregated(version=version, arrays=arrays)
+        self.runtime.new_version(version, arrays)
         metrics = merge.metrics()
         self.merging.learn(metrics)
         self.scores.note("train", version, metrics)
@@ -391,7 +386,7 @@ class EventLoop:
             record = self.outbox.record(version, self.versions.current)
             self.scores.on_server(version, self.evaluate_fn(version, record))
         if self.strategy.evaluate_nodes and version:
-            online = self.roster.online()
+            online = self.nodes.online()
             k = min(self.strategy.evaluate_nodes, len(online))
             if k:
                 self.evaluations.start(version, k)
@@ -409,7 +404,7 @@ class EventLoop:
     def _close(self) -> None:
         """End what is still out, and wait for the last evaluations."""
         for job in self.merge.jobs:
-            self.observer.job_rejected(job.message_id, reason="the run ended before its merge")
+            self.runtime.rejected(job.message_id, reason="the run ended before its merge")
         for left in (*self.ledger.open_jobs("train"), *self.ledger.open_jobs("query")):
             self._end(left, "cancelled")
         if self.versions.version % self.strategy.evaluate_every:

@@ -13,7 +13,7 @@ from flwr.app import MetricRecord
 
 from fedstale.errors import ResumeError
 from fedstale.strategies.selection.base import Selector
-from fedstale.strategies.server.checkpoint import State
+from fedstale.strategies.server.runtime import State
 from fedstale.strategies.server_optimizer import ServerOptimizer
 from fedstale.strategies.weighting.base import Weighting
 
@@ -28,12 +28,11 @@ _BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_met
 def state_of(loop: "EventLoop") -> State:
     """Return the state of a run between two of its turns."""
     progress, result = loop.progress, loop.strategy.result
-    survive = loop.keeper is not None and loop.keeper.jobs_survive
     return {
         "now": loop.clock.now(),
         "parts": {name: _kind(part) for name, part in _parts(loop).items()},
         **{name: part.state_dict() for name, part in _parts(loop).items()},
-        "versions": loop.versions.state_dict(only_current=not survive),
+        "versions": loop.versions.state_dict(only_current=not loop.checkpointer.jobs_survive),
         "ledger": loop.ledger.state_dict(),
         "history": loop.history.state_dict(),
         "merge": loop.merge.state_dict(),

@@ -1,15 +1,75 @@
-"""What each version of the model scored, and evaluation on devices while training goes on."""
+"""What each version of the model scored, and evaluation on devices while training goes on.
+
+How far a run has come, and when that is far enough.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Literal
 
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
-from fedstale.strategies.server.observer import Observer
-from fedstale.strategies.server.progress import Progress
+from fedstale.strategies.server.runtime import Runtime
+from fedstale.strategies.settings import require
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Where a run stands."""
+
+    started_at: float
+    """Instant in s at which it started."""
+    now: float
+    """Instant in s."""
+    version: int = 0
+    """Model versions made so far."""
+    sent_bytes: int = 0
+    """Bytes of arrays sent to devices."""
+    received_bytes: int = 0
+    """Bytes of arrays in the replies, refused ones too."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Latest value of each metric, from training, evaluation on devices or on the server."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return self.now - self.started_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWhen:
+    """Stop at the first of several conditions; checked after each merge.
+
+    Example:
+        >>> stop = StopWhen(at_least={"accuracy": 0.9}, elapsed_s=3600)
+        >>> stop(Progress(started_at=0, now=60, metrics={"accuracy": 0.91}))
+        True
+    """
+
+    at_least: Mapping[str, float] = field(default_factory=dict)
+    """Metrics, and the value from which on each one is good enough."""
+    at_most: Mapping[str, float] = field(default_factory=dict)
+    """The same for metrics that fall, such as a loss."""
+    elapsed_s: float = inf
+    """Time since the start in s, > 0."""
+    total_bytes: float = inf
+    """Bytes of arrays sent and received, > 0."""
+
+    def __post_init__(self) -> None:
+        require(self.elapsed_s > 0, "stop_when.elapsed_s", self.elapsed_s, "seconds > 0")
+        require(self.total_bytes > 0, "stop_when.total_bytes", self.total_bytes, "bytes > 0")
+
+    def __call__(self, progress: Progress) -> bool:
+        """Return whether one of the conditions holds."""
+        metrics = progress.metrics
+        return (
+            any(metrics.get(name, -inf) >= goal for name, goal in self.at_least.items())
+            or any(metrics.get(name, inf) <= goal for name, goal in self.at_most.items())
+            or progress.elapsed_s >= self.elapsed_s
+            or progress.sent_bytes + progress.received_bytes >= self.total_bytes
+        )
 
 
 @dataclass(slots=True)
@@ -56,11 +116,11 @@ class Evaluations:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Writes metrics wherever they are wanted: the result, the progress and the observer."""
+    """Writes metrics wherever they are wanted: the result, the progress and the callbacks."""
 
     result: Result
     progress: Progress
-    observer: Observer
+    runtime: Runtime
 
     def note(
         self, source: Literal["train", "evaluate"], version: int, metrics: Mapping[str, float]
@@ -82,4 +142,4 @@ class Scores:
 
     def _tell(self, source: str, version: int, metrics: Mapping[str, float]) -> None:
         self.progress.metrics.update(metrics)
-        self.observer.measured(version=version, source=source, metrics=metrics)
+        self.runtime.metrics(version, source, metrics)

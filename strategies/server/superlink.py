@@ -1,12 +1,10 @@
-"""Replies from a SuperLink, without waiting for devices that are still sending theirs.
+"""The grid of real devices: Flower's own, with a runtime, and without stalls.
 
 A SuperLink shows that a reply exists before its arrays are uploaded, and Flower's `pull_messages`
-then waits for them: one device on a slow link would hold up the merges of all others. Here replies
-are claimed at once and fetched by worker threads, each one when its last object has arrived.
+then waits for them: one device on a slow link would hold up all others. Here replies are claimed
+at once and fetched by worker threads, each one when its last object has arrived.
 
 The private parts of Flower 1.41 that this needs are all in `_Reply`.
-
-On real devices, the log of a run goes where Flower's goes: to whoever follows `flwr run`.
 """
 
 import copy
@@ -16,21 +14,31 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Self, TypeGuard
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
     PullObjectRequest,
     PullObjectResponse,
 )
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
+from flwr.supercore.run import Run
 
-from fedstale.strategies.server.passing_grid import PassingGrid
+from fedstale.strategies.server.runtime import (
+    CLIENT_ERROR,
+    REPORTED,
+    Clock,
+    RunLogger,
+    Runtime,
+    RuntimeGrid,
+    WallClock,
+)
 
 if TYPE_CHECKING:
     from flwr.supercore.runtime import RuntimeHttpClient
@@ -64,34 +72,6 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.25, 4.0
 # A poll costs some ms of CPU here and at the SuperLink; nothing is noticed later than this share
 # of the time that it took anyway.
 _LAG = 0.05
-
-
-@contextmanager
-def without_stalls(grid: Grid) -> Iterator[Grid]:
-    """Give a grid that never waits for an upload; any grid but a SuperLink's is given back as is.
-
-    With a SuperLink, the log of the run is shown in Flower's meanwhile.
-
-    Example:
-        >>> with without_stalls("a grid of a simulation") as grid:
-        ...     grid
-        'a grid of a simulation'
-    """
-    if not _talks_to_a_superlink(grid):
-        yield grid
-        return
-    pulling = PullingGrid(grid)
-    try:
-        with shown_with_flowers():
-            yield pulling
-    finally:
-        pulling.close()
-
-
-def _talks_to_a_superlink(grid: Grid) -> "TypeGuard[HttpGrid]":
-    # Importing it takes a second, and whoever has made one has imported it.
-    module = sys.modules.get("flwr.superlink.grid.http_grid")
-    return module is not None and isinstance(grid, module.HttpGrid)
 
 
 class _NotYetThereError(Exception):
@@ -174,14 +154,12 @@ class _Answered:
         return self._client.ConfirmMessageReceived(request)
 
 
-class PullingGrid(PassingGrid):
-    """A SuperLink's grid whose `pull_messages` returns only what has completely arrived.
+class Uploads(Clock):
+    """Replies of a SuperLink, fetched by threads when they have completely arrived.
 
-    It also keeps the clock of the event loop (see `Clock`), so that the loop wakes up as soon as a
-    reply is there. Polls come at most every `poll_s` seconds and rarer the longer nothing happens.
+    As a clock it wakes up as soon as a reply is there. Polls come at most every `poll_s` seconds,
+    and rarer the longer nothing happens.
     """
-
-    _grid: "HttpGrid"
 
     def __init__(
         self,
@@ -192,7 +170,7 @@ class PullingGrid(PassingGrid):
         workers: int = 2,
         max_held: int = 8,
     ) -> None:
-        """Wrap a grid.
+        """Fetch nothing yet.
 
         Args:
             grid: of a ServerApp process.
@@ -202,17 +180,15 @@ class PullingGrid(PassingGrid):
             max_held: replies that are fetched ahead of the event loop at most; more stay at the
                 SuperLink, so that memory is bounded while the loop is busy elsewhere.
         """
-        super().__init__(grid)
+        self._grid = grid
         self._poll_s, self._longest_poll_s = poll_s, longest_poll_s
         self._max_held = max_held
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="pull")
+        self._workers, self._pool = workers, _threads(workers)
         self._changed = threading.Condition()
         self._claimed: dict[str, _Reply] = {}
         self._arrived: dict[str, Message] = {}
         self._problem: BaseException | None = None
         self._active_at = time.monotonic()
-
-    # What the event loop asks.
 
     def now(self) -> float:
         """Return seconds since some fixed instant."""
@@ -229,10 +205,9 @@ class PullingGrid(PassingGrid):
             )
         return True
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages."""
+    def wake(self) -> None:
+        """Poll often again: something was sent."""
         self._active_at = self.now()
-        return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to some messages that have arrived; never wait for the others.
@@ -286,5 +261,188 @@ class PullingGrid(PassingGrid):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Fetch nothing more."""
+        """Fetch nothing more until the next pull."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = _threads(self._workers)
+
+
+def _threads(n: int) -> ThreadPoolExecutor:
+    """Return a pool of threads, none of which is started before there is something to do."""
+    return ThreadPoolExecutor(n, thread_name_prefix="pull")
+
+
+# A SuperLink gives up on a message at its time to live, Flower's default for which is 12 hours.
+_LONGEST_S = 43_200.0
+
+
+class SuperLinkGrid(RuntimeGrid):
+    """Flower's own grid with a runtime; pulling from it never waits for an upload.
+
+    Instants count from the moment at which a strategy first sends something or waits. What it
+    prepares before takes no time, as in a simulation.
+
+    A context manager, which may be entered again inside: from the first entry to the last exit the
+    log of the run is shown in Flower's, and the threads that fetch replies end with it.
+    """
+
+    def __init__(
+        self, grid: Grid, *, clock: Clock | None = None, uploads: Uploads | None = None
+    ) -> None:
+        """Connect to a grid; see `connected`.
+
+        Args:
+            grid: of a ServerApp.
+            clock: tells the time; wall time if not given.
+            uploads: fetches replies; if not given, a SuperLink's are fetched with default settings,
+                and any other grid is asked itself.
+        """
+        self._grid = grid
+        if uploads is None and _talks_to_a_superlink(grid):
+            uploads = Uploads(grid)
+        self._uploads = uploads
+        self._clock: Clock = uploads or clock or WallClock()
+        self._began_at: float | None = None
+        self._open: dict[str, float] = {}
+        self._n_online = self._n_entered = 0
+        self._shown = ExitStack()
+        self.runtime = Runtime(
+            self,
+            RunLogger(),
+            n_online=lambda: self._n_online,
+            n_in_flight=lambda: len(self._open),
+        )
+
+    def __enter__(self) -> Self:
+        """Show the run's log in Flower's."""
+        self._n_entered += 1
+        if self._n_entered == 1 and self._uploads is not None:
+            self._shown.enter_context(shown_with_flowers())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Fetch nothing more."""
+        self._n_entered -= 1
+        if not self._n_entered:
+            self._shown.close()
+            if self._uploads is not None:
+                self._uploads.close()
+
+    # The clock.
+
+    def now(self) -> float:
+        """Return seconds since the first message was sent; 0 before."""
+        return 0.0 if self._began_at is None else self._clock.now() - self._began_at
+
+    def begin(self) -> None:
+        """Let time begin, unless it has."""
+        if self._began_at is None:
+            self._began_at = self._clock.now()
+
+    def wait(self, until: float) -> bool:
+        """Wait for an instant, the next poll or a complete reply, whichever is first."""
+        self.begin()
+        may_pull = self._clock.wait(self._clock.now() + max(until - self.now(), 0.0))
+        self.runtime.time_moved()
+        return may_pull
+
+    # Flower's Grid.
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message, as older apps do."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes that are online."""
+        nodes = list(self._grid.get_node_ids())
+        self._n_online = len(nodes)
+        self.runtime.time_moved()
+        return nodes
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return the nodes that are online, with what is known of them."""
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages."""
+        self.begin()
+        if self._uploads is not None:
+            self._uploads.wake()
+        messages = list(messages)
+        ids = list(self._grid.push_messages(messages))
+        for message_id, message in zip(ids, messages, strict=False):
+            if message_id:
+                left = message.metadata.ttl or _LONGEST_S
+                self._open[message_id] = self.now() + min(left, _LONGEST_S)
+            self.runtime.job_sent(message_id or "", message)
+        self.runtime.time_moved()
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to some messages that have arrived; never wait for the others.
+
+        Raises:
+            Exception: whatever the SuperLink's grid raised in a worker.
+        """
+        source = self._grid if self._uploads is None else self._uploads
+        replies = list(source.pull_messages(message_ids))
+        for reply in replies:
+            message_id = reply.metadata.reply_to_message_id
+            self._open.pop(message_id, None)
+            self.runtime.reply(message_id, reply, CLIENT_ERROR if reply.has_error() else REPORTED)
+        now = self.now()
+        for message_id in [key for key, until in self._open.items() if until < now]:
+            del self._open[message_id]
+        self.runtime.time_moved()
+        return replies
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages and wait for their replies, at most `timeout` seconds."""
+        return self.exchange(messages, timeout)
+
+
+def connected(grid: Grid) -> RuntimeGrid:
+    """Return a grid with a runtime: the given one, or the one that stands before it from now on.
+
+    Args:
+        grid: what a ServerApp was given. Each grid of Flower's has one `SuperLinkGrid`, however
+            often this is called, so that all who watch a run watch the same one.
+    """
+    if isinstance(grid, RuntimeGrid):
+        return grid
+    attributes = vars(grid)
+    if "fedstale_grid" not in attributes:
+        attributes["fedstale_grid"] = SuperLinkGrid(grid)
+    own: SuperLinkGrid = attributes["fedstale_grid"]
+    return own
+
+
+@contextmanager
+def without_stalls(grid: Grid) -> Iterator[RuntimeGrid]:
+    """Give a grid with a runtime that never waits for an upload, and end its threads afterwards."""
+    own = connected(grid)
+    with own if isinstance(own, SuperLinkGrid) else ExitStack():
+        yield own
+
+
+def _talks_to_a_superlink(grid: Grid) -> "TypeGuard[HttpGrid]":
+    # Importing it takes a second, and whoever has made one has imported it.
+    module = sys.modules.get("flwr.superlink.grid.http_grid")
+    return module is not None and isinstance(grid, module.HttpGrid)

@@ -35,6 +35,7 @@ from fedstale.strategies import (
     semi_synchronous,
 )
 from fedstale.strategies.server.clients import History
+from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import Job, TraceSet
 from fedstale.traces.forecast import LastValue, Observer, draw
 from fedstale.traces.synthetic.generate import synthesise
@@ -91,7 +92,12 @@ def test_the_world_merges_what_a_strategy_merges_on_the_same_devices_at_the_same
         selector=LowestId(), schedule=schedule, weighting=ByAge(inverse_root()), seed=0
     )
     merged_at = []
-    grid.on_aggregated = lambda version, arrays: merged_at.append(grid.now())
+
+    class Instants(Callback):
+        def new_version(self, run, version, arrays):
+            merged_at.append(run.now())
+
+    grid.runtime.add(Instants())
     with grid.running():
         strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=n_versions, timeout=ttl)
     events = grid.events().to_pandas()

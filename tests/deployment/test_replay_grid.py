@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 from fedstale.client.held_back import RECORD, Paced, Plan
-from fedstale.deployment.recorded_grid import RecordedGrid
+from fedstale.deployment.job_log import JobLog
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import recorded
 from fedstale.errors import ProtocolError
@@ -31,6 +31,8 @@ from fedstale.simulation import flight as fl
 from fedstale.simulation.compat import identity
 from fedstale.simulation.costs import Costs
 from fedstale.strategies import FedBuff, GapAware
+from fedstale.strategies.server.runtime import Clock
+from fedstale.strategies.server.superlink import SuperLinkGrid
 from fedstale.traces import TraceSet
 from fedstale.traces.synthetic.generate import synthesise
 
@@ -55,7 +57,7 @@ def trainer(said=None):
     return app
 
 
-class ActingGrid(Grid):
+class ActingGrid(Grid, Clock):
     """A SuperLink whose node 90 + i acts device i; its clock moves when somebody waits."""
 
     def __init__(self, n, app, *, overhead_s=0.0, first=90):
@@ -114,6 +116,16 @@ class ActingGrid(Grid):
         raise NotImplementedError
 
 
+def connected_to(acting):
+    return SuperLinkGrid(acting, clock=acting)
+
+
+def recording(acting):
+    grid, log = connected_to(acting), JobLog()
+    grid.runtime.add(log)
+    return grid, log
+
+
 def initial():
     return ArrayRecord({"w": Array(np.zeros(3, np.float32))})
 
@@ -135,7 +147,7 @@ def replayed(traces, strategy, timeout, *, speed_up=40.0, overhead_s=0.0, **opti
     acting = ActingGrid(traces.n_devices, trainer(), overhead_s=overhead_s)
     nodes = {i: 90 + i for i in range(traces.n_devices)}
     grid = ReplayGrid(
-        acting,
+        SuperLinkGrid(acting, clock=acting),
         traces,
         nodes,
         costs=COSTS,
@@ -199,10 +211,10 @@ def test_flowers_own_strategies_see_the_trace_too():
 
 def test_a_recorded_grid_knows_what_a_server_knows():
     acting = ActingGrid(4, trainer(), first=2**64 - 20)
-    grid = RecordedGrid(acting, unix_now=acting.unix)
+    grid, log = recording(acting)
     with identity(1):
         GapAware(concurrency=3, buffer_size=2, seed=1).start(grid, initial(), 4, timeout=60.0)
-    events = grid.events().to_pandas()
+    events = log.events().to_pandas()
     assert set(events.aggregated_version) >= {1, 2, 3, 4}
     assert events.sent_at.iloc[0] == 0.0
     assert {int(node) for node in events.device_id} <= set(acting.nodes)
@@ -218,10 +230,10 @@ def test_a_recorded_grid_knows_what_a_server_knows():
     ("said", "expected"), [({"p_finish": 0.75}, [0.75]), ({"p_finish": 1.5}, []), (None, [])]
 )
 def test_a_recorded_training_holds_the_chance_that_its_device_stated_before(said, expected):
-    grid = RecordedGrid(ActingGrid(1, trainer(said)))
+    grid, log = recording(ActingGrid(1, trainer(said)))
     with identity(1):
         FedBuff(concurrency=1, buffer_size=1, seed=4).start(grid, initial(), 3, timeout=60.0)
-    stated = grid.events()["reported_p_finish"].to_pylist()
+    stated = log.events()["reported_p_finish"].to_pylist()
     assert math.isnan(stated[0])
     assert {p for p in stated[1:] if not math.isnan(p)} == set(expected)
 
@@ -253,7 +265,10 @@ def test_without_a_plan_nothing_is_held_back():
 def test_the_folder_of_a_real_run_is_one_of_a_run(tmp_path):
     acting = ActingGrid(4, trainer())
     context = Context(1, 1, {}, RecordDict(), {"seed": 3, "run-folder": str(tmp_path / "run")})
-    with identity(1), recorded(acting, tmp_path / "run", context, app="adder") as grid:
+    with (
+        identity(1),
+        recorded(connected_to(acting), tmp_path / "run", context, app="adder") as grid,
+    ):
         GapAware(concurrency=3, buffer_size=2, seed=1).start(
             grid, initial(), 4, timeout=60.0, evaluate_fn=lambda v, a: MetricRecord({"loss": v})
         )
@@ -276,7 +291,7 @@ def test_no_folder_and_grids_that_record_themselves_are_left_alone(tmp_path):
     acting = ActingGrid(1, trainer())
     with recorded(acting, "", context, app="x") as grid:
         assert grid is acting
-    own = RecordedGrid(acting)
+    own = TraceGrid(synthesise(2, days=1, seed=3), trainer(), costs=COSTS)
     with recorded(own, tmp_path / "run", context, app="x") as grid:
         assert grid is own
     assert not (tmp_path / "run").exists()

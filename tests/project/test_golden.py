@@ -46,6 +46,7 @@ from safetensors.numpy import load_file
 from fedstale.config import SimulationConfig
 from fedstale.simulation.run import simulate
 from fedstale.strategies import aliases
+from fedstale.strategies.server.runtime import Callback
 from fedstale.trace_spec import load
 from fedstale.traces import Availability, Series, TraceSet
 
@@ -282,6 +283,21 @@ APPS = {
 """Apps of this file, by their names in golden.toml; others are built in."""
 
 
+class PowerCut(Callback):
+    """Ends the process after a version."""
+
+    def __init__(self, version):
+        self.version, self.rounds = version, 0
+
+    def metrics(self, run, version, source, values):
+        if source == "train":
+            self.rounds = max(self.rounds, version)
+
+    def time_moved(self, run):
+        if self.rounds >= self.version:
+            raise PowerCutError
+
+
 class PowerCutError(BaseException):
     """Nothing of a run goes on after this."""
 
@@ -307,17 +323,12 @@ def run(settings, folder):
     if kill_at is None:
         result = simulate(config, out, traces=traces_of(traces))
     else:
-
-        def cut(grid, progress):
-            if progress.rounds >= kill_at:
-                raise PowerCutError
-
         # Otherwise the last checkpoint depends on how long each one took.
         with (
-            patch("fedstale.simulation.keeping._LARGEST_SHARE", inf),
+            patch("fedstale.simulation.run._LARGEST_SHARE", inf),
             suppress(PowerCutError),
         ):
-            simulate(config, out, traces=traces_of(traces), watch=cut)
+            simulate(config, out, traces=traces_of(traces), callbacks=[PowerCut(kill_at)])
         assert max(int(p.stem) for p in (out / "checkpoints").glob("*.checkpoint")) == kill_at
         assert not (out / "summary.json").exists()
         result = simulate(

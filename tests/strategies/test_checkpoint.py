@@ -35,6 +35,7 @@ from fedstale.strategies import (
     semi_synchronous,
 )
 from fedstale.strategies.server.checkpoint import packed, unpacked
+from fedstale.strategies.server.runtime import Checkpointer
 
 
 @pytest.fixture(autouse=True)
@@ -47,22 +48,30 @@ class KilledError(Exception):
     """The process dies here."""
 
 
-class KeepingGrid(VirtualGrid):
-    """Keeps a strategy's state, and dies after some version."""
+class Keeping(Checkpointer):
+    """Keeps a strategy's state along with the grid's, and dies after some version."""
 
     jobs_survive = True
+
+    def __init__(self, grid):
+        self.grid = grid
+
+    def restored(self):
+        return unpacked(self.grid.kept) if self.grid.kept else None
+
+    def keep(self, version, state):
+        if version == self.grid.die_at:
+            self.grid.kept = packed(state())
+            raise KilledError
+
+
+class KeepingGrid(VirtualGrid):
+    """A grid with a checkpointer of its own, as a simulation has."""
 
     def __init__(self, nodes, *, die_at=None, **options):
         super().__init__(nodes, **options)
         self.die_at, self.kept = die_at, None
-
-    def restored(self):
-        return unpacked(self.kept) if self.kept else None
-
-    def keep(self, version, state):
-        if version == self.die_at:
-            self.kept = packed(state())
-            raise KilledError
+        self.runtime.checkpointer = Keeping(self)
 
 
 def fleet(n=7):

@@ -18,8 +18,12 @@ from flwr.superlink.grid import HttpGrid
 from virtual_grid import VirtualGrid, content, identity, record
 
 from fedstale.strategies import GapAware
-from fedstale.strategies.server.clock import clock_of
-from fedstale.strategies.server.superlink import PullingGrid, without_stalls
+from fedstale.strategies.server.superlink import (
+    SuperLinkGrid,
+    Uploads,
+    connected,
+    without_stalls,
+)
 
 N = 3
 
@@ -175,7 +179,8 @@ def test_what_is_fetched_ahead_is_bounded():
     for node in range(20):
         link.answer(message(node), arrays(1.0))
         ids.append(f"m{node}")
-    grid = PullingGrid(grid_of(link), workers=2, max_held=4)
+    uploads = Uploads(grid_of(link), workers=2, max_held=4)
+    grid = SuperLinkGrid(grid_of(link), uploads=uploads)
     assert not grid.pull_messages(ids)
     time.sleep(0.5)
     assert len(link.confirmed) == 4
@@ -183,7 +188,7 @@ def test_what_is_fetched_ahead_is_bounded():
     assert len(first) == 4
     done = {reply.metadata.reply_to_message_id for reply in first}
     assert len(gather(grid, [i for i in ids if i not in done], 16)) == 16
-    grid.close()
+    uploads.close()
 
 
 def test_a_failure_in_a_worker_reaches_the_event_loop():
@@ -195,7 +200,7 @@ def test_a_failure_in_a_worker_reaches_the_event_loop():
 
 
 def test_polls_become_rarer_while_nothing_happens_and_frequent_again_after_a_push():
-    grid = PullingGrid(grid_of(SuperLink()), poll_s=0.01, longest_poll_s=0.2)
+    grid = Uploads(grid_of(SuperLink()), poll_s=0.01, longest_poll_s=0.2)
     start = time.monotonic()
     grid.wait(start + 1e6)
     assert time.monotonic() - start < 0.15
@@ -209,9 +214,9 @@ def test_polls_become_rarer_while_nothing_happens_and_frequent_again_after_a_pus
     grid.close()
 
 
-def test_it_keeps_the_clock_and_leaves_other_grids_alone():
+def test_it_keeps_the_clock_and_leaves_grids_with_a_runtime_alone():
     with without_stalls(grid_of(SuperLink())) as grid:
-        assert clock_of(grid) is grid
+        assert grid.runtime.clock is grid
     simulated = VirtualGrid({})
     with without_stalls(simulated) as grid:
         assert grid is simulated
@@ -260,3 +265,21 @@ def test_the_log_of_a_run_goes_where_flowers_goes(monkeypatch):
     with without_stalls(grid_of(SuperLink())):
         ours.info("its user has said where it goes")
     assert lines == ["shown"]
+
+
+def test_a_grid_of_flowers_has_one_runtime_however_often_it_is_connected_to():
+    inner = grid_of(SuperLink())
+    grid = connected(inner)
+    assert connected(inner) is grid
+    assert connected(grid) is grid
+    with without_stalls(inner) as again:
+        assert again is grid
+
+
+def test_its_threads_may_end_and_fetch_again():
+    link = SuperLink()
+    inner = grid_of(link)
+    for node in range(2):
+        link.answer(message(node), arrays(1.0))
+        with without_stalls(inner) as grid:
+            assert len(gather(grid, [f"m{node}"], 1)) == 1

@@ -3,9 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstale.strategies.server.dispatch import FreeNodes
 from fedstale.strategies.server.jobs import Ledger
 from fedstale.strategies.server.node_set import NodeSet, Places
-from fedstale.strategies.server.online import Roster
+from fedstale.strategies.server.runtime import RuntimeGrid
 
 NODES = [2**63, 11, 7, 3, 5]
 
@@ -18,6 +19,8 @@ class Listing:
 
     def get_node_ids(self):
         return iter(self.online)
+
+    online_nodes = RuntimeGrid.online_nodes
 
 
 class Keeping:
@@ -58,7 +61,7 @@ def send(ledger, node, message_id):
 )
 def test_free_nodes_are_those_that_a_walk_over_all_would_find(kind, steps):
     ledger, grid, n = Ledger(), kind(NODES), 0
-    roster = Roster(grid, ledger)
+    free_nodes = FreeNodes(grid, ledger)
     for what, which, order, some in steps:
         jobs = ledger.open_jobs("train")
         if what == "send":
@@ -74,20 +77,20 @@ def test_free_nodes_are_those_that_a_walk_over_all_would_find(kind, steps):
             ledger.end(jobs[which % len(jobs)].message_id, what)
         but = set(order[:some]) if which == 0 else set()
         expected = [m for m in grid.online if m not in ledger.busy_nodes and m not in but]
-        assert roster.free(but).ids.tolist() == expected
+        assert free_nodes.free(but).ids.tolist() == expected
 
 
 @pytest.mark.parametrize("kind", [Listing, Keeping])
 def test_a_restored_ledger_is_followed(kind):
     ledger, restored = Ledger(), Ledger()
-    roster = Roster(kind([3, 5]), restored)
-    assert set(roster.free().ids.tolist()) == {3, 5}
+    free_nodes = FreeNodes(kind([3, 5]), restored)
+    assert set(free_nodes.free().ids.tolist()) == {3, 5}
     send(ledger, 5, "m")
     restored.load_state_dict(ledger.state_dict())
-    assert roster.free().ids.tolist() == [3]
+    assert free_nodes.free().ids.tolist() == [3]
 
 
 def test_nodes_are_online_in_the_order_of_the_grid():
-    assert Roster(Listing([9, 5]), Ledger()).online().ids.tolist() == [9, 5]
-    assert Roster(Listing([9, 5]), Ledger()).online().ids.dtype == np.uint64
-    assert Roster(Keeping([5, 3]), Ledger()).online().ids.tolist() == [3, 5]
+    assert FreeNodes(Listing([9, 5]), Ledger()).online().ids.tolist() == [9, 5]
+    assert FreeNodes(Listing([9, 5]), Ledger()).online().ids.dtype == np.uint64
+    assert FreeNodes(Keeping([5, 3]), Ledger()).online().ids.tolist() == [3, 5]

@@ -7,11 +7,31 @@ from math import inf
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
-from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedstale.strategies.server.runtime import Callback, Runtime, RuntimeGrid
 
-class VirtualGrid(Grid):
+
+class Notes(Callback):
+    """What a strategy told its runtime."""
+
+    def __init__(self):
+        self.merged, self.refused, self.metered, self.models = [], [], [], []
+
+    def aggregated(self, run, message_id, **facts):
+        self.merged.append((message_id, facts))
+
+    def rejected(self, run, message_id, *, reason):
+        self.refused.append((message_id, reason))
+
+    def new_version(self, run, version, arrays):
+        self.models.append((version, arrays))
+
+    def metrics(self, run, version, source, values):
+        self.metered.append((run.now(), version, source, dict(values)))
+
+
+class VirtualGrid(RuntimeGrid):
     """Nodes are functions from (message, grid) to (delay in s, content | Error | None)."""
 
     def __init__(self, nodes, online=None):
@@ -21,9 +41,11 @@ class VirtualGrid(Grid):
         self.sent = []
         self.replies = {}
         self.heap = []
-        self.merged, self.refused, self.metrics = [], [], []
+        notes = Notes()
+        self.merged, self.refused = notes.merged, notes.refused
+        self.metrics, self.models = notes.metered, notes.models
         self.pulls_in_vain = 0
-        self.models = []
+        self.runtime = Runtime(self, notes)
 
     def now(self):
         return self.time
@@ -43,18 +65,6 @@ class VirtualGrid(Grid):
         while self.heap and self.heap[0][0] <= target:
             _, _, message_id, reply = heapq.heappop(self.heap)
             self.replies[message_id] = reply
-
-    def job_aggregated(self, message_id, **facts):
-        self.merged.append((message_id, facts))
-
-    def job_rejected(self, message_id, *, reason):
-        self.refused.append((message_id, reason))
-
-    def aggregated(self, *, version, arrays):
-        self.models.append((version, arrays))
-
-    def measured(self, *, version, source, metrics):
-        self.metrics.append((self.time, version, source, dict(metrics)))
 
     def set_run(self, run):
         pass

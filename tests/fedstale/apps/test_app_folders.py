@@ -12,8 +12,9 @@ from places import FOLDERS, PLAY
 
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.flower_app import built_in_apps
-from fedstale.simulation.stock_strategies import probe
+from fedstale.simulation.stock_strategies import stock_strategies_reporting
 from fedstale.strategies import StaleStrategy
+from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import TraceSet
 
 
@@ -22,15 +23,16 @@ def accuracies(app, *, n, **run_config):
     config = app.run_config({key.replace("_", "-"): value for key, value in run_config.items()})
     seen = []
 
-    def measured(server_round, source, metrics):
-        if source == "server":
-            seen.append(metrics["accuracy"])
+    class Accuracy(Callback):
+        def metrics(self, run, version, source, values):
+            if source == "server":
+                seen.append(values["accuracy"])
 
     costs = app.costs.resolved(config)
     grid = TraceGrid(TraceSet.ideal(n), app.load_client(), costs=costs, run_config=config)
-    grid.on_measured = measured  # strategies of fedstale tell the grid
+    grid.runtime.add(Accuracy())
     server = app.load_server()
-    with grid.running(), probe(measured, lambda server_round, arrays: None):
+    with grid.running(), stock_strategies_reporting():
         server(grid, Context(1, 1, {}, RecordDict(), config))
     return seen
 

@@ -4,15 +4,13 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from told_run import ToldRun
 
-from fedstale.live import Board, Moment
+from fedstale.config import Until
+from fedstale.live import Board
 from fedstale.live import board as board_module
 
 HOSTILE = "</script><img src=x onerror='window.hurt=1'>"
-
-
-def moment(now, **other):
-    return Moment(**{"now": now, "online": 3, "n_in_flight": 2, "rounds": 1, **other})
 
 
 def figure(board, name):
@@ -27,17 +25,18 @@ def test_an_empty_board_can_be_shown():
 
 
 def test_a_board_shows_what_it_was_told():
-    board = Board("digits")
-    board.moved(moment(30.0, online=5))
-    board.moved(moment(60.0, online=7, share=0.25))
-    board.measured(50.0, 1, "server", "accuracy", 0.5)
-    board.merged(55.0, 2.0, 0.7)
-    board.merged(56.0, 2.0, 0.7)
-    board.failed(58.0, "phone-1", "interrupted", "went offline while training")
+    board = Board("digits", until=Until.parse("4m"), every_s=0.0)
+    run = ToldRun(board)
+    run.moved(30.0, online=5)
+    run.measured(50.0, 1, "server", "accuracy", 0.5)
+    run.merged(55.0, 2)
+    run.merged(56.0, 2)
+    run.failed(58.0, "phone-1", "interrupted", "went offline while training")
+    run.moved(60.0, online=7)
     shown = board.snapshot()
     assert shown["share"] == 0.25
     assert ["accuracy", "50.0%"] in shown["cards"]
-    assert ["merged", "2"] in shown["cards"]
+    assert ["aggregated", "2"] in shown["cards"]
     assert shown["failures"] == [["58 s", "phone-1", "interrupted", "went offline while training"]]
     assert figure(board, "devices")["traces"][0]["x"] == [30.0, 60.0]
     assert figure(board, "devices")["traces"][0]["y"] == [5.0, 7.0]
@@ -58,25 +57,28 @@ def test_a_series_stays_short_and_keeps_its_ends(n):
 
 def test_a_board_does_not_grow_with_names_and_reasons():
     board = Board("digits")
-    board.moved(moment(1.0))
+    run = ToldRun(board)
+    run.moved(1.0)
     for i in range(500):
-        board.measured(1.0, 1, "train", f"loss-{i}", float("nan"))
-        board.failed(1.0, "x" * 1000, f"ending {i}" * 50, "y" * 10_000)
+        run.measured(1.0, 1, "train", f"loss-{i}", float("nan"))
+        run.failed(1.0, "x" * 1000, f"ending {i}" * 50, "y" * 10_000)
     text = json.dumps(board.snapshot(), allow_nan=False)
     assert len(text) < 30_000
 
 
 def test_names_of_ill_will_are_text_for_plotly():
     board = Board(HOSTILE)
-    board.moved(moment(1.0))
-    board.measured(1.0, 1, "server", f"{HOSTILE}accuracy", 0.5)
-    board.failed(1.0, HOSTILE, HOSTILE, HOSTILE)
+    run = ToldRun(board)
+    run.moved(1.0)
+    run.measured(1.0, 1, "server", f"{HOSTILE}accuracy", 0.5)
+    run.failed(1.0, HOSTILE, HOSTILE, HOSTILE)
     for name in ("acc", "failures"):
         assert "<" not in json.dumps(figure(board, name)["traces"])
 
 
 def test_readers_and_a_writer_do_not_meet():
-    board, problems, done = Board("digits"), [], threading.Event()
+    board, problems, done = Board("digits", every_s=0.0), [], threading.Event()
+    run = ToldRun(board)
 
     def read():
         try:
@@ -88,9 +90,9 @@ def test_readers_and_a_writer_do_not_meet():
     thread = threading.Thread(target=read)
     thread.start()
     for i in range(2000):
-        board.moved(moment(float(i)))
-        board.measured(float(i), i, "server", f"loss-{i % 20}", 1.0)
-        board.merged(float(i), float(i % 50), 1.0)
+        run.moved(float(i))
+        run.measured(float(i), i, "server", f"loss-{i % 20}", 1.0)
+        run.merged(float(i), i % 50)
     done.set()
     thread.join()
     assert problems == []
@@ -99,6 +101,7 @@ def test_readers_and_a_writer_do_not_meet():
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_a_metric_that_is_not_finite_is_a_gap(value):
     board = Board("digits")
-    board.moved(moment(1.0))
-    board.measured(1.0, 1, "server", "loss", value)
+    run = ToldRun(board)
+    run.moved(1.0)
+    run.measured(1.0, 1, "server", "loss", value)
     assert figure(board, "loss")["traces"][0]["y"] == [None]

@@ -8,8 +8,9 @@ sys.path.append(str(Path(__file__).parents[1] / "reports"))
 
 from browser import browsing, missing
 from made_run import HOSTILE
+from told_run import ToldRun
 
-from fedstale.live import Board, Moment, serving
+from fedstale.live import Board, serving
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,12 +23,14 @@ OVERFLOW = "return document.documentElement.scrollWidth - document.documentEleme
 
 def told(board, until, name="phone-1"):
     """Tell a board what a run might, one moment in ten seconds."""
+    run = ToldRun(board)
     for i in range(until):
-        board.moved(Moment(now=10.0 * i, online=5 + i % 3, n_in_flight=i % 5, rounds=i, share=0.1))
-        board.measured(10.0 * i, i, "server", "accuracy", i / until)
-        board.measured(10.0 * i, i, "server", "loss", 1 / (1 + i))
-        board.merged(10.0 * i, float(i % 4), 0.5)
-        board.failed(10.0 * i, name, "interrupted", f"{name} went offline while training")
+        run.moved(10.0 * i, online=5 + i % 3, in_flight=i % 5)
+        run.measured(10.0 * i, i, "server", "accuracy", i / until)
+        run.measured(10.0 * i, i, "server", "loss", 1 / (1 + i))
+        run.merged(10.0 * i, i % 4)
+        run.failed(10.0 * i, name, "interrupted", f"{name} went offline while training")
+    return run.runtime
 
 
 def opened(browser, url):
@@ -44,14 +47,14 @@ def eventually(question, seconds=15):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_moves_with_the_run_and_asks_nobody_else(dark):
-    board = Board("digits on phones")
+    board = Board("digits on phones", every_s=0.0)
     told(board, 5)
     with serving(board, port=0) as url, browsing(dark=dark) as browser:
         opened(browser, url)
         eventually(lambda: browser.ask(POINTS) == 5)
-        told(board, 20)
-        board.ended("stopped at its limit")
-        eventually(lambda: browser.ask(POINTS) == 25)
+        runtime = told(board, 20)
+        board.ended(runtime, "stopped", "at its limit")
+        eventually(lambda: browser.ask(POINTS) == 26)
         assert browser.ask("return document.getElementById('state').textContent").startswith("stop")
         assert browser.ask("return document.querySelectorAll('#failures tr').length") == 20
         browser.read_on()
@@ -62,7 +65,7 @@ def test_the_page_moves_with_the_run_and_asks_nobody_else(dark):
 
 
 def test_when_the_run_is_over_the_page_keeps_what_it_showed():
-    board = Board("digits")
+    board = Board("digits", every_s=0.0)
     told(board, 5)
     with browsing() as browser:
         with serving(board, port=0) as url:
@@ -74,9 +77,9 @@ def test_when_the_run_is_over_the_page_keeps_what_it_showed():
 
 
 def test_names_of_ill_will_stay_text_and_nothing_overflows_on_a_phone():
-    board = Board(HOSTILE)
-    told(board, 3, name=HOSTILE)
-    board.measured(1.0, 1, HOSTILE, f"{HOSTILE}accuracy", 0.5)
+    board = Board(HOSTILE, every_s=0.0)
+    runtime = told(board, 3, name=HOSTILE)
+    runtime.metrics(1, HOSTILE, {f"{HOSTILE}accuracy": 0.5})
     with serving(board, port=0) as url, browsing(width=390) as browser:
         opened(browser, url)
         browser.see("plot-acc")

@@ -3,9 +3,10 @@ import json
 import threading
 
 import pytest
+from told_run import ToldRun
 
 from fedstale.errors import ConfigError
-from fedstale.live import Board, Moment, serving
+from fedstale.live import Board, serving
 from fedstale.live.server import parse_address
 
 
@@ -23,7 +24,7 @@ def port_of(url):
 @pytest.fixture
 def board():
     board = Board("digits")
-    board.moved(Moment(now=10.0, online=4, n_in_flight=1, rounds=2))
+    ToldRun(board).moved(10.0, online=4, in_flight=1)
     return board
 
 

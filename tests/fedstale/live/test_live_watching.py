@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
 sys.path += [str(Path(__file__).parents[1] / "simulation")]
@@ -15,116 +16,184 @@ from small_app import write_small_app
 from tiny import COSTS, counting_app, fleet
 from virtual_grid import VirtualGrid, adder, identity, record
 
-from fedstale.config import SimulationConfig
+from fedstale.config import SimulationConfig, Until
+from fedstale.deployment.run_folder import recorded
 from fedstale.errors import ConfigError
-from fedstale.live import Board, LiveObserver, RunWatch, observed
+from fedstale.live import Board, observed
 from fedstale.simulation.run import simulate
 from fedstale.simulation.trace_grid import TraceGrid
+from fedstale.strategies import FedAvg as StaleFedAvg
 from fedstale.strategies import FedBuff
+from fedstale.strategies.server.runtime import Callback
+from fedstale.strategies.server.superlink import without_stalls
 
 WINDOWS = [[(0.0, 400.0)], [(100.0, 900.0)], [(0.0, 1000.0)], [(0.0, 15.0)]]
 
 
-class Notes:
+class Seen(Callback):
+    """Notes what a display is told."""
+
     def __init__(self):
-        self.moments, self.metrics, self.merges, self.failures = [], [], [], []
+        self.moments, self.rows, self.merges, self.replies, self.rejections = [], [], [], [], []
+        self.end = None
 
-    def moved(self, moment):
-        self.moments.append(moment)
+    def time_moved(self, run):
+        self.moments.append((run.now(), run.n_online(), run.n_in_flight()))
 
-    def measured(self, *row):
-        self.metrics.append(row)
+    def metrics(self, run, version, source, values):
+        self.rows += [(run.now(), version, source, *item) for item in values.items()]
 
-    def merged(self, *facts):
-        self.merges.append(facts)
+    def aggregated(self, run, message_id, *, staleness, weight, **facts):
+        self.merges.append((message_id, staleness, weight))
 
-    def failed(self, *facts):
-        self.failures.append(facts)
+    def reply(self, run, message_id, reply, status):
+        self.replies.append((message_id, status))
+
+    def rejected(self, run, message_id, *, reason):
+        self.rejections.append((message_id, reason))
+
+    def ended(self, run, status, reason):
+        self.end = status, reason
 
 
 @pytest.fixture
 def run(tmp_path):
     app = write_small_app(tmp_path / "app")
 
-    def run(name, watch=None):
+    def run(name, *callbacks):
         config = SimulationConfig(app=str(app), traces="given", until="2 rounds")
-        return simulate(config, tmp_path / name, traces=fleet(WINDOWS), watch=watch)
+        return simulate(config, tmp_path / name, traces=fleet(WINDOWS), callbacks=callbacks)
 
     return run
 
 
-def test_watching_changes_no_byte_of_a_run(run):
+def test_watching_changes_no_byte_of_a_run(run, tmp_path):
     plain = run("plain").folder
-    watch = RunWatch([Board("small")], every_s=0.0)
-    watched = run("watched", watch).folder
-    watch.close()
+    watched = run("watched", Board("small", every_s=0.0), Seen()).folder
     for name in ("events.parquet", "metrics.parquet", "model.safetensors"):
         assert (plain / name).read_bytes() == (watched / name).read_bytes(), name
 
 
-def test_a_watch_sees_every_metric_once_and_every_failure_that_the_app_saw(run):
-    notes = Notes()
-    watch = RunWatch([notes], every_s=0.0)
-    folder = run("watched", watch).folder
-    watch.close()
+def test_a_callback_sees_every_metric_once_and_every_failure_that_the_app_saw(run):
+    seen, board = Seen(), Board("small", until=Until.parse("2 rounds"), every_s=0.0)
+    folder = run("watched", seen, board).folder
     rows = pq.read_table(folder / "metrics.parquet").to_pylist()
-    assert notes.metrics == [tuple(row.values()) for row in rows]
+    assert seen.rows == [tuple(row.values()) for row in rows]
     events = pq.read_table(folder / "events.parquet").to_pandas()
-    delivered = events[np.isfinite(events["delivered_at"]) & (events["status"] != "reported")]
-    assert sorted(f[2] for f in notes.failures) == sorted(delivered["status"])
-    assert [m.now for m in notes.moments] == sorted(m.now for m in notes.moments)
-    assert notes.moments[-1].share == 1.0
+    delivered = events[np.isfinite(events["delivered_at"])]
+    assert sorted(status for _, status in seen.replies) == sorted(delivered["status"])
+    failed = delivered[delivered["status"] != "reported"]
+    shown = board.snapshot()
+    assert sorted(row[2] for row in shown["failures"]) == sorted(failed["status"])
+    assert sorted(row[1] for row in shown["failures"]) == sorted(failed["device_id"])
+    assert [now for now, *_ in seen.moments] == sorted(now for now, *_ in seen.moments)
+    assert shown["share"] == 1.0
+    assert seen.end[0] == "stopped"
+    assert shown["ended"].startswith("stopped")
 
 
-def test_a_watch_hears_of_merges_with_their_staleness():
-    notes = Notes()
-    watch = RunWatch([notes])
+def test_a_callback_hears_of_merges_with_their_staleness():
+    seen = Seen()
     grid = TraceGrid(fleet([[(0.0, 1000.0)]] * 3), counting_app(), costs=COSTS)
-    grid.on_job = watch._job
-    watch._grid = grid
+    grid.runtime.add(seen)
     with grid.running():
         strategy = FedBuff(concurrency=3, buffer_size=2)
         strategy.start(grid, ArrayRecord([np.zeros(3, np.float32)]), num_rounds=5)
     events = grid.events().to_pandas()
     merged = events[events["aggregated_version"] >= 0]
-    assert sorted(m[1] for m in notes.merges) == sorted(merged["staleness"])
-    assert len(notes.merges) == 10
+    assert sorted(m[1] for m in seen.merges) == sorted(merged["staleness"])
+    assert len(seen.merges) == 10
 
 
 def failing(message, grid):
     return 1.0, Error(code=7, reason="the battery is empty")
 
 
+class Plain(Grid):
+    """What a SuperLink's grid is to a ServerApp: no clock, no runtime."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    set_run = create_message = run = None
+
+    def get_node_ids(self):
+        return self.inner.get_node_ids()
+
+    def push_messages(self, messages):
+        return self.inner.push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        self.inner.move(self.inner.time + 1.0)
+        return self.inner.pull_messages(message_ids)
+
+    def send_and_receive(self, messages, *, timeout=None):
+        raise NotImplementedError
+
+
 def test_on_real_devices_a_strategy_is_watched_through_its_grid():
-    notes = Notes()
+    seen, board = Seen(), Board("real", every_s=0.0)
     inner = VirtualGrid({1: adder(1.0), 2: adder(1.0), 3: failing})
-    # Not a Clock, as a SuperLink's grid is none.
-    grid = LiveObserver(inner, notes)
+    grid = observed(Plain(inner), seen, board)
     initial = record(w=np.zeros(2, np.float32))
-    inner.wait, inner.now = None, None
-    inner.time = 0.0
     with identity():
         ids = list(grid.push_messages([message_to(node, initial) for node in (1, 2, 3)]))
-        assert notes.moments[-1].n_in_flight == 3
-        inner.move(2.0)
+        assert seen.moments[-1][2] == 3
         replies = list(grid.pull_messages(ids))
     assert len(replies) == 3
-    assert notes.moments[-1].n_in_flight == 0
-    assert [facts[1:] for facts in notes.failures] == [
-        ("node 3", "error", "7: the battery is empty")
+    assert seen.moments[-1][2] == 0
+    assert [row[1:] for row in board.snapshot()["failures"]] == [
+        ["node 3", "client-error", "the battery is empty"]
     ]
     assert list(grid.get_node_ids()) == [1, 2, 3]
-    assert notes.moments[-1].online == 3
-    grid.job_aggregated(ids[0], base_version=0, version=2, staleness=1, weight=0.5)
-    grid.job_rejected(ids[1], reason="NaN")
-    grid.job_rejected(ids[2], reason="error 7: the battery is empty")
-    grid.measured(version=1, source="server", metrics={"accuracy": 0.5})
-    assert notes.merges[0][1:] == (1.0, 0.5)
-    assert [facts[2] for facts in notes.failures] == ["error", "rejected"]
-    assert notes.metrics[0][1:] == (1, "server", "accuracy", 0.5)
-    # What the inner grid would have heard without, it hears.
-    assert [m[0] for m in inner.merged] == [ids[0]]
-    assert len(inner.refused) == 2
+    assert seen.moments[-1][1] == 3
+    grid.runtime.aggregated(ids[0], base_version=0, version=2, staleness=1, weight=0.5)
+    grid.runtime.rejected(ids[1], reason="NaN")
+    grid.runtime.rejected(ids[2], reason="error 7: the battery is empty")
+    grid.runtime.metrics(1, "server", {"accuracy": 0.5})
+    assert seen.merges == [(ids[0], 1, 0.5)]
+    assert [row[2] for row in board.snapshot()["failures"]] == ["rejected", "client-error"]
+    assert seen.rows[0][1:] == (1, "server", "accuracy", 0.5)
+
+
+class OwnStart(FedAvg):
+    """A stock strategy with a loop of its own, as Flower's examples have."""
+
+    def start(self, grid, initial_arrays, num_rounds=3, timeout=3600, **others):
+        arrays = initial_arrays
+        for number in range(1, num_rounds + 1):
+            messages = self.configure_train(number, arrays, ConfigRecord(), grid)
+            replies = grid.send_and_receive(messages, timeout=timeout)
+            arrays, _ = self.aggregate_train(number, replies)
+        return arrays
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [FedAvg(fraction_evaluate=0.0), OwnStart(), StaleFedAvg()],
+    ids=["stock", "own", "ours"],
+)
+@pytest.mark.parametrize("order", ["page first", "folder first"])
+def test_page_and_folder_see_the_same_run_in_any_order(strategy, order, tmp_path):
+    seen, grid = Seen(), Plain(VirtualGrid({1: adder(1.0), 2: adder(3.0)}))
+    if order == "page first":
+        grid = observed(grid, seen)
+    context = Context(1, 1, {}, RecordDict(), {})
+    with identity(), recorded(grid, tmp_path / "run", context, app="adder") as own:
+        if order == "folder first":
+            assert observed(own, seen) is own
+        with without_stalls(own) as again:
+            assert again is own
+            strategy.start(own, record(w=np.zeros(2, np.float32)), num_rounds=2)
+    events = pq.read_table(tmp_path / "run" / "events.parquet").to_pandas()
+    assert len(events) == len(seen.replies) == 4
+    assert set(events["status"]) == {"reported"}
+    rows = pq.read_table(tmp_path / "run" / "metrics.parquet").to_pylist()
+    assert [(row["version"], row["source"]) for row in rows] == [r[1:3] for r in seen.rows]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["rounds"], summary["status"]) == (2, "finished")
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    assert seen.end == ("finished", "")
 
 
 def message_to(node, arrays):
@@ -133,53 +202,38 @@ def message_to(node, arrays):
 
 
 def test_send_and_receive_is_watched_too():
-    notes = Notes()
-    inner = VirtualGrid({1: adder(1.0), 2: failing})
-    grid = LiveObserver(inner, notes)
+    seen = Seen()
+    grid = observed(Plain(VirtualGrid({1: adder(1.0), 2: failing})), seen)
     with identity():
         messages = [message_to(node, record(w=np.zeros(2, np.float32))) for node in (1, 2)]
         replies = list(grid.send_and_receive(messages, timeout=5.0))
     assert len(replies) == 2
-    assert max(m.n_in_flight for m in notes.moments) == 2
-    assert notes.moments[-1].n_in_flight == 0
-    assert [f[2] for f in notes.failures] == ["error"]
+    assert max(n for _, _, n in seen.moments) == 2
+    assert seen.moments[-1][2] == 0
+    assert sorted(status for _, status in seen.replies) == ["client-error", "reported"]
 
 
-def test_a_simulated_grid_is_left_as_it_is():
+def test_a_simulation_is_watched_through_its_own_grid():
     grid = TraceGrid(fleet(WINDOWS), counting_app(), costs=COSTS)
-    assert observed(grid, Notes()) is grid
-
-
-def test_a_stock_strategy_runs_through_a_watched_grid():
-    notes = Notes()
-    inner = VirtualGrid({1: adder(1.0), 2: adder(3.0)})
-    grid = LiveObserver(inner, notes)
-    with identity():
-        result = FedAvg(fraction_evaluate=0.0).start(
-            grid=grid, initial_arrays=record(w=np.zeros(2, np.float32)), num_rounds=2
-        )
-    assert result.arrays.to_numpy_ndarrays()[0].tolist() == [4.0, 4.0]
-    assert notes.moments[-1].online == 2
+    assert observed(grid, Seen()) is grid
 
 
 def test_without_tensorboard_a_sentence_says_how_to_get_it(monkeypatch, tmp_path):
-    from fedstale.live.scalars import Scalars
+    from fedstale.live.tensorboard import TensorBoard
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match=r"pip install 'fedstale\[tensorboard\]'"):
-        Scalars(tmp_path)
+        TensorBoard(tmp_path)
 
 
 def test_scalars_go_to_event_files(run, tmp_path):
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from fedstale.live.scalars import Scalars
+    from fedstale.live.tensorboard import TensorBoard
 
-    scalars = Scalars(tmp_path / "board")
-    watch = RunWatch([scalars], every_s=0.0)
-    folder = run("watched", watch).folder
-    watch.close()
+    scalars = TensorBoard(tmp_path / "board", every_s=0.0)
+    folder = run("watched", scalars).folder
     scalars.close()
     written = EventAccumulator(str(tmp_path / "board")).Reload()
     rows = pq.read_table(folder / "metrics.parquet").to_pylist()

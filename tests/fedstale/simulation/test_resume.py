@@ -12,7 +12,7 @@ import pytest
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.reports.folder import RunFolder
-from fedstale.simulation import flights, keeping
+from fedstale.simulation import flights, run
 from fedstale.simulation.run import simulate
 from fedstale.traces.synthetic.generate import synthesise
 
@@ -52,19 +52,19 @@ def test_a_run_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(
     version, written_together = cut
     # With few of them written together, most jobs are on disk when the run is cut off.
     monkeypatch.setattr(flights, "_WRITTEN_TOGETHER", written_together)
-    monkeypatch.setattr(keeping, "_LARGEST_SHARE", np.inf)
-    keep = keeping.SimulationCheckpointer._keep
+    monkeypatch.setattr(run, "_LARGEST_SHARE", np.inf)
+    keep = run.SimulationCheckpointer.keep
 
-    def keep_and_die(self, checkpoints, at, state):
-        keep(self, checkpoints, at, state)
+    def keep_and_die(self, at, state):
+        keep(self, at, state)
         if at == version:
             raise PowerCutError
 
-    monkeypatch.setattr(keeping.SimulationCheckpointer, "_keep", keep_and_die)
+    monkeypatch.setattr(run.SimulationCheckpointer, "keep", keep_and_die)
     with pytest.raises(PowerCutError):
         simulate(CONFIG, tmp_path / "run", traces=traces)
     assert not (tmp_path / "run" / "summary.json").exists()
-    monkeypatch.setattr(keeping.SimulationCheckpointer, "_keep", keep)
+    monkeypatch.setattr(run.SimulationCheckpointer, "keep", keep)
     result = simulate(
         SimulationConfig.read(tmp_path / "run" / "config.toml"),
         tmp_path / "run",

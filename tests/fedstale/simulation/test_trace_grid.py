@@ -118,7 +118,7 @@ def test_a_timeout_leaves_the_missing_in_flight(make_grid):
     replies = grid.send_and_receive([message_to(1000), message_to(1001)], timeout=50.0)
     assert [r.metadata.src_node_id for r in replies] == [1000]
     assert grid.now() == 50.0
-    assert grid.n_in_flight == 1
+    assert grid.runtime.n_in_flight() == 1
     assert [job["status"] for job in rows(grid)] == ["reported", "flying"]
 
 

@@ -1,0 +1,335 @@
+"""What a grid knows of its run: the time, where state is kept, and whom to tell what happens.
+
+Each grid of fedstale carries one `Runtime`. A strategy asks it for the time and tells it what
+became of each reply; displays, logs and stopping rules are callbacks of it. Nothing else in this
+package asks for the time, so the same strategy runs on a virtual clock and on real devices, and a
+strategy never reads anything back from a callback, so watching a run cannot change it.
+"""
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp import Grid
+
+from fedstale.strategies.server.node_set import NodeSet
+
+logger = logging.getLogger(__name__)
+
+REPORTED, CLIENT_ERROR, REJECTED = "reported", "client-error", "rejected"
+"""How a job ended, in the words of events.parquet, as far as any server can know."""
+
+State = dict[str, Any]
+"""Nested dicts with keys of type str, whose leaves are arrays or what JSON can hold."""
+
+
+class RunEnded(BaseException):
+    """The run is over: its limit is reached, or nothing can ever happen again.
+
+    Like KeyboardInterrupt it is no Exception, so that an app's `except Exception` cannot swallow
+    it; whoever started the run catches it and keeps what was done.
+    """
+
+    def __init__(self, reason: str, *, stuck: bool = False) -> None:
+        """End a run, for a reason in words; `stuck` if it could never have gone on."""
+        super().__init__(reason)
+        self.reason = reason
+        self.stuck = stuck
+
+
+class Clock(ABC):
+    """Tells the time, and waits."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """Return the instant in s; only differences mean anything."""
+
+    @abstractmethod
+    def wait(self, until: float) -> bool:
+        """Wait until an instant, or until something may have arrived if that is earlier.
+
+        Args:
+            until: instant in s; may be inf.
+
+        Returns:
+            False only if certainly nothing can be pulled now.
+        """
+
+
+class WallClock(Clock):
+    """Real time. It cannot know what has arrived, so it wakes up often and says "maybe".
+
+    Example:
+        >>> clock = WallClock(poll_s=0.001)
+        >>> clock.wait(float("inf"))
+        True
+    """
+
+    def __init__(self, poll_s: float = 0.2) -> None:
+        """Poll every `poll_s` seconds; a pull from a SuperLink costs some milliseconds."""
+        self.poll_s = poll_s
+
+    def now(self) -> float:
+        """Return seconds since some fixed instant."""
+        return time.monotonic()
+
+    def wait(self, until: float) -> bool:
+        """Sleep for one poll, or less if the instant is nearer."""
+        time.sleep(min(max(until - self.now(), 0.0), self.poll_s))
+        return True
+
+
+class Checkpointer(ABC):
+    """Keeps what a run must not lose."""
+
+    jobs_survive: bool = False
+    """Whether jobs in flight go on after a crash; a SuperLink's end with their run."""
+
+    @abstractmethod
+    def restored(self) -> State | None:
+        """Return the state of the strategy to continue from; None starts anew."""
+
+    @abstractmethod
+    def keep(self, version: int, state: Callable[[], State]) -> None:
+        """Keep the state of the strategy after a version was made, if it is time to."""
+
+
+class NoCheckpoints(Checkpointer):
+    """Keeps nothing."""
+
+    def restored(self) -> State | None:
+        """Start anew."""
+        return None
+
+    def keep(self, version: int, state: Callable[[], State]) -> None:
+        """Keep nothing."""
+
+
+class Callback:
+    """Is told what happens in a run; a subclass overrides what it is about.
+
+    Every method gets the run first, for the time (`run.now()`) and for counts of nodes and jobs.
+    Callbacks are told one after the other and must not depend on the order: one that raises
+    `RunEnded` ends the run after all others have been told.
+    """
+
+    def job_sent(self, run: "Runtime", message_id: str, message: Message) -> None:
+        """A message was sent to a node; the id is empty if the grid could not take it."""
+
+    def reply(self, run: "Runtime", message_id: str, reply: Message, status: str) -> None:
+        """The reply to a message, or an error in its place, was handed to the strategy.
+
+        Args:
+            run: of the job.
+            message_id: of the message that is answered.
+            reply: with content, or with an error.
+            status: "reported", or how the job failed, in the words of events.parquet.
+        """
+
+    def aggregated(
+        self,
+        run: "Runtime",
+        message_id: str,
+        *,
+        base_version: int,
+        version: int,
+        staleness: int,
+        weight: float,
+    ) -> None:
+        """A reply went into `version`; the weight is the mean over parameters."""
+
+    def rejected(self, run: "Runtime", message_id: str, *, reason: str) -> None:
+        """A reply was not used, or a job was given up, and why."""
+
+    def new_version(self, run: "Runtime", version: int, arrays: ArrayRecord) -> None:
+        """There is a new model; the arrays are those that are sent out and must not be changed."""
+
+    def metrics(
+        self, run: "Runtime", version: int, source: str, values: Mapping[str, float]
+    ) -> None:
+        """Metrics of a version were measured; the source is "train", "evaluate" or "server"."""
+
+    def time_moved(self, run: "Runtime") -> None:
+        """The clock has moved, or the server has looked for nodes or replies."""
+
+    def ended(self, run: "Runtime", status: str, reason: str) -> None:
+        """The run is over: finished, stopped, stuck, interrupted or failed, and why."""
+
+
+class Pace:
+    """Tells when it is time to look again, in wall time; for displays."""
+
+    def __init__(self, every_s: float) -> None:
+        """Be due at once, and then at most every so many s."""
+        self._every_s, self._due_at = every_s, -inf
+
+    def is_due(self) -> bool:
+        """Return whether it is time, and if so, count from now."""
+        # The thread of a simulated ServerApp sees virtual time in `time.monotonic`.
+        now = time.perf_counter()
+        if now < self._due_at:
+            return False
+        self._due_at = now + self._every_s
+        return True
+
+
+class RunLogger(Callback):
+    """Writes to the log: jobs at DEBUG, rejections and metrics at INFO."""
+
+    def aggregated(
+        self,
+        run: "Runtime",
+        message_id: str,
+        *,
+        base_version: int,
+        version: int,
+        staleness: int,
+        weight: float,
+    ) -> None:
+        """Log a reply that was used."""
+        logger.debug(
+            "%s: trained from %d, aggregated into %d, staleness %d, weight %.4g",
+            *(message_id, base_version, version, staleness, weight),
+        )
+
+    def rejected(self, run: "Runtime", message_id: str, *, reason: str) -> None:
+        """Log a reply that was not used."""
+        logger.info("%s: rejected: %s", message_id, reason)
+
+    def new_version(self, run: "Runtime", version: int, arrays: ArrayRecord) -> None:
+        """Log that there is a new model."""
+        logger.debug("version %d: %d arrays", version, len(arrays))
+
+    def metrics(
+        self, run: "Runtime", version: int, source: str, values: Mapping[str, float]
+    ) -> None:
+        """Log metrics."""
+        logger.info("version %d, %s: %s", version, source, dict(values))
+
+
+class Runtime:
+    """The clock, the checkpointer and the callbacks of one run."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *callbacks: Callback,
+        n_online: Callable[[], int] = lambda: 0,
+        n_in_flight: Callable[[], int] = lambda: 0,
+        name_of: Callable[[int], str] = lambda node_id: f"node {node_id}",
+    ) -> None:
+        """Begin a run.
+
+        Args:
+            clock: tells the time.
+            callbacks: told what happens.
+            n_online: returns the number of nodes that are online, as far as is known.
+            n_in_flight: returns the number of jobs whose end the server has not seen.
+            name_of: returns the name of a node for people.
+        """
+        self.clock = clock
+        self.callbacks = list(callbacks)
+        self.checkpointer: Checkpointer | None = None
+        """Keeps the strategy's state along with the grid's; None leaves it to the strategy."""
+        self.n_online, self.n_in_flight, self.name_of = n_online, n_in_flight, name_of
+
+    def add(self, callback: Callback) -> None:
+        """Tell one more callback what happens from now on."""
+        self.callbacks.append(callback)
+
+    def now(self) -> float:
+        """Return the instant in s."""
+        return self.clock.now()
+
+    def tell(self, what: Callable[[Callback], None]) -> None:
+        """Tell all callbacks something, then end the run if one of them asks for it.
+
+        Raises:
+            RunEnded: a callback ends the run.
+        """
+        end: RunEnded | None = None
+        for callback in self.callbacks:
+            try:
+                what(callback)
+            except RunEnded as asked:
+                end = end or asked
+        if end is not None:
+            raise end
+
+    def job_sent(self, message_id: str, message: Message) -> None:
+        """Tell that a message was sent; see `Callback`, here and below."""
+        self.tell(lambda callback: callback.job_sent(self, message_id, message))
+
+    def reply(self, message_id: str, reply: Message, status: str) -> None:
+        """Tell that a reply was handed to the strategy."""
+        self.tell(lambda callback: callback.reply(self, message_id, reply, status))
+
+    def aggregated(
+        self, message_id: str, *, base_version: int, version: int, staleness: int, weight: float
+    ) -> None:
+        """Tell that a reply was used."""
+        self.tell(
+            lambda callback: callback.aggregated(
+                self,
+                message_id,
+                base_version=base_version,
+                version=version,
+                staleness=staleness,
+                weight=weight,
+            )
+        )
+
+    def rejected(self, message_id: str, *, reason: str) -> None:
+        """Tell that a reply was not used, or that a job was given up."""
+        self.tell(lambda callback: callback.rejected(self, message_id, reason=reason))
+
+    def new_version(self, version: int, arrays: ArrayRecord) -> None:
+        """Tell that there is a new model."""
+        self.tell(lambda callback: callback.new_version(self, version, arrays))
+
+    def metrics(self, version: int, source: str, values: Mapping[str, float]) -> None:
+        """Tell that metrics were measured."""
+        self.tell(lambda callback: callback.metrics(self, version, source, values))
+
+    def time_moved(self) -> None:
+        """Tell that the clock has moved."""
+        self.tell(lambda callback: callback.time_moved(self))
+
+    def ended(self, status: str, reason: str) -> None:
+        """Tell that the run is over."""
+        self.tell(lambda callback: callback.ended(self, status, reason))
+
+
+class RuntimeGrid(Grid, Clock):
+    """A grid of Flower that carries a runtime; it is the clock of its own run."""
+
+    runtime: Runtime
+
+    def exchange(self, messages: Iterable[Message], timeout: float | None) -> list[Message]:
+        """Send messages and wait for their replies by pushing, waiting and pulling.
+
+        Args:
+            messages: to send.
+            timeout: longest wait in s; None waits for every reply.
+        """
+        missing = {message_id for message_id in self.push_messages(messages) if message_id}
+        deadline = inf if timeout is None else self.now() + timeout
+        replies: list[Message] = []
+        while missing and self.now() < deadline:
+            self.wait(deadline)
+            arrived = list(self.pull_messages(missing))
+            missing -= {reply.metadata.reply_to_message_id for reply in arrived}
+            replies += arrived
+        return replies
+
+    def online_nodes(self) -> NodeSet:
+        """Return the nodes that `get_node_ids` does; a grid of many need not make a list of them.
+
+        A grid that answers this itself gives the nodes each time among the same everyone.
+        """
+        return NodeSet.of(np.array(list(self.get_node_ids()), dtype=np.uint64))

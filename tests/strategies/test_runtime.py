@@ -1,0 +1,97 @@
+"""Virtual or wall time, and who is told what happens."""
+
+import time
+
+import pytest
+from virtual_grid import Notes, VirtualGrid
+
+from fedstale.strategies.server.runtime import (
+    Callback,
+    Pace,
+    RunEnded,
+    RunLogger,
+    Runtime,
+    WallClock,
+)
+
+
+def test_a_callback_is_told_everything_with_the_run_it_happened_in():
+    told = []
+
+    class Names(Callback):
+        pass
+
+    def noting(name):
+        return lambda self, run, *args, **facts: told.append((name, run, args, facts))
+
+    kinds = [name for name in vars(Callback) if not name.startswith("_")]
+    for name in kinds:
+        setattr(Names, name, noting(name))
+    runtime = Runtime(WallClock(), Names())
+    facts = {"base_version": 1, "version": 3, "staleness": 1, "weight": 0.5}
+    runtime.job_sent("m1", None)
+    runtime.reply("m1", None, "reported")
+    runtime.aggregated("m1", **facts)
+    runtime.rejected("m2", reason="NaN")
+    runtime.new_version(3, None)
+    runtime.metrics(3, "train", {"loss": 1.0})
+    runtime.time_moved()
+    runtime.ended("finished", "")
+    assert [name for name, *_ in told] == kinds
+    assert all(run is runtime for _, run, *_ in told)
+    assert told[2][2:] == (("m1",), facts)
+    assert told[5][2:] == ((3, "train", {"loss": 1.0}), {})
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_whoever_ends_a_run_does_so_after_all_have_been_told(first):
+    class Ending(Callback):
+        def metrics(self, run, version, source, values):
+            raise RunEnded("enough")
+
+    notes, ending = Notes(), Ending()
+    runtime = Runtime(WallClock(), *([ending, notes] if first else [notes, ending]))
+    with pytest.raises(RunEnded, match="enough"):
+        runtime.metrics(1, "server", {"accuracy": 1.0})
+    assert [row[1:] for row in notes.metered] == [(1, "server", {"accuracy": 1.0})]
+
+
+def test_a_grid_is_the_clock_of_its_own_run():
+    grid = VirtualGrid({})
+    assert grid.runtime.clock is grid
+    grid.move(7.0)
+    assert grid.runtime.now() == 7.0
+
+
+def test_wall_time_wakes_up_at_the_instant_or_at_the_next_poll():
+    clock = WallClock(poll_s=0.02)
+    start = clock.now()
+    assert clock.wait(start + 1e6)
+    assert 0.02 <= clock.now() - start < 5.0
+    assert clock.wait(start)
+
+
+def test_a_jump_of_the_machines_clock_ends_no_job(monkeypatch):
+    clock = WallClock()
+    start, real = clock.now(), time.time
+    for jump_s in (-7200.0, 86_400.0):
+        monkeypatch.setattr(time, "time", lambda jump_s=jump_s: real() + jump_s)
+        assert 0.0 <= clock.now() - start < 60.0
+
+
+def test_a_display_looks_at_once_and_then_no_more_often_than_it_wants():
+    pace = Pace(1e6)
+    assert [pace.is_due(), pace.is_due(), pace.is_due()] == [True, False, False]
+    always = Pace(0.0)
+    assert [always.is_due(), always.is_due()] == [True, True]
+
+
+def test_the_log_names_the_job_and_the_reason(caplog):
+    caplog.set_level("DEBUG")
+    runtime = Runtime(WallClock(), RunLogger())
+    runtime.aggregated("m1", base_version=1, version=3, staleness=1, weight=0.5)
+    runtime.rejected("m2", reason="late")
+    runtime.metrics(3, "server", {"loss": 1.0})
+    assert "m1: trained from 1, aggregated into 3, staleness 1, weight 0.5" in caplog.text
+    assert "m2: rejected: late" in caplog.text
+    assert "version 3, server: {'loss': 1.0}" in caplog.text
