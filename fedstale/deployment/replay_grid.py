@@ -10,9 +10,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from statistics import median
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from flwr.app import Message, RecordDict
@@ -20,11 +20,10 @@ from flwr.supercore.run import Run
 
 from fedstale.client.held_back import RECORD, Plan
 from fedstale.deployment.job_log import JobLog
-from fedstale.simulation import flight as fl
 from fedstale.simulation.compat import error_reply, own_copy, stamp, with_content
 from fedstale.simulation.costs import FLOWER_OVERHEAD, CostBook, Costs
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
-from fedstale.simulation.flight import NEVER, Flight
+from fedstale.simulation.jobs import FLYING, NEVER, Columns, JobRow
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
     REPORTED,
@@ -42,6 +41,7 @@ logger = logging.getLogger(__name__)
 # Real seconds beyond the time to live, so that the plan and not Flower ends a job.
 _GRACE_S = 120.0
 _TOO_LATE_S = 1.0
+_SPENT = ("work", "download_s", "compute_s", "upload_s", "downloaded_bytes", "uploaded_bytes")
 _REMEMBERED = 20
 
 
@@ -93,6 +93,7 @@ class ReplayGrid(RuntimeGrid):
         """Instant 0, in s since 1970, UTC."""
         self._has_begun = False
         self._log = _PlannedJobs()
+        self._out: set[str] = set()
         self._book = CostBook(costs)
         self._fleet = Fleet(traces, self._book, on_interrupt)
         self._nodes, self._speed_up, self._until_s = dict(nodes), speed_up, until_s
@@ -111,7 +112,7 @@ class ReplayGrid(RuntimeGrid):
             RunLogger(),
             self._log,
             n_online=lambda: len(list(self.get_node_ids())),
-            n_in_flight=lambda: sum(f.delivered_at == NEVER for f in self._log.flights),
+            n_in_flight=lambda: len(self._out),
             name_of=lambda node_id: self._fleet.device_id(node_id - FIRST_NODE_ID),
         )
 
@@ -187,18 +188,22 @@ class ReplayGrid(RuntimeGrid):
         """
         self._begin()
         messages, now = list(messages), self.now()
-        jobs = self._fleet.send(messages, now, first_job_id=len(self._log.flights))
-        flights = self._fleet.follow(jobs)
-        sent = [flight for flight in flights if flight.failure is None]
-        ids = iter(self._grid.push_messages([self._with_plan(flight) for flight in sent]))
+        table = self._log.jobs
+        slots = self._fleet.send(messages, now, table)[0].tolist()
+        self._fleet.follow(table, slots)
+        jobs = [JobRow(table, slot) for slot in slots]
+        ids = iter(
+            self._grid.push_messages([self._with_plan(job) for job in jobs if job.is_answered])
+        )
         given: list[str] = []
-        for flight, message in zip(flights, messages, strict=True):
-            self._planned[flight.job_id] = flight.reported_at, flight.visible_at
-            message_id = next(ids) if flight.failure is None else self._lose(flight)
+        for job, message in zip(jobs, messages, strict=True):
+            self._planned[job.job_id] = job.reported_at, job.visible_at
+            message_id = next(ids) if job.is_answered else self._lose(job)
             for name in ("started_at", "downloaded_at", "trained_at", "reported_at", "ended_at"):
-                setattr(flight, name, NEVER)
-            flight.message = None
-            self._log.add(flight, message_id)
+                setattr(job, name, NEVER)
+            del table.messages[job.slot]
+            self._log.add(job, message_id)
+            self._out.add(message_id)
             self.runtime.job_sent(message_id, message)
             given.append(message_id)
         return given
@@ -212,53 +217,59 @@ class ReplayGrid(RuntimeGrid):
         replies = [*(self._lost.pop(i)[1] for i in failed), *arrived]
         for reply in replies:
             message_id = reply.metadata.reply_to_message_id
-            flight = self._log.by_message[message_id]
-            self._log.hear(flight, reply)
-            self._delivered(flight, reply)
-            self.runtime.reply(message_id, reply, flight.status)
+            job = self._log.of_message(message_id)
+            if job is None:
+                continue
+            self._out.discard(message_id)
+            self._log.hear(job, reply)
+            self._delivered(job, reply)
+            self.runtime.reply(message_id, reply, job.status)
         return replies
 
-    def _lose(self, flight: Flight) -> str:
-        assert flight.message is not None
-        assert flight.failure is not None
-        message_id = f"lost-{flight.job_id}"
-        stamp(flight.message, message_id, self.unix_zero, flight.message.metadata.ttl)
-        self._lost[message_id] = flight.visible_at, error_reply(flight.message, *flight.failure)
+    def _lose(self, job: JobRow) -> str:
+        message_id = f"lost-{job.job_id}"
+        stamp(job.message, message_id, self.unix_zero, job.message.metadata.ttl)
+        error = error_reply(job.message, job.error_code, job.reason)
+        self._lost[message_id] = job.visible_at, error
         return message_id
 
     def events(self) -> pa.Table:
         """Return what happened so far, one row a job; lost jobs have spent what the trace says."""
-        now = self.now()
-        rows = []
-        for flight in self._log.flights:
-            is_out = flight.delivered_at == NEVER and self._planned[flight.job_id][1] > now
-            rows.append(_flying(flight) if is_out else flight)
-        return fl.table_of(rows, self._device_ids)
+        now, table = self.now(), self._log.jobs
+
+        def as_of(jobs: Columns) -> Columns:
+            visible_at = np.array([self._planned[job][1] for job in jobs["job_id"].tolist()])
+            is_out = (jobs["delivered_at"] == NEVER) & (visible_at > now)
+            jobs["status"][is_out], jobs["reason"][is_out] = table.number(FLYING), table.number("")
+            for name in _SPENT:
+                jobs[name][is_out] = 0.0
+            return jobs
+
+        return pa.concat_tables(table.tables(as_of, self._device_ids))
 
     @property
     def late_s(self) -> list[float]:
         """Real seconds by which replies came later than planned, in the order of sending."""
         return [
-            (flight.reported_at - self._planned[flight.job_id][0]) / self._speed_up
-            for flight in self._log.flights
-            if flight.reported_at < NEVER
+            (job.reported_at - self._planned[job.job_id][0]) / self._speed_up
+            for job in map(self._log.jobs.__getitem__, range(len(self._log.jobs)))
+            if job.reported_at < NEVER
         ]
 
     @property
     def _lead_s(self) -> float:
         return median(self.back_s[-_REMEMBERED:]) if self.back_s else self._first_lead_s
 
-    def _with_plan(self, flight: Flight) -> Message:
-        assert flight.message is not None
-        content = own_copy(flight.message.content)
+    def _with_plan(self, job: JobRow) -> Message:
+        content = own_copy(job.message.content)
         plan = Plan(
-            train_at=self._unix(flight.downloaded_at),
+            train_at=self._unix(job.downloaded_at),
             # Who wants to be there on time leaves earlier.
-            reply_at=self._unix(flight.reported_at) - self._lead_s,
+            reply_at=self._unix(job.reported_at) - self._lead_s,
         )
         content[RECORD] = plan.record()
-        message = with_content(flight.message, content)
-        message.metadata.dst_node_id = self._nodes[flight.device]
+        message = with_content(job.message, content)
+        message.metadata.dst_node_id = self._nodes[job.device]
         message.metadata.ttl = message.metadata.ttl / self._speed_up + _GRACE_S
         return message
 
@@ -268,16 +279,15 @@ class ReplayGrid(RuntimeGrid):
     def _since_zero(self, unix: float) -> float:
         return (unix - self.unix_zero) * self._speed_up
 
-    def _delivered(self, flight: Flight, reply: Message) -> None:
+    def _delivered(self, job: JobRow, reply: Message) -> None:
         if reply.has_error():
-            status = flight.status if flight.failure is not None else CLIENT_ERROR
-            reason = flight.reason if flight.failure is not None else reply.error.reason or ""
-            flight.delivered_at = self.now()
-            flight.status, flight.reason = status, reason
+            job.delivered_at = self.now()
+            if job.is_answered:
+                job.status, job.reason = CLIENT_ERROR, reply.error.reason or ""
             return
         # The strategy has sent the job to the device, and is answered by the device.
-        if reply.metadata.src_node_id == self._nodes[flight.device]:
-            reply.metadata.__dict__["_src_node_id"] = flight.node_id
+        if reply.metadata.src_node_id == self._nodes[job.device]:
+            reply.metadata.__dict__["_src_node_id"] = job.node_id
         record = reply.content.config_records.get(RECORD)
         if record is not None:
             del reply.content[RECORD]
@@ -285,36 +295,22 @@ class ReplayGrid(RuntimeGrid):
                 self._since_zero(float(record[name]))  # type: ignore[arg-type]
                 for name in ("taken_at", "began_at", "trained_at", "left_at")
             )
-            flight.started_at, flight.downloaded_at, flight.trained_at = taken, began, trained
-            if flight.sent_at >= self._node_free_at.get(flight.device, 0.0):
-                self.there_s.append((taken - flight.sent_at) / self._speed_up)
+            job.started_at, job.downloaded_at, job.trained_at = taken, began, trained
+            if job.sent_at >= self._node_free_at.get(job.device, 0.0):
+                self.there_s.append((taken - job.sent_at) / self._speed_up)
             self.back_s.append((self.now() - left) / self._speed_up)
-            self._node_free_at[flight.device] = self.now()
-        flight.delivered_at = flight.reported_at = flight.ended_at = self.now()
-        flight.status, flight.reason = REPORTED, ""
-        self._book.learn(flight.kind.split(".")[0], flight.node_id, reply.content)
-        self._warn_if_late(flight)
+            self._node_free_at[job.device] = self.now()
+        job.delivered_at = job.reported_at = job.ended_at = self.now()
+        job.status, job.reason = REPORTED, ""
+        self._book.learn(job.kind.split(".")[0], job.node_id, reply.content)
+        self._warn_if_late(job)
 
-    def _warn_if_late(self, flight: Flight) -> None:
-        late_s = (flight.trained_at - self._planned[flight.job_id][0]) / self._speed_up
+    def _warn_if_late(self, job: JobRow) -> None:
+        late_s = (job.trained_at - self._planned[job.job_id][0]) / self._speed_up
         if late_s > _TOO_LATE_S and not self._warned:
             self._warned = True
             logger.warning(
                 "job %d was done %.1f s after its reply was due: with a smaller speed-up than %g, "
                 "Flower's own time would fit into the jobs",
-                *(flight.job_id, late_s, self._speed_up),
+                *(job.job_id, late_s, self._speed_up),
             )
-
-
-def _flying(flight: Flight) -> Flight:
-    return replace(
-        flight,
-        status=fl.FLYING,
-        reason="",
-        work=0.0,
-        download_s=0.0,
-        compute_s=0.0,
-        upload_s=0.0,
-        downloaded_bytes=0.0,
-        uploaded_bytes=0.0,
-    )

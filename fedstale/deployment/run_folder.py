@@ -67,7 +67,7 @@ def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> I
                 "status": status,
                 "reason": reason,
                 "app": app,
-                "devices": len({flight.node_id for flight in log.flights}),
+                "devices": log.n_nodes,
                 "seed": context.run_config.get("seed", 0),
                 "executor": DEPLOYED,
                 "wall_s": round(time.perf_counter() - started, 3),

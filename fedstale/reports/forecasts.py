@@ -9,12 +9,13 @@ import numpy as np
 
 from fedstale.reports.figure import Figure, numbers
 from fedstale.reports.run_record import RunRecord
-from fedstale.simulation import flight as fl
+from fedstale.simulation.jobs import FLYING, UNCLAIMED
+from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
 
 BINS = 10
 FEWEST = 5
 """Jobs behind a point of the curve at least; fewer say more about chance than about a forecast."""
-_CAME_BACK = (fl.REPORTED, fl.REJECTED, fl.UNCLAIMED)
+_CAME_BACK = (REPORTED, REJECTED, UNCLAIMED)
 
 
 def reliability(run: RunRecord) -> Figure | None:
@@ -27,7 +28,7 @@ def reliability(run: RunRecord) -> Figure | None:
         return None
     status = run.events["status"].to_numpy(object)
     said = run.events["reported_p_finish"].to_numpy(np.float64)
-    known = np.isfinite(said) & (status != fl.FLYING) & (status != fl.CLIENT_ERROR)
+    known = np.isfinite(said) & (status != FLYING) & (status != CLIENT_ERROR)
     if not known.any():
         return None
     said, happened = said[known], np.isin(status[known].astype(str), _CAME_BACK)

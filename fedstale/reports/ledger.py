@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedstale.simulation import flight as fl
+from fedstale.simulation.jobs import FLYING
+from fedstale.strategies.server.runtime import REPORTED
 
 COLUMNS = (
     *("status", "download_s", "compute_s", "upload_s"),
@@ -33,7 +34,7 @@ def ledger(events: pa.Table) -> dict[str, dict[str, Any]]:
     phases = ("download_s", "compute_s", "upload_s")
     device_s = pc.add(pc.add(events[phases[0]], events[phases[1]]), events[phases[2]])
     moved = pc.add(events["downloaded_bytes"], events["uploaded_bytes"])
-    is_used, is_flying = pc.equal(status, fl.REPORTED), pc.equal(status, fl.FLYING)
+    is_used, is_flying = pc.equal(status, REPORTED), pc.equal(status, FLYING)
     return {
         "jobs": {"sent": len(events), **dict(sorted(counts.items()))},
         "device_s": _parts(device_s, is_used, is_flying),

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.reports.folder import CONFIG, EVENTS, METRICS, METRICS_SCHEMA, SUMMARY
-from fedstale.simulation import flight as fl
+from fedstale.simulation.jobs import FLYING
+from fedstale.strategies.server.runtime import REPORTED
 
 Array = npt.NDArray[np.float64]
 
@@ -94,7 +95,7 @@ class RunRecord:
         """What each job counts as: used, wasted or flying; shape (jobs,)."""
         status = self.events["status"].to_numpy(object)
         return np.where(
-            status == fl.REPORTED, "used", np.where(status == fl.FLYING, "flying", "wasted")
+            status == REPORTED, "used", np.where(status == FLYING, "flying", "wasted")
         ).astype(object)
 
 

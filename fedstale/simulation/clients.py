@@ -14,14 +14,13 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
 
-from fedstale.simulation import flight as fl
 from fedstale.simulation.compat import ErrorCode, error_reply, own_copy, with_content
 from fedstale.simulation.costs import CostBook
 from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.simulation.executors import Answer, Call, Executor
-from fedstale.simulation.flight import Flight
+from fedstale.simulation.jobs import JobRow, records_in, records_out
 from fedstale.simulation.replayed import NodeContext, Replay
-from fedstale.simulation.saved import records_in, records_out
+from fedstale.strategies.server.runtime import CLIENT_ERROR, REPORTED
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +56,12 @@ class Clients:
         return len(self._ahead)
 
     def replies(
-        self, flights: Sequence[Flight], coming: Callable[[], Iterable[Flight]] = tuple
+        self, jobs: Sequence[JobRow], coming: Callable[[], Iterable[JobRow]] = tuple
     ) -> dict[int, Message]:
         """Train the clients of some arrived jobs, all together where they are different nodes.
 
         Args:
-            flights: the jobs whose replies are pulled now.
+            jobs: the jobs whose replies are pulled now.
             coming: returns jobs that will report for certain and whose replies are asked for, the
                 next to report first. Some are trained along, to fill up the executor's batch.
 
@@ -70,67 +69,65 @@ class Clients:
             The reply of each job id; an error reply where the client failed.
         """
         replies: dict[int, Message] = {}
-        for wave in _waves(flights):
-            self._train([f for f in wave if not self._is_ready(f)], coming)
-            for flight in wave:
-                _, answer = self._ahead.pop(flight.job_id)
-                self._contexts[flight.node_id] = answer.context
-                self._replay.finished(flight)
-                replies[flight.job_id] = self._taken(flight, answer.reply)
+        for wave in _waves(jobs):
+            self._train([job for job in wave if not self._is_ready(job)], coming)
+            for job in wave:
+                _, answer = self._ahead.pop(job.job_id)
+                self._contexts[job.node_id] = answer.context
+                self._replay.finished(job)
+                replies[job.job_id] = self._taken(job, answer.reply)
         return replies
 
-    def _is_ready(self, flight: Flight) -> bool:
+    def _is_ready(self, job: JobRow) -> bool:
         """Return whether a job was trained ahead, on what its node remembers now."""
-        context, _ = self._ahead.get(flight.job_id, (None, None))
-        return context is not None and context is self._contexts.get(flight.node_id, context)
+        context, _ = self._ahead.get(job.job_id, (None, None))
+        return context is not None and context is self._contexts.get(job.node_id, context)
 
-    def _train(self, flights: Sequence[Flight], coming: Callable[[], Iterable[Flight]]) -> None:
-        if not flights:
+    def _train(self, jobs: Sequence[JobRow], coming: Callable[[], Iterable[JobRow]]) -> None:
+        if not jobs:
             return
-        chosen, nodes = list(flights), {f.node_id for f in flights}
+        chosen, nodes = list(jobs), {job.node_id for job in jobs}
         room = self._executor.batch - len(chosen) - self.n_ahead
-        for flight in coming() if room > 0 else ():
+        for job in coming() if room > 0 else ():
             # A node's jobs are trained one after the other: each sees the state of the last.
-            if flight.job_id in self._ahead or flight.node_id in nodes:
-                nodes.add(flight.node_id)
+            if job.job_id in self._ahead or job.node_id in nodes:
+                nodes.add(job.node_id)
                 continue
-            chosen.append(flight)
-            nodes.add(flight.node_id)
-            if len(chosen) - len(flights) >= room:
+            chosen.append(job)
+            nodes.add(job.node_id)
+            if len(chosen) - len(jobs) >= room:
                 break
-        calls = [self._call(flight, is_ahead=i >= len(flights)) for i, flight in enumerate(chosen)]
-        for flight, call, answer in zip(chosen, calls, self._executor.run(calls), strict=True):
-            before = self._contexts.get(flight.node_id, call.context)
-            self._ahead[flight.job_id] = before, answer
+        calls = [self._call(job, is_ahead=i >= len(jobs)) for i, job in enumerate(chosen)]
+        for job, call, answer in zip(chosen, calls, self._executor.run(calls), strict=True):
+            before = self._contexts.get(job.node_id, call.context)
+            self._ahead[job.job_id] = before, answer
 
-    def _call(self, flight: Flight, *, is_ahead: bool) -> Call:
-        assert flight.message is not None
-        message = with_content(flight.message, own_copy(flight.message.content))
-        context = NodeContext.of(self._context(flight.node_id), self._replay.device(flight))
+    def _call(self, job: JobRow, *, is_ahead: bool) -> Call:
+        message = with_content(job.message, own_copy(job.message.content))
+        context = NodeContext.of(self._context(job.node_id), self._replay.device(job))
         if is_ahead:
             # Nobody may ever pull the reply, and then the node never did this.
             context.state = deepcopy(context.state) if len(context.state) else RecordDict()
             context.run_config = dict(context.run_config)
-        return Call(message, context, self._seed_of(flight))
+        return Call(message, context, self._seed_of(job))
 
-    def _seed_of(self, flight: Flight) -> int:
+    def _seed_of(self, job: JobRow) -> int:
         """Return the seed of a job; NumPy's SeedSequence would take as long as all the rest."""
-        key = f"{self._seed} {flight.node_id} {flight.job_id}".encode()
+        key = f"{self._seed} {job.node_id} {job.job_id}".encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=4, person=_JOB_SEED).digest())
 
-    def _taken(self, flight: Flight, reply: Message) -> Message:
+    def _taken(self, job: JobRow, reply: Message) -> Message:
         """Return a reply that answers its message, and note how the job ended."""
-        message = flight.message
-        assert message is not None
+        message = job.message
         if reply.metadata.reply_to_message_id != message.metadata.message_id:
             text = "the ClientApp answered another message than the one it was given"
             reply = error_reply(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
         if reply.has_error():
-            flight.status, flight.reason = fl.CLIENT_ERROR, reply.error.reason or ""
-            logger.warning("client on node %d failed: %s", flight.node_id, flight.reason)
+            job.status, job.reason = CLIENT_ERROR, reply.error.reason or ""
+            logger.warning("client on node %d failed: %s", job.node_id, job.reason)
         else:
-            flight.status, flight.reason = fl.REPORTED, ""
-            self._book.learn(flight.kind.split(".")[0], flight.node_id, reply.content)
+            job.status, job.reason = REPORTED, ""
+            self._book.learn(job.kind.split(".")[0], job.node_id, reply.content)
         return reply
 
     def _context(self, node_id: int) -> Context:
@@ -159,16 +156,16 @@ class Clients:
         self._replay.load_state_dict(state["replay"])
 
 
-def _waves(flights: Sequence[Flight]) -> Iterator[list[Flight]]:
+def _waves(jobs: Sequence[JobRow]) -> Iterator[list[JobRow]]:
     """Split jobs so that no node occurs twice in a wave: its second job sees its first's state."""
-    left = list(flights)
+    left = list(jobs)
     while left:
-        wave: dict[int, Flight] = {}
+        wave: dict[int, JobRow] = {}
         later = []
-        for flight in left:
-            if flight.node_id in wave:
-                later.append(flight)
+        for job in left:
+            if job.node_id in wave:
+                later.append(job)
             else:
-                wave[flight.node_id] = flight
+                wave[job.node_id] = job
         yield list(wave.values())
         left = later

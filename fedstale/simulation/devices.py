@@ -8,8 +8,7 @@ Who is online, kept up from change to change instead of looked up for everybody 
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,21 @@ import pandas as pd
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedstale.errors import ConfigError
-from fedstale.simulation import flight as fl
 from fedstale.simulation.compat import ErrorCode
 from fedstale.simulation.costs import CostBook
-from fedstale.simulation.flight import Flight
+from fedstale.simulation.jobs import (
+    ASKED,
+    FAILED,
+    FLYING,
+    NEVER,
+    UNCLAIMED,
+    Columns,
+    JobRow,
+    JobTable,
+)
 from fedstale.strategies.server.node_set import NodeSet, Places
 from fedstale.strategies.server.validation import records_in
-from fedstale.traces import Job, Status, TraceSet, TripOutcomes
+from fedstale.traces import Job, Status, TraceSet
 from fedstale.traces.arrays import Array, Index, Mask
 from fedstale.traces.availability import Availability
 from fedstale.traces.trip import OnInterrupt
@@ -121,36 +128,22 @@ _SHORTEST_S = 1e-9
 # Of the least time that a job can take: rounding must not make it longer than the job.
 _SURELY = 0.99
 
-_INSTANTS = ("started", "downloaded", "trained", "reported", "ended")
-_SPENT = (
-    "download_s",
-    "compute_s",
-    "upload_s",
-    "work_done",
-    "downloaded_bytes",
-    "uploaded_bytes",
-)
-
-
-@dataclass(slots=True, kw_only=True)
-class Sent:
-    """A job that was sent, whose device has not been followed yet."""
-
-    message: Message
-    job_id: int
-    """Counts up from 0 in the order of sending."""
-    device: int
-    """Position of the device in the traces."""
-    round: int
-    """The server's round, or -1."""
-    sent_at: float
-    """Instant in s."""
-    asked: tuple[float, float, float, float]
-    """Work, bytes down, bytes up, and the time in s within which the device must have answered."""
-    unseen_until: float
-    """Instant in s before which the server sees neither a reply nor a failure."""
-    reported_p_finish: float = fl.UNKNOWN
-    """Chance to finish the next job that the device had last told the server."""
+# Fields of TripOutcomes, and the columns of the table that hold them.
+_INSTANTS = {
+    "started": "started_at",
+    "downloaded": "downloaded_at",
+    "trained": "trained_at",
+    "reported": "reported_at",
+    "ended": "ended_at",
+}
+_SPENT = {
+    "download_s": "download_s",
+    "compute_s": "compute_s",
+    "upload_s": "upload_s",
+    "work_done": "work",
+    "downloaded_bytes": "downloaded_bytes",
+    "uploaded_bytes": "uploaded_bytes",
+}
 
 
 class Fleet:
@@ -194,8 +187,12 @@ class Fleet:
             self._online = NodeSet(self._everyone, is_online)
         return self._online
 
-    def send(self, messages: Sequence[Message], now: float, first_job_id: int) -> list[Sent]:
-        """Return some messages as jobs that are sent now, at what they cost by now.
+    def send(self, messages: Sequence[Message], now: float, jobs: JobTable) -> tuple[Index, Array]:
+        """Enter messages into the table as jobs that are sent now, at what they cost by now.
+
+        Returns:
+            Their slots in the table, and the instants in s before which the server sees neither a
+            reply nor a failure of each; both of shape (n,).
 
         Raises:
             ConfigError: a node does not exist, the cost of a message is unknown, or its ttl is not
@@ -211,35 +208,39 @@ class Fleet:
         asked, rounds = self._asked(messages)
         if not (asked[:, 3] > 0).all():
             raise ConfigError(f"ttl = {asked[:, 3].min()}: expected seconds > 0")
-        unseen_until = now + self._least_s(np.array(devices, dtype=np.int64), asked)
+        places = np.array(devices, dtype=np.int64)
+        unseen_until = now + self._least_s(places, asked)
         back_s = self._book.costs.upload_overhead_s or 0.0
         # A reply must be at the server in time.
         asked[:, 3] = np.maximum(asked[:, 3] - back_s, _SHORTEST_S) if back_s else asked[:, 3]
-        columns = (messages, devices, rounds, asked.tolist(), unseen_until.tolist())
-        return [
-            Sent(
-                message=message,
-                job_id=first_job_id + i,
-                device=device,
-                round=round_,
-                sent_at=now,
-                asked=tuple(row),
-                unseen_until=until,
-            )
-            for i, (message, device, round_, row, until) in enumerate(zip(*columns, strict=True))
-        ]
+        slots = jobs.add(len(messages))
+        columns = jobs.columns
+        columns["node_id"][slots] = places + FIRST_NODE_ID
+        columns["device"][slots] = places
+        columns["kind"][slots] = jobs.numbers([m.metadata.message_type for m in messages])
+        columns["round"][slots] = rounds
+        columns["sent_at"][slots] = now
+        for i, name in enumerate(ASKED):
+            columns[name][slots] = asked[:, i]
+        jobs.messages.update(zip(slots.tolist(), messages, strict=True))
+        return slots, unseen_until
 
-    def follow(self, jobs: Iterable[Sent]) -> list[Flight]:
-        """Return what devices do with jobs, which are given in the order of sending."""
-        flights: list[Flight] = []
-        batch: dict[int, Sent] = {}
-        for job in jobs:
-            if job.device in batch:
+    def follow(self, jobs: JobTable, slots: Sequence[int]) -> None:
+        """Work out what devices do with jobs, and write it into the table.
+
+        Args:
+            jobs: the table.
+            slots: of the jobs, in the order of sending.
+        """
+        devices = jobs.columns["device"][slots].tolist()
+        batch: dict[int, int] = {}
+        for device, slot in zip(devices, slots, strict=True):
+            if device in batch:
                 # A device's second job starts when its first has ended, so that must be known.
-                flights += self._follow(list(batch.values()))
+                self._follow(jobs, list(batch.values()))
                 batch = {}
-            batch[job.device] = job
-        return flights + self._follow(list(batch.values()))
+            batch[device] = slot
+        self._follow(jobs, list(batch.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return until when each device is busy."""
@@ -254,20 +255,35 @@ class Fleet:
         """Names of the devices by their positions."""
         return self._traces.device_ids
 
-    def settled(self, flights: Sequence[Flight], now: float) -> list[Flight]:
-        """Return the flights as they stand now; who still works has spent what it has until now.
+    def as_of(self, jobs: Columns, words: JobTable, now: float) -> Columns:
+        """Return jobs as they stand at an instant: a device at work has spent what it has by then.
 
-        The traces are replayed as if they ended now, so that the share of an unfinished job is as
+        The traces are replayed as if they ended there, so that the share of an unfinished job is as
         exact as the whole.
+
+        Args:
+            jobs: rows of a table, which are written to.
+            words: the table, for its texts.
+            now: the instant in s.
         """
-        done = list(flights)
-        open_ = [i for i, f in enumerate(flights) if f.ended_at > now or f.visible_at > now]
-        if not open_:
-            return done
-        until_now = self._traces.between(0.0, now) if now > 0 else None
-        for i in open_:
-            done[i] = self._cut(flights[i], until_now, now)
-        return done
+        is_open = (jobs["ended_at"] > now) | (jobs["visible_at"] > now)
+        jobs["status"][jobs["visible_at"] > now] = words.number(FLYING)
+        for name in _INSTANTS.values():
+            jobs[name][is_open & (jobs[name] > now)] = NEVER
+        for name in _SPENT.values():
+            jobs[name][is_open] = 0.0
+        begun = np.flatnonzero(is_open & (jobs["sent_at"] < now))
+        if begun.size:
+            asked = np.stack([jobs[name][begun] for name in ASKED], axis=1)
+            trips = self._traces.between(0.0, now).trips(
+                jobs["device"][begun],
+                jobs["sent_at"][begun],
+                _job(asked, self._on_interrupt),
+                jobs["free_at"][begun],
+            )
+            for source, name in _SPENT.items():
+                jobs[name][begun] = getattr(trips, source)
+        return jobs
 
     def _least_s(self, devices: Index, asked: Array) -> Array:
         """Return for how many s the server surely sees nothing of each job; shape (n,)."""
@@ -277,32 +293,37 @@ class Fleet:
         # What fails is noticed by its heartbeat, or when the message expires.
         return _SURELY * np.minimum(np.minimum(phases.sum(axis=1), HEARTBEAT_S), asked[:, 3])
 
-    def _follow(self, jobs: Sequence[Sent]) -> list[Flight]:
-        """Return what devices do with one job each."""
-        if not jobs:
-            return []
-        devices = np.array([job.device for job in jobs])
-        asked = np.array([job.asked for job in jobs])
-        sent_at = np.array([job.sent_at for job in jobs])
+    def _follow(self, jobs: JobTable, slots: Sequence[int]) -> None:
+        """Work out what devices do with one job each."""
+        if not slots:
+            return
+        columns = jobs.columns
+        devices, sent_at = columns["device"][slots], columns["sent_at"][slots]
+        asked = np.stack([columns[name][slots] for name in ASKED], axis=1)
         there_s = self._book.costs.download_overhead_s or 0.0
-        back_s = self._book.costs.upload_overhead_s or 0.0
         free_at = self._free_at[devices]
         if there_s:
             free_at = np.maximum(free_at, sent_at) + there_s
         trips = self._traces.trips(devices, sent_at, _job(asked, self._on_interrupt), free_at)
         self._free_at[devices] = trips.ended
-        columns = {name: getattr(trips, name).tolist() for name in (*_INSTANTS, *_SPENT)}
-        columns["reported"] = (trips.reported + back_s).tolist()
-        return [
-            _flight(
-                job,
-                free_at=float(free_at[i]),
-                trips=trips,
-                i=i,
-                column={name: values[i] for name, values in columns.items()},
-            )
-            for i, job in enumerate(jobs)
-        ]
+        for source, name in (_INSTANTS | _SPENT).items():
+            columns[name][slots] = getattr(trips, source)
+        columns["reported_at"][slots] += self._book.costs.upload_overhead_s or 0.0
+        columns["free_at"][slots] = free_at
+        columns["visible_at"][slots] = columns["reported_at"][slots]
+        columns["status"][slots] = jobs.number(UNCLAIMED)
+        for i in np.flatnonzero(trips.status != Status.REPORTED).tolist():
+            self._fail(JobRow(jobs, slots[i]), Status(int(trips.status[i])), trips.reason(i))
+
+    def _fail(self, job: JobRow, status: Status, reason: str) -> None:
+        """Note that a device does not report, and when and how the server sees it."""
+        job.status, job.reason = FAILED[status], reason
+        expires = job.sent_at + job.message.metadata.ttl
+        noticed = job.ended_at + HEARTBEAT_S
+        if status == Status.INTERRUPTED and noticed < expires:
+            job.visible_at, job.error_code = noticed, ErrorCode.NODE_UNAVAILABLE
+        else:
+            job.visible_at, job.error_code = expires, ErrorCode.MESSAGE_UNAVAILABLE
 
     def _asked(self, messages: Sequence[Message]) -> tuple[Array, list[int]]:
         """Return work, bytes down and up and ttl of each message, shape (n, 4), and its round."""
@@ -321,63 +342,11 @@ class Fleet:
             asked[i] = work, size, reply, metadata.ttl
         return asked, rounds
 
-    def _cut(self, flight: Flight, until_now: TraceSet | None, now: float) -> Flight:
-        cut = replace(flight)
-        if flight.visible_at > now:
-            cut.status = fl.FLYING
-        for name in ("started_at", "downloaded_at", "trained_at", "reported_at", "ended_at"):
-            if getattr(cut, name) > now:
-                setattr(cut, name, fl.NEVER)
-        *asked, free_at = flight.asked
-        spent = dict.fromkeys(_SPENT, 0.0)
-        if until_now is not None and flight.sent_at < now:
-            job = _job(np.array([asked]), self._on_interrupt)
-            trip = until_now.trips([flight.device], flight.sent_at, job, free_at)
-            spent = {name: float(getattr(trip, name)[0]) for name in _SPENT}
-        for name, value in spent.items():
-            setattr(cut, "work" if name == "work_done" else name, value)
-        return cut
-
 
 def _job(asked: Array, on_interrupt: OnInterrupt) -> Job:
     work, down, up, ttl = asked.T
     return Job(
         work=work, download_bytes=down, upload_bytes=up, ttl_s=ttl, on_interrupt=on_interrupt
-    )
-
-
-def _flight(
-    job: Sent, *, free_at: float, trips: TripOutcomes, i: int, column: dict[str, float]
-) -> Flight:
-    status, metadata = Status(int(trips.status[i])), job.message.metadata
-    reason = "" if status == Status.REPORTED else trips.reason(i)
-    visible_at, failure = _seen(status, job.sent_at + metadata.ttl, reason, column)
-    return Flight(
-        message=job.message,
-        asked=(*job.asked, free_at),
-        outcome=status,
-        visible_at=visible_at,
-        failure=failure,
-        job_id=job.job_id,
-        node_id=FIRST_NODE_ID + job.device,
-        device=job.device,
-        kind=metadata.message_type,
-        round=job.round,
-        reported_p_finish=job.reported_p_finish,
-        status=fl.FAILED.get(status, fl.UNCLAIMED),
-        reason=reason,
-        sent_at=job.sent_at,
-        started_at=column["started"],
-        downloaded_at=column["downloaded"],
-        trained_at=column["trained"],
-        reported_at=column["reported"],
-        ended_at=column["ended"],
-        download_s=column["download_s"],
-        compute_s=column["compute_s"],
-        upload_s=column["upload_s"],
-        work=column["work_done"],
-        downloaded_bytes=column["downloaded_bytes"],
-        uploaded_bytes=column["uploaded_bytes"],
     )
 
 
@@ -396,15 +365,3 @@ def _round_in(content: RecordDict) -> int:
         if isinstance(number, int):
             return number
     return -1
-
-
-def _seen(
-    status: Status, expires: float, reason: str, column: dict[str, float]
-) -> tuple[float, tuple[int, str] | None]:
-    """Return when the server sees the end of a job, and the SuperLink's error if it is one."""
-    if status == Status.REPORTED:
-        return column["reported"], None
-    noticed = column["ended"] + HEARTBEAT_S
-    if status == Status.INTERRUPTED and noticed < expires:
-        return noticed, (ErrorCode.NODE_UNAVAILABLE, reason)
-    return expires, (ErrorCode.MESSAGE_UNAVAILABLE, reason)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Context
 
-from fedstale.simulation.flight import UNKNOWN, Flight
+from fedstale.simulation.jobs import UNKNOWN, JobRow
 from fedstale.traces import TraceSet
 from fedstale.traces.recording.monitor import Reading
 
@@ -55,20 +55,19 @@ class Replay:
         self._observer: Observer | None = None
         self._finished: dict[int, tuple[str, float, float]] = {}
 
-    def device(self, flight: Flight) -> "ReplayedDevice":
+    def device(self, job: JobRow) -> "ReplayedDevice":
         """Return the device of a job that it has reported, as it was while it worked."""
-        before, upload_s, reported_at = self._finished.get(flight.node_id, ("", UNKNOWN, UNKNOWN))
+        before, upload_s, reported_at = self._finished.get(job.node_id, ("", UNKNOWN, UNKNOWN))
         # Replies may be pulled in another order than devices worked in.
-        if not reported_at <= flight.downloaded_at:
+        if not reported_at <= job.downloaded_at:
             upload_s = UNKNOWN
-        return ReplayedDevice(self, flight, (before, upload_s))
+        return ReplayedDevice(self, job, (before, upload_s))
 
-    def finished(self, flight: Flight) -> None:
+    def finished(self, job: JobRow) -> None:
         """Take note of a job whose reply is pulled: it is its node's latest."""
-        assert flight.message is not None
-        message_id = flight.message.metadata.message_id
-        took = flight.reported_at - flight.trained_at
-        self._finished[flight.node_id] = (message_id, took, flight.reported_at)
+        message_id = job.message.metadata.message_id
+        took = job.reported_at - job.trained_at
+        self._finished[job.node_id] = (message_id, took, job.reported_at)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what each node's latest reply was, and how long it was uploaded."""
@@ -103,13 +102,13 @@ class ReplayedDevice:
     Crossing to another process takes the two observations along and leaves the traces behind.
     """
 
-    def __init__(self, replay: Replay, flight: Flight, before: tuple[str, float]) -> None:
+    def __init__(self, replay: Replay, job: JobRow, before: tuple[str, float]) -> None:
         self._replay: Replay | None = replay
-        self._device, self._base = flight.device, replay.unix_base
-        self._instants = (flight.downloaded_at, flight.trained_at)
-        self._travel_s = flight.downloaded_at - flight.sent_at
+        self._device, self._base = job.device, replay.unix_base
+        self._instants = (job.downloaded_at, job.trained_at)
+        self._travel_s = job.downloaded_at - job.sent_at
         self._before = before
-        self._cost = flight.asked[:3]
+        self._cost = (job.asked_work, job.asked_download_bytes, job.asked_upload_bytes)
         self._reads = 0
         self._kept: dict[str, Any] | None = None
         self._online: tuple[bool, bool] | None = None

@@ -20,7 +20,6 @@ from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.ledger import COLUMNS, ledger
-from fedstale.simulation import flight as fl
 from fedstale.simulation.costs import Costs
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
@@ -30,6 +29,9 @@ from fedstale.simulation.stock_strategies import stock_strategies_reporting
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
 from fedstale.strategies.server.runtime import (
+    CLIENT_ERROR,
+    REJECTED,
+    REPORTED,
     Callback,
     Checkpointer,
     NoCheckpoints,
@@ -250,10 +252,10 @@ def _verdict(events: pa.Table) -> tuple[str, str]:
     """Return how a run went whose ServerApp came to its end."""
     statuses, reasons = events["status"], events["reason"]
     seen = set(pc.unique(statuses).to_pylist())
-    if not seen or fl.REPORTED in seen or fl.REJECTED in seen:
+    if not seen or REPORTED in seen or REJECTED in seen:
         return "finished", ""
-    if fl.CLIENT_ERROR in seen:
-        first = pc.index(statuses, fl.CLIENT_ERROR).as_py()
+    if CLIENT_ERROR in seen:
+        first = pc.index(statuses, CLIENT_ERROR).as_py()
         return "failed", f"every client failed; the first: {reasons[first].as_py()}"
     why = reasons[0].as_py() or statuses[0].as_py()
     return "failed", f"no job ever came back; the first: {why}"

@@ -17,21 +17,27 @@ from flwr.app import Message, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 
-from fedstale.simulation import flight as fl
 from fedstale.simulation.clients import Clients
 from fedstale.simulation.clock import Kind, VirtualClock
 from fedstale.simulation.compat import Run, error_reply, identity, stamp
 from fedstale.simulation.costs import CostBook, Costs
-from fedstale.simulation.devices import FIRST_NODE_ID, Fleet, Sent
+from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.executors import Executor, InlineExecutor
-from fedstale.simulation.flight import Flight
-from fedstale.simulation.flights import Flights
 from fedstale.simulation.idling import StallDetection
+from fedstale.simulation.jobs import ANSWERED, JobRow, JobTable
 from fedstale.simulation.quick_arrays import quick_arrays
 from fedstale.simulation.replayed import Replay
 from fedstale.simulation.virtual_time import VirtualTime
 from fedstale.strategies.server.node_set import NodeSet
-from fedstale.strategies.server.runtime import Callback, RunEnded, Runtime, RuntimeGrid, State
+from fedstale.strategies.server.runtime import (
+    REJECTED,
+    REPORTED,
+    Callback,
+    RunEnded,
+    Runtime,
+    RuntimeGrid,
+    State,
+)
 from fedstale.strategies.server.validation import p_finish_in
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
@@ -40,9 +46,9 @@ from fedstale.traces.trip import OnInterrupt
 class _JobEvents(Callback):
     """Notes in the table of jobs what the strategy makes of replies."""
 
-    def __init__(self, flights: Flights) -> None:
+    def __init__(self, jobs: JobTable) -> None:
         """Note in a table."""
-        self._flights = flights
+        self._jobs = jobs
 
     def aggregated(
         self,
@@ -55,16 +61,15 @@ class _JobEvents(Callback):
         weight: float,
     ) -> None:
         """Note that a reply went into a model version."""
-        job = self._flights.of_message(message_id)
+        job = self._jobs.of_message(message_id)
         assert job is not None
-        job.base_version, job.aggregated_version = base_version, version
-        job.staleness, job.weight = float(staleness), float(weight)
+        job.aggregate(base_version, version, staleness, weight)
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
         """Note that the strategy did not use a reply."""
-        job = self._flights.of_message(message_id)
-        if job is not None and job.status == fl.REPORTED:
-            job.status, job.reason = fl.REJECTED, reason
+        job = self._jobs.of_message(message_id)
+        if job is not None and job.status == REPORTED:
+            job.status, job.reason = REJECTED, reason
 
 
 class TraceGrid(RuntimeGrid):
@@ -126,15 +131,15 @@ class TraceGrid(RuntimeGrid):
         self._run = Run.create_empty(run_id)
         self._clock = VirtualClock(until_s)
         self._time = VirtualTime(self.now, self.sleep, self._unix_base)
-        self._sent: list[Sent] = []
+        self._unfollowed: list[int] = []
         self._unseen_until = np.inf
-        self._flights = Flights()
-        self._arrived: dict[str, Flight] = {}
+        self._jobs = JobTable()
+        self._arrived: dict[str, JobRow] = {}
         self._stated: dict[int, float] = {}
         self._open, self._idling = 0, StallDetection()
         self.runtime = Runtime(
             self,
-            _JobEvents(self._flights),
+            _JobEvents(self._jobs),
             n_online=lambda: self.n_online,
             n_in_flight=lambda: self._open,
             name_of=lambda node_id: self._fleet.device_id(node_id - FIRST_NODE_ID),
@@ -167,14 +172,14 @@ class TraceGrid(RuntimeGrid):
         """Yield what `events` returns in parts that fit in memory, at least one."""
         self._follow()
         now = self._clock.now
-        return self._flights.tables(
-            lambda flights: self._fleet.settled(flights, now), self._fleet.device_ids
+        return self._jobs.tables(
+            lambda jobs: self._fleet.as_of(jobs, self._jobs, now), self._fleet.device_ids
         )
 
     @property
     def n_sent(self) -> int:
         """Number of jobs sent so far."""
-        return len(self._flights) + len(self._sent)
+        return len(self._jobs)
 
     @property
     def n_ahead(self) -> int:
@@ -222,16 +227,21 @@ class TraceGrid(RuntimeGrid):
     # What a checkpoint holds.
 
     def state_dict(self) -> State:
-        """Return everything that has happened and that is under way."""
-        self._follow()
+        """Return everything that has happened and that is under way.
+
+        Jobs whose device has not been followed stay so: which jobs are trained together must not
+        depend on when a checkpoint is written.
+        """
         return {
             "open": self._open,
             "idling": self._idling.state_dict(),
             "clock": self._clock.state_dict(),
             "fleet": self._fleet.state_dict(),
             "clients": self._clients.state_dict(),
-            "flights": self._flights.state_dict(),
-            "arrived": [flight.job_id for flight in self._arrived.values()],
+            "jobs": self._jobs.state_dict(),
+            "unfollowed": self._jobs.columns["job_id"][self._unfollowed].tolist(),
+            "unseen_until": self._unseen_until,
+            "arrived": [job.job_id for job in self._arrived.values()],
             "stated": {str(node): p for node, p in self._stated.items()},
         }
 
@@ -242,9 +252,10 @@ class TraceGrid(RuntimeGrid):
         self._clock.load_state_dict(state["clock"])
         self._fleet.load_state_dict(state["fleet"])
         self._clients.load_state_dict(state["clients"])
-        self._sent, self._unseen_until = [], np.inf
-        self._flights.load_state_dict(state["flights"])
-        self._arrived = {Flights.message_id(job): self._flights[job] for job in state["arrived"]}
+        self._jobs.load_state_dict(state["jobs"])
+        self._unfollowed = [self._jobs[job].slot for job in state["unfollowed"]]
+        self._unseen_until = state["unseen_until"]
+        self._arrived = {JobTable.message_id(job): self._jobs[job] for job in state["arrived"]}
         self._stated = {int(node): p for node, p in state["stated"].items()}
 
     # Flower's Grid.
@@ -303,18 +314,19 @@ class TraceGrid(RuntimeGrid):
         """
         self._check_time()
         now = self._clock.now
-        jobs = self._fleet.send(list(messages), now, first_job_id=self.n_sent)
-        ids = [Flights.message_id(job.job_id) for job in jobs]
-        for job, message_id in zip(jobs, ids, strict=True):
-            metadata = job.message.metadata
-            stamp(job.message, message_id, self._unix_base + now, metadata.ttl)
-            if metadata.message_type.startswith("train"):
-                job.reported_p_finish = self._stated.get(metadata.dst_node_id, np.nan)
-            self._unseen_until = min(self._unseen_until, job.unseen_until)
-        self._sent += jobs
-        self._open += len(jobs)
-        for job, message_id in zip(jobs, ids, strict=True):
-            self.runtime.job_sent(message_id, job.message)
+        messages, first = list(messages), len(self._jobs)
+        slots, unseen_until = self._fleet.send(messages, now, self._jobs)
+        ids = [JobTable.message_id(first + i) for i in range(len(messages))]
+        for message, message_id, slot in zip(messages, ids, slots.tolist(), strict=True):
+            metadata = message.metadata
+            stamp(message, message_id, self._unix_base + now, metadata.ttl)
+            if metadata.message_type.startswith("train") and metadata.dst_node_id in self._stated:
+                JobRow(self._jobs, slot).reported_p_finish = self._stated[metadata.dst_node_id]
+        self._unseen_until = min(self._unseen_until, float(unseen_until.min(initial=np.inf)))
+        self._unfollowed += slots.tolist()
+        self._open += len(messages)
+        for message, message_id in zip(messages, ids, strict=True):
+            self.runtime.job_sent(message_id, message)
         self._idling.active(now)
         return ids
 
@@ -367,13 +379,20 @@ class TraceGrid(RuntimeGrid):
 
     def _follow(self, until: float = np.inf) -> None:
         """Find out what devices do with the jobs sent, if the server could see it by an instant."""
-        if not self._sent or until < self._unseen_until:
+        if not self._unfollowed or until < self._unseen_until:
             return
-        for flight in self._fleet.follow(self._sent):
-            self._flights.add(flight)
-            kind = Kind.REPLY if flight.failure is None else Kind.FAILURE
-            self._clock.schedule(flight.visible_at, kind, flight.job_id)
-        self._sent, self._unseen_until = [], np.inf
+        slots = self._unfollowed
+        self._fleet.follow(self._jobs, slots)
+        columns = self._jobs.columns
+        for job_id, visible_at, code in zip(
+            columns["job_id"][slots].tolist(),
+            columns["visible_at"][slots].tolist(),
+            columns["error_code"][slots].tolist(),
+            strict=True,
+        ):
+            kind = Kind.REPLY if code == ANSWERED else Kind.FAILURE
+            self._clock.schedule(visible_at, kind, job_id)
+        self._unfollowed, self._unseen_until = [], np.inf
 
     def _advance(self, to: float) -> list[str]:
         """Move the clock, and return the messages to which replies arrived on the way."""
@@ -381,11 +400,9 @@ class TraceGrid(RuntimeGrid):
         self._follow(until=to)
         happened = []
         for job_id in self._clock.advance(to):
-            flight = self._flights[job_id]
-            assert flight.message is not None
-            message_id = flight.message.metadata.message_id
+            message_id = JobTable.message_id(job_id)
             happened.append(message_id)
-            self._arrived[message_id] = flight
+            self._arrived[message_id] = self._jobs[job_id]
         self._open -= len(happened)
         if happened:
             self._idling.active(self._clock.now)
@@ -416,39 +433,37 @@ class TraceGrid(RuntimeGrid):
             message_ids: what is delivered now.
             wanted: what the server waits for besides; clients among them may be trained along.
         """
-        flights = [self._arrived.pop(key) for key in message_ids]
+        jobs = [self._arrived.pop(key) for key in message_ids]
 
-        def coming() -> list[Flight]:
-            asked = (self._flights.of_message(key) for key in wanted)
+        def coming() -> list[JobRow]:
+            asked = (self._jobs.of_message(key) for key in wanted)
             certain = [
-                f
-                for f in asked
-                if f is not None
-                and f.message is not None
-                and f.failure is None
-                and f.visible_at < self._clock.until
+                (job.visible_at, job.job_id, job)
+                for job in asked
+                if job is not None
+                and job.is_waiting
+                and job.is_answered
+                and job.visible_at < self._clock.until
             ]
-            return sorted(certain, key=lambda f: (f.visible_at, f.job_id))
+            return [job for *_, job in sorted(certain, key=lambda found: found[:2])]
 
         with self._time.paused():
-            answers = self._clients.replies([f for f in flights if f.failure is None], coming)
+            answers = self._clients.replies([job for job in jobs if job.is_answered], coming)
         delivered = []
-        for flight in flights:
-            message = flight.message
-            assert message is not None
-            if flight.failure is None:
-                reply = answers[flight.job_id]
-                self._hear(flight.node_id, reply)
+        for job in jobs:
+            message = job.message
+            if job.is_answered:
+                reply = answers[job.job_id]
+                self._hear(job.node_id, reply)
             else:
-                reply = error_reply(message, *flight.failure)
-            at = self._unix_base + flight.visible_at
+                reply = error_reply(message, job.error_code, job.reason)
+            at = self._unix_base + job.visible_at
             sent = message.metadata
             left = sent.created_at + sent.ttl - at
-            stamp(reply, f"reply-{flight.job_id}", at, left)
-            flight.delivered_at, flight.message = self._clock.now, None
+            stamp(reply, f"reply-{job.job_id}", at, left)
             delivered.append(reply)
-            self._flights.end(flight, self._clock.now)
-            self.runtime.reply(message.metadata.message_id, reply, flight.status)
+            self._jobs.end(job, self._clock.now)
+            self.runtime.reply(sent.message_id, reply, job.status)
         return delivered
 
     def _hear(self, node_id: int, reply: Message) -> None:

@@ -27,11 +27,10 @@ from fedstale.deployment.run_folder import recorded
 from fedstale.errors import ProtocolError
 from fedstale.reports.run_record import RunRecord
 from fedstale.simulation import TraceGrid
-from fedstale.simulation import flight as fl
 from fedstale.simulation.compat import identity
 from fedstale.simulation.costs import Costs
 from fedstale.strategies import FedBuff, GapAware
-from fedstale.strategies.server.runtime import Clock
+from fedstale.strategies.server.runtime import REPORTED, Clock
 from fedstale.strategies.server.superlink import SuperLinkGrid
 from fedstale.traces import TraceSet
 from fedstale.traces.synthetic.generate import synthesise
@@ -181,7 +180,7 @@ def test_a_replay_on_ideal_nodes_is_the_simulation(name):
     assert (seen.status == expected.status).all(), (seen.status, expected.status)
     for column in ("sent_at", "reported_at", "delivered_at", "staleness", "weight"):
         np.testing.assert_allclose(seen[column], expected[column], atol=1e-2, err_msg=column)
-    delivered = seen.status == fl.REPORTED
+    delivered = seen.status == REPORTED
     trained = expected.downloaded_at[delivered]
     np.testing.assert_allclose(seen.downloaded_at[delivered], trained, atol=1e-2)
     np.testing.assert_array_equal(model.arrays["w"].numpy(), same_model.arrays["w"].numpy())
@@ -203,7 +202,7 @@ def test_flowers_own_strategies_see_the_trace_too():
     traces = TraceSet.constant(4, compute=1.0, downlink_bit_per_s=1e6, uplink_bit_per_s=1e6)
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
     seen, _, _ = replayed(traces, strategy, 2000.0)
-    assert (seen.status == fl.REPORTED).all()
+    assert (seen.status == REPORTED).all()
     # 300 work units of the first 10 examples, and 3 MB twice at 1 Mbit/s.
     np.testing.assert_allclose(seen[seen["round"] == 1].reported_at, 348.0, atol=1.0)
     assert set(seen["round"]) == set(range(1, 16))
@@ -223,7 +222,7 @@ def test_a_recorded_grid_knows_what_a_server_knows():
     assert events.compute_s.isna().all()
     done = events[events.aggregated_version > 0]
     assert (done.delivered_at >= done.sent_at).all()
-    assert (done.status == fl.REPORTED).all()
+    assert (done.status == REPORTED).all()
 
 
 @pytest.mark.parametrize(

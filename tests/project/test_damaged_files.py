@@ -36,8 +36,8 @@ from fedstale.errors import FedstaleError
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.ledger import ledger
 from fedstale.reports.run_record import RunRecord
-from fedstale.simulation import flight as fl
 from fedstale.simulation.flower_app import BUILT_IN, FlowerApp
+from fedstale.simulation.jobs import COLUMNS, table
 from fedstale.strategies.server.checkpoint import packed, read_checkpoint
 from fedstale.traces import TraceSet, forecast
 from fedstale.traces.io import parquet as files
@@ -61,7 +61,7 @@ def constant(n=3):
 
 
 def write_run(folder, status="finished"):
-    events = fl.table_of([], pd.Index(["a"]))
+    events = table({name: [] for name in COLUMNS}, pd.Index(["a"]))
     with RunFolder.create(folder / "run") as run:
         run.write_config(SimulationConfig(app="digits", traces="synthetic:3", until="2d"))
         run.write_events(events)

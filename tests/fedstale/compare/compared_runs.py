@@ -9,7 +9,8 @@ import pandas as pd
 from fedstale.config import SimulationConfig
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.ledger import ledger
-from fedstale.simulation import flight as fl
+from fedstale.simulation.jobs import INTERRUPTED
+from fedstale.strategies.server.runtime import REPORTED
 
 sys.path.append(str(Path(__file__).parent.parent / "reports"))
 
@@ -20,13 +21,13 @@ def write_finished(
     path, *, seed=0, accuracies=(), status="stopped", end_s=3600.0, source="server", **settings
 ):
     """Write a run that measured accuracies, as pairs of an instant in s and a value."""
-    from made_run import flight
+    from made_run import job, table_of
 
-    flights = [
-        flight(0, device=0, status=fl.REPORTED, sent_at=0.0),
-        flight(1, device=1, status=fl.INTERRUPTED, sent_at=10.0),
+    jobs = [
+        job(0, device=0, status=REPORTED, sent_at=0.0),
+        job(1, device=1, status=INTERRUPTED, sent_at=10.0),
     ]
-    events = fl.table_of(flights, pd.Index(["phone-0", "phone-1"]))
+    events = table_of(jobs, pd.Index(["phone-0", "phone-1"]))
     with RunFolder.create(path) as folder:
         folder.write_config(replace(BASE, seed=seed, **settings))
         folder.write_events(events)

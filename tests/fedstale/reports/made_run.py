@@ -6,30 +6,37 @@ import pandas as pd
 from fedstale.config import SimulationConfig
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.ledger import ledger
-from fedstale.simulation import flight as fl
-from fedstale.traces import Status
+from fedstale.simulation.jobs import COLUMNS, EXPIRED, FLYING, INTERRUPTED, LATE, JobRow, table
+from fedstale.strategies.server.runtime import REPORTED
 
-ENDINGS = [fl.REPORTED, fl.REPORTED, fl.REPORTED, fl.INTERRUPTED, fl.LATE, fl.EXPIRED, fl.FLYING]
+ENDINGS = [REPORTED, REPORTED, REPORTED, INTERRUPTED, LATE, EXPIRED, FLYING]
 HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt=1'>"
 
 
-def flight(job_id, *, device, status, sent_at, **other):
+def job(job_id, *, device, status, sent_at, **other):
     """Return a job of 10 s down, 60 s of training and 20 s up, or what its ending leaves of it."""
-    is_done = status in {fl.REPORTED, fl.LATE}
-    has_started = status != fl.EXPIRED
+    is_done = status in {REPORTED, LATE}
+    has_started = status != EXPIRED
     at = np.where([has_started, has_started, is_done, is_done], [5.0, 15.0, 75.0, 95.0], np.inf)
     started, downloaded, trained, reported = (sent_at + at).tolist()
     ended = reported if is_done else sent_at + (45.0 if has_started else 0.0)
     fields = {
-        **dict(message=None, asked=(0.0,) * 5, outcome=Status.REPORTED, failure=None),
-        **dict(visible_at=ended, job_id=job_id, node_id=1000 + device, device=device),
+        **dict(job_id=job_id, node_id=1000 + device, device=device),
         **dict(kind="train", round=1, status=status, sent_at=sent_at, started_at=started),
         **dict(downloaded_at=downloaded, trained_at=trained, reported_at=reported),
         **dict(ended_at=ended, delivered_at=ended, download_s=10.0 * has_started),
         **dict(compute_s=60.0 if is_done else 30.0 * has_started, upload_s=20.0 * is_done),
         **dict(work=60.0, downloaded_bytes=1e6 * has_started, uploaded_bytes=1e6 * is_done),
     }
-    return fl.Flight(**{**fields, **other})
+    return {**fields, **other}
+
+
+def table_of(jobs, device_ids):
+    """Return the events table of jobs, whose other columns are those of a job just sent."""
+    columns = {
+        name: [row.get(name, getattr(JobRow, name).default) for row in jobs] for name in COLUMNS
+    }
+    return table(columns, device_ids)
 
 
 def write_run(
@@ -46,17 +53,17 @@ def write_run(
 ):
     """Write a run's folder and return its path."""
     rng = np.random.default_rng(1)
-    flights = []
-    for job in range(n_jobs):
-        status = ENDINGS[job % len(ENDINGS)]
-        extra = {"reason": reason or f"it ended as {status}"} if status != fl.REPORTED else {}
-        if stale and status == fl.REPORTED:
+    jobs = []
+    for number in range(n_jobs):
+        status = ENDINGS[number % len(ENDINGS)]
+        extra = {"reason": reason or f"it ended as {status}"} if status != REPORTED else {}
+        if stale and status == REPORTED:
             staleness = float(rng.integers(0, 6))
             extra |= {"staleness": staleness, "weight": 1 / np.sqrt(1 + staleness)}
         device = int(rng.integers(n_devices)) if n_jobs else 0
-        flights.append(flight(job, device=device, status=status, sent_at=30.0 * job, **extra))
+        jobs.append(job(number, device=device, status=status, sent_at=30.0 * number, **extra))
     ids = pd.Index(names or [f"phone-{i}" for i in range(n_devices)])
-    events = fl.table_of(flights, ids)
+    events = table_of(jobs, ids)
     if metrics is None:
         metrics = [
             (30.0 * job, job, source, name, value)

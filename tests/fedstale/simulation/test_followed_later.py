@@ -14,6 +14,7 @@ from fedstale.errors import ConfigError
 from fedstale.simulation.compat import identity
 from fedstale.simulation.costs import CostBook
 from fedstale.simulation.devices import Fleet
+from fedstale.simulation.jobs import JobTable
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies import FedAvgOverSelected, FedBuff, GapAware
 from fedstale.traces import Series
@@ -49,11 +50,12 @@ def test_the_server_sees_nothing_before_a_job_is_followed(traces, asked, on_inte
     ours = Fleet(traces, CostBook(COSTS), on_interrupt)
     with identity(1):
         messages = [message_to(1000 + device, ttl=ttl) for device, ttl in asked]
-    jobs = ours.send(messages, now, 0)
-    flights = ours.follow(jobs)
-    assert [flight.job_id for flight in flights] == list(range(len(asked)))
-    for job, flight in zip(jobs, flights, strict=True):
-        assert now < job.unseen_until <= flight.visible_at
+    jobs = JobTable()
+    slots, unseen_until = ours.send(messages, now, jobs)
+    ours.follow(jobs, slots.tolist())
+    assert jobs.columns["job_id"][slots].tolist() == list(range(len(asked)))
+    assert (now < unseen_until).all()
+    assert (unseen_until <= jobs.columns["visible_at"][slots]).all()
 
 
 class AtOnce(Fleet):
@@ -66,10 +68,9 @@ class AtOnce(Fleet):
 class Counting(Fleet):
     """Notes how many jobs are followed together."""
 
-    def follow(self, jobs):
-        jobs = list(jobs)
-        counts.append(len(jobs))
-        return super().follow(jobs)
+    def follow(self, jobs, slots):
+        counts.append(len(slots))
+        super().follow(jobs, slots)
 
 
 counts = []

@@ -70,7 +70,7 @@ def forecasts_of(traces, client=None, *, until=T + 3_000.0):
             )
             for reply in replies:
                 if reply.has_content():
-                    job = grid._flights.of_message(reply.metadata.reply_to_message_id)
+                    job = grid._jobs.of_message(reply.metadata.reply_to_message_id)
                     said.append((job.trained_at, job.node_id, dict(reply.content[FORECAST_RECORD])))
             grid.sleep(start + 700.0 - grid.now())
     return said

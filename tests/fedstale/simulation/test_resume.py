@@ -12,7 +12,7 @@ import pytest
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.reports.folder import RunFolder
-from fedstale.simulation import flights, run
+from fedstale.simulation import jobs, run
 from fedstale.simulation.run import simulate
 from fedstale.traces.synthetic.generate import synthesise
 
@@ -51,7 +51,7 @@ def test_a_run_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(
 ):
     version, written_together = cut
     # With few of them written together, most jobs are on disk when the run is cut off.
-    monkeypatch.setattr(flights, "_WRITTEN_TOGETHER", written_together)
+    monkeypatch.setattr(jobs, "_WRITTEN_TOGETHER", written_together)
     monkeypatch.setattr(run, "_LARGEST_SHARE", np.inf)
     keep = run.SimulationCheckpointer.keep
 
