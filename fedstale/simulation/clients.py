@@ -18,7 +18,7 @@ from fedstale.simulation import flight as fl
 from fedstale.simulation.compat import ErrorCode, error_reply, own_copy, with_content
 from fedstale.simulation.costs import CostBook
 from fedstale.simulation.devices import FIRST_NODE_ID
-from fedstale.simulation.executors import Answer, Call, Executor
+from fedstale.simulation.executors import ClientCall, ClientReply, Executor
 from fedstale.simulation.flight import Flight
 from fedstale.simulation.replayed import NodeContext, Replay
 from fedstale.simulation.saved import records_in, records_out
@@ -46,7 +46,7 @@ class Clients:
         self._n, self._seed = n, seed
         self._run_id, self._run_config = run_id, run_config
         self._contexts: dict[int, Context] = {}
-        self._ahead: dict[int, tuple[Context, Answer]] = {}
+        self._ahead: dict[int, tuple[Context, ClientReply]] = {}
 
     @property
     def n_ahead(self) -> int:
@@ -103,7 +103,7 @@ class Clients:
             before = self._contexts.get(flight.node_id, call.context)
             self._ahead[flight.job_id] = before, answer
 
-    def _call(self, flight: Flight, *, is_ahead: bool) -> Call:
+    def _call(self, flight: Flight, *, is_ahead: bool) -> ClientCall:
         assert flight.message is not None
         message = with_content(flight.message, own_copy(flight.message.content))
         context = NodeContext.of(self._context(flight.node_id), self._replay.device(flight))
@@ -111,7 +111,7 @@ class Clients:
             # Nobody may ever pull the reply, and then the node never did this.
             context.state = deepcopy(context.state) if len(context.state) else RecordDict()
             context.run_config = dict(context.run_config)
-        return Call(message, context, self._seed_of(flight))
+        return ClientCall(message, context, self._seed_of(flight))
 
     def _seed_of(self, flight: Flight) -> int:
         """Return the seed of a job; NumPy's SeedSequence would take as long as all the rest."""

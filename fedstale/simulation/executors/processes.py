@@ -16,19 +16,17 @@ from dataclasses import dataclass
 from multiprocessing.shared_memory import SharedMemory
 from types import TracebackType
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.app.error import Error
+from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 
-from fedstale.simulation import quick_arrays
-from fedstale.simulation.compat import ErrorCode, identity, own_copy, with_content
 from fedstale.simulation.executors.base import (
-    Answer,
-    Call,
+    ClientCall,
+    ClientReply,
+    ClientWorker,
     Executor,
-    answer,
-    imported_torch,
-    quick_manual_seed,
+    died_twice,
+    version_of,
+    without_arrays,
 )
 from fedstale.simulation.replayed import pack
 
@@ -47,7 +45,7 @@ class _Shared:
     n_bytes: int
 
 
-_Packed = tuple[Call, dict[str, _Shared]]
+_Packed = tuple[ClientCall, dict[str, _Shared]]
 
 
 class ProcessExecutor(Executor):
@@ -66,18 +64,18 @@ class ProcessExecutor(Executor):
         self._versions = _Versions()
         self._pool = self._new_pool()
 
-    def run(self, calls: Sequence[Call]) -> list[Answer]:
-        """Return the answers in the order of the calls.
+    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
+        """Return the replies in the order of the calls.
 
-        The jobs of a worker that dies run once more, one at a time; one whose worker dies again is
-        answered by an error reply.
+        The jobs of a worker that dies run once more, one at a time; one whose worker dies again
+        gets an error reply.
         """
         self._versions.forget_old()
         pack(call.context for call in calls)
         packed = [self._versions.pack(call) for call in calls]
         size = -(-len(calls) // (self._workers * _TASKS_PER_WORKER)) or 1
         parts = [packed[i : i + size] for i in range(0, len(packed), size)]
-        done: list[list[Answer] | None] = []
+        done: list[list[ClientReply] | None] = []
         for future in self._submitted(parts):
             try:
                 done.append(future.result())
@@ -85,10 +83,10 @@ class ProcessExecutor(Executor):
                 done.append(None)
         if None in done:
             self._renew_pool()
-        answers: list[Answer] = []
+        replies: list[ClientReply] = []
         for part, theirs in zip(parts, done, strict=True):
-            answers += [self._second_try(one) for one in part] if theirs is None else theirs
-        return answers
+            replies += [self._second_try(one) for one in part] if theirs is None else theirs
+        return replies
 
     def __exit__(
         self,
@@ -105,24 +103,22 @@ class ProcessExecutor(Executor):
         """What runs the clients, in words."""
         return f"{self._workers} processes"
 
-    def _submitted(self, parts: Iterable[list[_Packed]]) -> list[Future[list[Answer]]]:
-        futures: list[Future[list[Answer]]] = []
+    def _submitted(self, parts: Iterable[list[_Packed]]) -> list[Future[list[ClientReply]]]:
+        futures: list[Future[list[ClientReply]]] = []
         for part in parts:
             try:
-                futures.append(self._pool.submit(_answer_in_worker, part))
+                futures.append(self._pool.submit(_run_in_worker, part))
             except BrokenProcessPool as problem:
                 futures.append(Future())
                 futures[-1].set_exception(problem)
         return futures
 
-    def _second_try(self, one: _Packed) -> Answer:
+    def _second_try(self, one: _Packed) -> ClientReply:
         try:
-            return self._pool.submit(_answer_in_worker, [one]).result()[0]
+            return self._pool.submit(_run_in_worker, [one]).result()[0]
         except BrokenProcessPool:
             self._renew_pool()
-        call, _ = one
-        error = Error(ErrorCode.CLIENT_APP_CRASHED, "the worker process died twice")
-        return Answer(Message(error, reply_to=call.message), call.context)
+        return died_twice(one[0])
 
     def _renew_pool(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -144,17 +140,12 @@ class _Versions:
     def __init__(self) -> None:
         self._held: OrderedDict[_Key, tuple[SharedMemory, _Shared, list[bytes]]] = OrderedDict()
 
-    def pack(self, call: Call) -> _Packed:
-        """Take the arrays out of a call; in their places are the names of shared memory."""
+    def pack(self, call: ClientCall) -> _Packed:
+        """Take the arrays out of a call; the names of shared memory stand for them."""
         records = call.message.content.array_records
         if not records:
             return call, {}
-        content = RecordDict(dict(call.message.content.items()))
-        places = {}
-        for name, record in records.items():
-            places[name] = self._place(record)
-            content[name] = ArrayRecord()
-        return Call(with_content(call.message, content), call.context, call.seed), places
+        return without_arrays(call), {name: self._place(r) for name, r in records.items()}
 
     def forget_old(self) -> None:
         """Free all but the arrays used last; no worker may be at work."""
@@ -167,7 +158,7 @@ class _Versions:
             self._free(key)
 
     def _place(self, record: ArrayRecord) -> _Shared:
-        key = tuple(id(array.data) for array in record.values())
+        key = version_of(record)
         held = self._held.get(key)
         if held is None:
             arrays = [(n, a.dtype, a.shape, a.stype, a.data) for n, a in record.items()]
@@ -187,33 +178,20 @@ class _Versions:
         memory.unlink()
 
 
-_worker_app: ClientApp | None = None
+_workers: list[ClientWorker] = []
 _read_before: OrderedDict[str, ArrayRecord] = OrderedDict()
 
 
 def _start_worker(load: Callable[[], ClientApp]) -> None:
-    global _worker_app  # noqa: PLW0603 - one app a worker process
     # Ctrl-C belongs to the main process, which stops the workers when it has saved the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    quick_arrays.install()
-    _worker_app = load()
-    torch = imported_torch()
-    if torch is not None:
-        torch.set_num_threads(1)
+    _workers.append(ClientWorker(load))
 
 
-def _answer_in_worker(part: list[_Packed]) -> list[Answer]:
-    assert _worker_app is not None
-    answers = []
-    with quick_manual_seed():
-        for call, places in part:
-            content = call.message.content
-            for name, place in places.items():
-                content[name] = _read(place)
-            with identity(call.message.metadata.run_id):
-                message = with_content(call.message, own_copy(content))
-                answers.append(answer(_worker_app, Call(message, call.context, call.seed)))
-    return answers
+def _run_in_worker(part: list[_Packed]) -> list[ClientReply]:
+    (worker,) = _workers
+    arrays = [{name: _read(place) for name, place in places.items()} for _, places in part]
+    return worker.run([call for call, _ in part], arrays)
 
 
 def _read(place: _Shared) -> ArrayRecord:
