@@ -1,7 +1,7 @@
 """What would go wrong when an app goes out to devices, found before it does.
 
 Flower sends a bundle of some of the app's files and unpacks it in front of everything that is
-installed on a device. What it leaves out, hides or does not bring along is only noticed there.
+installed on a device. What the bundle lacks, hides or leaves out only shows on the device.
 """
 
 import ast
@@ -31,7 +31,7 @@ from fedstale.deployment.commands import Address
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError
 
-# What nobody expects in a bundle.
+# What no bundle is expected to hold.
 _OF_TOOLS = {".git", "__pycache__", ".venv", ".flwr", "node_modules", "runs"}
 _HARMLESS = {".gitignore", ".python-version", "uv.lock", "requirements.txt", "Makefile"}
 _NODE_KEYS = {"partition-id", "num-partitions"}

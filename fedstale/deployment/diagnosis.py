@@ -68,12 +68,12 @@ _MEANINGS = (
     ),
     (
         r'/v1/fleet/\S+ HTTP/1\.1" 401',
-        "the SuperLink refused the signature of a node, whose clock is more than 5 s ahead of the "
+        "the SuperLink rejected the signature of a node, whose clock is more than 5 s ahead of the "
         "SuperLink's or 5 min behind it: set the node's clock",
     ),
     (
         r"SuperNode terminated gracefully",
-        "the SuperNode was stopped, or the SuperLink refused its signature because of its clock, "
+        "the SuperNode was stopped, or the SuperLink rejected its signature because of its clock, "
         "which must not be more than 5 s ahead of the SuperLink's or 5 min behind it: set this "
         "machine's clock",
     ),
@@ -104,7 +104,7 @@ def explain(log: str) -> str | None:
 
 
 def is_healthy(at: Address, ca: Path | None) -> bool:
-    """Return whether a SuperLink answers there."""
+    """Return whether a SuperLink answers at an address."""
     try:
         check_health(at, ca)
     except FedstaleError:
@@ -132,8 +132,8 @@ def check_health(at: Address, ca: Path | None, *, insecure: bool = False) -> Non
             *([urllib.request.HTTPSHandler(context=context)] if context else []),
         )
         scheme = "http" if insecure else "https"
-        with opener.open(f"{scheme}://{at}/health", timeout=_LIMIT_S) as answer:
-            answer.read(1000)
+        with opener.open(f"{scheme}://{at}/health", timeout=_LIMIT_S) as reply:
+            reply.read(1000)
     except urllib.error.HTTPError as problem:
         raise FedstaleError(
             f"something at {at} answers, but is no SuperLink (HTTP status {problem.code}): check "

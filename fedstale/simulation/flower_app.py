@@ -1,7 +1,8 @@
 """A Flower app directory, as `flwr run` accepts it, loaded into this process.
 
-The ServerApp and ClientApp are found where pyproject.toml says, the run config is merged as Flower
-merges it, and what fedstale needs to know besides is in the table `[tool.fedstale]`.
+pyproject.toml says where the ServerApp and the ClientApp are. The run config is combined as Flower
+combines it. The table `[tool.fedstale]` holds what fedstale needs besides: what messages cost, and
+how clients can be trained together.
 """
 
 import sys

@@ -165,7 +165,7 @@ def test_a_node_whose_clock_is_off_by_an_hour(deployment, tmp_path, hours):
     name = start_node(deployment, tmp_path, customised=OTHER_CLOCK.format(hours=hours))
     assert "set this machine's clock" in explained(deployment, name)
     # The SuperLink's log says it too, and nobody else is affected.
-    assert "refused the signature of a node" in explain(text(deployment, "superlink"))
+    assert "rejected the signature of a node" in explain(text(deployment, "superlink"))
     assert deployment.control.nodes()[deployment.node_ids[0]] == "online"
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -64,12 +63,7 @@ class Executor(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         """Release the workers, if there are any."""
         return
 
@@ -234,7 +228,7 @@ def quick_manual_seed() -> Iterator[None]:
     """Let `torch.manual_seed` seed the CPU alone where there is nothing else to seed.
 
     For each kind of accelerator that is missing, torch 2.13 formats the call stack and keeps it
-    for the day when there is one: a millisecond a call, a fifth of what a small client takes, and
+    for when there is one: a millisecond a call, a fifth of what a small client takes, and
     memory that is never given back. The stream that is seeded is the same.
     """
     torch = imported_torch()

@@ -180,7 +180,7 @@ class BatchedExecutor(Executor):
 
 
 def _model_of(call: ClientCall) -> tuple[str, ArrayRecord]:
-    """Return the model in a training message, and what it is called there."""
+    """Return the name and the record of the model in a training message."""
     records = list(records_in(call.message.content, ArrayRecord).items())
     if len(records) != 1:
         raise ConfigError(

@@ -1,15 +1,14 @@
-"""Which executor runs the clients of a run, when nobody has said so, and by name.
+"""Which executor runs the clients of a run: by name, or chosen by measuring.
 
 The default starts in this process, measures, and moves to a pool of processes where that pays. Both
 give the same bytes, so a run does not depend on what was chosen. `batched` rounds otherwise, so it
-is used only when asked for.
+is used only by name.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
-from types import TracebackType
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -57,7 +56,7 @@ class AutoExecutor(Executor):
         """Return the replies in the order of the calls.
 
         Raises:
-            ConfigError: the app does not answer the same message twice in the same way.
+            ConfigError: the app does not reply to the same message twice in the same way.
         """
         if self._is_chosen and self._is_checked:
             return self._now.run(calls)
@@ -72,14 +71,9 @@ class AutoExecutor(Executor):
             self._choose()
         return replies
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         """Stop the workers, if there are any."""
-        self._now.__exit__(kind, error, where)
+        self._now.__exit__(*problem)
 
     @property
     def description(self) -> str:
@@ -161,7 +155,7 @@ def _batched(app: FlowerApp, client: ClientApp) -> Executor:
 
 
 def _copied(call: ClientCall) -> ClientCall:
-    """Return a call of its own, whose context and records nobody else writes to."""
+    """Return a call of its own, whose context and records nothing else writes to."""
     own = copy(call.context)
     own.node_config, own.run_config = dict(own.node_config), dict(own.run_config)
     own.state = deepcopy(own.state) if len(own.state) else RecordDict()

@@ -14,7 +14,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.shared_memory import SharedMemory
-from types import TracebackType
 
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
@@ -88,12 +87,7 @@ class ProcessExecutor(Executor):
             replies += [self._second_try(one) for one in part] if theirs is None else theirs
         return replies
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         """Stop the workers."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._versions.close()

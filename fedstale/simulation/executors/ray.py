@@ -5,7 +5,6 @@ once; app and fedstale must be installed, or be at the same path, on every machi
 """
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -91,12 +90,7 @@ class RayExecutor(Executor):
                 replies[i :: self._workers] = self._result(i, share, future)
         return [one for one in replies if one is not None]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         """Stop the actors, and the cluster if it was started here."""
         for actor in self._actors:
             self._ray.kill(actor)
@@ -112,7 +106,7 @@ class RayExecutor(Executor):
         return min(cores, int(resources.get("GPU", 0.0) / gpus)) or 1 if gpus else cores
 
     def _check_gpus(self, gpus: float | None) -> None:
-        # An actor that asks for more than there is would be waited for without end.
+        # Ray waits without end for an actor that needs more than the cluster has.
         gpus_found = self._ray.cluster_resources().get("GPU", 0.0)
         if (gpus or 0) * self._workers > gpus_found:
             raise ConfigError(
