@@ -75,7 +75,7 @@ def kinds(process):
 
 
 def started_by(supervisor):
-    # Elsewhere nobody can find an orphan, nor end it.
+    # Elsewhere an orphan cannot be found, nor ended.
     expected = ["child", "orphan", "parent"] if LINUX else ["child", "parent"]
     wait_until(lambda: kinds(supervisor) == expected)
     return supervisor.children(recursive=True)
@@ -181,7 +181,7 @@ def test_the_output_of_a_process_comes_line_by_line(tmp_path):
         assert list(lines) == ["a", "b", "\N{REPLACEMENT CHARACTER}"]
 
 
-def test_a_process_whose_output_nobody_reads_to_the_end_is_ended(tmp_path):
+def test_a_process_whose_output_is_not_read_to_the_end_is_ended(tmp_path):
     command = [sys.executable, "-uc", "print('a'); import time; time.sleep(600)"]
     with ProcessGroup() as group:
         with group.output_of("talk", command, environment=dict(os.environ)) as lines:

@@ -47,7 +47,7 @@ def test_the_copy_wraps_both_halves_and_the_app_stays_as_it_is(tmp_path):
         assert isinstance(import_module("replayed_server").app, ReplayedServerApp)
 
 
-def test_an_app_that_has_such_a_file_is_refused(tmp_path):
+def test_an_app_that_has_such_a_file_is_rejected(tmp_path):
     app = write_app(tmp_path / "adder")
     (app / "replay.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"has a replay\.json"):
@@ -66,7 +66,7 @@ def test_what_cannot_be_replayed_is_said_before_anything_starts():
         replay_config(digits, "synthetic:5", nodes=2, run_config="epochs=3")
 
 
-def test_a_speed_without_a_trace_or_a_wrong_one_is_refused(tmp_path):
+def test_a_speed_without_a_trace_or_a_wrong_one_is_rejected(tmp_path):
     app = typer.Typer()
     app.command()(deploy_commands.up)
     out = ["--out", str(tmp_path / "deployment")]

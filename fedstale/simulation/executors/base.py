@@ -12,19 +12,19 @@ import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 
 from fedstale.simulation import quick_arrays
-from fedstale.simulation.compat import ErrorCode, identity, own_copy, with_content
+from fedstale.simulation.compat import ErrorCode
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
 # How long a client's own threads may outlast it; a device's process waits for them too.
@@ -90,58 +90,12 @@ class InlineExecutor(Executor):
         return "inline, in this process"
 
 
-class ClientWorker:
-    """A ClientApp that is loaded once in a process of its own, for the calls that come there."""
-
-    def __init__(self, load: Callable[[], ClientApp]) -> None:
-        quick_arrays.install()
-        self._client_app = load()
-        torch = imported_torch()
-        if torch is not None:
-            torch.set_num_threads(1)
-
-    def run(
-        self, calls: Sequence[ClientCall], arrays: Sequence[Mapping[str, ArrayRecord]]
-    ) -> list[ClientReply]:
-        """Return the replies in the order of the calls.
-
-        Args:
-            calls: from `without_arrays`.
-            arrays: the array records of each call, by name.
-        """
-        replies = []
-        with quick_manual_seed():
-            for call, records in zip(calls, arrays, strict=True):
-                content = call.message.content
-                for name, record in records.items():
-                    content[name] = record
-                with identity(call.message.metadata.run_id):
-                    message = with_content(call.message, own_copy(content))
-                    own = ClientCall(message, call.context, call.seed)
-                    replies.append(run_client(self._client_app, own))
-        return replies
-
-
-def without_arrays(call: ClientCall) -> ClientCall:
-    """Return a call whose array records are empty; they reach the worker in another way."""
-    content = RecordDict(dict(call.message.content.items()))
-    for name in call.message.content.array_records:
-        content[name] = ArrayRecord()
-    return ClientCall(with_content(call.message, content), call.context, call.seed)
-
-
 def version_of(record: ArrayRecord) -> tuple[int, ...]:
     """Return what tells arrays from others: the identities of their bytes, which never change.
 
     Valid for as long as the bytes are kept.
     """
     return tuple(id(array.data) for array in record.values())
-
-
-def died_twice(call: ClientCall) -> ClientReply:
-    """Return the error reply of a call that has ended two worker processes."""
-    error = Error(ErrorCode.CLIENT_APP_CRASHED, "the worker process died twice")
-    return ClientReply(Message(error, reply_to=call.message), call.context)
 
 
 def run_client(client_app: ClientApp, call: ClientCall) -> ClientReply:

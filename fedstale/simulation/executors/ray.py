@@ -11,22 +11,15 @@ from flwr.app import ArrayRecord
 from flwr.clientapp import ClientApp
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.executors.base import (
-    ClientCall,
-    ClientReply,
-    ClientWorker,
-    Executor,
-    died_twice,
-    version_of,
-    without_arrays,
-)
-from fedstale.simulation.replayed import pack
+from fedstale.simulation.executors.base import ClientCall, ClientReply
+from fedstale.simulation.executors.workers import ClientWorker, WorkerExecutor
 
-_Packed = tuple[ClientCall, dict[str, Any]]
+_Reference = Any  # Ray is an extra, whose types may be missing
+_Part = list[tuple[ClientCall, dict[str, _Reference]]]
 
 
-class RayExecutor(Executor):
-    """Runs clients in Ray actors."""
+class RayExecutor(WorkerExecutor[_Reference]):
+    """Runs clients in Ray actors; the place of arrays is a reference to Ray's object store."""
 
     def __init__(
         self,
@@ -59,8 +52,7 @@ class RayExecutor(Executor):
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
             ray.init(address=address, log_to_driver=False, include_dashboard=False)
-        self._workers = workers or self._n_workers(gpus)
-        self.batch = self._workers
+        super().__init__(workers or self._n_workers(gpus), parts_per_worker=1)
         try:
             self._check_gpus(gpus)
         except ConfigError:
@@ -69,26 +61,6 @@ class RayExecutor(Executor):
         remote = self._ray.remote(num_cpus=1, num_gpus=gpus or 0, max_restarts=0)
         self._remote = remote(_Actor)
         self._actors = [self._remote.remote(load) for _ in range(self._workers)]
-        self._versions: dict[tuple[int, ...], tuple[Any, list[bytes]]] = {}
-
-    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
-        """Return the replies in the order of the calls.
-
-        The jobs of an actor that dies run once more, one at a time; one whose actor dies again gets
-        an error reply.
-        """
-        records = [r for call in calls for r in call.message.content.array_records.values()]
-        self._forget_but({version_of(record) for record in records})
-        pack(call.context for call in calls)
-        packed = [self._pack(call) for call in calls]
-        shares = [packed[i :: self._workers] for i in range(self._workers)]
-        pairs = zip(self._actors, shares, strict=True)
-        sent = [actor.run.remote(*_flat(share)) if share else None for actor, share in pairs]
-        replies: list[ClientReply | None] = [None] * len(calls)
-        for i, (share, future) in enumerate(zip(shares, sent, strict=True)):
-            if share:
-                replies[i :: self._workers] = self._result(i, share, future)
-        return [one for one in replies if one is not None]
 
     def __exit__(self, *problem: object) -> None:
         """Stop the actors, and the cluster if it was started here."""
@@ -119,37 +91,23 @@ class RayExecutor(Executor):
         """What runs the clients, in words."""
         return f"{self._workers} Ray actors"
 
-    def _result(self, i: int, share: list[_Packed], future: Any) -> list[ClientReply]:  # noqa: ANN401
-        try:
-            replies: list[ClientReply] = self._ray.get(future)
-            return replies
-        except self._ray.exceptions.RayActorError:
-            self._actors[i] = self._remote.remote(self._load)
-        return [self._second_try(i, one) for one in share]
+    def _run_parts(self, parts: Sequence[_Part]) -> list[list[ClientReply] | None]:
+        actors = self._actors[: len(parts)]
+        sent = [a.run.remote(*_flat(part)) for a, part in zip(actors, parts, strict=True)]
+        replies: list[list[ClientReply] | None] = []
+        for i, future in enumerate(sent):
+            try:
+                replies.append(self._ray.get(future))
+            except self._ray.exceptions.RayActorError:
+                self._actors[i] = self._remote.remote(self._load)
+                replies.append(None)
+        return replies
 
-    def _second_try(self, i: int, one: _Packed) -> ClientReply:
-        try:
-            first: ClientReply = self._ray.get(self._actors[i].run.remote(*_flat([one])))[0]
-            return first
-        except self._ray.exceptions.RayActorError:
-            self._actors[i] = self._remote.remote(self._load)
-        return died_twice(one[0])
+    def _put(self, record: ArrayRecord) -> _Reference:
+        return self._ray.put(record)
 
-    def _pack(self, call: ClientCall) -> _Packed:
-        """Take the arrays out of a call and put them into the object store."""
-        places = {}
-        for name, record in call.message.content.array_records.items():
-            key = version_of(record)
-            if key not in self._versions:
-                # Holding the bytes keeps their identities from being given to others.
-                owned = [array.data for array in record.values()]
-                self._versions[key] = self._ray.put(record), owned
-            places[name] = self._versions[key][0]
-        return without_arrays(call), places
-
-    def _forget_but(self, used: set[tuple[int, ...]]) -> None:
-        for key in [key for key in self._versions if key not in used]:
-            del self._versions[key]
+    def _drop(self, place: _Reference) -> None:
+        """Let Ray free the arrays, which it does when the last reference is gone."""
 
 
 class _Actor:
@@ -164,11 +122,11 @@ class _Actor:
         return self._worker.run(calls, arrays)
 
 
-def _flat(share: list[_Packed]) -> tuple[Any, ...]:
+def _flat(part: _Part) -> tuple[Any, ...]:
     """Return the arguments of an actor's `run`: only top-level arguments are fetched by Ray."""
     places: dict[Any, int] = {}
     names = [
         [(name, places.setdefault(ref, len(places))) for name, ref in refs.items()]
-        for _, refs in share
+        for _, refs in part
     ]
-    return ([call for call, _ in share], names, *places)
+    return ([call for call, _ in part], names, *places)

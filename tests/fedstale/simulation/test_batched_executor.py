@@ -257,14 +257,14 @@ def through(message, context, call_next):
 
 
 @pytest.mark.parametrize("options", [{"mods": [through]}, {"function_mods": [through]}])
-def test_mods_are_refused_because_they_run_around_one_client(options):
+def test_mods_are_rejected_because_they_run_around_one_client(options):
     parts = BatchedFunctions(job=dict, network=Tiny, losses=losses)
     with pytest.raises(ConfigError, match="the ClientApp has mods"):
         BatchedExecutor(app_with(**options), parts)
     BatchedExecutor(app_with(), parts)
 
 
-def test_an_app_that_does_not_train_is_refused():
+def test_an_app_that_does_not_train_is_rejected():
     with pytest.raises(ConfigError, match=r"holds no function under @app.train\(\)"):
         BatchedExecutor(ClientApp(), BatchedFunctions(job=dict, network=Tiny, losses=losses))
 
@@ -278,7 +278,7 @@ def test_an_app_that_does_not_train_is_refused():
         (Tiny, lambda network, x, y: losses(network, x, y).item(), "cannot be trained as one"),
     ],
 )
-def test_a_network_that_cannot_be_stacked_is_refused_with_the_reason(network, loss, named):
+def test_a_network_that_cannot_be_stacked_is_rejected_with_the_reason(network, loss, named):
     def job(message, context):
         return {
             "data": (torch.zeros(3, 3), torch.zeros(3, dtype=torch.int64)),
@@ -316,7 +316,7 @@ JOB = {
         ({"data": (torch.zeros(3), torch.zeros(2))}, "one common length"),
     ],
 )
-def test_a_job_that_means_nothing_is_refused(changes, named):
+def test_a_job_that_means_nothing_is_rejected(changes, named):
     TrainingTask.of(JOB)
     with pytest.raises(ConfigError, match=named):
         TrainingTask.of({**JOB, **changes})
@@ -332,12 +332,12 @@ def test_a_job_that_means_nothing_is_refused(changes, named):
         ({"job": "a", "fit-many": "a:e"}, "expected module:attribute"),
     ],
 )
-def test_an_incomplete_declaration_is_refused(table, named):
+def test_an_incomplete_declaration_is_rejected(table, named):
     with pytest.raises(ConfigError, match=named):
         BatchedDeclaration.from_table(table)
 
 
-def test_a_declared_function_that_is_not_there_is_refused(tmp_path):
+def test_a_declared_function_that_is_not_there_is_rejected(tmp_path):
     declared = BatchedDeclaration.from_table({"job": "math:nothing", "fit-many": "math:pi"})
     with pytest.raises(ConfigError, match=r"job = 'math:nothing' cannot be imported"):
         declared.load(tmp_path)

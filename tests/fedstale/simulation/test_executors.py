@@ -149,11 +149,11 @@ def test_arrays_go_to_workers_once_a_version_and_are_given_back(tmp_path):
         for call in shared:
             call.message.content["arrays"] = record
         pool.run(shared)
-        assert len(pool._versions._held) == 1
+        assert len(pool._places) == 1
         for _ in range(12):
             pool.run(calls(1))
-        assert len(pool._versions._held) <= 9
-    assert not pool._versions._held
+        assert len(pool._places) <= 9
+    assert not pool._places
 
 
 # What a client does that it should not.
@@ -316,7 +316,7 @@ def test_the_default_stays_where_it_is_when_training_is_short(tmp_path, monkeypa
         assert auto.batch == 1
 
 
-def test_an_app_that_answers_the_same_message_in_two_ways_is_refused():
+def test_an_app_that_answers_the_same_message_in_two_ways_is_rejected():
     times = []
 
     def train(message, context):
