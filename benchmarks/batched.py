@@ -30,11 +30,10 @@ from torch.nn.functional import max_pool2d, relu
 
 from fedstale.simulation import InlineExecutor
 from fedstale.simulation.compat import identity, own_copy
-from fedstale.simulation.executors import Call
+from fedstale.simulation.executors import ClientCall
 from fedstale.simulation.executors.batched import BatchedExecutor
-from fedstale.simulation.executors.declaration import Parts
-from fedstale.simulation.executors.many_sgd import Job, ManySGD
-from fedstale.simulation.flower_app import FlowerApp
+from fedstale.simulation.executors.many_sgd import ManySGD, TrainingTask
+from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
 
 RATE = 0.1
 SETTLED = 50
@@ -126,24 +125,24 @@ class Clients:
         self.start = work.network()
         self.calls = self._calls()
         self.client = self._client()
-        parts = Parts(job=self.job, network=work.stackable, losses=work.losses)
+        parts = BatchedFunctions(job=self.job, network=work.stackable, losses=work.losses)
         self.inline = InlineExecutor(self.client)
         self.batched = BatchedExecutor(self.client, parts, batch=n)
         self.program = ManySGD(work.stackable, work.losses)
-        self.jobs = [Job.of(self.job(call.message, call.context)) for call in self.calls]
+        self.jobs = [TrainingTask.of(self.job(call.message, call.context)) for call in self.calls]
 
     def _order(self, generator: torch.Generator) -> Tensor:
         epochs, n = self.work.epochs, self.work.examples
         return torch.stack([torch.randperm(n, generator=generator) for _ in range(epochs)])
 
-    def _calls(self) -> list[Call]:
+    def _calls(self) -> list[ClientCall]:
         """Return one message to each client."""
         arrays = ArrayRecord(self.start.state_dict())
         content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})})
         calls = []
         for i in range(self.n):
             context = Context(1, 1000 + i, {"partition-id": i}, RecordDict(), {})
-            calls.append(Call(Message(own_copy(content), 1000 + i, "train"), context, seed=i))
+            calls.append(ClientCall(Message(own_copy(content), 1000 + i, "train"), context, seed=i))
         return calls
 
     def _client(self) -> ClientApp:
@@ -198,7 +197,7 @@ class Clients:
         return trained
 
     def loop(self) -> list[Message]:
-        """Call the ClientApp in a loop, as one would by hand."""
+        """ClientCall the ClientApp in a loop, as one would by hand."""
         return [self.client(call.message, call.context) for call in self.calls]
 
     def in_line(self) -> list[Message]:

@@ -22,9 +22,7 @@ from pathlib import Path
 import psutil
 from results_file import write_result
 
-from fedstale.deployment.fleet import Fleet
-from fedstale.deployment.processes import members
-from fedstale.deployment.up import fleet_up, run_app
+from fedstale.deployment.local import LocalDeployment, local_deployment, run_app
 
 NODES = 2
 TRAIN_S = 1.0
@@ -185,19 +183,19 @@ def write_app(folder: Path) -> Path:
 
 
 def deployment_rows(folder: Path, *, idle_s: float, rounds: int) -> list[Row]:
-    """Measure a fleet."""
-    with fleet_up(folder / "fleet", nodes=NODES, say=print) as fleet:
+    """Measure a deployment."""
+    with local_deployment(folder / "deployment", nodes=NODES, say=print) as deployment:
         app = write_app(folder / "app")
-        rows = rest_rows(fleet, idle_s)
-        rows += run(fleet, app, f"mode='idle' train-s={idle_s}")
+        rows = rest_rows(idle_s)
+        rows += run(deployment, app, f"mode='idle' train-s={idle_s}")
         for mode, name in (
             ("fedavg", f"FedAvg of Flower, a round of {NODES}"),
             ("rounds", f"fedstale, a round of {NODES}"),
         ):
-            found = run(fleet, app, f"mode='{mode}' rounds={rounds}")
+            found = run(deployment, app, f"mode='{mode}' rounds={rounds}")
             rows.append(spread(f"{name}, beyond its training", beyond_training(found)))
-        with Uploads([fleet.log(f"node-{number}") for number in range(NODES)]) as uploads:
-            found = run(fleet, app, f"mode='one' rounds={rounds}")
+        with Uploads([deployment.log(f"node-{number}") for number in range(NODES)]) as uploads:
+            found = run(deployment, app, f"mode='one' rounds={rounds}")
         rows.append(
             spread("fedstale, one job at a time, beyond its training", beyond_training(found))
         )
@@ -209,10 +207,10 @@ def deployment_rows(folder: Path, *, idle_s: float, rounds: int) -> list[Row]:
     return rows
 
 
-def run(fleet: Fleet, app: Path, config: str) -> list[Row]:
+def run(deployment: LocalDeployment, app: Path, config: str) -> list[Row]:
     """Run the app, and return the rows that it says."""
     lines: list[str] = []
-    run_app(fleet, app, run_config=config, show=lines.append)
+    run_app(deployment, app, run_config=config, show=lines.append)
     return [json.loads(line.split("ROW ", 1)[1]) for line in lines if "ROW " in line]
 
 
@@ -233,9 +231,10 @@ def spread(what: str, seconds: Sequence[float]) -> Row:
     }
 
 
-def rest_rows(fleet: Fleet, seconds: float) -> list[Row]:
-    """Measure the processes of a fleet that has nothing to do."""
-    processes = list(members(fleet.family.mark))
+def rest_rows(seconds: float) -> list[Row]:
+    """Measure the processes of a deployment that has nothing to do."""
+    supervisors = psutil.Process().children()
+    processes = [p for one in supervisors for p in one.children(recursive=True)]
     before = [sum(process.cpu_times()[:2]) for process in processes]
     time.sleep(seconds)
     after = [sum(process.cpu_times()[:2]) for process in processes]

@@ -16,7 +16,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedstale.simulation import Executor
-from fedstale.simulation.executors import Answer, Call
+from fedstale.simulation.executors import ClientCall, ClientReply
 from fedstale.strategies.arrays import Array, Model
 
 _DEAL_RARE = 101
@@ -37,11 +37,11 @@ class NumpyDigits(Executor):
         self.task, self.deal = task, deal
         self.data = lru_cache(maxsize=4096)(self._data)
 
-    def run(self, calls: Sequence[Call]) -> list[Answer]:
+    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         """Train one device after the other."""
-        return [Answer(self._reply(call), call.context) for call in calls]
+        return [ClientReply(self._reply(call), call.context) for call in calls]
 
-    def _reply(self, call: Call) -> Message:
+    def _reply(self, call: ClientCall) -> Message:
         message, config = call.message, call.context.run_config
         partition, n = (
             int(call.context.node_config[key]) for key in ("partition-id", "num-partitions")

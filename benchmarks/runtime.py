@@ -28,7 +28,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from results_file import write_result
 
 from fedstale.simulation import Costs, Executor, TraceGrid
-from fedstale.simulation.executors import Answer, Call
+from fedstale.simulation.executors import ClientCall, ClientReply
 from fedstale.strategies import (
     Schedule,
     StaleStrategy,
@@ -139,11 +139,11 @@ def _bursts(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 class Echo(Executor):
     """Answers with the model that it was sent."""
 
-    def run(self, calls: Sequence[Call]) -> list[Answer]:
+    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         """Return one example's worth of nothing."""
         metrics = MetricRecord({"num-examples": 1})
         return [
-            Answer(
+            ClientReply(
                 Message(
                     RecordDict({"arrays": call.message.content["arrays"], "metrics": metrics}),
                     reply_to=call.message,

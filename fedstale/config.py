@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tomli_w
 
 from fedstale.errors import ConfigError
+
+ExecutorKind = Literal["auto", "inline", "processes", "batched", "ray"]
+"""The executors that can run clients."""
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _LOWER_IS_BETTER = ("loss", "error", "perplexity")
@@ -99,7 +102,7 @@ class SimulationConfig:
     """What happens to a job when its device goes offline: the work is lost, or waits."""
     after_end: Literal["repeat", "stop"] = "repeat"
     """What follows when a trace is over."""
-    executor: Literal["auto", "inline", "processes", "batched", "ray"] = "auto"
+    executor: ExecutorKind = "auto"
     """What runs clients; auto measures, and takes this process or a process a core. All but batched
     give the same bytes; batched, which trains many clients as one program, rounds otherwise."""
     workers: int | None = None
@@ -117,7 +120,7 @@ class SimulationConfig:
         for name in ("app", "traces"):
             value = getattr(self, name)
             _check(name, value, isinstance(value, str), "a text")
-        kinds = ("auto", "inline", "processes", "batched", "ray")
+        kinds = get_args(ExecutorKind)
         _check("executor", self.executor, self.executor in kinds, f"one of {kinds}")
         for name, least, accepted in (
             ("devices", 1, "a number >= 1"),

@@ -1,4 +1,4 @@
-"""`fedstale up` and `fedstale check`: a fleet on this machine, and what would fail on others."""
+"""`fedstale up` and `fedstale check`: a deployment on this machine, and what fails on others."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,9 @@ def up(
             help="New folder for certificates, keys, state and logs; default runs/up-APP."
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace an earlier fleet's folder.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace an earlier deployment's folder.")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Run although fedstale check finds faults.")
     ] = False,
@@ -41,12 +43,12 @@ def up(
 ) -> None:
     """Run an app on a SuperLink and SuperNodes that live on this machine for the time of the run.
 
-    All are Flower's own processes, with TLS and node keys; for trying, testing and small fleets.
+    All are Flower's own processes, with TLS and node keys; for trying and small deployments.
     """
     with one_sentence():
         from fedstale.cli.signals import end_on_signals
         from fedstale.deployment.check import check_app
-        from fedstale.deployment.up import fleet_up, run_app
+        from fedstale.deployment.local import local_deployment, run_app
         from fedstale.errors import ConfigError
         from fedstale.simulation.flower_app import FlowerApp
 
@@ -70,15 +72,17 @@ def up(
 
         with (
             end_on_signals(),
-            fleet_up(folder, nodes=nodes, overwrite=overwrite, say=say) as fleet,
+            local_deployment(folder, nodes=nodes, overwrite=overwrite, say=say) as deployment,
         ):
             show = (lambda line: None) if quiet or as_json else typer.echo
             if config is None:
-                run_id = run_app(fleet, found.directory, run_config=run_config, show=show)
+                run_id = run_app(deployment, found.directory, run_config=run_config, show=show)
                 say(f"run {run_id} completed; logs are in {folder}")
                 facts: dict[str, object] = {"run_id": run_id}
             else:
-                run = replay_app(fleet, config, speed_up=speed_up, run_config=run_config, show=show)
+                run = replay_app(
+                    deployment, config, speed_up=speed_up, run_config=run_config, show=show
+                )
                 say(f"the replay completed; its run is in {run}, logs are in {folder}")
                 facts = {"run": str(run)}
         if as_json:

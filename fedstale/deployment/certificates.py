@@ -1,6 +1,6 @@
 """Certificates and keys: an authority, the SuperLink's certificate, and a key for each SuperNode.
 
-For trying and for small fleets. Whoever has an authority already uses its files instead.
+For trying and for small deployments. Whoever has an authority already uses its files instead.
 """
 
 import datetime
@@ -34,7 +34,7 @@ def write_certificates(folder: Path, hosts: list[str], *, days: int = 30) -> Tls
 
     Args:
         folder: where to write; secret keys are readable by their owner only. The authority's own
-            key is not kept, so nobody can sign more in its name.
+            key is not kept, so no further certificate can be signed in its name.
         hosts: names and addresses under which the SuperLink is reached.
         days: until both end.
 

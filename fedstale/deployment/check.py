@@ -1,15 +1,16 @@
 """What would go wrong when an app goes out to devices, found before it does.
 
 Flower sends a bundle of some of the app's files and unpacks it in front of everything that is
-installed on a device. What it leaves out, hides or does not bring along is only noticed there.
+installed on a device. What the bundle lacks, hides or leaves out only shows on the device.
 """
 
+import ast
 import io
 import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -26,11 +27,11 @@ from flwr.supercore.utils import get_flwr_home
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from fedstale.deployment import app_source, reach
-from fedstale.deployment.app_source import Source
+from fedstale.deployment.commands import Address
+from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError
 
-# What nobody expects in a bundle.
+# What no bundle is expected to hold.
 _OF_TOOLS = {".git", "__pycache__", ".venv", ".flwr", "node_modules", "runs"}
 _HARMLESS = {".gitignore", ".python-version", "uv.lock", "requirements.txt", "Makefile"}
 _NODE_KEYS = {"partition-id", "num-partitions"}
@@ -44,6 +45,20 @@ class Finding:
     text: str
     is_fault: bool
     """Whether the app will fail; else it may, or something is worth knowing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """What one Python file of an app needs, read without running it."""
+
+    imports: dict[str, int] = field(default_factory=dict)
+    """Dotted names that must be importable, with the line of the first import."""
+    run_config: dict[str, int] = field(default_factory=dict)
+    """Keys without which it fails, with a line."""
+    node_config: dict[str, int] = field(default_factory=dict)
+    """The same of the node config."""
+    strings: frozenset[str] = frozenset()
+    """All texts in it, such as names of files."""
 
 
 def check_app(directory: Path, run_config: str = "") -> list[Finding]:
@@ -102,8 +117,8 @@ def check_superlink(name: str) -> list[Finding]:
         return []
     ca = link.get("root-certificates")
     try:
-        at = reach.address(str(link.get("address")))
-        reach.ask(at, Path(ca).expanduser() if ca else None, insecure=bool(link.get("insecure")))
+        at = Address.parse(str(link.get("address")))
+        check_health(at, Path(ca).expanduser() if ca else None, insecure=bool(link.get("insecure")))
     except ConfigError:
         raise
     except FedstaleError as problem:
@@ -118,18 +133,18 @@ def _names(bundle: bytes) -> set[str]:
 
 def _sources(
     files: Mapping[str, Path], bundled: set[str]
-) -> tuple[dict[str, Source], list[Finding]]:
+) -> tuple[dict[str, SourceFile], list[Finding]]:
     sources, findings = {}, []
     for name in sorted(bundled):
         if name.endswith(".py"):
             try:
-                sources[name] = app_source.read(files[name].read_text(encoding="utf-8"))
+                sources[name] = read_source(files[name].read_text(encoding="utf-8"))
             except (SyntaxError, ValueError) as problem:
                 findings.append(Finding(f"{name} is no Python: {problem}", is_fault=True))
     return sources, findings
 
 
-def _left_out(names: set[str], sources: Mapping[str, Source]) -> Iterator[Finding]:
+def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Finding]:
     """Report files that the bundle leaves out; a file that the app names is a fault."""
     unnamed = []
     for name in sorted(names):
@@ -155,7 +170,7 @@ def _left_out(names: set[str], sources: Mapping[str, Source]) -> Iterator[Findin
         )
 
 
-def _names_it(source: Source, file: str) -> bool:
+def _names_it(source: SourceFile, file: str) -> bool:
     return any(text == file or text.endswith("/" + file) for text in source.strings)
 
 
@@ -180,7 +195,7 @@ def _hidden(bundled: set[str], project: Mapping[str, Any]) -> Iterator[Finding]:
 def _packages(
     files: Mapping[str, Path],
     bundled: set[str],
-    sources: Mapping[str, Source],
+    sources: Mapping[str, SourceFile],
     project: Mapping[str, Any],
 ) -> Iterator[Finding]:
     """Report imports that a device may not satisfy."""
@@ -230,7 +245,7 @@ def _is_lost(dotted: str, files: set[str], bundled: set[str]) -> bool:
 
 
 def _settings(
-    sources: Mapping[str, Source], project: Mapping[str, Any], run_config: str
+    sources: Mapping[str, SourceFile], project: Mapping[str, Any], run_config: str
 ) -> Iterator[Finding]:
     """Report settings that are read but not defined, or given but unknown."""
     known = flatten_dict(project["tool"]["flwr"]["app"].get("config", {}))
@@ -296,3 +311,87 @@ def _is_installed(name: str) -> bool:
         return name in sys.modules or find_spec(name) is not None
     except (ImportError, ValueError):
         return False
+
+
+def read_source(text: str) -> SourceFile:
+    r"""Read a Python file.
+
+    Imports that may fail (in `try: ... except ImportError`) or that only type checkers see do not
+    count, nor do settings that are read with a default.
+
+    Raises:
+        SyntaxError: it is no Python.
+
+    Example:
+        >>> read_source("import numpy as np\nx = context.run_config['rate']").run_config
+        {'rate': 2}
+    """
+    tree = ast.parse(text)
+    source = SourceFile(
+        strings=frozenset(
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
+    )
+    for name, line in _imports(tree):
+        source.imports.setdefault(name, line)
+    for table, found in (("run_config", source.run_config), ("node_config", source.node_config)):
+        for key, line in _keys(tree, table):
+            found.setdefault(key, line)
+    return source
+
+
+def _imports(node: ast.AST) -> Iterator[tuple[str, int]]:
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, node.lineno) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+        # A name may be a module of its own; whether it is, only the place of its parent tells.
+        yield node.module, node.lineno
+    for child in _required_children(node):
+        yield from _imports(child)
+
+
+def _required_children(node: ast.AST) -> Iterator[ast.AST]:
+    if isinstance(node, ast.Try) and any(_catches_imports(h) for h in node.handlers):
+        yield from (*node.orelse, *node.finalbody)
+    elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        yield from node.orelse
+    else:
+        yield from ast.iter_child_nodes(node)
+
+
+def _catches_imports(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    names = {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)}
+    return bool(names & {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+
+
+def _keys(tree: ast.Module, table: str) -> Iterator[tuple[str, int]]:
+    """Find `....run_config["key"]`, also through a variable that a function gives it."""
+    for scope in (tree, *(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))):
+        names = {
+            target.id
+            for node in ast.walk(scope)
+            if isinstance(node, ast.Assign) and _is_table(node.value, table, set())
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        # At the top level, a variable of the same name in some function is another one.
+        names = set() if isinstance(scope, ast.Module) else names
+        for node in ast.walk(scope):
+            if (
+                isinstance(node, ast.Subscript)
+                and isinstance(node.slice, ast.Constant)
+                and isinstance(node.slice.value, str)
+                and isinstance(node.ctx, ast.Load)
+                and _is_table(node.value, table, names)
+            ):
+                yield node.slice.value, node.lineno
+
+
+def _is_table(node: ast.AST, table: str, names: set[str]) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr == table) or (
+        isinstance(node, ast.Name) and node.id in names
+    )

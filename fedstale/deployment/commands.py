@@ -22,6 +22,23 @@ class Address:
         """Return host:port, with brackets around an IPv6 address."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Read host:port.
+
+        Raises:
+            ConfigError: it is no such thing.
+
+        Example:
+            >>> Address.parse("[::1]:8000").host
+            '::1'
+        """
+        host, separator, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not (separator and host and port.isdecimal() and 0 < int(port) < 65536) or "/" in text:
+            raise ConfigError(f"address = {text!r}: expected HOST:PORT, such as 10.0.0.5:8000")
+        return cls(host, int(port))
+
 
 def superlink(
     at: Address, tls: TlsFiles, database: Path, *, secret: Path | None = None

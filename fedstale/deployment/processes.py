@@ -1,213 +1,157 @@
-"""Processes that are gone when their owner is gone, however it went.
+"""Processes that end with their owner, with all that they have started.
 
-Flower's processes start others, some in sessions of their own, and some of these outlive their
-parents. All of them inherit a mark in their environment, by which they are found. Three things
-end them: the owner; a watcher that notices when the owner disappears, even by kill -9; and the
-next owner, which reads the records that earlier ones left.
+Each command runs under a supervisor: a small process that adopts whatever the command starts, in
+sessions of its own too, and kills it all when the command or the owner ends, even by kill -9.
+Linux alone has adoption (PR_SET_CHILD_SUBREAPER) and a death signal (PR_SET_PDEATHSIG), by which
+the command ends if its supervisor is killed. Elsewhere this is best effort: a process whose parent
+has ended before it is not found.
 """
 
-import json
+import ctypes
 import os
-import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
-MARK = "FEDSTALE_FAMILY"
-"""Variable in the environment of every process of a family."""
-
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # -P: a folder of the user's must not hide a module of Python's.
-_LEASH = (sys.executable, "-P", "-m", "fedstale.deployment.leash")
-_WATCHER = (sys.executable, "-P", "-m", "fedstale.deployment.watcher")
-_POLITE_S, _LIMIT_S = 3.0, 15.0
-# The time of a start is computed from the clock, which may have been set in between.
-_SAME_START_S = 2.0
+_SUPERVISOR = (sys.executable, "-P", "-m", "fedstale.deployment.processes")
+_POLITE_S = 3.0
+"""How long a command may take to end after SIGTERM."""
+_LIMIT_S = 15.0
 
 
-def records_folder() -> Path:
-    """Return the folder in which owners note what they have started."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "fedstale" / "families"
-
-
-@dataclass(slots=True)
 class ProcessGroup:
     """The processes that one owner has started, and all that they have started."""
 
-    mark: str = field(default_factory=lambda: secrets.token_hex(8))
-    _started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    _watcher: subprocess.Popen[bytes] | None = None
+    def __init__(self) -> None:
+        self._supervisors: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "ProcessGroup":
-        """Start the watcher."""
-        self._watcher = subprocess.Popen(
-            [*_WATCHER, self.mark],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._note()
         return self
 
     def __exit__(self, *problem: object) -> None:
-        """End everything, and leave no record."""
-        self.stop()
-        if self._watcher is not None and self._watcher.stdin is not None:
-            self._watcher.stdin.close()
-            self._watcher.wait()
-        self._record.unlink(missing_ok=True)
+        """End everything: first by SIGTERM, after some seconds by SIGKILL."""
+        supervisors = [*reversed(self._supervisors.values())]
+        for supervisor in supervisors:
+            _let_go(supervisor)
+        for supervisor in supervisors:
+            supervisor.wait()
+        self._supervisors.clear()
 
     def start(
         self, name: str, command: Sequence[str], *, environment: Mapping[str, str], log: Path
-    ) -> subprocess.Popen[bytes]:
+    ) -> None:
         """Start a process.
 
-        Call it from a thread that lives as long as the family: on Linux the process dies with it.
-
         Args:
-            name: under which it can be stopped alone.
+            name: under which it can be asked for and killed alone.
             command: program and arguments.
-            environment: of the process; the mark is added.
+            environment: of the process.
             log: file for its output, which is appended to.
         """
         with log.open("ab") as out:
-            process = subprocess.Popen(
-                [*_LEASH, str(os.getpid()), *command],
-                env={**environment, MARK: self.mark},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._started[name] = process
-        self._note()
-        return process
+            self._supervisors[name] = _supervised(command, environment, out.fileno())
+
+    @contextmanager
+    def output_of(
+        self, name: str, command: Sequence[str], *, environment: Mapping[str, str]
+    ) -> Iterator[Iterator[str]]:
+        """Start a process and yield the lines of its output; it ends with the context."""
+        process = _supervised(command, environment, subprocess.PIPE)
+        self._supervisors[name] = process
+        try:
+            yield (line.decode(errors="replace").rstrip("\r\n") for line in process.stdout or ())
+        finally:
+            self.kill(name)
 
     def is_running(self, name: str) -> bool:
         """Return whether a process has not ended by itself."""
-        return self._started[name].poll() is None
+        return self._supervisors[name].poll() is None
 
     def kill(self, name: str) -> None:
-        """Kill one process and its group at once, as a power failure would."""
-        process = self._started.pop(name)
-        _kill_group(process.pid)
-        process.wait()
-        self._note()
-
-    def stop(self) -> None:
-        """End all processes: first politely, then for good."""
-        for process in reversed(self._started.values()):
-            process.terminate()
-        deadline = time.monotonic() + _POLITE_S
-        for process in self._started.values():
-            try:
-                process.wait(max(deadline - time.monotonic(), 0.0))
-            except subprocess.TimeoutExpired:
-                _kill_group(process.pid)
-                process.wait()
-        sweep(self.mark)
-        self._started.clear()
-
-    @property
-    def _record(self) -> Path:
-        return records_folder() / f"{self.mark}.json"
-
-    def _note(self) -> None:
-        """Write what runs, so that a later owner can end it."""
-        self._record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        facts = {
-            "owner": _identity(os.getpid()),
-            "processes": [_identity(p.pid) for p in self._started.values() if p.poll() is None],
-        }
-        part = self._record.with_suffix(".part")
-        part.write_text(json.dumps(facts), encoding="utf-8")
-        os.replace(part, self._record)
+        """Kill one process and all that it has started at once, as a power failure would."""
+        supervisor = self._supervisors.pop(name)
+        kill_descendants(supervisor.pid)
+        _let_go(supervisor)
+        supervisor.wait()
+        if supervisor.stdout is not None:
+            supervisor.stdout.close()
 
 
-def clean_up() -> int:
-    """End what is left of families whose owner is gone.
-
-    Returns:
-        How many processes were ended.
-    """
-    ended = 0
-    for record in sorted(records_folder().glob("*.json")):
-        try:
-            facts = json.loads(record.read_text(encoding="utf-8"))
-            owner, processes = facts["owner"], facts["processes"]
-            if owner is not None and _same(owner) is not None:
-                continue
-        except (OSError, ValueError, KeyError, TypeError):
-            # Half a record, or one that another owner has just removed: the mark still tells.
-            processes = []
-        known = [process for facts in processes if (process := _same(facts)) is not None]
-        ended += sweep(record.stem, known)
-        record.unlink(missing_ok=True)
-    return ended
-
-
-def sweep(mark: str, known: Sequence[psutil.Process] = ()) -> int:
-    """Kill all processes of a family until there are none.
-
-    Args:
-        mark: of the family.
-        known: processes that belong to it although their environment may not be readable.
-
-    Returns:
-        How many were killed.
-    """
-    killed: set[int] = set()
+def kill_descendants(pid: int) -> None:
+    """Kill what a process has started, and what that has started, until nothing is left."""
     deadline = time.monotonic() + _LIMIT_S
-    left = {*known, *members(mark)}
-    while left and time.monotonic() < deadline:
-        for process in left:
-            killed.add(process.pid)
-            try:
-                process.kill()
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        psutil.wait_procs(left, timeout=1.0)
-        left = set(members(mark))
-    return len(killed)
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        while (left := process.children(recursive=True)) and time.monotonic() < deadline:
+            for descendant in left:
+                with suppress(psutil.NoSuchProcess):
+                    descendant.kill()
+            psutil.wait_procs(left, timeout=1.0)
 
 
-def members(mark: str) -> Iterator[psutil.Process]:
-    """Find the living processes of a family."""
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.pid != os.getpid():
-                yield process
-        except (psutil.Error, OSError):
-            # Someone else's, or it has just ended.
-            continue
+def supervise(command: list[str]) -> None:
+    """Run a command until it ends or standard input does, then kill all that it has started.
+
+    The owner holds the other end of standard input. The system closes it when the owner ends,
+    however it ends.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    child = os.fork()
+    if not child:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.execvp(command[0], command)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_owner, args=(child,), daemon=True).start()
+    # Adopted processes are waited for as well, so that none stays a zombie.
+    with suppress(ChildProcessError):
+        while os.wait()[0] != child:
+            pass
+    kill_descendants(os.getpid())
 
 
-def _identity(pid: int) -> dict[str, float] | None:
-    try:
-        return {"pid": pid, "started_at": psutil.Process(pid).create_time()}
-    except psutil.NoSuchProcess:
-        return None
+def _end_with_owner(child: int) -> None:
+    while os.read(0, 1):
+        pass
+    os.kill(child, signal.SIGTERM)
+    time.sleep(_POLITE_S)
+    kill_descendants(os.getpid())
 
 
-def _same(facts: Mapping[str, float] | None) -> psutil.Process | None:
-    """Return the process of an identity; None if it has ended, even if another has its number."""
-    if facts is None:
-        return None
-    try:
-        process = psutil.Process(int(facts["pid"]))
-        started_at = process.create_time()
-    except psutil.NoSuchProcess:
-        return None
-    return process if abs(started_at - facts["started_at"]) < _SAME_START_S else None
+def _supervised(
+    command: Sequence[str], environment: Mapping[str, str], output: int
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*_SUPERVISOR, *command],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+def _let_go(supervisor: subprocess.Popen[bytes]) -> None:
+    """Close the supervisor's standard input, which ends its command."""
+    if supervisor.stdin is not None:
+        supervisor.stdin.close()
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    supervise(sys.argv[1:])

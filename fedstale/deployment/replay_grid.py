@@ -172,11 +172,11 @@ class ReplayGrid(RuntimeGrid):
     def get_node_ids(self) -> Iterable[int]:
         """Return the devices that are available, and whose nodes are online."""
         is_online = self._fleet.presence(self.now()).is_online
-        there = set(self._grid.get_node_ids())
+        connected = set(self._grid.get_node_ids())
         return [
             FIRST_NODE_ID + i
             for i, node in sorted(self._nodes.items())
-            if node in there and is_online[i]
+            if node in connected and is_online[i]
         ]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -264,7 +264,7 @@ class ReplayGrid(RuntimeGrid):
         content = own_copy(job.message.content)
         plan = Plan(
             train_at=self._unix(job.downloaded_at),
-            # Who wants to be there on time leaves earlier.
+            # To arrive on time, a reply leaves earlier.
             reply_at=self._unix(job.reported_at) - self._lead_s,
         )
         content[RECORD] = plan.record()
@@ -285,7 +285,7 @@ class ReplayGrid(RuntimeGrid):
             if job.is_answered:
                 job.status, job.reason = CLIENT_ERROR, reply.error.reason or ""
             return
-        # The strategy has sent the job to the device, and is answered by the device.
+        # The strategy has sent the job to the device, so the reply comes from the device.
         if reply.metadata.src_node_id == self._nodes[job.device]:
             reply.metadata.__dict__["_src_node_id"] = job.node_id
         record = reply.content.config_records.get(RECORD)

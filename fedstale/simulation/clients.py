@@ -17,7 +17,7 @@ from flwr.app.user_config import UserConfig
 from fedstale.simulation.compat import ErrorCode, error_reply, own_copy, with_content
 from fedstale.simulation.costs import CostBook
 from fedstale.simulation.devices import FIRST_NODE_ID
-from fedstale.simulation.executors import Answer, Call, Executor
+from fedstale.simulation.executors import ClientReply, ClientCall, Executor
 from fedstale.simulation.jobs import JobRow, records_in, records_out
 from fedstale.simulation.replayed import NodeContext, Replay
 from fedstale.strategies.server.runtime import CLIENT_ERROR, REPORTED
@@ -45,7 +45,7 @@ class Clients:
         self._n, self._seed = n, seed
         self._run_id, self._run_config = run_id, run_config
         self._contexts: dict[int, Context] = {}
-        self._ahead: dict[int, tuple[Context, Answer]] = {}
+        self._ahead: dict[int, tuple[Context, ClientReply]] = {}
 
     @property
     def n_ahead(self) -> int:
@@ -102,14 +102,14 @@ class Clients:
             before = self._contexts.get(job.node_id, call.context)
             self._ahead[job.job_id] = before, answer
 
-    def _call(self, job: JobRow, *, is_ahead: bool) -> Call:
+    def _call(self, job: JobRow, *, is_ahead: bool) -> ClientCall:
         message = with_content(job.message, own_copy(job.message.content))
         context = NodeContext.of(self._context(job.node_id), self._replay.device(job))
         if is_ahead:
             # Nobody may ever pull the reply, and then the node never did this.
             context.state = deepcopy(context.state) if len(context.state) else RecordDict()
             context.run_config = dict(context.run_config)
-        return Call(message, context, self._seed_of(job))
+        return ClientCall(message, context, self._seed_of(job))
 
     def _seed_of(self, job: JobRow) -> int:
         """Return the seed of a job; NumPy's SeedSequence would take as long as all the rest."""

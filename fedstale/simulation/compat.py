@@ -1,10 +1,11 @@
 """The private parts of Flower 1.41 that a Grid in one process must touch, all in one place.
 
 `Message(...)` reads a process-wide identity that has no public setter, and a message's id can only
-be given by writing its metadata. Whoever moves the pinned version of Flower reads this file first.
+be given by writing its metadata. Read this file first when the pinned version of Flower moves.
 """
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ __all__ = [
     "filled",
     "identity",
     "own_copy",
+    "replaced",
     "reply_with",
     "stamp",
     "with_content",
@@ -41,6 +43,34 @@ def identity(run_id: int) -> Iterator[None]:
         yield
     finally:
         TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
+
+
+@contextmanager
+def replaced(
+    stand_ins: Sequence[tuple[Callable[..., Any], Callable[..., Any]]], within: Sequence[str]
+) -> Iterator[None]:
+    """Put functions in the place of others wherever modules of some packages have bound these.
+
+    Args:
+        stand_ins: each function with its stand-in.
+        within: names of packages or modules; with their sub-modules.
+    """
+    prefixes = tuple(f"{package}." for package in within)
+    wanted = {id(original): (original, stand_in) for original, stand_in in stand_ins}
+    bound = [
+        (module, name, *wanted[id(value)])
+        for path, module in list(sys.modules.items())
+        if module is not None and f"{path}.".startswith(prefixes)
+        for name, value in list(vars(module).items())
+        if id(value) in wanted
+    ]
+    try:
+        for module, name, _, stand_in in bound:
+            setattr(module, name, stand_in)
+        yield
+    finally:
+        for module, name, original, _ in bound:
+            setattr(module, name, original)
 
 
 def stamp(message: Message, message_id: str, created_at: float, ttl: float) -> None:
@@ -73,14 +103,14 @@ def reply_with(message: Message, content: RecordDict) -> Message:
 
     Those a grid stamps on it anyway, and Flower's constructor takes four times as long.
     """
-    reply, asked = with_content(message, content), message.metadata
+    reply, request = with_content(message, content), message.metadata
     reply.metadata.__dict__.update(
         _message_id="",
-        _reply_to_message_id=asked.message_id,
-        _src_node_id=asked.dst_node_id,
-        _dst_node_id=asked.src_node_id,
-        _src_task_id=asked.dst_task_id,
-        _dst_task_id=asked.src_task_id,
+        _reply_to_message_id=request.message_id,
+        _src_node_id=request.dst_node_id,
+        _dst_node_id=request.src_node_id,
+        _src_task_id=request.dst_task_id,
+        _dst_task_id=request.src_task_id,
     )
     return reply
 

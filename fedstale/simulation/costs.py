@@ -71,7 +71,7 @@ class Costs:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> "Costs":
-        """Return the costs in a TOML table with dashed keys, refusing keys that mean nothing."""
+        """Return the costs in a TOML table with dashed keys, rejecting keys that mean nothing."""
         known = {f.name.replace("_", "-"): f.name for f in fields(cls)}
         unknown = sorted(set(table) - set(known))
         if unknown:
@@ -137,7 +137,7 @@ class CostBook:
             ConfigError: the app does not declare what the message needs.
         """
         if kind not in ("train", "evaluate"):
-            # Apps with client_fn also ask for parameters and properties, which a device has.
+            # Apps with client_fn also request parameters and properties, which a device has.
             return self.costs.query_work
         name = "work_per_example" if kind == "train" else "evaluate_work_per_example"
         each = getattr(self.costs, name)
@@ -166,7 +166,7 @@ class CostBook:
         other reply has the size of the request without its arrays.
 
         Raises:
-            ConfigError: the reply is the first model, and nobody has said how big it is.
+            ConfigError: the reply is the first model, and its size is not declared.
         """
         known = self._reply_bytes.get(kind)
         if known is not None:

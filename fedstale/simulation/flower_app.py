@@ -1,17 +1,19 @@
 """A Flower app directory, as `flwr run` accepts it, loaded into this process.
 
-The ServerApp and ClientApp are found where pyproject.toml says, the run config is merged as Flower
-merges it, and what fedstale needs to know besides is in the table `[tool.fedstale]`.
+pyproject.toml says where the ServerApp and the ClientApp are. The run config is combined as Flower
+combines it. The table `[tool.fedstale]` holds what fedstale needs besides: what messages cost, and
+how clients can be trained together.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flwr.app import Context, Message
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict, get_project_config
@@ -20,12 +22,105 @@ from flwr.supercore.object_ref import load_app as load_reference
 
 from fedstale.errors import ConfigError
 from fedstale.simulation.costs import Costs
-from fedstale.simulation.executors.declaration import Declaration
 from fedstale.simulation.old_api import is_runnable
 
 _App = TypeVar("_App", ServerApp, ClientApp)
 
 BUILT_IN = Path(__file__).parent.parent / "apps"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchedDeclaration:
+    """What an app declares so that its clients can be trained as one program.
+
+    Three lines in the pyproject.toml of the app, each `module:attribute`:
+
+        [tool.fedstale.batched]
+        job = "my_app.client_app:job"
+        network = "my_app.task:Network"
+        losses = "my_app.task:losses"
+
+    `job(message, context)` returns what one client trains on, a mapping with
+
+    - `data`: tensors whose first axis is the examples;
+    - `order`: the examples in the order of training, an array of shape (epochs, examples), and
+      `batch_size`: how many of them make a step, fewer at the end of an epoch;
+    - `learning_rate`, and if they are not 0: `momentum`, `weight_decay`, `max_norm` (the
+      gradient's).
+
+    `network()` makes the model, and `losses(network, *batch)` returns the loss of each example of
+    a batch. In the place of the last two lines may stand one:
+
+        fit-many = "my_app.task:fit_many"
+
+    `fit_many(models, jobs)` trains all clients itself: it gets each array of the model with a
+    first axis of clients, and the clients' jobs, and returns the arrays and the mean loss of each
+    client. A line `reply = "..."`, with `reply(message, state, loss, job)`, makes another reply
+    than the usual one: the arrays, and the metrics `train_loss` and `num-examples`.
+    """
+
+    job: str
+    """What a client trains on, module:attribute."""
+    network: str | None = None
+    """Makes the model."""
+    losses: str | None = None
+    """The loss of each example of a batch."""
+    fit_many: str | None = None
+    """Trains many clients, in the place of network and losses."""
+    reply: str | None = None
+    """Makes a client's reply, if it is not the usual one."""
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> "BatchedDeclaration":
+        """Read the table.
+
+        Raises:
+            ConfigError: a key means nothing or is missing, or a value is no reference.
+        """
+        known = {f.name.replace("_", "-"): f.name for f in fields(cls)}
+        for key, value in table.items():
+            if key not in known:
+                raise ConfigError(
+                    f"[tool.fedstale.batched] has unknown key {key!r}: expected some of "
+                    f"{sorted(known)}"
+                )
+            if not isinstance(value, str) or value.count(":") != 1:
+                raise ConfigError(
+                    f"[tool.fedstale.batched] {key} = {value!r}: expected module:attribute"
+                )
+        many, each = "fit-many" in table, {"network", "losses"} & table.keys()
+        if "job" not in table or (bool(each) if many else len(each) < 2):
+            raise ConfigError(
+                f"[tool.fedstale.batched] has {sorted(table)}: expected job, and either network "
+                "and losses or fit-many"
+            )
+        return cls(**{known[key]: value for key, value in table.items()})
+
+    def load(self, directory: Path) -> "BatchedFunctions":
+        """Import what is declared.
+
+        Args:
+            directory: of the app.
+
+        Raises:
+            ConfigError: something cannot be imported, or cannot be called.
+        """
+        found: dict[str, Any] = {}
+        for name in (f.name for f in fields(self)):
+            reference = getattr(self, name)
+            found[name] = None if reference is None else _load_function(name, reference, directory)
+        return BatchedFunctions(**found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchedFunctions:
+    """The functions that a declaration names."""
+
+    job: Callable[[Message, Context], Mapping[str, Any]]
+    network: Callable[[], Any] | None = None
+    losses: Callable[..., Any] | None = None
+    fit_many: Callable[..., Any] | None = None
+    reply: Callable[..., Message] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +136,8 @@ class FlowerApp:
     defaults: Mapping[str, Any]
     """The run config of pyproject.toml, flat."""
     costs: Costs
-    batched: Declaration | None = None
-    """How many clients are trained as one program, if the app says so."""
+    batched: BatchedDeclaration | None = None
+    """How its clients are trained as one program, if the app declares it."""
 
     @classmethod
     def find(cls, app: str | Path) -> "FlowerApp":
@@ -76,7 +171,7 @@ class FlowerApp:
             client=flower["components"]["clientapp"],
             defaults=flatten_dict(flower.get("config", {})),
             costs=Costs.from_table(own),
-            batched=None if batched is None else Declaration.from_table(batched),
+            batched=None if batched is None else BatchedDeclaration.from_table(batched),
         )
 
     def run_config(self, overrides: Mapping[str, Any]) -> UserConfig:
@@ -173,3 +268,14 @@ def _load(reference: str, directory: Path, kind: type[_App]) -> _App:
     if not isinstance(app, kind):
         raise ConfigError(f"{reference} is a {type(app).__name__}: expected a flwr {kind.__name__}")
     return app
+
+
+def _load_function(name: str, reference: str, directory: Path) -> Callable[..., Any]:
+    where = f"[tool.fedstale.batched] {name.replace('_', '-')} = {reference!r}"
+    try:
+        found = load_reference(reference, ConfigError, directory)
+    except Exception as problem:
+        raise ConfigError(f"{where} cannot be imported: {problem}") from problem
+    if not callable(found):
+        raise ConfigError(f"{where} is a {type(found).__name__}: expected a function or a class")
+    return found

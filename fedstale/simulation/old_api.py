@@ -1,20 +1,14 @@
 """Runs ServerApps of Flower's older API (`server_fn`, strategies of `flwr.server`) on a TraceGrid.
 
-That API asks every client in a thread of its own, and keeps the list of clients in one more thread
-that looks every five wall seconds. On a virtual clock threads would take turns in an order that
-nobody fixes. Here one thread does it all: the messages of a round are sent together, and a `Roster`
-takes the place of the other thread. Flower has no seam for this, so its functions are replaced for
-the duration of a run, all of them in this file. Proxies that are asked one by one
+That API sends to every client from a thread of its own, and one more thread updates the list of
+clients every five wall seconds. On a virtual clock threads would take turns in no fixed order. Here
+one thread does it all: the messages of a round are sent together, and `ClientManagerSync` takes the
+place of the updating thread. Flower has no seam for this, so its functions are replaced for the
+duration of a run, all of them in this file. Proxies that are called one by one
 (`client.get_properties`) work as they are, from that one thread.
-
-Keeps the ClientManager of Flower's older API in step with who is online.
-
-Flower does this in a thread that looks every five wall seconds; here the list is brought up to date
-whenever somebody reads it, and whoever waits for clients waits on the virtual clock.
 """
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,17 +31,21 @@ from flwr.server.strategy import Strategy
 from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp import ServerApp
 
-from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server.runtime import RunEnded
+from fedstale.simulation.compat import replaced
+from fedstale.simulation.trace_grid import TraceGrid
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 5.0  # as Flower's own thread does
+_UPDATE_EVERY_S = 5.0  # as Flower's own thread does
 _PATIENCE_S = 86_400  # of Flower's own wait_for
 
 
-class Roster:
-    """Keeps a ClientManager in step with who is online, whenever it is read."""
+class ClientManagerSync:
+    """Brings a ClientManager up to date with who is online whenever the manager is read.
+
+    Waiting for clients waits on the virtual clock.
+    """
 
     def __init__(self, grid: TraceGrid, manager: ClientManager) -> None:
         """Take over the methods of one manager that need to know who is online.
@@ -60,7 +58,7 @@ class Roster:
         self._count = manager.num_available
         self._registered: dict[int, GridClientProxy] = {}
         self.shortage = ""
-        """The last wait that was in vain, in words."""
+        """The last wait that found too few clients, in words; empty if there was none."""
         for name in ("num_available", "all", "sample"):
             setattr(manager, name, self._updating(getattr(manager, name)))
         manager.wait_for = self._wait_for  # type: ignore[method-assign]
@@ -93,7 +91,7 @@ class Roster:
                 return True
             if self._grid.now() - begin >= timeout:
                 break
-            self._grid.sleep(min(_LOOK_EVERY_S, begin + timeout - self._grid.now()))
+            self._grid.sleep(min(_UPDATE_EVERY_S, begin + timeout - self._grid.now()))
         self.shortage = (
             f"waited {timeout:,.0f} s of virtual time for {num_clients} clients, but at most "
             f"{most} were online at once: let the strategy wait for fewer, or use more devices"
@@ -119,18 +117,8 @@ def server_fn_on(grid: TraceGrid, *packages: str) -> Iterator[None]:
     stand_ins: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
         (flower_start.start_grid, _start_grid),
         (flower_updates.start_update_client_manager_thread, _start_no_thread),
-        (flower_server.fit_clients, partial(_ask, grid, _FIT)),
-        (flower_server.evaluate_clients, partial(_ask, grid, _EVALUATE)),
-    ]
-    # Modules call these by the names that they imported.
-    within = tuple(f"{package}." for package in ("flwr.server", "flwr.serverapp", *packages))
-    bound = [
-        (module, name, original, stand_in)
-        for path, module in list(sys.modules.items())
-        if f"{path}.".startswith(within)
-        for name, value in list(vars(module).items())
-        for original, stand_in in stand_ins
-        if value is original
+        (flower_server.fit_clients, partial(_send_to_all, grid, _FIT)),
+        (flower_server.evaluate_clients, partial(_send_to_all, grid, _EVALUATE)),
     ]
     run_workflow = DefaultWorkflow.__call__
 
@@ -138,15 +126,13 @@ def server_fn_on(grid: TraceGrid, *packages: str) -> Iterator[None]:
         with _watched(context.strategy, grid):
             run_workflow(workflow, grid, context)
 
-    try:
-        for module, name, _, stand_in in bound:
-            setattr(module, name, stand_in)
+    # Modules call the functions by the names that they imported.
+    with replaced(stand_ins, within=("flwr.server", "flwr.serverapp", *packages)):
         DefaultWorkflow.__call__ = run_watched  # type: ignore[method-assign, assignment]
-        yield
-    finally:
-        DefaultWorkflow.__call__ = run_workflow  # type: ignore[method-assign]
-        for module, name, original, _ in bound:
-            setattr(module, name, original)
+        try:
+            yield
+        finally:
+            DefaultWorkflow.__call__ = run_workflow  # type: ignore[method-assign]
 
 
 def is_runnable(server: ServerApp) -> bool:
@@ -164,11 +150,11 @@ def _start_grid(
     client_manager: ClientManager | None = None,
 ) -> History:
     server, config = flower_server.init_defaults(server, config, strategy, client_manager)
-    roster = Roster(grid, server.client_manager())
+    sync = ClientManagerSync(grid, server.client_manager())
     with _watched(server.strategy, grid) as trained:
         history = flower_server.run_fl(server, config)
-    if roster.shortage and not trained:
-        raise RunEnded(roster.shortage, stuck=True)
+    if sync.shortage and not trained:
+        raise RunEnded(sync.shortage, stuck=True)
     return history
 
 
@@ -176,7 +162,7 @@ def _start_no_thread(
     grid: TraceGrid, client_manager: ClientManager
 ) -> tuple[threading.Thread, threading.Event, threading.Event]:
     """Return what workflows expect: a thread to join, here one that has nothing to do."""
-    Roster(grid, client_manager)
+    ClientManagerSync(grid, client_manager)
     ready = threading.Event()
     thread = threading.Thread(target=ready.set, daemon=True)
     thread.start()
@@ -185,7 +171,7 @@ def _start_no_thread(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exchange:
-    """One kind of question to clients, and how both sides travel in a message."""
+    """One kind of request to clients, and how both sides travel in a message."""
 
     message_type: str
     pack: Callable[[Any], RecordDict]
@@ -205,7 +191,7 @@ _EVALUATE = _Exchange(
 )
 
 
-def _ask(  # noqa: PLR0917 - as Flower calls it
+def _send_to_all(  # noqa: PLR0917 - as Flower calls it
     grid: TraceGrid,
     exchange: _Exchange,
     client_instructions: Sequence[tuple[ClientProxy, Any]],
@@ -213,12 +199,12 @@ def _ask(  # noqa: PLR0917 - as Flower calls it
     timeout: float | None,
     group_id: int,
 ) -> _Collected:
-    """Ask all clients of a round at once; stands in for fit_clients and evaluate_clients.
+    """Send to all clients of a round at once; stands in for fit_clients and evaluate_clients.
 
     Args:
         grid: where messages go.
-        exchange: what is asked.
-        client_instructions: whom to ask, and what.
+        exchange: the kind of request.
+        client_instructions: the clients, and what each is to do.
         max_workers: how many threads Flower would use; has no meaning here.
         timeout: seconds for which each message is valid; None takes Flower's 12 hours.
         group_id: the round.
@@ -255,18 +241,16 @@ def _sort_in(
         return
     message_id = reply.metadata.reply_to_message_id
     try:
-        answer = exchange.unpack(reply.content)
+        result = exchange.unpack(reply.content)
     except Exception as problem:
         grid.runtime.rejected(message_id, reason=f"{type(problem).__name__}: {problem}")
         failures.append(problem)
         return
-    if answer.status.code == Code.OK:
-        results.append((client, answer))
+    if result.status.code == Code.OK:
+        results.append((client, result))
     else:
-        grid.runtime.rejected(
-            message_id, reason=f"{answer.status.code.name}: {answer.status.message}"
-        )
-        failures.append((client, answer))
+        grid.runtime.rejected(message_id, reason=f"{result.status.code.name}: {result.status.message}")
+        failures.append((client, result))
 
 
 @contextmanager
@@ -297,7 +281,7 @@ def _watched(strategy: Strategy, grid: TraceGrid) -> Iterator[list[int]]:
         "evaluate": partial(evaluated, "server"),
     }
     for name, listener in listeners.items():
-        setattr(strategy, name, _heard(getattr(strategy, name), listener))
+        setattr(strategy, name, _reported(getattr(strategy, name), listener))
     try:
         yield trained
     finally:
@@ -305,14 +289,16 @@ def _watched(strategy: Strategy, grid: TraceGrid) -> Iterator[list[int]]:
             delattr(strategy, name)
 
 
-def _heard(method: Callable[..., Any], listener: Callable[[int, Any], None]) -> Callable[..., Any]:
+def _reported(
+    method: Callable[..., Any], listener: Callable[[int, Any], None]
+) -> Callable[..., Any]:
     @wraps(method)
-    def heard(server_round: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def reporting(server_round: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         outcome = method(server_round, *args, **kwargs)
         listener(server_round, outcome)
         return outcome
 
-    return heard
+    return reporting
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

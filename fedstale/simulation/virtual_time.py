@@ -2,17 +2,16 @@
 
 A stock strategy sleeps while too few nodes are online, and an app may stamp or pace its own loop.
 Under `TraceGrid` those seconds must be the devices' seconds, and cost none on the wall. Only the
-thread that runs the ServerApp is fooled, and only while it is not training a client.
+thread that runs the ServerApp sees virtual time, and only while it is not training a client.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from typing import Any
 
-_NAMES = ("time", "sleep", "monotonic")
+from fedstale.simulation.compat import replaced
 
 
 class VirtualTime:
@@ -30,12 +29,8 @@ class VirtualTime:
         """
         self._now, self._sleep, self._base = now, sleep, base
         self._thread: int | None = None
-        self._real = {name: getattr(time, name) for name in _NAMES}
-        self._virtual: dict[str, Callable[..., float | None]] = {
-            "time": self._time,
-            "sleep": self._sleep_for,
-            "monotonic": self._monotonic,
-        }
+        self._real_time, self._real_monotonic = time.time, time.monotonic
+        self._real_sleep = time.sleep
 
     @contextmanager
     def running(self, prefixes: tuple[str, ...]) -> Iterator[None]:
@@ -44,25 +39,16 @@ class VirtualTime:
         Args:
             prefixes: names of packages that may have bound `from time import sleep` already.
         """
-        self._thread = threading.get_ident()
-        bound = [
-            (module, attribute, value)
-            for module in _modules(prefixes)
-            for attribute, value in list(vars(module).items())
-            if any(value is real for real in self._real.values())
+        stand_ins: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+            (self._real_time, self._time),
+            (self._real_monotonic, self._monotonic),
+            (self._real_sleep, self._sleep_for),
         ]
-        names = {id(real): name for name, real in self._real.items()}
+        self._thread = threading.get_ident()
         try:
-            for name in _NAMES:
-                setattr(time, name, self._virtual[name])
-            for module, attribute, value in bound:
-                setattr(module, attribute, self._virtual[names[id(value)]])
-            yield
+            with replaced(stand_ins, within=("time", *prefixes)):
+                yield
         finally:
-            for name in _NAMES:
-                setattr(time, name, self._real[name])
-            for module, attribute, value in bound:
-                setattr(module, attribute, value)
             self._thread = None
 
     @contextmanager
@@ -74,25 +60,17 @@ class VirtualTime:
         finally:
             self._thread = thread
 
-    def _is_fooled(self) -> bool:
+    def _is_virtual(self) -> bool:
         return self._thread is not None and self._thread == threading.get_ident()
 
     def _time(self) -> float:
-        return self._base + self._now() if self._is_fooled() else float(self._real["time"]())
+        return self._base + self._now() if self._is_virtual() else self._real_time()
 
     def _monotonic(self) -> float:
-        return self._now() if self._is_fooled() else float(self._real["monotonic"]())
+        return self._now() if self._is_virtual() else self._real_monotonic()
 
     def _sleep_for(self, seconds: float) -> None:
-        if self._is_fooled():
+        if self._is_virtual():
             self._sleep(seconds)
         else:
-            self._real["sleep"](seconds)
-
-
-def _modules(prefixes: tuple[str, ...]) -> list[ModuleType]:
-    return [
-        module
-        for name, module in list(sys.modules.items())
-        if module is not None and any(name == p or name.startswith(p + ".") for p in prefixes)
-    ]
+            self._real_sleep(seconds)

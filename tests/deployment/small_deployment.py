@@ -3,7 +3,7 @@
 import threading
 import time
 
-from fedstale.deployment.up import run_app
+from fedstale.deployment.local import run_app
 
 PYPROJECT = """
 [project]
@@ -98,16 +98,16 @@ def write_app(folder, pyproject=PYPROJECT, server=SERVER, client=CLIENT):
 
 
 class Running:
-    """A run in a thread of its own, while the test does something to the fleet."""
+    """A run in a thread of its own, while the test does something to the deployment."""
 
-    def __init__(self, fleet, app, run_config):
+    def __init__(self, deployment, app, run_config):
         self.lines, self.problem = [], None
-        self.thread = threading.Thread(target=self._run, args=(fleet, app, run_config))
+        self.thread = threading.Thread(target=self._run, args=(deployment, app, run_config))
         self.thread.start()
 
-    def _run(self, fleet, app, run_config):
+    def _run(self, deployment, app, run_config):
         try:
-            run_app(fleet, app, run_config=run_config, show=self.lines.append)
+            run_app(deployment, app, run_config=run_config, show=self.lines.append)
         except BaseException as problem:
             self.problem = problem
 

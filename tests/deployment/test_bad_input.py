@@ -13,8 +13,7 @@ from fedstale.deployment import commands
 from fedstale.deployment.certificates import write_certificates, write_node_key
 from fedstale.deployment.commands import Address
 from fedstale.deployment.diagnosis import explain
-from fedstale.deployment.fleet import free_port
-from fedstale.deployment.up import fleet_up, run_app
+from fedstale.deployment.local import free_port, local_deployment, run_app
 from fedstale.errors import FedstaleError
 from fedstale.strategies.server.checkpoint import read_checkpoint
 
@@ -99,12 +98,10 @@ if any(word.endswith("flwr-clientapp") for word in sys.orig_argv):
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory):
+def deployment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flower")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
-        with fleet_up(folder / "fleet", nodes=1) as fleet:
-            yield fleet
+    with local_deployment(folder / "deployment", nodes=1) as deployment:
+        yield deployment
 
 
 @pytest.fixture
@@ -113,91 +110,91 @@ def app(tmp_path):
     return write_app(tmp_path / "adder", pyproject, SERVER, "import fedstale.client\n" + CLIENT)
 
 
-def text(fleet, name):
-    return fleet.log(name).read_text(errors="replace")
+def text(deployment, name):
+    return deployment.log(name).read_text(errors="replace")
 
 
-def start_node(fleet, folder, *, link=None, ca=None, customised="", registered=True):
+def start_node(deployment, folder, *, link=None, ca=None, customised="", registered=True):
     """Start a node in which one thing is wrong; return its name."""
     name = folder.name
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(customised)
     public = write_node_key(folder / "key")
     if registered:
-        fleet.control.register(public)
+        deployment.control.register(public)
     command = commands.supernode(
-        link or fleet.at,
-        ca or fleet.tls.ca,
+        link or deployment.at,
+        ca or deployment.tls.ca,
         folder / "key",
         port=free_port(),
         config={"partition-id": 1},
     )
-    environment = commands.environment(fleet.folder / f"home-{name}")
+    environment = commands.environment(deployment.folder / f"home-{name}")
     environment["PYTHONPATH"] = str(folder / "site")
     found = commands.found(command, environment)
-    fleet.family.start(name, found, environment=environment, log=fleet.log(name))
+    deployment.processes.start(name, found, environment=environment, log=deployment.log(name))
     return name
 
 
-def explained(fleet, name):
+def explained(deployment, name):
     """Return what is said of a node that does not come online."""
-    wait_for(lambda: explain(text(fleet, name)))
-    fleet.family.kill(name)
-    return explain(text(fleet, name))
+    wait_for(lambda: explain(text(deployment, name)))
+    deployment.processes.kill(name)
+    return explain(text(deployment, name))
 
 
-def test_a_node_with_the_certificate_of_another_authority(fleet, tmp_path):
+def test_a_node_with_the_certificate_of_another_authority(deployment, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     other = write_certificates(tmp_path / "elsewhere", ["localhost"])
-    name = start_node(fleet, tmp_path, ca=other.ca)
-    assert "was not signed by the authority" in explained(fleet, name)
+    name = start_node(deployment, tmp_path, ca=other.ca)
+    assert "was not signed by the authority" in explained(deployment, name)
 
 
-def test_a_node_with_a_wrong_port(fleet, tmp_path):
-    name = start_node(fleet, tmp_path, link=Address("127.0.0.1", free_port()))
-    assert "check --superlink" in explained(fleet, name)
+def test_a_node_with_a_wrong_port(deployment, tmp_path):
+    name = start_node(deployment, tmp_path, link=Address("127.0.0.1", free_port()))
+    assert "check --superlink" in explained(deployment, name)
 
 
-def test_a_node_with_an_unknown_name_of_the_superlink(fleet, tmp_path):
-    name = start_node(fleet, tmp_path, link=Address("no-such.invalid", 8000))
-    assert "check --superlink" in explained(fleet, name)
+def test_a_node_with_an_unknown_name_of_the_superlink(deployment, tmp_path):
+    name = start_node(deployment, tmp_path, link=Address("no-such.invalid", 8000))
+    assert "check --superlink" in explained(deployment, name)
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-def test_a_node_whose_clock_is_off_by_an_hour(fleet, tmp_path, hours):
-    name = start_node(fleet, tmp_path, customised=OTHER_CLOCK.format(hours=hours))
-    assert "set this machine's clock" in explained(fleet, name)
+def test_a_node_whose_clock_is_off_by_an_hour(deployment, tmp_path, hours):
+    name = start_node(deployment, tmp_path, customised=OTHER_CLOCK.format(hours=hours))
+    assert "set this machine's clock" in explained(deployment, name)
     # The SuperLink's log says it too, and nobody else is affected.
-    assert "refused the signature of a node" in explain(text(fleet, "superlink"))
-    assert fleet.control.nodes()[fleet.node_ids[0]] == "online"
+    assert "rejected the signature of a node" in explain(text(deployment, "superlink"))
+    assert deployment.control.nodes()[deployment.node_ids[0]] == "online"
 
 
-def test_a_run_on_a_superlink_of_an_unknown_name(fleet, app, monkeypatch):
-    monkeypatch.setattr("fedstale.deployment.up.LINK", "nowhere")
+def test_a_run_on_a_superlink_of_an_unknown_name(deployment, app, monkeypatch):
+    monkeypatch.setattr("fedstale.deployment.local.LINK", "nowhere")
     with pytest.raises(FedstaleError, match="nowhere"):
-        run_app(fleet, app, show=lambda line: None)
+        run_app(deployment, app, show=lambda line: None)
 
 
 @pytest.mark.slow
-def test_a_node_without_fedstale_fails_alone(fleet, app, tmp_path):
-    name = start_node(fleet, tmp_path, customised=WITHOUT_FEDSTALE)
-    wait_for(lambda: sorted(fleet.control.nodes().values()).count("online") == 2)
+def test_a_node_without_fedstale_fails_alone(deployment, app, tmp_path):
+    name = start_node(deployment, tmp_path, customised=WITHOUT_FEDSTALE)
+    wait_for(lambda: sorted(deployment.control.nodes().values()).count("online") == 2)
     lines = []
-    run_app(fleet, app, show=lines.append)
+    run_app(deployment, app, show=lines.append)
     assert any("version 2 mean" in line for line in lines), lines
     assert any("rejected: error" in line and "fedstale" in line for line in lines), lines
-    assert "needs the package fedstale" in explained(fleet, name)
+    assert "needs the package fedstale" in explained(deployment, name)
 
 
 @pytest.mark.slow
 def test_a_full_disk_and_a_checkpoint_of_another_model_leave_the_last_good_one(
-    fleet, app, tmp_path
+    deployment, app, tmp_path
 ):
     folder = tmp_path / "checkpoints"
     size = 50_000  # float32, 200 kB in a checkpoint
     config = f"checkpoints='{folder}' size={size}"
     lines = []
-    run_app(fleet, app, run_config=f"{config} rounds=4 most-bytes=100000", show=lines.append)
+    run_app(deployment, app, run_config=f"{config} rounds=4 most-bytes=100000", show=lines.append)
     # The limit came before version 3 was kept; the run went on, and said so.
     assert any("version 4 mean" in line for line in lines), lines
     assert any("no checkpoint of version 3" in line for line in lines), lines
@@ -205,9 +202,9 @@ def test_a_full_disk_and_a_checkpoint_of_another_model_leave_the_last_good_one(
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     with pytest.raises(FedstaleError, match="another model"):
-        run_app(fleet, app, run_config=f"resume='{folder}' size=20", show=lambda line: None)
+        run_app(deployment, app, run_config=f"resume='{folder}' size=20", show=lambda line: None)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     lines = []
-    run_app(fleet, app, run_config=f"{config} resume='{folder}' rounds=3", show=lines.append)
+    run_app(deployment, app, run_config=f"{config} resume='{folder}' rounds=3", show=lines.append)
     assert any("version 3 mean" in line for line in lines), lines
     assert not any("version 2 mean" in line for line in lines), lines

@@ -1,116 +1,19 @@
-"""Certificates and keys, as other programs read them, and what is said of wrong ones."""
+"""Certificates and keys, as other programs read them."""
 
-import http.server
 import shutil
-import socket
-import ssl
 import stat
 import subprocess
-import threading
-from contextlib import contextmanager
 
 import pytest
 from flwr.cli.supernode.register import try_load_public_key
 
-from fedstale.deployment import reach
 from fedstale.deployment.certificates import write_certificates, write_node_key
-from fedstale.deployment.commands import Address
-from fedstale.deployment.diagnosis import explain
-from fedstale.deployment.fleet import free_port
-from fedstale.errors import ConfigError, FedstaleError
+from fedstale.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory):
     return write_certificates(tmp_path_factory.mktemp("tls"), ["localhost", "127.0.0.1"])
-
-
-class Healthy(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path == "/health" else 404)
-        self.end_headers()
-
-    def log_message(self, *args):
-        pass
-
-
-@contextmanager
-def serving(tls=None):
-    """An HTTP server with a certificate, or without TLS; gives its port."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
-        if tls is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(tls.certificate, tls.key)
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        server.handle_error = lambda *args: None
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_a_server_with_the_certificate_is_trusted_by_whoever_has_the_authority(tls, host):
-    with serving(tls) as port:
-        reach.ask(Address(host, port), tls.ca)
-        assert reach.is_healthy(Address(host, port), tls.ca)
-
-
-def test_wrong_certificate(tls, tmp_path):
-    other = write_certificates(tmp_path, ["localhost"])
-    with serving(tls) as port, pytest.raises(FedstaleError, match="not signed by the given"):
-        reach.ask(Address("localhost", port), other.ca)
-
-
-def test_wrong_name(tmp_path):
-    elsewhere = write_certificates(tmp_path, ["example.org"])
-    with serving(elsewhere) as port, pytest.raises(FedstaleError, match="not for the name"):
-        reach.ask(Address("localhost", port), elsewhere.ca)
-
-
-def test_wrong_port(tls):
-    with pytest.raises(FedstaleError, match="nothing listens at"):
-        reach.ask(Address("127.0.0.1", free_port()), tls.ca)
-
-
-def test_unknown_name(tls):
-    with pytest.raises(FedstaleError, match=r"the name 'no-such\.invalid' of the SuperLink"):
-        reach.ask(Address("no-such.invalid", 8000), tls.ca)
-
-
-def test_no_tls_where_tls_is_expected_and_the_other_way_round(tls):
-    with serving() as port:
-        reach.ask(Address("127.0.0.1", port), None, insecure=True)
-        with pytest.raises(FedstaleError, match="does not speak TLS"):
-            reach.ask(Address("127.0.0.1", port), tls.ca)
-    with serving(tls) as port, pytest.raises(FedstaleError, match="plain HTTP"):
-        reach.ask(Address("127.0.0.1", port), None, insecure=True)
-
-
-def test_something_that_never_answers(tls, monkeypatch):
-    monkeypatch.setattr(reach, "_LIMIT_S", 0.2)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        with pytest.raises(FedstaleError, match="does not answer within"):
-            reach.ask(Address("127.0.0.1", silent.getsockname()[1]), tls.ca)
-
-
-def test_a_certificate_file_that_is_missing_or_none(tls, tmp_path):
-    with pytest.raises(ConfigError, match="there is no such file"):
-        reach.ask(Address("127.0.0.1", 1), tmp_path / "nowhere.crt")
-    (tmp_path / "text.crt").write_text("no certificate")
-    with pytest.raises(ConfigError, match="no PEM certificate"):
-        reach.ask(Address("127.0.0.1", 1), tmp_path / "text.crt")
-
-
-@pytest.mark.parametrize("text", ["localhost", "localhost:0", "a:b", ":1", "http://x:1", "x:70000"])
-def test_an_address_that_is_none(text):
-    with pytest.raises(ConfigError, match="expected HOST:PORT"):
-        reach.address(text)
 
 
 def test_secrets_are_readable_by_their_owner_only(tls, tmp_path):
@@ -142,38 +45,3 @@ def test_openssl_verifies_the_chain(tls):
 def test_what_no_certificate_can_be_made_of(tmp_path, hosts, days):
     with pytest.raises(ConfigError, match="expected"):
         write_certificates(tmp_path, hosts, days=days)
-
-
-# Lines that Flower 1.41 really writes.
-LOGS = {
-    "Exit Code: 305\n[code: 2004] Failed to activate SuperNode.": "register its public key",
-    "[code: 2001] SuperNode authentication is enabled. All": "accepts registered nodes only",
-    '127.0.0.1:45972 - "POST /v1/fleet/activate-node HTTP/1.1" 401': "set the node's clock",
-    "INFO :      SuperNode terminated gracefully.": "set this machine's clock",
-    "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to": "not signed by the",
-    "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)": "does not speak TLS",
-    "[Errno 111] Connection refused": "nothing listens",
-    "[Errno -2] Name or service not known": "name is unknown",
-    "Path argument `--ssl-ca-certfile` does not point to a file.": "--ssl-ca-certfile names a file",
-    "('127.0.0.1', 48655): address already in use": "port is taken",
-    "Option `--insecure` was set. Starting\nx\nConnection attempt failed, retrying": "plain HTTP",
-    "ModuleNotFoundError: No module named 'sklearn'": "needs the package sklearn",
-}
-
-
-@pytest.mark.parametrize("log", LOGS)
-def test_a_log_becomes_one_sentence(log):
-    sentence = explain(log)
-    assert LOGS[log] in sentence
-    assert "\n" not in sentence
-
-
-def test_a_log_without_a_known_failure_is_not_explained():
-    assert explain("INFO : Starting Flower SuperNode") is None
-
-
-def test_a_log_is_not_explained_before_its_reason_is_written():
-    written = "ERROR : SSL/TLS handshake error detected.\n"
-    assert explain(written) is None
-    written += "ERROR : Exit Code: 305\n[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"
-    assert "not signed by the authority" in explain(written)

@@ -8,9 +8,8 @@ from small_deployment import PYPROJECT, write_app
 from typer.testing import CliRunner
 
 from fedstale.cli import deploy as deploy_commands
-from fedstale.deployment import app_source
-from fedstale.deployment.check import check_app, check_superlink
-from fedstale.deployment.fleet import free_port
+from fedstale.deployment.check import check_app, check_superlink, read_source
+from fedstale.deployment.local import free_port
 from fedstale.errors import ConfigError
 from fedstale.simulation.flower_app import BUILT_IN, built_in_apps
 
@@ -145,7 +144,7 @@ def test_a_folder_without_an_app(tmp_path):
 
 
 def test_sources_are_read_without_running_them():
-    source = app_source.read("import a.b\nfrom c import d\nfrom . import e\nf('g.npz')\n1 / 0")
+    source = read_source("import a.b\nfrom c import d\nfrom . import e\nf('g.npz')\n1 / 0")
     assert source.imports == {"a.b": 1, "c": 2}
     assert "g.npz" in source.strings
 

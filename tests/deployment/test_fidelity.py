@@ -3,26 +3,69 @@
 import runpy
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from fedstale.reports.run_record import RunRecord
 
-pytestmark = [pytest.mark.deployment, pytest.mark.slow]
+BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "fidelity.py"))
+compare, measure, order = (BENCHMARK[name] for name in ("compare", "measure", "order"))
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "fidelity.py"
 
-
+@pytest.mark.deployment
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_real_processes_follow_the_simulation(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    measure = runpy.run_path(str(BENCHMARK))["measure"]
+def test_real_processes_follow_the_simulation(tmp_path):
     found = measure(tmp_path, nodes=3, speed_up=12.0, versions=3, traces="synthetic:3", seed=4)
     # What Flower needs depends on the machine; that jobs take the trace's time does not.
     assert found["jobs"]["matched"] >= 6
     assert found["duration"]["median_rounds"] < 0.25, found
     assert found["merge_order"] > 0.8, found
     assert found["same_status"] > 0.7, found
-    record = RunRecord.read(tmp_path / "fleet" / "run")
+    record = RunRecord.read(tmp_path / "deployment" / "run")
     assert record.summary["status"] == "finished"
     assert record.summary["speed_up"] == 12.0
-    assert (tmp_path / "fleet" / "run" / "report.html").is_file()
+    assert (tmp_path / "deployment" / "run" / "report.html").is_file()
+
+
+def timeline(late_s=0.0, merged=(1, 1, 2, 2), status="reported"):
+    sent = np.array([0.0, 0.0, 100.0, 110.0])
+    return pd.DataFrame(
+        {
+            "device_id": ["a", "b", "a", "b"],
+            "sent_at": sent,
+            "downloaded_at": sent + 1.0,
+            "reported_at": sent + 50.0 + late_s,
+            "delivered_at": sent + 50.0 + late_s,
+            "aggregated_version": merged,
+            "base_version": [0, 0, 1, 1],
+            "staleness": [0.0, 0.0, 0.0, np.nan],
+            "status": status,
+        }
+    )
+
+
+def test_a_timeline_is_itself():
+    found = compare(timeline(), timeline())
+    assert found["jobs"] == {"simulated": 4, "real": 4, "matched": 4}
+    assert found["round_s"] == 110.0
+    assert found["reported_at"]["median_s"] == 0.0
+    assert found["merge_order"] == found["same_staleness"] == found["same_status"] == 1.0
+
+
+def test_errors_are_counted_in_seconds_and_rounds_and_merges_in_pairs():
+    other = timeline(late_s=11.0, merged=(2, 1, 1, 2))
+    found = compare(timeline(), other)
+    assert found["reported_at"] == {
+        "n": 4,
+        "median_s": 11.0,
+        "p90_s": 11.0,
+        "median_rounds": pytest.approx(0.1),
+        "p90_rounds": pytest.approx(0.1),
+    }
+    assert found["sent_at"]["median_s"] == 0.0
+    assert found["same_aggregated_version"] == 0.5
+    # Of the pairs that both sides merged apart, b before its second job is right, a is not.
+    assert found["merge_order"] == 0.5
+    assert np.isnan(order(np.array([1.0, 1.0]), np.array([1.0, 2.0])))

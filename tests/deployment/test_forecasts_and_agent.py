@@ -9,7 +9,7 @@ from small_deployment import PYPROJECT, write_app
 
 from fedstale.agents import AgentSelector
 from fedstale.config import SimulationConfig
-from fedstale.deployment.up import fleet_up, run_app
+from fedstale.deployment.local import local_deployment, run_app
 from fedstale.reports.run_record import RunRecord
 from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.simulation.run import simulate
@@ -78,11 +78,6 @@ def train(message, context):
 """
 
 
-@pytest.fixture(autouse=True)
-def own_records(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
 def choices(lines):
     return [json.loads(line.split("CHOICE ", 1)[1]) for line in lines if "CHOICE " in line]
 
@@ -100,9 +95,9 @@ def test_forecasts_arrive_and_the_agent_chooses_by_them(tmp_path):
     pyproject = PYPROJECT + 'run-folder = ""\n'
     app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
     lines = []
-    with fleet_up(tmp_path / "fleet", nodes=3) as fleet:
-        run_app(fleet, app, run_config=f"run-folder='{tmp_path / 'run'}'", show=lines.append)
-        nodes = set(fleet.node_ids.values())
+    with local_deployment(tmp_path / "deployment", nodes=3) as deployment:
+        run_app(deployment, app, run_config=f"run-folder='{tmp_path / 'run'}'", show=lines.append)
+        nodes = set(deployment.node_ids.values())
     told = choices(lines)
     # Nobody is chosen before all have answered the question how the first job would go.
     assert {row["node_id"] for row in told[0]["candidates"]} == nodes, lines
@@ -154,9 +149,9 @@ def test_a_deployed_run_leaves_the_same_folder_as_a_simulated_one(tmp_path):
     traces = load("synthetic:3", seed=4)
     simulated = simulate(config, tmp_path / "simulated", traces=traces).folder
     run_config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-    with fleet_up(tmp_path / "fleet", nodes=3) as fleet:
+    with local_deployment(tmp_path / "deployment", nodes=3) as deployment:
         run_config += f" run-folder='{tmp_path / 'deployed'}'"
-        run_app(fleet, BUILT_IN / "digits", run_config=run_config, show=lambda line: None)
+        run_app(deployment, BUILT_IN / "digits", run_config=run_config, show=lambda line: None)
     deployed = tmp_path / "deployed"
     files = {path.name for path in deployed.iterdir()}
     assert files >= {"config.toml", "events.parquet", "metrics.parquet", "model.safetensors"}

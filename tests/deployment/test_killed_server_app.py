@@ -13,9 +13,7 @@ import pytest
 from small_deployment import PYPROJECT, wait_for, write_app
 
 from fedstale.deployment import commands
-from fedstale.deployment.fleet import LINK
-from fedstale.deployment.processes import MARK
-from fedstale.deployment.up import fleet_up, run_app
+from fedstale.deployment.local import LINK, local_deployment, run_app
 from fedstale.reports.run_record import RunRecord
 from fedstale.simulation.flower_app import BUILT_IN
 
@@ -94,20 +92,15 @@ def train(message, context):
 """
 
 
-@pytest.fixture(autouse=True)
-def own_records(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
 def has_ended(process):
     # The SuperExec does not look after a child that has died.
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def begin(fleet, app, run_config, notes):
+def begin(deployment, app, run_config, notes):
     """Start a run as an operator does, without following it; return its ServerApp's process."""
     before = {note["pid"] for note in read(notes)}
-    environment = {**fleet.operator_environment(), MARK: fleet.family.mark}
+    environment = deployment.operator_environment()
     command = [word for word in commands.run(app, LINK, run_config) if word != "--stream"]
     subprocess.run(
         commands.found(command, environment), env=environment, check=True, stdout=subprocess.DEVNULL
@@ -139,15 +132,17 @@ def test_ten_kills_at_random_moments_lose_no_version_and_count_no_update_twice(t
     def config():
         return paths + (f" resume='{folder}'" if kept[-1] else "")
 
-    with fleet_up(tmp_path / "fleet", nodes=2, limit_s=300.0) as fleet:
+    with local_deployment(tmp_path / "deployment", nodes=2, limit_s=300.0) as deployment:
         for _ in range(10):
-            server = begin(fleet, app, config(), server_notes)
+            server = begin(deployment, app, config(), server_notes)
             time.sleep(rng.uniform(0.0, 40.0))
             server.send_signal(signal.SIGKILL)
             wait_for(lambda server=server: has_ended(server))
             kept.append(max([int(f.stem) for f in folder.glob("*.checkpoint")], default=0))
-        run_app(fleet, app, run_config=f"{config()} rounds={kept[-1] + 2}", show=lambda line: None)
-        statuses = [status for status, _ in fleet.control.runs().values()]
+        run_app(
+            deployment, app, run_config=f"{config()} rounds={kept[-1] + 2}", show=lambda line: None
+        )
+        statuses = [status for status, _ in deployment.control.runs().values()]
     assert statuses.count("finished:completed") == 1, statuses
     assert kept == sorted(kept)
     assert len(set(kept)) > 3, f"too little happened between the kills: {kept}"
@@ -172,12 +167,14 @@ def test_ten_kills_at_random_moments_lose_no_version_and_count_no_update_twice(t
 def test_a_built_in_app_goes_on_in_a_new_run_and_leaves_a_run_folder(tmp_path):
     folder = tmp_path / "checkpoints"
     common = f"strategy='fedbuff' concurrency=2 buffer-size=1 checkpoints='{folder}'"
-    with fleet_up(tmp_path / "fleet", nodes=2, limit_s=300.0) as fleet:
+    with local_deployment(tmp_path / "deployment", nodes=2, limit_s=300.0) as deployment:
         digits = BUILT_IN / "digits"
-        run_app(fleet, digits, run_config=f"{common} num-server-rounds=2", show=lambda line: None)
+        run_app(
+            deployment, digits, run_config=f"{common} num-server-rounds=2", show=lambda line: None
+        )
         seen = []
         config = f"{common} num-server-rounds=3 resume='{folder}' run-folder='{tmp_path / 'run'}'"
-        run_app(fleet, digits, run_config=config, show=seen.append)
+        run_app(deployment, digits, run_config=config, show=seen.append)
     versions = [int(match[1]) for line in seen if (match := re.search(r"version (\d+), s", line))]
     assert versions == [3], seen
     record = RunRecord.read(tmp_path / "run")

@@ -1,26 +1,30 @@
-"""Nothing stays behind, however the owner of a family ends."""
+"""Nothing stays behind, however the owner of a process group ends."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
+from contextlib import contextmanager
 
 import psutil
 import pytest
 
-from fedstale.deployment import processes
-from fedstale.deployment.processes import ProcessGroup, clean_up, members, records_folder, sweep
+from fedstale.deployment.processes import ProcessGroup, kill_descendants
 
-# Like Flower's: it starts a child in a session of its own, and both ignore polite requests.
+# Like Flower's: it starts a child in a session of its own, and both ignore polite requests. It also
+# starts a process whose own child outlives it.
 STUBBORN = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-if len(sys.argv) == 1:
+kind = sys.argv[1]
+if kind == "parent":
     subprocess.Popen([sys.executable, __file__, "child"], start_new_session=True)
+    subprocess.run([sys.executable, __file__, "short"], start_new_session=True)
+if kind == "short":
+    subprocess.Popen([sys.executable, __file__, "orphan"], start_new_session=True)
+    sys.exit()
 time.sleep(600)
 """
 
@@ -28,39 +32,34 @@ OWNER = """
 import os, sys, time
 from pathlib import Path
 from fedstale.deployment.processes import ProcessGroup
-with ProcessGroup(mark=sys.argv[1]) as family:
-    command = [sys.executable, sys.argv[2]]
-    family.start("stubborn", command, environment=os.environ, log=Path(sys.argv[3]))
-    print(family._watcher.pid, flush=True)
+with ProcessGroup() as group:
+    group.start("stubborn", sys.argv[2:], environment=os.environ, log=Path(sys.argv[1]))
     time.sleep(600)
 """
 
-
-@pytest.fixture(autouse=True)
-def own_records(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+LINUX = sys.platform.startswith("linux")
+needs_linux = pytest.mark.skipif(not LINUX, reason="other systems have no death signal")
 
 
 @pytest.fixture
 def stubborn(tmp_path):
     path = tmp_path / "stubborn.py"
-    path.write_text(textwrap.dedent(STUBBORN))
-    return path
+    path.write_text(STUBBORN)
+    return [sys.executable, str(path), "parent"]
 
 
-@pytest.fixture
-def owner(tmp_path, stubborn):
-    """A process that owns a family of two; gives the process, its watcher's id and the mark."""
-    mark = f"test-{os.getpid()}-{tmp_path.name}"
-    command = [sys.executable, "-c", OWNER, mark, str(stubborn), str(tmp_path / "log")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+@contextmanager
+def owned(stubborn, tmp_path):
+    """Yield a process that owns a group, its supervisor, and what runs below the supervisor."""
+    command = [sys.executable, "-c", OWNER, str(tmp_path / "log"), *stubborn]
+    with subprocess.Popen(command) as owner:
         try:
-            watcher = int(process.stdout.readline())
-            wait_until(lambda: len(list(members(mark))) == 2)
-            yield process, watcher, mark
+            wait_until(lambda: psutil.Process(owner.pid).children())
+            (supervisor,) = psutil.Process(owner.pid).children()
+            yield owner, supervisor, started_by(supervisor)
         finally:
-            process.kill()
-            sweep(mark)
+            kill_descendants(owner.pid)
+            owner.kill()
 
 
 def wait_until(condition, limit_s=60.0):
@@ -70,87 +69,122 @@ def wait_until(condition, limit_s=60.0):
         time.sleep(0.05)
 
 
-def start(family, stubborn, tmp_path, name="stubborn"):
-    command = [sys.executable, str(stubborn)]
-    family.start(name, command, environment=dict(os.environ), log=tmp_path / "log")
-    wait_until(lambda: len(list(members(family.mark))) == 2)
+def kinds(process):
+    """Return the last words of the commands below a process."""
+    return sorted(p.cmdline()[-1] for p in process.children(recursive=True) if p.cmdline())
 
 
-def test_the_end_of_a_family_ends_even_children_in_sessions_of_their_own(
-    stubborn, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(processes, "_POLITE_S", 0.2)
-    with ProcessGroup() as family:
-        start(family, stubborn, tmp_path)
-        assert len(list(records_folder().iterdir())) == 1
-    assert list(members(family.mark)) == []
-    assert list(records_folder().iterdir()) == []
+def started_by(supervisor):
+    # Elsewhere an orphan cannot be found, nor ended.
+    expected = ["child", "orphan", "parent"] if LINUX else ["child", "parent"]
+    wait_until(lambda: kinds(supervisor) == expected)
+    return supervisor.children(recursive=True)
 
 
-def test_a_failure_ends_the_family_too(stubborn, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "_POLITE_S", 0.2)
-    family = ProcessGroup()
+def start(group, command, tmp_path, name="stubborn"):
+    """Start a command and return its supervisor."""
+    before = set(psutil.Process().children())
+    group.start(name, command, environment=dict(os.environ), log=tmp_path / "log")
+    (supervisor,) = set(psutil.Process().children()) - before
+    return supervisor
+
+
+def all_end(processes, limit_s=0.0):
+    _, alive = psutil.wait_procs(processes, timeout=limit_s)
+    return not alive
+
+
+def test_the_end_of_a_group_ends_even_children_in_sessions_of_their_own(stubborn, tmp_path):
+    with ProcessGroup() as group:
+        started = started_by(start(group, stubborn, tmp_path))
+    assert all_end(started)
+
+
+def test_a_failure_ends_the_group_too(stubborn, tmp_path):
+    started = []
 
     def fail():
-        with family:
-            start(family, stubborn, tmp_path)
+        with ProcessGroup() as group:
+            started.extend(started_by(start(group, stubborn, tmp_path)))
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
-    assert list(members(family.mark)) == []
+    assert all_end(started)
 
 
-def test_kill_9_of_the_owner_ends_everything_at_once(owner):
-    process, _, mark = owner
-    process.kill()
-    wait_until(lambda: not list(members(mark)), limit_s=20.0)
+def test_kill_9_of_the_owner_ends_everything(stubborn, tmp_path):
+    with owned(stubborn, tmp_path) as (owner, supervisor, started):
+        owner.kill()
+        assert all_end([supervisor, *started], limit_s=20.0)
 
 
-def test_the_next_start_ends_what_is_left_when_the_watcher_was_killed_as_well(owner):
-    process, watcher, mark = owner
-    os.kill(watcher, signal.SIGKILL)
-    process.kill()
-    process.wait()
-    # On Linux the direct child dies with its parent; its own child does not.
-    wait_until(lambda: len(list(members(mark))) == (1 if sys.platform == "linux" else 2))
-    assert clean_up() >= 1
-    assert list(members(mark)) == []
-    assert list(records_folder().iterdir()) == []
+def test_ctrl_c_at_the_owner_ends_everything(stubborn, tmp_path):
+    with owned(stubborn, tmp_path) as (owner, supervisor, started):
+        owner.send_signal(signal.SIGINT)
+        assert owner.wait(20.0) != 0
+        assert all_end([supervisor, *started])
 
 
-def test_a_family_whose_owner_lives_is_left_alone(owner):
-    _, _, mark = owner
-    assert clean_up() == 0
-    assert len(list(members(mark))) == 2
-
-
-def test_another_process_that_has_got_the_number_of_an_ended_one_is_spared(tmp_path):
-    command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with subprocess.Popen(command) as stranger:
+@needs_linux
+def test_kill_9_of_the_supervisor_ends_its_command(stubborn, tmp_path):
+    with owned(stubborn, tmp_path) as (_, supervisor, started):
+        (command,) = (process for process in started if process.cmdline()[-1] == "parent")
         try:
-            started_at = psutil.Process(stranger.pid).create_time()
-            records_folder().mkdir(parents=True)
-            facts = {"pid": stranger.pid, "started_at": started_at - 100.0}
-            gone = {"owner": facts, "processes": [facts]}
-            (records_folder() / "gone.json").write_text(json.dumps(gone))
-            (records_folder() / "broken.json").write_text("{")
-            assert clean_up() == 0
-            assert stranger.poll() is None
-            assert list(records_folder().iterdir()) == []
-            gone["processes"] = [{"pid": stranger.pid, "started_at": started_at}]
-            (records_folder() / "gone.json").write_text(json.dumps(gone))
-            assert clean_up() == 1
-            assert not psutil.pid_exists(stranger.pid)
+            supervisor.kill()
+            assert all_end([command], limit_s=20.0)
         finally:
-            stranger.kill()
+            for process in set(started) - {command}:
+                process.kill()
 
 
-def test_kill_ends_one_process_and_not_the_others(stubborn, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "_POLITE_S", 0.2)
-    with ProcessGroup() as family:
-        start(family, stubborn, tmp_path)
-        command = [sys.executable, "-c", "import time; time.sleep(600)"]
-        family.start("other", command, environment=dict(os.environ), log=tmp_path / "log")
-        family.kill("other")
-        assert family.is_running("stubborn")
+@needs_linux
+def test_a_supervisor_cannot_be_ended_politely(stubborn, tmp_path):
+    with owned(stubborn, tmp_path) as (_, supervisor, started):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            supervisor.send_signal(number)
+        assert not all_end([supervisor, *started], limit_s=0.5)
+        assert all(process.is_running() for process in [supervisor, *started])
+
+
+@needs_linux
+def test_what_a_command_leaves_behind_ends_with_it(tmp_path):
+    code = (
+        "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
+    )
+    with ProcessGroup() as group:
+        supervisor = start(group, [sys.executable, "-c", code], tmp_path)
+        assert all_end([supervisor], limit_s=60.0)
+        assert not group.is_running("stubborn")
+    left = int((tmp_path / "log").read_text())
+    assert not psutil.pid_exists(left) or psutil.Process(left).name() != "sleep"
+
+
+def test_kill_ends_one_process_and_not_the_others(stubborn, tmp_path):
+    with ProcessGroup() as group:
+        started = started_by(start(group, stubborn, tmp_path))
+        other = [sys.executable, "-c", "import time; time.sleep(600)"]
+        start(group, other, tmp_path, name="other")
+        group.kill("other")
+        assert group.is_running("stubborn")
+        group.kill("stubborn")
+        assert all_end(started)
+
+
+def test_the_output_of_a_process_comes_line_by_line(tmp_path):
+    command = [sys.executable, "-c", "print('a'); print('b'); print('\\xe4')"]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    with (
+        ProcessGroup() as group,
+        group.output_of("talk", command, environment=environment) as lines,
+    ):
+        assert list(lines) == ["a", "b", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_a_process_whose_output_is_not_read_to_the_end_is_ended(tmp_path):
+    command = [sys.executable, "-uc", "print('a'); import time; time.sleep(600)"]
+    with ProcessGroup() as group:
+        with group.output_of("talk", command, environment=dict(os.environ)) as lines:
+            assert next(lines) == "a"
+            started = psutil.Process().children(recursive=True)
+        assert all_end(started)

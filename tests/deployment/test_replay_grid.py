@@ -237,7 +237,7 @@ def test_a_recorded_training_holds_the_chance_that_its_device_stated_before(said
     assert {p for p in stated[1:] if not math.isnan(p)} == set(expected)
 
 
-def test_a_plan_survives_the_way_and_nonsense_is_refused():
+def test_a_plan_survives_the_way_and_nonsense_is_rejected():
     plan = Plan(train_at=1.0, reply_at=2.0)
     assert Plan.of(plan.record()) == plan
     for wrong in (

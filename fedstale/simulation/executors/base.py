@@ -1,13 +1,9 @@
-"""What an executor is: it turns calls into answers, the same ones wherever the clients run.
+"""What an executor is: it runs calls of clients, with the same replies wherever the clients run.
 
 A call carries everything that the result may depend on: the message, the node's own context, and a
-seed derived from run, node and job. So the result is the same in every executor, with any number of
-workers and in any order.
-
-The global random streams that clients may draw from: seeded for each call, and given back.
-
-Clients are users' code, which may draw from the streams of `random`, NumPy and torch: they are
-inputs of a client like its message.
+seed derived from run, node and job. Clients are users' code, which may draw from the global streams
+of `random`, NumPy and torch, so these are seeded for each call and restored afterwards. The result
+is then the same in every executor, with any number of workers and in any order.
 """
 
 import concurrent.futures.thread
@@ -20,21 +16,141 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from flwr.app import Context, Message
+from flwr.app import ArrayRecord, Context, Message
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 
+from fedstale.simulation import quick_arrays
 from fedstale.simulation.compat import ErrorCode
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
+# How long a client's own threads may outlast it; a device's process waits for them too.
+_THREADS_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCall:
+    """One message to one client."""
+
+    message: Message
+    context: Context
+    seed: int
+    """Seeds every global random stream that the client may use, in [0, 2^32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientReply:
+    """A client's reply to a call, and the context that it leaves."""
+
+    reply: Message
+    context: Context
+    """The context that was given, or its changed copy where the client ran in another process."""
+
+
+class Executor(ABC):
+    """Runs calls; a context manager that owns its workers."""
+
+    batch: int = 1
+    """Calls that are worth bringing together; a grid may train jobs ahead to reach so many."""
+
+    @abstractmethod
+    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
+        """Return the replies in the order of the calls; a client's exception is an error reply."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """Release the workers, if there are any."""
+        return
+
+    @property
+    def description(self) -> str:
+        """What runs the clients, in words."""
+        return type(self).__name__
+
+
+class InlineExecutor(Executor):
+    """Runs clients one after the other in this process; nothing is serialised."""
+
+    def __init__(self, client_app: ClientApp) -> None:
+        self._client_app = client_app
+
+    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
+        """Return the replies in the order of the calls."""
+        with own_random_streams(), quick_arrays.quick_arrays():
+            return [run_client(self._client_app, call) for call in calls]
+
+    @property
+    def description(self) -> str:
+        """What runs the clients, in words."""
+        return "inline, in this process"
+
+
+def version_of(record: ArrayRecord) -> tuple[int, ...]:
+    """Return what tells arrays from others: the identities of their bytes, which never change.
+
+    Valid for as long as the bytes are kept.
+    """
+    return tuple(id(array.data) for array in record.values())
+
+
+def run_client(client_app: ClientApp, call: ClientCall) -> ClientReply:
+    """Run one call with its own random streams.
+
+    An exception becomes the error reply that Flower would send; `sys.exit` counts as a crash.
+    """
+    seed_streams(call.seed)
+    before = set(threading.enumerate()) if threading.active_count() > 1 else None
+    try:
+        reply = client_app(call.message, call.context)
+        if not isinstance(reply, Message):
+            raise TypeError(f"the ClientApp returned {type(reply).__name__}, expected a Message")
+        if threading.active_count() > (1 if before is None else len(before)):
+            _wait_for_threads(before or {threading.current_thread()})
+        return ClientReply(reply, call.context)
+    except (Exception, SystemExit) as problem:
+        return failed_reply(call, problem)
+
+
+def failed_reply(call: ClientCall, problem: BaseException) -> ClientReply:
+    """Return the error reply that Flower would send for what a client has raised."""
+    if isinstance(problem, SystemExit):
+        code = ErrorCode.CLIENT_APP_CRASHED
+        text = f"the ClientApp called sys.exit({problem.code!r})"
+    else:
+        code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        last = traceback.extract_tb(problem.__traceback__)[-1]
+        where = f"{Path(last.filename).name}:{last.lineno}"
+        text = f"{type(problem).__name__}: {problem} ({where})"
+    return ClientReply(Message(Error(code, text), reply_to=call.message), call.context)
+
+
+def _wait_for_threads(before: set[threading.Thread]) -> None:
+    """Wait for the threads that a client has left behind, as the end of a process does.
+
+    One that ran on would draw from the random streams of the next client.
+
+    Raises:
+        RuntimeError: one does not end.
+    """
+    # Idle workers of a thread pool wait for work that never comes.
+    pooled = concurrent.futures.thread._threads_queues
+    for thread in set(threading.enumerate()) - before:
+        if thread.daemon or thread in pooled:
+            continue
+        thread.join(_THREADS_PATIENCE_S)
+        if thread.is_alive():
+            raise RuntimeError(
+                f"the ClientApp left the thread {thread.name!r} running: join it before returning"
+            )
 
 
 def seed_streams(seed: int) -> None:
-    """Seed every global stream that is there; seed is in [0, 2^32)."""
+    """Seed every global stream that exists; seed is in [0, 2^32)."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     torch = imported_torch()
@@ -65,8 +181,8 @@ def own_random_streams() -> Iterator[None]:
 def quick_manual_seed() -> Iterator[None]:
     """Let `torch.manual_seed` seed the CPU alone where there is nothing else to seed.
 
-    For each kind of accelerator that is not there, torch 2.13 formats the call stack and keeps it
-    for the day when there is one: a millisecond a call, a fifth of what a small client takes, and
+    For each kind of accelerator that is missing, torch 2.13 formats the call stack and keeps it
+    for when there is one: a millisecond a call, a fifth of what a small client takes, and
     memory that is never given back. The stream that is seeded is the same.
     """
     torch = imported_torch()
@@ -91,105 +207,3 @@ def quick_manual_seed() -> Iterator[None]:
 def imported_torch() -> Any:  # noqa: ANN401 - a module or None
     """Return torch if something has imported it; an app without torch should not pay for it."""
     return sys.modules.get("torch")
-
-
-# How long a client's own threads may outlast it; a device's process waits for them too.
-_THREADS_PATIENCE_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One message to one client."""
-
-    message: Message
-    context: Context
-    seed: int
-    """Seeds every global random stream that the client may use, in [0, 2^32)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a client made of a call."""
-
-    reply: Message
-    context: Context
-    """The context that was given, or its changed copy where the client ran in another process."""
-
-
-class Executor(ABC):
-    """Runs calls; a context manager that owns its workers."""
-
-    batch: int = 1
-    """Calls that are worth bringing together; a grid may train jobs ahead to reach so many."""
-
-    @abstractmethod
-    def run(self, calls: Sequence[Call]) -> list[Answer]:
-        """Return the answers in the order of the calls; a client's exception is an error reply."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        """Release the workers, if there are any."""
-        return
-
-    @property
-    def description(self) -> str:
-        """What runs the clients, in words."""
-        return type(self).__name__
-
-
-def answer(client_app: ClientApp, call: Call) -> Answer:
-    """Run one call with its own random streams.
-
-    An exception becomes the error reply that Flower would send; `sys.exit` counts as a crash.
-    """
-    seed_streams(call.seed)
-    before = set(threading.enumerate()) if threading.active_count() > 1 else None
-    try:
-        reply = client_app(call.message, call.context)
-        if not isinstance(reply, Message):
-            raise TypeError(f"the ClientApp returned {type(reply).__name__}, expected a Message")
-        if threading.active_count() > (1 if before is None else len(before)):
-            _wait_for_threads(before or {threading.current_thread()})
-        return Answer(reply, call.context)
-    except (Exception, SystemExit) as problem:
-        return failed(call, problem)
-
-
-def failed(call: Call, problem: BaseException) -> Answer:
-    """Return the error reply that Flower would send for what a client has raised."""
-    if isinstance(problem, SystemExit):
-        code = ErrorCode.CLIENT_APP_CRASHED
-        text = f"the ClientApp called sys.exit({problem.code!r})"
-    else:
-        code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        last = traceback.extract_tb(problem.__traceback__)[-1]
-        where = f"{Path(last.filename).name}:{last.lineno}"
-        text = f"{type(problem).__name__}: {problem} ({where})"
-    return Answer(Message(Error(code, text), reply_to=call.message), call.context)
-
-
-def _wait_for_threads(before: set[threading.Thread]) -> None:
-    """Wait for the threads that a client has left behind, as the end of a process does.
-
-    One that ran on would draw from the random streams of the next client.
-
-    Raises:
-        RuntimeError: one does not end.
-    """
-    # Idle workers of a thread pool wait for work that nobody gives them any more.
-    pooled = concurrent.futures.thread._threads_queues
-    for thread in set(threading.enumerate()) - before:
-        if thread.daemon or thread in pooled:
-            continue
-        thread.join(_THREADS_PATIENCE_S)
-        if thread.is_alive():
-            raise RuntimeError(
-                f"the ClientApp left the thread {thread.name!r} running: join it before returning"
-            )

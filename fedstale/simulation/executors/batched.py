@@ -1,7 +1,8 @@
 """The executor that trains many clients as one program, on the CPU or on an accelerator.
 
-An app declares what it needs (see `declaration`). Training messages are answered together; all
-others, and those of clients that the program cannot take, run one after the other as in `inline`.
+An app declares what it needs (see `BatchedDeclaration`). The clients of training messages run
+together; all others, and those that the program cannot take, run one after the other as in
+`inline`.
 Results equal those of `inline` but for rounding: sums of float32 are formed in another order.
 """
 
@@ -16,22 +17,23 @@ from flwr.clientapp import ClientApp
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import filled, reply_with
 from fedstale.simulation.executors.base import (
-    Answer,
-    Call,
+    ClientCall,
+    ClientReply,
     Executor,
-    answer,
-    failed,
+    failed_reply,
     own_random_streams,
+    run_client,
     seed_streams,
+    version_of,
 )
-from fedstale.simulation.executors.declaration import Parts
-from fedstale.simulation.executors.many_sgd import Job, ManySGD, Models
+from fedstale.simulation.executors.many_sgd import ManySGD, Models, TrainingTask
+from fedstale.simulation.flower_app import BatchedFunctions
 from fedstale.simulation.quick_arrays import quick_arrays, read, written_each
 from fedstale.strategies.server.validation import records_in
 
 logger = logging.getLogger(__name__)
 
-FitMany = Callable[[Models, Sequence[Job]], tuple[Models, Sequence[float]]]
+FitMany = Callable[[Models, Sequence[TrainingTask]], tuple[Models, Sequence[float]]]
 
 _TRAIN = ("train", "train.default")
 _ARRAYS, _METRICS, _CONTENT = ArrayRecord(), MetricRecord(), RecordDict()
@@ -43,7 +45,7 @@ class BatchedExecutor(Executor):
     def __init__(
         self,
         client_app: ClientApp,
-        parts: Parts,
+        functions: BatchedFunctions,
         *,
         batch: int = 256,
         device: str = "cpu",
@@ -51,8 +53,8 @@ class BatchedExecutor(Executor):
         """Prepare the program.
 
         Args:
-            client_app: answers everything but training.
-            parts: what the app declares.
+            client_app: runs for every message but those of training.
+            functions: what the app declares.
             batch: most clients in one program, >= 1; halved for as long as memory runs out.
             device: where torch trains: cpu, cuda, ...
 
@@ -66,40 +68,40 @@ class BatchedExecutor(Executor):
                 f"executor = 'batched': the ClientApp {what}, but a batch of clients is trained "
                 "by the declared functions alone; use 'inline' or 'processes'"
             )
-        self._client_app, self._parts = client_app, parts
+        self._client_app, self._functions = client_app, functions
         self._device, self.batch = device, batch
         self._fit = self._program()
 
-    def run(self, calls: Sequence[Call]) -> list[Answer]:
-        """Return the answers in the order of the calls.
+    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
+        """Return the replies in the order of the calls.
 
         Raises:
             ConfigError: what the app declares does not work.
         """
-        answers: dict[int, Answer] = {}
-        jobs: dict[int, Job] = {}
+        replies: dict[int, ClientReply] = {}
+        tasks: dict[int, TrainingTask] = {}
         with own_random_streams(), quick_arrays():
             for i, call in enumerate(calls):
                 if call.message.metadata.message_type not in _TRAIN:
-                    answers[i] = answer(self._client_app, call)
+                    replies[i] = run_client(self._client_app, call)
                     continue
                 seed_streams(call.seed)
                 try:
-                    jobs[i] = Job.of(self._parts.job(call.message, call.context))
+                    tasks[i] = TrainingTask.of(self._functions.job(call.message, call.context))
                 except ConfigError:
                     raise
                 except (Exception, SystemExit) as problem:
-                    answers[i] = failed(call, problem)
+                    replies[i] = failed_reply(call, problem)
             # Clients of about as many steps are trained together.
-            todo = sorted(jobs, key=lambda i: (-jobs[i].n_steps, i))
+            todo = sorted(tasks, key=lambda i: (-tasks[i].n_steps, i))
             while todo:
                 now, todo = todo[: self.batch], todo[self.batch :]
-                trained = self._trained([calls[i] for i in now], [jobs[i] for i in now])
+                trained = self._trained([calls[i] for i in now], [tasks[i] for i in now])
                 if trained is None:
                     todo = now + todo
                     continue
-                answers.update(zip(now, trained, strict=True))
-        return [answers[i] for i in range(len(calls))]
+                replies.update(zip(now, trained, strict=True))
+        return [replies[i] for i in range(len(calls))]
 
     @property
     def description(self) -> str:
@@ -107,74 +109,78 @@ class BatchedExecutor(Executor):
         return f"batched on {self._device}, up to {self.batch} clients in a program"
 
     def _program(self) -> FitMany:
-        parts = self._parts
-        if parts.fit_many is not None:
-            many = parts.fit_many
-            return lambda models, jobs: many(_writable(models), [job.given for job in jobs])
-        assert parts.network is not None
-        assert parts.losses is not None
-        return ManySGD(parts.network, parts.losses, self._device)
+        functions = self._functions
+        if functions.fit_many is not None:
+            many = functions.fit_many
+            return lambda models, tasks: many(_writable(models), [task.given for task in tasks])
+        assert functions.network is not None
+        assert functions.losses is not None
+        return ManySGD(functions.network, functions.losses, self._device)
 
-    def _trained(self, calls: Sequence[Call], jobs: Sequence[Job]) -> list[Answer] | None:
-        """Return the answers of some calls, or None if memory ran out and the batch was halved."""
+    def _trained(
+        self, calls: Sequence[ClientCall], tasks: Sequence[TrainingTask]
+    ) -> list[ClientReply] | None:
+        """Return the replies of some calls, or None if memory ran out and the batch was halved."""
         try:
             received = [_model_of(call) for call in calls]
-            models, losses = self._fit(_stacked([record for _, record in received]), jobs)
+            models, losses = self._fit(_stacked([record for _, record in received]), tasks)
         except ConfigError:
             raise
         except (RuntimeError, MemoryError) as problem:
             if not _is_out_of_memory(problem):
-                raise _refusal(problem) from problem
+                raise _not_one_program(problem) from problem
             if len(calls) == 1:
-                return [answer(self._client_app, calls[0])]
+                return [run_client(self._client_app, calls[0])]
             self.batch = max(1, min(self.batch, len(calls)) // 2)
             logger.warning("out of memory: from now on %d clients in a batch", self.batch)
             return None
         except Exception as problem:
-            raise _refusal(problem) from problem
+            raise _not_one_program(problem) from problem
         trained: dict[str, Sequence[Array] | torch.Tensor] = {
-            name: stack if self._parts.reply is not None else written_each(stack.numpy())
+            name: stack if self._functions.reply is not None else written_each(stack.numpy())
             for name, stack in models.items()
         }
         return [
-            self._answered(
+            self._reply(
                 call,
                 received[i][0],
                 {name: each[i] for name, each in trained.items()},
                 float(losses[i]),
-                jobs[i],
+                tasks[i],
             )
             for i, call in enumerate(calls)
         ]
 
-    def _answered(
-        self, call: Call, name: str, arrays: dict[str, Any], loss: float, job: Job
-    ) -> Answer:
-        """Return a client's answer, with what the app adds around every one, such as a forecast."""
-        made = self._made(call, name, arrays, loss, job)
+    def _reply(
+        self, call: ClientCall, name: str, arrays: dict[str, Any], loss: float, task: TrainingTask
+    ) -> ClientReply:
+        """Return a client's reply, with what the app adds around every one, such as a forecast."""
+        made = self._made(call, name, arrays, loss, task)
         around = getattr(self._client_app, "around", None)
         if around is None or made.reply.has_error():
             return made
         try:
             reply = around(call.message, call.context, lambda *_: made.reply)
         except (Exception, SystemExit) as problem:
-            return failed(call, problem)
-        return Answer(reply, call.context)
+            return failed_reply(call, problem)
+        return ClientReply(reply, call.context)
 
-    def _made(self, call: Call, name: str, arrays: dict[str, Any], loss: float, job: Job) -> Answer:
-        if self._parts.reply is not None:
+    def _made(
+        self, call: ClientCall, name: str, arrays: dict[str, Any], loss: float, task: TrainingTask
+    ) -> ClientReply:
+        if self._functions.reply is not None:
             try:
-                reply = self._parts.reply(call.message, arrays, loss, job.given)
-                return Answer(reply, call.context)
+                reply = self._functions.reply(call.message, arrays, loss, task.given)
+                return ClientReply(reply, call.context)
             except (Exception, SystemExit) as problem:
-                return failed(call, problem)
-        metrics = {"train_loss": loss, "num-examples": job.n_examples}
+                return failed_reply(call, problem)
+        metrics = {"train_loss": loss, "num-examples": task.n_examples}
         records = {name: filled(_ARRAYS, arrays), "metrics": filled(_METRICS, metrics)}
-        return Answer(reply_with(call.message, filled(_CONTENT, records)), call.context)
+        return ClientReply(reply_with(call.message, filled(_CONTENT, records)), call.context)
 
 
-def _model_of(call: Call) -> tuple[str, ArrayRecord]:
-    """Return the model in a training message, and what it is called there."""
+def _model_of(call: ClientCall) -> tuple[str, ArrayRecord]:
+    """Return the name and the record of the model in a training message."""
     records = list(records_in(call.message.content, ArrayRecord).items())
     if len(records) != 1:
         raise ConfigError(
@@ -190,7 +196,7 @@ def _stacked(records: Sequence[ArrayRecord]) -> Models:
     distinct: list[ArrayRecord] = []
     which = []
     for record in records:
-        key = tuple(id(array.data) for array in record.values())
+        key = version_of(record)
         if key not in versions:
             versions[key] = len(distinct)
             distinct.append(record)
@@ -221,7 +227,7 @@ def _is_out_of_memory(problem: Exception) -> bool:
     )
 
 
-def _refusal(problem: Exception) -> ConfigError:
+def _not_one_program(problem: Exception) -> ConfigError:
     first = str(problem).strip().split("\n")[0]
     return ConfigError(
         f"the app's clients cannot be trained as one program: {type(problem).__name__}: {first}; "

@@ -1,30 +1,27 @@
-"""Which executor runs the clients of a run, when nobody has said so, and by name.
+"""Which executor runs the clients of a run: by name, or chosen by measuring.
 
 The default starts in this process, measures, and moves to a pool of processes where that pays. Both
 give the same bytes, so a run does not depend on what was chosen. `batched` rounds otherwise, so it
-is used only when asked for.
+is used only by name.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
-from types import TracebackType
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedstale.config import ExecutorKind
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import own_copy, with_content
-from fedstale.simulation.executors.base import Answer, Call, Executor
-from fedstale.simulation.executors.inline import InlineExecutor
+from fedstale.simulation.executors.base import ClientCall, ClientReply, Executor, InlineExecutor
 from fedstale.simulation.executors.processes import ProcessExecutor
 from fedstale.simulation.flower_app import ClientLoader, FlowerApp
 from fedstale.strategies.cores import n_cores
 
 logger = logging.getLogger(__name__)
-
-KINDS = ("auto", "inline", "processes", "batched", "ray")
 
 # A worker takes seconds to start: a run that is over by then is better off without.
 _MEASURED_S = 10.0
@@ -35,8 +32,8 @@ _SHORT_CALL_S = 0.002
 class AutoExecutor(Executor):
     """Starts in this process, and moves to processes once training has taken long enough to pay.
 
-    The first client runs twice, and its answers are compared: an app that answers the same message
-    in another way the second time would give other results in every executor.
+    The first client runs twice, and its replies are compared: an app that replies to the same
+    message in another way the second time would give other results in every executor.
     """
 
     def __init__(
@@ -55,33 +52,28 @@ class AutoExecutor(Executor):
         self._spent_s, self._n_calls, self._n_runs = 0.0, 0, 0
         self._why = "not enough training yet to choose anything else"
 
-    def run(self, calls: Sequence[Call]) -> list[Answer]:
-        """Return the answers in the order of the calls.
+    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
+        """Return the replies in the order of the calls.
 
         Raises:
-            ConfigError: the app does not answer the same message twice in the same way.
+            ConfigError: the app does not reply to the same message twice in the same way.
         """
         if self._is_chosen and self._is_checked:
             return self._now.run(calls)
         first = _copied(calls[0]) if calls and not self._is_checked else None
         started = time.perf_counter()
-        answers = self._now.run(calls)
+        replies = self._now.run(calls)
         self._spent_s += time.perf_counter() - started
         if first is not None:
-            self._check(first, answers[0])
+            self._check(first, replies[0])
         self._n_calls, self._n_runs = self._n_calls + len(calls), self._n_runs + (len(calls) > 0)
         if not self._is_chosen and self._spent_s >= _MEASURED_S:
             self._choose()
-        return answers
+        return replies
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         """Stop the workers, if there are any."""
-        self._now.__exit__(kind, error, where)
+        self._now.__exit__(*problem)
 
     @property
     def description(self) -> str:
@@ -98,7 +90,7 @@ class AutoExecutor(Executor):
         self._why = measured
         logger.info("clients run in %s", self.description)
 
-    def _check(self, first: Call, before: Answer) -> None:
+    def _check(self, first: ClientCall, before: ClientReply) -> None:
         self._is_checked = True
         (again,) = self._now.run([first])
         # Metrics may well tell the time; a client that fails may fail otherwise.
@@ -115,7 +107,7 @@ class AutoExecutor(Executor):
 def executor_for(
     app: FlowerApp,
     client: ClientApp,
-    kind: str = "auto",
+    kind: ExecutorKind = "auto",
     workers: int | None = None,
     gpus: float | None = None,
 ) -> Executor:
@@ -124,7 +116,7 @@ def executor_for(
     Args:
         app: where the ClientApp comes from.
         client: the ClientApp.
-        kind: one of `KINDS`.
+        kind: which one; "auto" starts in this process and measures.
         workers: processes or actors; 1 stays in this process, None takes one a core where several
             are of use.
         gpus: of each Ray actor.
@@ -152,22 +144,22 @@ def _batched(app: FlowerApp, client: ClientApp) -> Executor:
             f"executor = 'batched': {app.name} does not say how; declare job, network and losses "
             "in [tool.fedstale.batched] of its pyproject.toml"
         )
-    parts = app.batched.load(app.directory)
+    functions = app.batched.load(app.directory)
     import torch  # noqa: PLC0415 - an app without torch should not pay for it
 
     # Imported here for the same reason.
     from fedstale.simulation.executors.batched import BatchedExecutor  # noqa: PLC0415
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return BatchedExecutor(client, parts, device=device)
+    return BatchedExecutor(client, functions, device=device)
 
 
-def _copied(call: Call) -> Call:
-    """Return a call of its own, whose context and records nobody else writes to."""
+def _copied(call: ClientCall) -> ClientCall:
+    """Return a call of its own, whose context and records nothing else writes to."""
     own = copy(call.context)
     own.node_config, own.run_config = dict(own.node_config), dict(own.run_config)
     own.state = deepcopy(own.state) if len(own.state) else RecordDict()
-    return Call(with_content(call.message, own_copy(call.message.content)), own, call.seed)
+    return ClientCall(with_content(call.message, own_copy(call.message.content)), own, call.seed)
 
 
 def _arrays(reply: Message) -> list[dict[str, bytes]]:

@@ -5,6 +5,8 @@ would take alone; only sums are rounded otherwise. Clients are sorted by their n
 those who have finished are a tail that is left out, and batches are padded with weight 0.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor, fx, nn
+from torch.func import functional_call, grad_and_value, vmap
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.executors.recorded_step import RecordedStep
+
+logger = logging.getLogger(__name__)
 
 Index = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -24,12 +27,20 @@ Array = npt.NDArray[np.float64]
 Models = dict[str, Tensor]
 """Each array of a model with a first axis of clients."""
 
+Params = dict[str, Tensor]
+MeanLoss = Callable[[Params, tuple[Tensor, ...], Tensor], Tensor]
+Step = Callable[[Params, tuple[Tensor, ...], Tensor], tuple[Params, Tensor]]
+
+TRACED_AT = 100
+"""Use of a shape at which it is traced. To trace takes as long as some hundred steps, so no run
+takes much more than twice the time of one that knew from the first step which shapes to trace."""
+
 _SETTINGS = ("learning_rate", "momentum", "weight_decay", "max_norm")
 _NEEDED = {"data", "order", "batch_size", "learning_rate"}
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingTask:
     """What one client trains on, as the app's `job` returned it, checked."""
 
     given: Mapping[str, Any]
@@ -40,8 +51,8 @@ class Job:
     settings: Mapping[str, float]
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Job":
-        """Check a job.
+    def of(cls, given: Mapping[str, Any]) -> "TrainingTask":
+        """Check what `job` returned.
 
         Raises:
             ConfigError: a key is missing or means nothing, or a value is of the wrong kind.
@@ -107,14 +118,14 @@ class ManySGD:
                 "trains: executor = 'batched' trains parameters alone; use 'processes'"
             )
         self._names = [name for name, _ in self._network.named_parameters()]
-        self._step = RecordedStep(self._mean_loss)
+        self._step = TracedStep(self._mean_loss)
 
-    def __call__(self, models: Models, jobs: Sequence[Job]) -> tuple[Models, list[float]]:
+    def __call__(self, models: Models, tasks: Sequence[TrainingTask]) -> tuple[Models, list[float]]:
         """Train.
 
         Args:
             models: each array with a first axis of clients; not changed, and may be `expand`ed.
-            jobs: one a client.
+            tasks: one a client.
 
         Returns:
             The trained arrays, and each client's mean loss over its last epoch.
@@ -123,13 +134,15 @@ class ManySGD:
             ConfigError: the arrays are not those of the network.
         """
         self._check(models)
-        order = sorted(range(len(jobs)), key=lambda i: -jobs[i].n_steps)
-        jobs = [jobs[i] for i in order]
+        order = sorted(range(len(tasks)), key=lambda i: -tasks[i].n_steps)
+        tasks = [tasks[i] for i in order]
         place = torch.tensor(order, device=self._device)
         params = [models[name].to(self._device)[place] for name in self._names]
-        data = [torch.cat(p).to(self._device) for p in zip(*(j.data for j in jobs), strict=True)]
-        steps, batches = _Steps(params, jobs, self._device), Batches(jobs)
-        totals = torch.zeros(len(jobs), dtype=torch.float64, device=self._device)
+        data = [
+            torch.cat(p).to(self._device) for p in zip(*(task.data for task in tasks), strict=True)
+        ]
+        steps, batches = _Steps(params, tasks, self._device), Batches(tasks)
+        totals = torch.zeros(len(tasks), dtype=torch.float64, device=self._device)
         for t in range(batches.n_steps):
             index, weights, shares = (torch.from_numpy(x).to(self._device) for x in batches.at(t))
             k = len(index)
@@ -163,14 +176,16 @@ class ManySGD:
 class _Steps:
     """What SGD does with the gradients of the first k clients, each with its own settings."""
 
-    def __init__(self, params: list[Tensor], jobs: Sequence[Job], device: torch.device) -> None:
+    def __init__(
+        self, params: list[Tensor], tasks: Sequence[TrainingTask], device: torch.device
+    ) -> None:
         self._params = params
         self._settings = {
-            name: torch.tensor([j.settings[name] for j in jobs], device=device)
+            name: torch.tensor([task.settings[name] for task in tasks], device=device)
             for name in _SETTINGS
         }
         self._is_used = {name: bool((s > 0).any()) for name, s in self._settings.items()}
-        rates = {j.settings["learning_rate"] for j in jobs}
+        rates = {task.settings["learning_rate"] for task in tasks}
         self._rate = rates.pop() if len(rates) == 1 else None
         self._velocity: list[Tensor] | None = None
 
@@ -213,16 +228,16 @@ class _Steps:
 class Batches:
     """The batches of clients that are sorted by falling number of steps."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._examples = np.array([j.order.shape[1] for j in jobs])
-        self._size = np.array([j.batch_size for j in jobs])
-        self._steps = np.array([j.n_steps for j in jobs])
+    def __init__(self, tasks: Sequence[TrainingTask]) -> None:
+        self._examples = np.array([task.order.shape[1] for task in tasks])
+        self._size = np.array([task.batch_size for task in tasks])
+        self._steps = np.array([task.n_steps for task in tasks])
         self._per_epoch = -(-self._examples // self._size)
         # The clients' data lie one after the other, and so do their orders.
-        owned = np.array([j.n_examples for j in jobs])
-        taken = np.array([j.order.size for j in jobs])
+        owned = np.array([task.n_examples for task in tasks])
+        taken = np.array([task.order.size for task in tasks])
         first_owned, self._first = np.cumsum(owned) - owned, np.cumsum(taken) - taken
-        self._order = np.concatenate([j.order.ravel() for j in jobs])
+        self._order = np.concatenate([task.order.ravel() for task in tasks])
         self._order += np.repeat(first_owned, taken)
 
     @property
@@ -251,3 +266,91 @@ class Batches:
         weights = (is_real / length[:, None]).astype(np.float32)
         is_last = t >= self._steps[:k] - per_epoch
         return index, weights, is_last * length / examples
+
+
+class TracedStep:
+    """Gradients and losses of a step for every client, from operations traced once for each shape.
+
+    `torch.func.vmap` goes through every operation of a small model at a cost of some twenty
+    microseconds of Python, most of what a small client takes. The operations depend on nothing but
+    the shapes, so those of a shape that comes again and again are traced (`make_fx`), freed of
+    views that change nothing, and from then on run as they stand, to the same bits.
+    """
+
+    def __init__(self, mean_loss: MeanLoss) -> None:
+        """Prepare.
+
+        Args:
+            mean_loss: of one client's params, batch and weights; a function of these alone.
+        """
+        self._each: Step = vmap(grad_and_value(mean_loss), in_dims=(0, 0, 0))
+        self._uses: Counter[Any] = Counter()
+        self.traced: dict[Any, Step] = {}
+
+    def __call__(
+        self, params: Params, batch: tuple[Tensor, ...], weights: Tensor
+    ) -> tuple[Params, Tensor]:
+        """Return the gradients, shaped as the params, and the losses, shape (clients,).
+
+        Args:
+            params: each with a first axis of clients; they require no gradient.
+            batch: each of shape (clients, examples, ...).
+            weights: of the examples in the mean, shape (clients, examples).
+        """
+        shapes = tuple((x.shape, x.dtype) for x in (*params.values(), *batch, weights))
+        step = self.traced.get(shapes)
+        if step is not None:
+            return step(params, batch, weights)
+        self._uses[shapes] += 1
+        if self._uses[shapes] == TRACED_AT:
+            self.traced[shapes] = self._trace(params, batch, weights)
+        return self._each(params, batch, weights)
+
+    def _trace(self, params: Params, batch: tuple[Tensor, ...], weights: Tensor) -> Step:
+        # Importing this takes a second, which short runs need not pay.
+        from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
+
+        def step(params: Params, batch: tuple[Tensor, ...], weights: Tensor) -> Any:  # noqa: ANN401
+            return self._each(params, batch, weights)
+
+        try:
+            traced = make_fx(step)(params, batch, weights)
+            _shorten(traced)
+        except Exception as problem:
+            logger.debug("a step of this shape stays as it is: %s", problem)
+            return self._each
+        return torch.no_grad()(traced.forward)
+
+
+def _shorten(module: fx.GraphModule) -> None:
+    """Take out operations that change nothing: views of the same shape, there and back, times one.
+
+    Where anything is changed in place, a copy is not the same as its original: nothing is taken
+    out then.
+    """
+    graph = module.graph
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    if any(node.is_impure() for node in calls):
+        return
+    for node in calls:
+        twin = _twin(node)
+        if twin is not None:
+            node.replace_all_uses_with(twin)
+    graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _twin(node: fx.Node) -> fx.Node | None:
+    """Return an earlier node of the same values, shape and type, or None."""
+    aten, source = torch.ops.aten, node.args[0] if node.args else None
+    if not isinstance(source, fx.Node):
+        return None
+    if node.target in (aten.expand.default, aten.view.default, aten._unsafe_view.default):
+        return source if node.meta["val"].shape == source.meta["val"].shape else None
+    if node.target is aten.mul.Scalar and node.args[1] == 1:
+        return source if node.meta["val"].dtype == source.meta["val"].dtype else None
+    if node.target is source.target is aten.transpose.int:
+        origin = source.args[0]
+        is_back = set(source.args[1:]) == set(node.args[1:])
+        return origin if is_back and isinstance(origin, fx.Node) else None
+    return None

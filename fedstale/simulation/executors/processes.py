@@ -1,56 +1,39 @@
 """Clients in a warm pool of worker processes, on the cores of this machine.
 
-A model version travels to the workers once, through shared memory, and not once a job: messages of
-a round hold the same arrays, so each distinct set of arrays is written down once and a job names
-it. Workers keep the few that they read last.
+Arrays travel through shared memory. Workers keep the few that they read last.
 """
 
 import multiprocessing
 import pickle
 import signal
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.shared_memory import SharedMemory
-from types import TracebackType
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.app.error import Error
+from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 
-from fedstale.simulation import quick_arrays
-from fedstale.simulation.compat import ErrorCode, identity, own_copy, with_content
-from fedstale.simulation.executors.base import (
-    Answer,
-    Call,
-    Executor,
-    answer,
-    imported_torch,
-    quick_manual_seed,
-)
-from fedstale.simulation.replayed import pack
+from fedstale.simulation.executors.base import ClientCall, ClientReply
+from fedstale.simulation.executors.workers import VERSIONS_KEPT, ClientWorker, WorkerExecutor
 
-# Tasks that a worker gets in one run: fewer cost less to send, more are shared out more evenly.
-_TASKS_PER_WORKER = 4
-_VERSIONS_KEPT = 8
-
-_Key = tuple[int, ...]
+_PARTS_PER_WORKER = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
-    """Stands for the arrays of a message that lie in shared memory."""
+class SharedArrays:
+    """Arrays of a message that lie in shared memory."""
 
     memory: str
     n_bytes: int
 
 
-_Packed = tuple[Call, dict[str, _Shared]]
+_Part = list[tuple[ClientCall, dict[str, SharedArrays]]]
 
 
-class ProcessExecutor(Executor):
+class ProcessExecutor(WorkerExecutor[SharedArrays]):
     """Runs clients in spawned worker processes, each of which loads the app once."""
 
     def __init__(self, load: Callable[[], ClientApp], workers: int) -> None:
@@ -60,73 +43,40 @@ class ProcessExecutor(Executor):
             load: returns the ClientApp; pickled to the workers.
             workers: number of processes, >= 1.
         """
+        super().__init__(workers, parts_per_worker=_PARTS_PER_WORKER)
         self._load = load
-        self._workers = workers
-        self.batch = workers if workers > 1 else 1
-        self._versions = _Versions()
+        self._memory: dict[str, SharedMemory] = {}
         self._pool = self._new_pool()
 
-    def run(self, calls: Sequence[Call]) -> list[Answer]:
-        """Return the answers in the order of the calls.
-
-        The jobs of a worker that dies run once more, one at a time; one whose worker dies again is
-        answered by an error reply.
-        """
-        self._versions.forget_old()
-        pack(call.context for call in calls)
-        packed = [self._versions.pack(call) for call in calls]
-        size = -(-len(calls) // (self._workers * _TASKS_PER_WORKER)) or 1
-        parts = [packed[i : i + size] for i in range(0, len(packed), size)]
-        done: list[list[Answer] | None] = []
-        for future in self._submitted(parts):
-            try:
-                done.append(future.result())
-            except BrokenProcessPool:
-                done.append(None)
-        if None in done:
-            self._renew_pool()
-        answers: list[Answer] = []
-        for part, theirs in zip(parts, done, strict=True):
-            answers += [self._second_try(one) for one in part] if theirs is None else theirs
-        return answers
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         """Stop the workers."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._versions.close()
+        self._drop_all_but(0)
 
     @property
     def description(self) -> str:
         """What runs the clients, in words."""
         return f"{self._workers} processes"
 
-    def _submitted(self, parts: Iterable[list[_Packed]]) -> list[Future[list[Answer]]]:
-        futures: list[Future[list[Answer]]] = []
-        for part in parts:
+    def _run_parts(self, parts: Sequence[_Part]) -> list[list[ClientReply] | None]:
+        replies: list[list[ClientReply] | None] = []
+        for future in [self._submitted(part) for part in parts]:
             try:
-                futures.append(self._pool.submit(_answer_in_worker, part))
-            except BrokenProcessPool as problem:
-                futures.append(Future())
-                futures[-1].set_exception(problem)
-        return futures
+                replies.append(future.result())
+            except BrokenProcessPool:
+                replies.append(None)
+        if None in replies:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = self._new_pool()
+        return replies
 
-    def _second_try(self, one: _Packed) -> Answer:
+    def _submitted(self, part: _Part) -> Future[list[ClientReply]]:
         try:
-            return self._pool.submit(_answer_in_worker, [one]).result()[0]
-        except BrokenProcessPool:
-            self._renew_pool()
-        call, _ = one
-        error = Error(ErrorCode.CLIENT_APP_CRASHED, "the worker process died twice")
-        return Answer(Message(error, reply_to=call.message), call.context)
-
-    def _renew_pool(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        self._pool = self._new_pool()
+            return self._pool.submit(_run_in_worker, part)
+        except BrokenProcessPool as problem:
+            failed: Future[list[ClientReply]] = Future()
+            failed.set_exception(problem)
+            return failed
 
     def _new_pool(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
@@ -137,86 +87,38 @@ class ProcessExecutor(Executor):
             initargs=(self._load,),
         )
 
+    def _put(self, record: ArrayRecord) -> SharedArrays:
+        arrays = [(n, a.dtype, a.shape, a.stype, a.data) for n, a in record.items()]
+        data = pickle.dumps(arrays, protocol=pickle.HIGHEST_PROTOCOL)
+        memory = SharedMemory(create=True, size=len(data))
+        assert memory.buf is not None
+        memory.buf[: len(data)] = data
+        self._memory[memory.name] = memory
+        return SharedArrays(memory.name, len(data))
 
-class _Versions:
-    """The arrays that lie in shared memory, by the identity of their bytes, which never change."""
-
-    def __init__(self) -> None:
-        self._held: OrderedDict[_Key, tuple[SharedMemory, _Shared, list[bytes]]] = OrderedDict()
-
-    def pack(self, call: Call) -> _Packed:
-        """Take the arrays out of a call; in their places are the names of shared memory."""
-        records = call.message.content.array_records
-        if not records:
-            return call, {}
-        content = RecordDict(dict(call.message.content.items()))
-        places = {}
-        for name, record in records.items():
-            places[name] = self._place(record)
-            content[name] = ArrayRecord()
-        return Call(with_content(call.message, content), call.context, call.seed), places
-
-    def forget_old(self) -> None:
-        """Free all but the arrays used last; no worker may be at work."""
-        while len(self._held) > _VERSIONS_KEPT:
-            self._free(next(iter(self._held)))
-
-    def close(self) -> None:
-        """Free everything."""
-        for key in list(self._held):
-            self._free(key)
-
-    def _place(self, record: ArrayRecord) -> _Shared:
-        key = tuple(id(array.data) for array in record.values())
-        held = self._held.get(key)
-        if held is None:
-            arrays = [(n, a.dtype, a.shape, a.stype, a.data) for n, a in record.items()]
-            data = pickle.dumps(arrays, protocol=pickle.HIGHEST_PROTOCOL)
-            memory = SharedMemory(create=True, size=len(data))
-            assert memory.buf is not None
-            memory.buf[: len(data)] = data
-            # Holding the bytes keeps their identities from being given to others.
-            owned = [array.data for array in record.values()]
-            held = self._held[key] = memory, _Shared(memory.name, len(data)), owned
-        self._held.move_to_end(key)
-        return held[1]
-
-    def _free(self, key: _Key) -> None:
-        memory, _, _ = self._held.pop(key)
+    def _drop(self, place: SharedArrays) -> None:
+        memory = self._memory.pop(place.memory)
         memory.close()
         memory.unlink()
 
 
-_worker_app: ClientApp | None = None
+_workers: list[ClientWorker] = []
 _read_before: OrderedDict[str, ArrayRecord] = OrderedDict()
 
 
 def _start_worker(load: Callable[[], ClientApp]) -> None:
-    global _worker_app  # noqa: PLW0603 - one app a worker process
     # Ctrl-C belongs to the main process, which stops the workers when it has saved the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    quick_arrays.install()
-    _worker_app = load()
-    torch = imported_torch()
-    if torch is not None:
-        torch.set_num_threads(1)
+    _workers.append(ClientWorker(load))
 
 
-def _answer_in_worker(part: list[_Packed]) -> list[Answer]:
-    assert _worker_app is not None
-    answers = []
-    with quick_manual_seed():
-        for call, places in part:
-            content = call.message.content
-            for name, place in places.items():
-                content[name] = _read(place)
-            with identity(call.message.metadata.run_id):
-                message = with_content(call.message, own_copy(content))
-                answers.append(answer(_worker_app, Call(message, call.context, call.seed)))
-    return answers
+def _run_in_worker(part: _Part) -> list[ClientReply]:
+    (worker,) = _workers
+    arrays = [{name: _read(place) for name, place in places.items()} for _, places in part]
+    return worker.run([call for call, _ in part], arrays)
 
 
-def _read(place: _Shared) -> ArrayRecord:
+def _read(place: SharedArrays) -> ArrayRecord:
     record = _read_before.get(place.memory)
     if record is None:
         memory = SharedMemory(place.memory)
@@ -228,6 +130,6 @@ def _read(place: _Shared) -> ArrayRecord:
             memory.close()
         record = ArrayRecord({name: Array(*fields) for name, *fields in arrays})
         _read_before[place.memory] = record
-        while len(_read_before) > _VERSIONS_KEPT:
+        while len(_read_before) > VERSIONS_KEPT:
             _read_before.popitem(last=False)
     return record

@@ -14,11 +14,10 @@ from torch.nn.functional import cross_entropy
 
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import identity, own_copy, stamp
-from fedstale.simulation.executors import Call, Declaration, InlineExecutor
+from fedstale.simulation.executors import ClientCall, InlineExecutor
 from fedstale.simulation.executors.batched import BatchedExecutor
-from fedstale.simulation.executors.declaration import Parts
-from fedstale.simulation.executors.many_sgd import Job, ManySGD
-from fedstale.simulation.flower_app import FlowerApp
+from fedstale.simulation.executors.many_sgd import ManySGD, TrainingTask
+from fedstale.simulation.flower_app import BatchedDeclaration, BatchedFunctions, FlowerApp
 
 SPEECH = "To be, or not to be, that is the question that I put to all of you today.\n"
 
@@ -50,7 +49,7 @@ def built_in():
             content = RecordDict({"arrays": models[i % versions], "config": config_record})
             node = {"partition-id": i, "num-partitions": n}
             context = Context(1, 1000 + i, node, RecordDict(), dict(config))
-            calls.append(Call(Message(own_copy(content), 1000 + i, kind), context, seed=i))
+            calls.append(ClientCall(Message(own_copy(content), 1000 + i, kind), context, seed=i))
         return client, parts, calls
 
     yield load
@@ -169,7 +168,7 @@ def test_fit_many_trains_in_the_place_of_a_loss(built_in):
         assert [set(job) for job in jobs] == [{"data", "order", "batch_size", "learning_rate"}] * 3
         return {name: stack.add_(1) for name, stack in models.items()}, [0.5] * 3
 
-    own = Parts(job=parts.job, fit_many=fit_many)
+    own = BatchedFunctions(job=parts.job, fit_many=fit_many)
     (first, *_) = BatchedExecutor(client, own).run(calls)
     before = calls[0].message.content["arrays"].to_numpy_ndarrays()
     after = first.reply.content["arrays"].to_numpy_ndarrays()
@@ -211,7 +210,7 @@ def test_each_client_takes_the_steps_it_would_take_alone(data):
             "weight_decay": draw(st.sampled_from([0.0, 0.01])),
             "max_norm": draw(st.sampled_from([None, 0.1])),
         }
-        jobs.append(Job.of(given_))
+        jobs.append(TrainingTask.of(given_))
         alone.append(one_by_one(start, given_))
     models = {k: torch.stack([v] * n) for k, v in start.state_dict().items()}
     trained, means = ManySGD(Tiny, losses)(models, jobs)
@@ -258,16 +257,16 @@ def through(message, context, call_next):
 
 
 @pytest.mark.parametrize("options", [{"mods": [through]}, {"function_mods": [through]}])
-def test_mods_are_refused_because_they_run_around_one_client(options):
-    parts = Parts(job=dict, network=Tiny, losses=losses)
+def test_mods_are_rejected_because_they_run_around_one_client(options):
+    parts = BatchedFunctions(job=dict, network=Tiny, losses=losses)
     with pytest.raises(ConfigError, match="the ClientApp has mods"):
         BatchedExecutor(app_with(**options), parts)
     BatchedExecutor(app_with(), parts)
 
 
-def test_an_app_that_does_not_train_is_refused():
+def test_an_app_that_does_not_train_is_rejected():
     with pytest.raises(ConfigError, match=r"holds no function under @app.train\(\)"):
-        BatchedExecutor(ClientApp(), Parts(job=dict, network=Tiny, losses=losses))
+        BatchedExecutor(ClientApp(), BatchedFunctions(job=dict, network=Tiny, losses=losses))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +278,7 @@ def test_an_app_that_does_not_train_is_refused():
         (Tiny, lambda network, x, y: losses(network, x, y).item(), "cannot be trained as one"),
     ],
 )
-def test_a_network_that_cannot_be_stacked_is_refused_with_the_reason(network, loss, named):
+def test_a_network_that_cannot_be_stacked_is_rejected_with_the_reason(network, loss, named):
     def job(message, context):
         return {
             "data": (torch.zeros(3, 3), torch.zeros(3, dtype=torch.int64)),
@@ -292,9 +291,11 @@ def test_a_network_that_cannot_be_stacked_is_refused_with_the_reason(network, lo
     if "Dropout" in repr(network()):
         state = {f"0.{name}": array for name, array in state.items()}
     message = Message(RecordDict({"arrays": ArrayRecord(state)}), 1000, "train")
-    call = Call(message, Context(1, 1000, {}, RecordDict(), {}), 0)
+    call = ClientCall(message, Context(1, 1000, {}, RecordDict(), {}), 0)
     with pytest.raises(ConfigError, match=named):
-        BatchedExecutor(app_with(), Parts(job=job, network=network, losses=loss)).run([call])
+        BatchedExecutor(app_with(), BatchedFunctions(job=job, network=network, losses=loss)).run(
+            [call]
+        )
 
 
 JOB = {
@@ -315,10 +316,10 @@ JOB = {
         ({"data": (torch.zeros(3), torch.zeros(2))}, "one common length"),
     ],
 )
-def test_a_job_that_means_nothing_is_refused(changes, named):
-    Job.of(JOB)
+def test_a_job_that_means_nothing_is_rejected(changes, named):
+    TrainingTask.of(JOB)
     with pytest.raises(ConfigError, match=named):
-        Job.of({**JOB, **changes})
+        TrainingTask.of({**JOB, **changes})
 
 
 @pytest.mark.parametrize(
@@ -331,13 +332,13 @@ def test_a_job_that_means_nothing_is_refused(changes, named):
         ({"job": "a", "fit-many": "a:e"}, "expected module:attribute"),
     ],
 )
-def test_an_incomplete_declaration_is_refused(table, named):
+def test_an_incomplete_declaration_is_rejected(table, named):
     with pytest.raises(ConfigError, match=named):
-        Declaration.from_table(table)
+        BatchedDeclaration.from_table(table)
 
 
-def test_a_declared_function_that_is_not_there_is_refused(tmp_path):
-    declared = Declaration.from_table({"job": "math:nothing", "fit-many": "math:pi"})
+def test_a_declared_function_that_is_not_there_is_rejected(tmp_path):
+    declared = BatchedDeclaration.from_table({"job": "math:nothing", "fit-many": "math:pi"})
     with pytest.raises(ConfigError, match=r"job = 'math:nothing' cannot be imported"):
         declared.load(tmp_path)
 

@@ -16,7 +16,7 @@ from tiny import counting_app, message_to
 from fedstale.errors import ConfigError
 from fedstale.simulation import InlineExecutor, ProcessExecutor
 from fedstale.simulation.compat import ErrorCode, identity
-from fedstale.simulation.executors import Call, choice
+from fedstale.simulation.executors import ClientCall, choice
 from fedstale.simulation.executors import base as contract
 from fedstale.simulation.executors.base import quick_manual_seed
 from fedstale.simulation.executors.choice import AutoExecutor, executor_for
@@ -32,7 +32,9 @@ def calls(n):
     with identity(1):
         messages = [message_to(1000 + i) for i in range(n)]
     return [
-        Call(m, Context(1, 1000 + i, {**node, "partition-id": i}, RecordDict(), config), seed=i)
+        ClientCall(
+            m, Context(1, 1000 + i, {**node, "partition-id": i}, RecordDict(), config), seed=i
+        )
         for i, m in enumerate(messages)
     ]
 
@@ -83,7 +85,7 @@ def test_draws_depend_on_the_seed_of_the_call_alone():
         with identity(1):
             message = message_to(1000)
         context = Context(1, 1000, {"partition-id": 0}, RecordDict(), {})
-        (answer,) = executor.run([Call(message, context, seed)])
+        (answer,) = executor.run([ClientCall(message, context, seed)])
         return answer.reply.content["metrics"]["draw"]
 
     first = draw(3)
@@ -97,7 +99,7 @@ def test_every_seed_of_32_bits_is_accepted(seed):
     with identity(1):
         message = message_to(1000)
     context = Context(1, 1000, {"partition-id": 0}, RecordDict(), {})
-    (answer,) = InlineExecutor(counting_app()).run([Call(message, context, seed)])
+    (answer,) = InlineExecutor(counting_app()).run([ClientCall(message, context, seed)])
     assert answer.reply.has_content()
 
 
@@ -147,11 +149,11 @@ def test_arrays_go_to_workers_once_a_version_and_are_given_back(tmp_path):
         for call in shared:
             call.message.content["arrays"] = record
         pool.run(shared)
-        assert len(pool._versions._held) == 1
+        assert len(pool._places) == 1
         for _ in range(12):
             pool.run(calls(1))
-        assert len(pool._versions._held) <= 9
-    assert not pool._versions._held
+        assert len(pool._places) <= 9
+    assert not pool._places
 
 
 # What a client does that it should not.
@@ -314,7 +316,7 @@ def test_the_default_stays_where_it_is_when_training_is_short(tmp_path, monkeypa
         assert auto.batch == 1
 
 
-def test_an_app_that_answers_the_same_message_in_two_ways_is_refused():
+def test_an_app_that_answers_the_same_message_in_two_ways_is_rejected():
     times = []
 
     def train(message, context):

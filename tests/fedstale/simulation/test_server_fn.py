@@ -187,7 +187,7 @@ def test_an_app_whose_clients_always_fail_fails_with_their_reason(run):
     assert "OSError: no data" in result.reason
 
 
-def test_a_client_that_answers_with_a_bad_status_is_refused_with_its_words(run):
+def test_a_client_that_answers_with_a_bad_status_is_rejected_with_its_words(run):
     client = CLIENT.replace(
         ".to_client()\n\n\napp",
         ".to_client()\n\n\n"

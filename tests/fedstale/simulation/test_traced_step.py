@@ -1,4 +1,4 @@
-"""A recorded step is the step: same gradients, same losses, to the last bit."""
+"""A traced step is the step: same gradients, same losses, to the last bit."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,8 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import Conv2d, Flatten, Linear, Module, ReLU, Sequential, Tanh
 from torch.nn.functional import cross_entropy
 
-from fedstale.simulation.executors import recorded_step
-from fedstale.simulation.executors.recorded_step import MeanLoss, RecordedStep
+from fedstale.simulation.executors import many_sgd
+from fedstale.simulation.executors.many_sgd import MeanLoss, TracedStep
 
 CLIENTS, EXAMPLES = 5, 4
 DENSE = Sequential(Linear(6, 7), ReLU(), Linear(7, 3))
@@ -63,17 +63,17 @@ def inputs(network: Module, n: int, shape: tuple[int, ...], seed: int) -> tuple:
     ],
     ids=["dense", "in place", "constant", "convolutions"],
 )
-def test_a_recorded_step_gives_the_same_bits(
+def test_a_many_sgd_gives_the_same_bits(
     network: Sequential,
     shape: tuple[int, ...],
     losses: Callable[[Tensor, Tensor], Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recorded_step, "RECORDED_AT", 1)
+    monkeypatch.setattr(many_sgd, "TRACED_AT", 1)
     mean_loss = mean_loss_of(network, losses)
-    step = RecordedStep(mean_loss)
+    step = TracedStep(mean_loss)
     step(*inputs(network, CLIENTS, shape, seed=0))
-    assert len(step.recorded) == 1
+    assert len(step.traced) == 1
     for seed in (1, 2):
         given = inputs(network, CLIENTS, shape, seed)
         before = {name: p.clone() for name, p in given[0].items()}
@@ -85,38 +85,38 @@ def test_a_recorded_step_gives_the_same_bits(
             assert torch.equal(given[0][name], param)
 
 
-def test_only_shapes_that_come_often_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_step, "RECORDED_AT", 3)
-    step = RecordedStep(mean_loss_of(DENSE, plain))
+def test_only_shapes_that_come_often_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_sgd, "TRACED_AT", 3)
+    step = TracedStep(mean_loss_of(DENSE, plain))
     for n in (2, 3, 2, 4, 2):
         step(*inputs(DENSE, n, (6,), seed=0))
-    assert [shapes[0][0][0] for shapes in step.recorded] == [2]
+    assert [shapes[0][0][0] for shapes in step.traced] == [2]
 
 
 def test_views_that_change_nothing_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_step, "RECORDED_AT", 1)
-    shortened, lengths = recorded_step._shorten, []
+    monkeypatch.setattr(many_sgd, "TRACED_AT", 1)
+    shortened, lengths = many_sgd._shorten, []
 
     def watched(module: torch.fx.GraphModule) -> None:
         lengths.append(len(module.graph.nodes))
         shortened(module)
         lengths.append(len(module.graph.nodes))
 
-    monkeypatch.setattr(recorded_step, "_shorten", watched)
-    RecordedStep(mean_loss_of(DENSE, plain))(*inputs(DENSE, CLIENTS, (6,), seed=0))
+    monkeypatch.setattr(many_sgd, "_shorten", watched)
+    TracedStep(mean_loss_of(DENSE, plain))(*inputs(DENSE, CLIENTS, (6,), seed=0))
     before, after = lengths
     assert after < 0.8 * before
 
 
-def test_what_cannot_be_recorded_goes_on_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_step, "RECORDED_AT", 1)
+def test_what_cannot_be_traced_goes_on_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_sgd, "TRACED_AT", 1)
 
     def refuse(module: torch.fx.GraphModule) -> None:
         raise RuntimeError("no such operation")
 
-    monkeypatch.setattr(recorded_step, "_shorten", refuse)
+    monkeypatch.setattr(many_sgd, "_shorten", refuse)
     mean_loss = mean_loss_of(DENSE, plain)
-    step, given = RecordedStep(mean_loss), inputs(DENSE, CLIENTS, (6,), seed=0)
+    step, given = TracedStep(mean_loss), inputs(DENSE, CLIENTS, (6,), seed=0)
     step(*given)
     _, loss = step(*given)
     assert torch.equal(loss, vmap(grad_and_value(mean_loss))(*given)[1])

@@ -1,9 +1,7 @@
-"""The copy of an app that acts a trace, its settings, and how two timelines are compared."""
+"""The copy of an app that acts a trace, and its settings."""
 
 from importlib import import_module
 
-import numpy as np
-import pandas as pd
 import pytest
 import typer
 from small_deployment import write_app
@@ -12,10 +10,12 @@ from typer.testing import CliRunner
 from fedstale.cli import deploy as deploy_commands
 from fedstale.client.held_back import Paced
 from fedstale.config import SimulationConfig
-from fedstale.deployment.fidelity import compare, order
-from fedstale.deployment.replay import replay_config
-from fedstale.deployment.replayed_app import write_replayed
-from fedstale.deployment.replayed_server import ReplayedServerApp, ReplaySettings
+from fedstale.deployment.replay import (
+    ReplayedServerApp,
+    ReplaySettings,
+    replay_config,
+    write_replayed,
+)
 from fedstale.errors import ConfigError, ProtocolError, TraceError
 from fedstale.simulation.flower_app import BUILT_IN, FlowerApp
 
@@ -47,7 +47,7 @@ def test_the_copy_wraps_both_halves_and_the_app_stays_as_it_is(tmp_path):
         assert isinstance(import_module("replayed_server").app, ReplayedServerApp)
 
 
-def test_an_app_that_has_such_a_file_is_refused(tmp_path):
+def test_an_app_that_has_such_a_file_is_rejected(tmp_path):
     app = write_app(tmp_path / "adder")
     (app / "replay.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"has a replay\.json"):
@@ -66,52 +66,10 @@ def test_what_cannot_be_replayed_is_said_before_anything_starts():
         replay_config(digits, "synthetic:5", nodes=2, run_config="epochs=3")
 
 
-def timeline(late_s=0.0, merged=(1, 1, 2, 2), status="reported"):
-    sent = np.array([0.0, 0.0, 100.0, 110.0])
-    return pd.DataFrame(
-        {
-            "device_id": ["a", "b", "a", "b"],
-            "sent_at": sent,
-            "downloaded_at": sent + 1.0,
-            "reported_at": sent + 50.0 + late_s,
-            "delivered_at": sent + 50.0 + late_s,
-            "aggregated_version": merged,
-            "base_version": [0, 0, 1, 1],
-            "staleness": [0.0, 0.0, 0.0, np.nan],
-            "status": status,
-        }
-    )
-
-
-def test_a_timeline_is_itself():
-    found = compare(timeline(), timeline())
-    assert found["jobs"] == {"simulated": 4, "real": 4, "matched": 4}
-    assert found["round_s"] == 110.0
-    assert found["reported_at"]["median_s"] == 0.0
-    assert found["merge_order"] == found["same_staleness"] == found["same_status"] == 1.0
-
-
-def test_errors_are_counted_in_seconds_and_rounds_and_merges_in_pairs():
-    other = timeline(late_s=11.0, merged=(2, 1, 1, 2))
-    found = compare(timeline(), other)
-    assert found["reported_at"] == {
-        "n": 4,
-        "median_s": 11.0,
-        "p90_s": 11.0,
-        "median_rounds": pytest.approx(0.1),
-        "p90_rounds": pytest.approx(0.1),
-    }
-    assert found["sent_at"]["median_s"] == 0.0
-    assert found["same_aggregated_version"] == 0.5
-    # Of the pairs that both sides merged apart, b before its second job is right, a is not.
-    assert found["merge_order"] == 0.5
-    assert np.isnan(order(np.array([1.0, 1.0]), np.array([1.0, 2.0])))
-
-
-def test_a_speed_without_a_trace_or_a_wrong_one_is_refused(tmp_path):
+def test_a_speed_without_a_trace_or_a_wrong_one_is_rejected(tmp_path):
     app = typer.Typer()
     app.command()(deploy_commands.up)
-    out = ["--out", str(tmp_path / "fleet")]
+    out = ["--out", str(tmp_path / "deployment")]
     for options, said in (
         (["--speed-up", "3"], "speed-up = 3: expected --traces with it"),
         (["--traces", "synthetic:2", "--speed-up", "0"], "speed-up = 0: expected a number > 0"),
@@ -120,4 +78,4 @@ def test_a_speed_without_a_trace_or_a_wrong_one_is_refused(tmp_path):
         result = CliRunner().invoke(app, ["digits", *options, *out])
         assert result.exit_code == 2
         assert said in result.output
-    assert not (tmp_path / "fleet").exists()
+    assert not (tmp_path / "deployment").exists()

@@ -1,0 +1,369 @@
+"""A deployment on this machine: a SuperLink and SuperNodes, started as one starts them by hand.
+
+All are Flower's own processes, with TLS and registered keys. They live for the length of a
+`with` block and leave nothing behind.
+"""
+
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.common.serde import run_from_proto
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+from fedstale.deployment import commands
+from fedstale.deployment.certificates import write_certificates, write_node_key, write_secret
+from fedstale.deployment.commands import Address
+from fedstale.deployment.diagnosis import explain, is_healthy
+from fedstale.deployment.processes import ProcessGroup
+from fedstale.errors import ConfigError, FedstaleError
+
+LINK = "up"
+"""Name of the SuperLink in Flower's config.toml, as in `flwr run APP up`."""
+
+_POLL_S = 0.2
+_TRIES = 3
+_SETTLE_S = 20.0
+_RUN = "flwr run"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@contextmanager
+def local_deployment(
+    folder: Path,
+    *,
+    nodes: int,
+    overwrite: bool = False,
+    limit_s: float = 120.0,
+    executor_apart: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator["LocalDeployment"]:
+    """Start a SuperLink and SuperNodes, and end them afterwards.
+
+    Args:
+        folder: a new one for certificates, keys, state and logs.
+        nodes: number of SuperNodes.
+        overwrite: whether an earlier deployment's folder may be replaced.
+        limit_s: to wait for each process to answer.
+        executor_apart: whether ServerApps outlive the SuperLink; see `LocalDeployment`.
+        say: is told each step.
+
+    Raises:
+        ConfigError: the folder holds something else.
+        FedstaleError: something does not start.
+    """
+    _make_room(folder, overwrite=overwrite)
+    with ProcessGroup() as processes:
+        deployment = LocalDeployment(
+            folder,
+            processes,
+            n_nodes=nodes,
+            limit_s=limit_s,
+            executor_apart=executor_apart,
+            say=say,
+        )
+        try:
+            deployment.start_superlink()
+            for number in range(nodes):
+                deployment.add_node(number)
+            deployment.wait_online()
+            yield deployment
+        finally:
+            deployment.control.close()
+
+
+class LocalDeployment:
+    """A SuperLink with TLS, its state in SQLite, and SuperNodes with registered keys."""
+
+    def __init__(
+        self,
+        folder: Path,
+        processes: ProcessGroup,
+        *,
+        n_nodes: int,
+        limit_s: float,
+        executor_apart: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        """Write certificates; start nothing.
+
+        Args:
+            folder: an empty one, for certificates, keys, state and logs; made private.
+            processes: the group that its processes belong to.
+            n_nodes: how many there will be, which apps see as num-partitions.
+            limit_s: to wait for the SuperLink, or for nodes, to answer.
+            executor_apart: whether ServerApps run under a SuperExec of their own, and so outlive
+                the SuperLink.
+            say: is told each step.
+        """
+        if n_nodes < 1:
+            raise ConfigError(f"nodes = {n_nodes}: expected at least 1")
+        self.folder, self.processes, self.n_nodes = folder.resolve(), processes, n_nodes
+        self.limit_s, self._say = limit_s, say
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        self.tls = write_certificates(self.folder, ["localhost", "127.0.0.1"])
+        self._secret: Path | None = None
+        if executor_apart:
+            self._secret = self.folder / "superexec.secret"
+            write_secret(self._secret, secrets.token_hex(32).encode())
+        self.node_ids: dict[int, int] = {}
+        self.at = Address("127.0.0.1", free_port())
+        """Where the SuperLink is."""
+        self.control = Control(self.at, self.tls.ca)
+        """The operator's side of the SuperLink."""
+        self._has_started = False
+
+    def log(self, name: str) -> Path:
+        """Return the log of superlink, or of node-0 and so on."""
+        return self.folder / f"{name}.log"
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink and wait until it answers; again on the same port if it had been.
+
+        Raises:
+            FedstaleError: it does not start.
+        """
+        again = self._has_started
+        for left in reversed(range(1 if again else _TRIES)):
+            command = commands.superlink(self.at, self.tls, self._database, secret=self._secret)
+            self._start("superlink", command)
+            try:
+                self._wait("superlink", lambda: is_healthy(self.at, self.tls.ca))
+                break
+            except FedstaleError:
+                # Between looking for a free port and using it, another program may take it.
+                if not left or "address already in use" not in self._text("superlink"):
+                    raise
+            self.control.close()
+            self.at = Address("127.0.0.1", free_port())
+            self.control = Control(self.at, self.tls.ca)
+        self._has_started = True
+        home = self._home("operator")
+        (home / "config.toml").write_text(
+            commands.connection(LINK, self.at, self.tls.ca), encoding="utf-8"
+        )
+        if self._secret is not None and not again:
+            self._start("superexec", commands.superexec(self.at, self.tls.ca, self._secret))
+        self._say(f"SuperLink at {self.at} with TLS; state in {self._database.name}")
+
+    def add_node(self, number: int) -> None:
+        """Make a key for a node, register it and start the node, without waiting for it."""
+        key = self.folder / f"node-{number}.key"
+        self.node_ids[number] = self.control.register(write_node_key(key))
+        config = {"partition-id": number, "num-partitions": self.n_nodes}
+        command = commands.supernode(self.at, self.tls.ca, key, port=free_port(), config=config)
+        self._start(f"node-{number}", command)
+
+    def wait_online(self) -> None:
+        """Wait until the SuperLink sees every node that was added.
+
+        Raises:
+            FedstaleError: one of them ends, or takes too long.
+        """
+        for number in list(self.node_ids):
+            self._wait(f"node-{number}", partial(self._is_online, number))
+        self._say(f"{len(self.node_ids)} SuperNodes online, keys registered")
+
+    def operator_environment(self) -> dict[str, str]:
+        """Return the environment in which `flwr run APP up` finds this SuperLink."""
+        return commands.environment(self._home("operator"))
+
+    def _is_online(self, number: int) -> bool:
+        return self.control.nodes().get(self.node_ids[number]) == "online"
+
+    @property
+    def _database(self) -> Path:
+        return self.folder / "superlink.db"
+
+    def _home(self, name: str) -> Path:
+        home = self.folder / f"home-{name}"
+        home.mkdir(exist_ok=True)
+        return home
+
+    def _start(self, name: str, command: list[str]) -> None:
+        # One node trains at a time on each core; more threads would only get in their way.
+        threads = max((os.cpu_count() or 1) // self.n_nodes, 1)
+        environment = commands.environment(self._home(name), threads=threads)
+        found = commands.found(command, environment)
+        self.processes.start(name, found, environment=environment, log=self.log(name))
+
+    def _wait(self, name: str, is_reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self.limit_s
+        while not is_reached():
+            if not self.processes.is_running(name):
+                raise FedstaleError(f"{name} ended: {self._reason(name)}")
+            if time.monotonic() > deadline:
+                raise FedstaleError(
+                    f"{name} did not answer within {self.limit_s:g} s: {self._reason(name)}"
+                )
+            time.sleep(_POLL_S)
+
+    def _reason(self, name: str) -> str:
+        sentence = explain(self._text(name))
+        return f"{sentence} (log: {self.log(name)})" if sentence else f"see {self.log(name)}"
+
+    def _text(self, name: str) -> str:
+        return self.log(name).read_text(encoding="utf-8", errors="replace")
+
+
+class Control:
+    """What an operator does at a SuperLink: register nodes, list nodes, list runs.
+
+    The same interface as behind `flwr supernode register`, `flwr supernode list` and `flwr list`,
+    without a new process of seconds for each call.
+    """
+
+    def __init__(self, at: Address, ca: Path) -> None:
+        """Prepare to connect; the first call does.
+
+        Args:
+            at: where the SuperLink is.
+            ca: certificate of the authority that signed the SuperLink's.
+        """
+        self._at = at
+        self._client = ControlHttpClient.from_server_address(
+            server_address=str(at),
+            insecure=False,
+            root_certificates=ca.read_bytes(),
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+
+    def register(self, public_key: Path) -> int:
+        """Let the owner of a key join.
+
+        Returns:
+            The node's id, which stays the same for this key.
+
+        Raises:
+            ConfigError: the file holds no key that Flower accepts.
+            FedstaleError: the SuperLink rejects it.
+        """
+        try:
+            key = load_ssh_public_key(public_key.read_bytes())
+        except (ValueError, UnsupportedAlgorithm) as problem:
+            raise ConfigError(
+                f"public-key = {str(public_key)!r}: expected the .pub file of an ECDSA key as "
+                f"ssh-keygen -t ecdsa -b 384 makes it; {problem}"
+            ) from None
+        if not isinstance(key, EllipticCurvePublicKey):
+            raise ConfigError(
+                f"public-key = {str(public_key)!r} is no ECDSA key: expected one as "
+                "ssh-keygen -t ecdsa -b 384 makes it"
+            )
+        request = RegisterNodeRequest(public_key=public_key_to_bytes(key))
+        try:
+            return int(self._client.RegisterNode(request).node_id)
+        except httpx.HTTPError as problem:
+            raise FedstaleError(
+                f"the SuperLink at {self._at} did not register {public_key}: {problem}"
+            ) from problem
+
+    def nodes(self) -> dict[int, str]:
+        """Return the status of each node: registered, online, offline or unregistered."""
+        nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
+        return {int(node.node_id): str(node.status) for node in nodes}
+
+    def runs(self) -> dict[int, tuple[str, str]]:
+        """Return status and details of each run: running, or finished:completed and the like."""
+        runs = self._client.ListRuns(ListRunsRequest()).run_dict
+        found = {}
+        for run_id, proto in runs.items():
+            status = run_from_proto(proto).status
+            name = f"{status.status}:{status.sub_status}" if status.sub_status else status.status
+            found[int(run_id)] = (name, status.details)
+        return found
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.close()
+
+
+def run_app(
+    deployment: LocalDeployment,
+    app: Path,
+    *,
+    run_config: str = "",
+    show: Callable[[str], None] = print,
+) -> int:
+    """Run an app on a deployment, as `flwr run APP up --stream` does.
+
+    Args:
+        deployment: with its nodes online.
+        app: its folder.
+        run_config: overrides, as flwr run takes them.
+        show: is told each line of the log.
+
+    Returns:
+        The run's id.
+
+    Raises:
+        FedstaleError: the run did not complete; the text says why, if the log does.
+    """
+    before = set(deployment.control.runs())
+    environment = deployment.operator_environment()
+    command = commands.found(commands.run(app, LINK, run_config), environment)
+    lines: list[str] = []
+    with deployment.processes.output_of(_RUN, command, environment=environment) as output:
+        for line in output:
+            lines.append(_COLOUR.sub("", line))
+            show(lines[-1])
+    started = sorted(set(deployment.control.runs()) - before)
+    if not started:
+        raise FedstaleError(f"flwr run started nothing: {_plain(lines)}")
+    status, details = _ended(deployment.control, started[-1])
+    if status != "finished:completed":
+        raise FedstaleError(
+            f"the run {status.removeprefix('finished:')}: {details or _plain(lines[-5:])}; logs "
+            f"are in {deployment.folder}"
+        )
+    return started[-1]
+
+
+def free_port() -> int:
+    """Return a TCP port of this machine that nothing uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _ended(control: Control, run_id: int) -> tuple[str, str]:
+    """Return how a run ended; the SuperLink knows a little after the last line of the log."""
+    deadline = time.monotonic() + _SETTLE_S
+    while True:
+        status, details = control.runs()[run_id]
+        if status.startswith("finished") or time.monotonic() > deadline:
+            return status, details
+        time.sleep(_POLL_S)
+
+
+def _plain(lines: list[str]) -> str:
+    """Return the text of lines without frames."""
+    words = " ".join(line.strip("│╭╮╰╯─ ") for line in lines)
+    return re.sub(r"\s+", " ", words).strip()
+
+
+def _make_room(folder: Path, *, overwrite: bool) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        ours = (folder / "superlink.log").is_file() and (folder / "ca.crt").is_file()
+        if not (overwrite and ours):
+            raise ConfigError(
+                f"out = {str(folder)!r} is not empty: expected a new folder, or "
+                + ("pass --overwrite" if ours else "another path")
+            )
+        shutil.rmtree(folder)
