@@ -27,12 +27,12 @@ from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import write_run
 from fedstale.errors import ConfigError, FedstaleError, ProtocolError
 from fedstale.reports.folder import RunFolder
-from fedstale.strategies.server.runtime import RunEnded
 from fedstale.simulation.costs import Costs
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.metrics import RunMetrics
 from fedstale.simulation.run import enrolled
 from fedstale.simulation.stock_strategies import stock_strategies_reporting
+from fedstale.strategies.server.runtime import RunEnded
 from fedstale.strategies.server.superlink import SuperLinkGrid
 from fedstale.trace_spec import load
 

@@ -17,7 +17,7 @@ from flwr.app.user_config import UserConfig
 from fedstale.simulation.compat import ErrorCode, error_reply, own_copy, with_content
 from fedstale.simulation.costs import CostBook
 from fedstale.simulation.devices import FIRST_NODE_ID
-from fedstale.simulation.executors import ClientReply, ClientCall, Executor
+from fedstale.simulation.executors import ClientCall, ClientReply, Executor
 from fedstale.simulation.jobs import JobRow, records_in, records_out
 from fedstale.simulation.replayed import NodeContext, Replay
 from fedstale.strategies.server.runtime import CLIENT_ERROR, REPORTED

@@ -31,9 +31,9 @@ from flwr.server.strategy import Strategy
 from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp import ServerApp
 
-from fedstale.strategies.server.runtime import RunEnded
 from fedstale.simulation.compat import replaced
 from fedstale.simulation.trace_grid import TraceGrid
+from fedstale.strategies.server.runtime import RunEnded
 
 logger = logging.getLogger(__name__)
 
@@ -249,7 +249,9 @@ def _sort_in(
     if result.status.code == Code.OK:
         results.append((client, result))
     else:
-        grid.runtime.rejected(message_id, reason=f"{result.status.code.name}: {result.status.message}")
+        grid.runtime.rejected(
+            message_id, reason=f"{result.status.code.name}: {result.status.message}"
+        )
         failures.append((client, result))
 
 
