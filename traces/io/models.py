@@ -19,6 +19,7 @@ import safetensors.numpy
 import tomli_w
 
 from fedstale.errors import FedstaleError
+from fedstale.traces.io.atomic import replacing
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -65,9 +66,8 @@ class ModelFiles:
         folder.mkdir(parents=True, exist_ok=True)
         text = tomli_w.dumps(head | dict(about)).encode()
         for name, content in ((self.safetensors, data), (self.toml, text)):
-            beside = folder / f"{name}.new"
-            beside.write_bytes(content)
-            beside.replace(folder / name)
+            with replacing(folder / name) as file:
+                file.write(content)
 
     def describe(self, folder: str | Path) -> dict[str, Any]:
         """Return the description.

@@ -18,8 +18,6 @@ Files are an edge: whatever one says is checked before it is believed.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +33,7 @@ import pyarrow.parquet as pq
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index, offsets_of
 from fedstale.traces.availability import Availability
+from fedstale.traces.io.atomic import replacing
 from fedstale.traces.segments import pack
 from fedstale.traces.series import Series
 from fedstale.traces.trace_set import CHANNELS, TraceSet
@@ -357,22 +356,10 @@ def write(traces: TraceSet, path: str | Path) -> None:
     """
     path = Path(path)
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    except OSError as problem:
-        raise TraceError(f"{path}: cannot be written ({problem.strerror})") from None
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as out:
+        with replacing(path) as out:
             write_groups(traces, out)
-            out.flush()
-            os.fsync(out.fileno())
-        # mkstemp makes private files; a trace is read by whoever may read its folder.
-        part.chmod(0o644)
-        part.replace(path)
     except OSError as problem:
         raise TraceError(f"{path}: cannot be written ({problem.strerror or problem})") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def read(path: str | Path) -> TraceSet:

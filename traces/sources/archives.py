@@ -1,4 +1,4 @@
-"""Bytes out of files, folders, zip and tar archives that somebody else made.
+"""Bytes and JSON out of files, folders, zip and tar archives that other projects published.
 
 Nothing is ever extracted to disk. Sizes are counted while unpacking, because the sizes that an
 archive states are as little to be trusted as the rest of it.
@@ -6,6 +6,8 @@ archive states are as little to be trusted as the rest of it.
 
 import gzip
 import io
+import json
+import re
 import tarfile
 import zipfile
 import zlib
@@ -34,6 +36,9 @@ class Limits:
 
 LIMITS = Limits()
 
+# JSON may name the halves of a character one by one; a half alone is no text that can be stored.
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+
 
 @contextmanager
 def opening(path: Path) -> Iterator[None]:
@@ -61,6 +66,27 @@ def read_file(path: Path, limits: Limits = LIMITS) -> bytes:
     if not data.strip():
         raise TraceError(f"{path}: is empty")
     return data
+
+
+def read_json(path: Path) -> object:
+    """Return the content of a JSON file, gzipped or not.
+
+    Raises:
+        TraceError: the file is missing, empty or not JSON, says one thing twice, or holds half of
+            a character.
+    """
+    data = read_file(path)
+    try:
+        text = data.decode(json.detect_encoding(data))
+        content: object = json.loads(text, object_pairs_hook=_distinct)
+        if _HALF.search(text):
+            json.dumps(content, ensure_ascii=False).encode()
+        return content
+    except TraceError as e:
+        raise TraceError(f"{path}: {e}") from None
+    except (ValueError, RecursionError) as e:
+        reason = "nested too deeply" if isinstance(e, RecursionError) else str(e)
+        raise TraceError(f"{path}: not JSON, or truncated ({reason})") from None
 
 
 def head(path: Path, size: int = 4096) -> bytes:
@@ -241,3 +267,13 @@ class _Bounded:
         if self._left < 0:
             raise TraceError(f"{self._path}: unpacks to too much: expected a trace archive")
         return data
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object of JSON, whose later entries must not hide earlier ones."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise TraceError(f"{twice!r} occurs twice in one object: expected distinct names")
+    return made

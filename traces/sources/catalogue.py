@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from fedstale.traces.sources import aibenchmark, flash, gnettrack, mahimahi, planetlab
-from fedstale.traces.sources import fedscale as fedscale_behaviour
-from fedstale.traces.sources import fedscale_speeds as fedscale_capacity
+from fedstale.traces.sources import aibenchmark, fedscale, flash, gnettrack, mahimahi, planetlab
 from fedstale.traces.trace_set import TraceSet
 
 _GITHUB = "https://github.com/"
@@ -34,7 +32,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TraceSource:
     """One kind of recording, and the published example of it."""
 
     name: str
@@ -72,7 +70,7 @@ def _mahimahi_file(name: str, size_bytes: int, sha256: str) -> RemoteFile:
 
 
 _ALL = (
-    Source(
+    TraceSource(
         name="flash",
         about="phones that were idle, charging and on Wi-Fi",
         reader=flash.read,
@@ -87,7 +85,7 @@ _ALL = (
             ),
         ),
     ),
-    Source(
+    TraceSource(
         name="gnettrack",
         about="4G and 5G links of an Irish operator, once a second",
         reader=gnettrack.read,
@@ -105,7 +103,7 @@ _ALL = (
             ),
         ),
     ),
-    Source(
+    TraceSource(
         name="mahimahi",
         about="capacity of cellular links in both directions, from a saturating sender",
         reader=mahimahi.read,
@@ -156,7 +154,7 @@ _ALL = (
             ),
         ),
     ),
-    Source(
+    TraceSource(
         name="planetlab",
         about="processor load of servers, every five minutes over a day",
         reader=planetlab.read,
@@ -172,7 +170,7 @@ _ALL = (
             ),
         ),
     ),
-    Source(
+    TraceSource(
         name="aibenchmark",
         about="speed of phone models",
         reader=aibenchmark.read,
@@ -188,10 +186,10 @@ _ALL = (
             ),
         ),
     ),
-    Source(
+    TraceSource(
         name="fedscale_behaviour",
         about="clients that were there",
-        reader=fedscale_behaviour.read,
+        reader=fedscale.read_behaviour,
         channels=("availability",),
         compute_unit=None,
         origin="FedScale (ICML 2022), SymbioticLab/FedScale",
@@ -205,12 +203,12 @@ _ALL = (
             ),
         ),
     ),
-    Source(
+    TraceSource(
         name="fedscale_capacity",
         about="speed and bandwidth of clients",
-        reader=fedscale_capacity.read,
+        reader=fedscale.read_capacity,
         channels=("compute", "downlink", "uplink"),
-        compute_unit=fedscale_capacity.COMPUTE_UNIT,
+        compute_unit=fedscale.COMPUTE_UNIT,
         origin="FedScale (ICML 2022), SymbioticLab/FedScale",
         licence="Apache-2.0",
         files=(
@@ -222,4 +220,4 @@ _ALL = (
     ),
 )
 
-SOURCES: Mapping[str, Source] = MappingProxyType({source.name: source for source in _ALL})
+SOURCES: Mapping[str, TraceSource] = MappingProxyType({source.name: source for source in _ALL})

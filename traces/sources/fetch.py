@@ -7,16 +7,15 @@ seen is recorded beside the file (NAME.sha256, as sha256sum writes it), to compa
 
 import hashlib
 import http.client
-import os
 import urllib.error
 import urllib.request
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from fedstale.errors import TraceError
+from fedstale.traces.io.atomic import replacing
 from fedstale.traces.sources.catalogue import SOURCES, RemoteFile
 
 TIMEOUT_S = 30.0
@@ -83,7 +82,7 @@ def _fetch_file(
         with target.open("rb") as present:
             if hashlib.file_digest(present, "sha256").hexdigest() == file.sha256:
                 return
-    with _as_trace_error(url), _written(target) as out:
+    with _as_trace_error(url), replacing(target) as out:
         request = urllib.request.Request(url, headers={"User-Agent": "fedstale"})
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             seen = _copy(response, out, url, progress, max_bytes)
@@ -93,7 +92,7 @@ def _fetch_file(
                 "on the way; nothing was kept"
             )
     if file.sha256 is None:
-        with _as_trace_error(str(target)), _written(checksum_file(target)) as out:
+        with _as_trace_error(str(target)), replacing(checksum_file(target)) as out:
             out.write(f"{seen}  {target.name}\n".encode())
 
 
@@ -127,32 +126,6 @@ def _copy(
             f"{url}: ended after {done} of {total or 'some'} bytes; nothing was kept: try again"
         )
     return digest.hexdigest()
-
-
-@contextmanager
-def _written(target: Path) -> Iterator[BinaryIO]:
-    """Give a file to write that becomes the target only if nothing goes wrong."""
-    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-    try:
-        with part.open("xb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":
-        _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a renaming last: it is an entry of the folder and not of the file."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.availability import Availability
-from fedstale.traces.sources.json_file import load
+from fedstale.traces.sources.archives import read_json
 from fedstale.traces.sources.repairs import frozen, repaired
 from fedstale.traces.trace_set import TraceSet
 
@@ -52,7 +52,7 @@ def read(path: str | Path, *, days: int = 2) -> TraceSet:
     if days < 1:
         raise TraceError(f"days = {days}: expected an integer >= 1")
     path = Path(path)
-    data = load(path)
+    data = read_json(path)
     if not isinstance(data, dict) or not data:
         raise TraceError(f"{path}: expected a JSON object {{phone: [[start_s, end_s], ...]}}")
     counts: Counter[str] = Counter()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from fedstale.errors import TraceError
+from fedstale.traces.io.atomic import replacing
 from fedstale.traces.synthetic.links import LEVELS as LINK_LEVELS
 from fedstale.traces.synthetic.links import Regimes
 from fedstale.traces.synthetic.load import LEVELS as LOAD_LEVELS
@@ -127,14 +128,11 @@ def save(
         "population": _plain(asdict(population)),
         "targets": dict(targets),
     }
-    part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(tomli_w.dumps(document), encoding="utf-8")
-        part.replace(path)
+        with replacing(path) as file:
+            tomli_w.dump(document, file)
     except OSError as problem:
         raise TraceError(f"{path}: cannot be written ({problem.strerror})") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _table(path: str | Path | None) -> dict[str, Any]:

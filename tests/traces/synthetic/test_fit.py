@@ -19,7 +19,7 @@ from fedstale.traces.synthetic.fit import fit, targets
 from fedstale.traces.synthetic.generate import synthesise
 from fedstale.traces.trace_set import numbered
 
-SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces"
+SHARED = Path(__file__).parents[3] / ".." / "shared" / "traces"
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,7 @@ def test_a_failed_write_leaves_the_earlier_file_and_nothing_else(tmp_path, monke
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(TraceError, match="No space left on device"):
         files.write(TraceSet.ideal(2), path)
     assert path.read_bytes() == before
@@ -279,7 +279,7 @@ def test_a_device_that_cannot_be_is_refused(tmp_path, column, value, expected):
 
 
 def test_every_column_and_its_type_is_documented():
-    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text("utf-8")
     for field in SCHEMA:
         name = re.sub(rf"^({'|'.join(CHANNELS)})_", "CHANNEL_", field.name)
         kind = str(field.type).replace("double", "float64").replace("float>", "float32>")
@@ -288,6 +288,6 @@ def test_every_column_and_its_type_is_documented():
 
 
 def test_the_documented_example_runs():
-    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text("utf-8")
     section = page[page.index("## Trace files") :]
     exec(section.split("```python\n")[1].split("```")[0], {})
