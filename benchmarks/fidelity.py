@@ -21,7 +21,7 @@ from fedstale.deployment.up import fleet_up
 from fedstale.reports.folder import EVENTS, SUMMARY
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
-from fedstale.trace_spec import load
+from fedstale.traces import TraceSet
 
 RESULTS = Path(__file__).parent / "results" / "fidelity.json"
 
@@ -114,7 +114,9 @@ def measure(
     config = replay_config(app, traces, nodes=nodes, run_config=run_config, seed=seed)
     with fleet_up(folder / "fleet", nodes=nodes, limit_s=300.0) as fleet:
         real = replay_app(fleet, config, speed_up=speed_up, run_config=run_config, show=print)
-    simulated = simulate(config, folder / "simulated", traces=load(traces, seed=config.seed))
+    simulated = simulate(
+        config, folder / "simulated", traces=TraceSet.load(traces, seed=config.seed)
+    )
     summary = json.loads((real / SUMMARY).read_text(encoding="utf-8"))
     return {
         "app": app.name,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstale.traces.synthetic import marginals
+from fedstale.traces.synthetic.fit import LEVELS, availability_marginal, time_of_day_s
 
 if TYPE_CHECKING:
     from fedstale.traces import TraceSet
@@ -29,15 +29,15 @@ def numbers(traces: "TraceSet") -> dict[str, Any]:
         "compute_unit": traces.compute_unit,
         "nbytes": traces.nbytes,
         "repairs": dict(traces.repairs),
-        "levels": list(marginals.LEVELS),
+        "levels": list(LEVELS),
     }
     if traces.availability is not None:
         channel = traces.availability
-        at = marginals.epoch_s(traces.epoch)
+        at = time_of_day_s(traces.epoch)
         about["availability"] = {
             "record_s": float(channel.lengths.max()),
             "n_windows": int(np.diff(channel.offsets)[channel.rows].sum()),
-            **marginals.availability(channel, epoch_s=at),
+            **availability_marginal(channel, epoch_s=at),
         }
     for name in ("compute", "downlink", "uplink"):
         series = getattr(traces, name)
@@ -55,8 +55,8 @@ def _rates(series: "Series") -> dict[str, Any]:
     per_device = rates.reshape(-1, _SAMPLES).mean(axis=1)
     return {
         "record_s": float(series.lengths.max()),
-        "rate": [float(q) for q in np.quantile(rates, marginals.LEVELS)],
-        "mean_of_device": [float(q) for q in np.quantile(per_device, marginals.LEVELS)],
+        "rate": [float(q) for q in np.quantile(rates, LEVELS)],
+        "mean_of_device": [float(q) for q in np.quantile(per_device, LEVELS)],
         "zero": float((rates == 0).mean()),
     }
 

@@ -79,10 +79,10 @@ def describe(
 ) -> None:
     """Show how many devices there are, what was repaired, when they come and how fast they are."""
     with one_sentence():
-        from fedstale import trace_spec
         from fedstale.cli import describe as trace_description
+        from fedstale.traces import TraceSet
 
-        numbers = trace_description.numbers(trace_spec.load(traces, seed=seed))
+        numbers = trace_description.numbers(TraceSet.load(traces, seed=seed))
         if as_json:
             typer.echo(json.dumps(numbers))
         else:
@@ -102,9 +102,9 @@ def convert(
     """Write a recording as a native file, and say what was repaired on the way."""
     with one_sentence():
         check_free(out, overwrite=overwrite)
-        from fedstale.traces.sources import read
+        from fedstale.traces import TraceSet
 
-        write(read(source, kind), out, as_json=as_json)
+        write(TraceSet.read(source, kind), out, as_json=as_json)
 
 
 @app.command(
@@ -133,14 +133,13 @@ def compose(
     """Make complete devices out of independent recordings."""
     with one_sentence():
         check_free(out, overwrite=overwrite)
-        from fedstale.traces.compose import compose as join
-        from fedstale.traces.sources import read
+        from fedstale.traces import TraceSet
 
-        devices = join(
-            availability=read(availability),
-            compute=read(compute),
-            background=None if background is None else read(background),
-            network=read(network),
+        devices = TraceSet.compose(
+            availability=TraceSet.read(availability),
+            compute=TraceSet.read(compute),
+            background=None if background is None else TraceSet.read(background),
+            network=TraceSet.read(network),
             n=n,
             seed=seed,
             after_end=after_end,
@@ -167,11 +166,11 @@ def synthesise(
     """Generate devices and write them as a native file."""
     with one_sentence():
         check_free(out, overwrite=overwrite)
-        from fedstale.traces.synthetic import generate as synthetic
+        from fedstale.traces import TraceSet
         from fedstale.traces.synthetic import population
 
         chosen = population.load(parameters)
-        made = synthetic.synthesise(n, days, seed, time_zones=time_zones, parameters=chosen)
+        made = TraceSet.synthetic(n, days=days, seed=seed, time_zones=time_zones, population=chosen)
         write(made, out, as_json=as_json)
 
 
@@ -191,28 +190,23 @@ def fit(
     """Fit the generator's numbers to recordings, and write them with their provenance."""
     with one_sentence():
         check_free(out, overwrite=overwrite)
-        from fedstale.traces.sources import read
+        from fedstale.traces import TraceSet
         from fedstale.traces.synthetic import fit as fitting
         from fedstale.traces.synthetic import population
 
-        recordings = {
-            "availability": read(availability),
-            "network": [read(path) for path in network],
-            "background": read(background),
-            "compute": read(compute),
-        }
+        fitted, targets = fitting.fit(
+            availability=TraceSet.read(availability),
+            network=[TraceSet.read(path) for path in network],
+            background=TraceSet.read(background),
+            compute=TraceSet.read(compute),
+        )
         files = {
             "availability": [availability],
             "network": network,
             "background": [background],
             "compute": [compute],
         }
-        population.save(
-            fitting.fit(**recordings),  # type: ignore[arg-type]
-            out,
-            provenance=of_fit(files),
-            targets=fitting.targets(**recordings),  # type: ignore[arg-type]
-        )
+        population.save(fitted, out, provenance=of_fit(files), targets=targets)
     typer.echo(f"wrote {out}", err=True)
     if as_json:
         say_json(out)

@@ -13,7 +13,7 @@ from fedstale.deployment.up import run_app
 from fedstale.errors import ConfigError
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import enrolled
-from fedstale.trace_spec import load
+from fedstale.traces import TraceSet
 
 RUN = "run"
 """Name of the run's folder in the fleet's."""
@@ -44,7 +44,7 @@ def replay_config(
         run_config=settings,
         costs=app.costs.resolved(settings).table(),
     )
-    enrolled(load(config.traces, seed=seed), config).require(
+    enrolled(TraceSet.load(config.traces, seed=seed), config).require(
         "availability", "compute", "downlink", "uplink"
     )
     return config

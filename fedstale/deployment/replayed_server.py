@@ -23,7 +23,7 @@ from fedstale.simulation.progress import Progress
 from fedstale.simulation.run import enrolled
 from fedstale.simulation.stock_strategies import probe
 from fedstale.strategies.server.superlink import without_stalls
-from fedstale.trace_spec import load
+from fedstale.traces import TraceSet
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class ReplayedServerApp(ServerApp):
         """Run the app and write the run's folder, also if the app fails."""
         settings = ReplaySettings.read(self._settings)
         config = settings.config
-        traces = enrolled(load(config.traces, seed=config.seed), config)
+        traces = enrolled(TraceSet.load(config.traces, seed=config.seed), config)
         progress = Progress(Until.parse(config.until))
         with (
             RunFolder.create(settings.out, overwrite=True) as folder,

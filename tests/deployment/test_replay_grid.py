@@ -32,7 +32,6 @@ from fedstale.simulation.compat import identity
 from fedstale.simulation.costs import Costs
 from fedstale.strategies import FedBuff, GapAware
 from fedstale.traces import TraceSet
-from fedstale.traces.synthetic.generate import synthesise
 
 UNIX = 1.75e9
 COSTS = Costs(work_per_example=30.0, epochs=1, examples=10, model_bytes=3_000_000)
@@ -151,7 +150,7 @@ def replayed(traces, strategy, timeout, *, speed_up=40.0, overhead_s=0.0, **opti
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_replay_on_ideal_nodes_is_the_simulation(name):
-    traces = synthesise(N, days=1, seed=3)
+    traces = TraceSet.synthetic(N, days=1, seed=3)
     expected, model = simulated(traces, STRATEGIES[name](), 3000.0)
     seen, same_model, grid = replayed(traces, STRATEGIES[name](), 3000.0)
     assert expected.status.nunique() > 1, "nothing is lost: a poor trace for this test"
@@ -177,7 +176,7 @@ def test_a_replay_on_ideal_nodes_is_the_simulation(name):
 
 
 def test_overhead_within_a_job_does_not_show_and_beyond_it_is_told(caplog):
-    traces = synthesise(N, days=1, seed=3)
+    traces = TraceSet.synthetic(N, days=1, seed=3)
     strategy = STRATEGIES["fedbuff"]
     _, _, grid = replayed(traces, strategy(), 3000.0, speed_up=40.0, overhead_s=0.5)
     assert max(grid.late_s) == pytest.approx(0.0, abs=1e-3)

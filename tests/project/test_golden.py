@@ -46,7 +46,6 @@ from safetensors.numpy import load_file
 from fedstale.config import SimulationConfig
 from fedstale.simulation.run import simulate
 from fedstale.strategies import aliases
-from fedstale.trace_spec import load
 from fedstale.traces import Availability, Series, TraceSet
 
 GOLDEN = Path(__file__).with_name("golden.toml")
@@ -348,7 +347,7 @@ def traces_of(spec):
     nothing at all.
     """
     if not spec.startswith("patchy:"):
-        return load(spec, seed=0)
+        return TraceSet.load(spec, seed=0)
     n = int(spec.removeprefix("patchy:"))
     windows = []
     for i in range(n):

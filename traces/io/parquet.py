@@ -4,17 +4,10 @@ The table is long: one Parquet row for each device and one for each recorded row
 apart by the column `record`. Rows that many devices share are written once. Everything else (the
 format's version, the epoch, the repairs) is JSON in the metadata of the schema; docs/formats.md has
 each column. Both directions work on row groups of flat arrays, so a million devices make no Python
-object each. A file is written under another name and renamed when it is whole.
+object each.
 
-Columns of the native trace file, and the name and version in its metadata.
-
-How a `TraceSet` becomes the row groups of a native file; `files` opens and closes it.
-
-A row group holds rows of one kind, taken from flat arrays as they are.
-
-How the row groups of a native file become a `TraceSet`; `files` opens and closes it.
-
-Files are an edge: whatever one says is checked before it is believed.
+Writing takes row groups of one kind from the flat arrays as they are. Files are an edge: whatever
+one says is checked before it is believed.
 """
 
 import json
@@ -344,17 +337,8 @@ def _flat(table: pa.Table, name: str, path: Path) -> tuple[Array, Index]:
     return np.concatenate(flat), np.concatenate(counts).astype(np.int64)
 
 
-def write(traces: TraceSet, path: str | Path) -> None:
-    """Write a trace set, whole or not at all; recorded rows that no device uses are left out.
-
-    Args:
-        traces: what to write.
-        path: file to make or replace, usually NAME.parquet.
-
-    Raises:
-        TraceError: the file cannot be written.
-    """
-    path = Path(path)
+def write(traces: TraceSet, path: Path) -> None:
+    """Write a trace set; see `TraceSet.write`."""
     try:
         with replacing(path) as out:
             write_groups(traces, out)
@@ -362,19 +346,8 @@ def write(traces: TraceSet, path: str | Path) -> None:
         raise TraceError(f"{path}: cannot be written ({problem.strerror or problem})") from None
 
 
-def read(path: str | Path) -> TraceSet:
-    """Return the trace set of a file that `write` made.
-
-    Args:
-        path: the file.
-
-    Returns:
-        A set equal to the one written: the same arrays, so the same answers to the last bit.
-
-    Raises:
-        TraceError: the file is missing, damaged, of another kind or of a later version.
-    """
-    path = Path(path)
+def read(path: Path) -> TraceSet:
+    """Return the trace set of a native file; see `TraceSet.read`."""
     if not path.is_file():
         raise TraceError(f"{path}: no such file")
     try:

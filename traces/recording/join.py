@@ -17,7 +17,6 @@ import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array
-from fedstale.traces.io import parquet as files
 from fedstale.traces.series import Series
 from fedstale.traces.trace_set import CHANNELS, DeviceTrace, TraceSet
 
@@ -45,7 +44,7 @@ def merge(
         raise TraceError(f"align = {align!r}: expected 'time-of-day' or 'calendar'")
     if not paths:
         raise TraceError("no recordings to merge: expected at least one file")
-    sets = {str(path): files.read(path) for path in paths}
+    sets = {str(path): TraceSet.read(path, "native") for path in paths}
     if len(sets) < len(paths):
         raise TraceError("a file is given twice: expected distinct recordings")
     channels = _channels(sets, only)
@@ -83,8 +82,7 @@ def merge(
 
 
 def _in_place(fleet: TraceSet, lead_s: Array, align: Align) -> dict[str, Any]:
-    there = fleet.availability
-    assert there is not None
+    there = fleet.channel("availability")
     placed: dict[str, Any] = {
         name: _begun_later(getattr(fleet, name), lead_s) for name in fleet.known[1:]
     }

@@ -1,6 +1,6 @@
 """The numbers of a generated population, as a TOML file that says where each is from.
 
-`fit` makes them, `synthesise` uses them; nobody else needs to. The file of the embedded population
+`fit` makes them, `generate` uses them. The file of the embedded population
 also records the marginals of the recordings it was fitted on, for comparison.
 """
 
