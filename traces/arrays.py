@@ -37,7 +37,7 @@ def last_at_or_before(keys: Array, first: Index, last: Index, x: Array) -> Index
     step = 1 << max(longest.bit_length() - 1, 0) if longest > 0 else 0
     while step:
         candidate = found + step
-        # A candidate beyond its range is refused by the second test; the minimum keeps the read
+        # A candidate beyond its range is rejected by the second test; the minimum keeps the read
         # legal. Indexing, not `take`: keys may be a strided view, which `take` would copy whole.
         ahead = keys[np.minimum(candidate, end)] <= x
         ahead &= candidate < last

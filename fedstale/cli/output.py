@@ -33,7 +33,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print what was made as JSO
 
 
 def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> None:
-    """Refuse at once what would fail only after the work.
+    """Reject at once what would fail only after the work.
 
     Args:
         out: the file to be written.

@@ -1,7 +1,7 @@
 """Trained models on disk: arrays in safetensors, everything a person would ask in TOML beside them.
 
 Nothing in the two files can run code. The TOML names the version of the files, the checksum of the
-arrays and where they came from. Files of another version, altered or cut short, are refused in one
+arrays and where they came from. Files of another version, altered or cut short, are rejected in one
 sentence.
 """
 

@@ -27,7 +27,6 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index, offsets_of
 from fedstale.traces.availability import Availability
 from fedstale.traces.io.atomic import replacing
-from fedstale.traces.segments import pack
 from fedstale.traces.series import Series
 from fedstale.traces.trace_set import CHANNELS, TraceSet
 
@@ -267,13 +266,30 @@ def _channel(
 ) -> Availability | Series:
     stored, devices, said = whole[name], whole["device"], about["channels"][name]
     lengths = _floats(stored, "length_s", path)
-    channel: Availability | Series
-    if name == "availability":
-        starts, counts = _flat(stored, "starts_s", path)
-        ends, _ = _flat(stored, "ends_s", path)
-        channel = Availability.packed(starts, ends, counts, lengths, repeat=said["repeat"])
-    else:
-        channel = _series(stored, lengths, said, path)
+    try:
+        if name == "availability":
+            starts, counts = _flat(stored, "starts_s")
+            ends, _ = _flat(stored, "ends_s")
+            channel: Availability | Series = Availability.packed(
+                starts, ends, counts, lengths, repeat=said["repeat"]
+            )
+        else:
+            values, counts = _flat(stored, "values")
+            starts, start_counts = None, counts
+            if said["step_s"] is None:
+                starts, start_counts = _flat(stored, "starts_s")
+            if not np.array_equal(start_counts, counts):
+                raise TraceError("starts_s: expected one for each value")
+            channel = Series.packed(
+                values,
+                counts,
+                lengths,
+                starts=starts,
+                step_s=said["step_s"],
+                repeat=said["repeat"],
+            )
+    except TraceError as problem:
+        raise TraceError(f"{path}: {name}: {problem}") from None
     rows = _floats(devices, f"{name}_row", path)
     if not np.all((rows >= 0) & (rows < lengths.size)):
         raise TraceError(f"{path}: {name}_row: expected 0 to {lengths.size - 1}")
@@ -287,34 +303,6 @@ def _channel(
     return replace(channel, **placed)
 
 
-def _series(stored: pa.Table, lengths: Array, said: dict[str, Any], path: Path) -> Series:
-    values, counts = _flat(stored, "values", path)
-    if np.any(counts == 0) or not np.all(np.isfinite(lengths) & (lengths > 0)):
-        raise TraceError(f"{path}: a row of rates is empty or has no length > 0 s")
-    step_s = said["step_s"]
-    if step_s is not None:
-        if not np.array_equal(lengths, counts * float(step_s)):
-            raise TraceError(f"{path}: length_s: expected the number of values times {step_s} s")
-        return Series.of_rows(
-            pack(values, None, float(step_s), counts, lengths), repeat=said["repeat"]
-        )
-    starts, start_counts = _flat(stored, "starts_s", path)
-    first = offsets_of(counts)
-    steps = np.diff(starts, prepend=0.0)
-    steps[first[:-1]] = 1.0
-    if (
-        not np.array_equal(start_counts, counts)
-        or np.any(starts[first[:-1]] != 0)
-        or not np.all(steps > 0)
-        or np.any(lengths <= starts[first[1:] - 1])
-    ):
-        raise TraceError(
-            f"{path}: starts_s: expected, for each value, starts that begin at 0, increase, and "
-            "end before length_s"
-        )
-    return Series.of_rows(pack(values, starts, None, counts, lengths), repeat=said["repeat"])
-
-
 def _floats(table: pa.Table, name: str, path: Path) -> Array:
     column = table[name]
     if column.null_count:
@@ -325,13 +313,13 @@ def _floats(table: pa.Table, name: str, path: Path) -> Array:
     return numbers
 
 
-def _flat(table: pa.Table, name: str, path: Path) -> tuple[Array, Index]:
+def _flat(table: pa.Table, name: str) -> tuple[Array, Index]:
     """Return the elements of a column of lists, one list after the other, and their counts."""
     column = table[name]
     flat, counts = [], []
     for chunk in column.chunks:
         if chunk.null_count or chunk.flatten().null_count:
-            raise TraceError(f"{path}: column {name} has nulls: expected none")
+            raise TraceError(f"column {name} has nulls: expected none")
         flat.append(chunk.flatten().to_numpy())
         counts.append(chunk.value_lengths().to_numpy())
     return np.concatenate(flat), np.concatenate(counts).astype(np.int64)

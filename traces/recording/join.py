@@ -3,7 +3,7 @@
 Recordings start when their owners start them. They are laid on one time line, either by the
 calendar, which keeps what happened to all at once, or by the hour of the day alone, which lets
 recordings of different weeks overlap. Records repeat: by the hour of the day that fills the time
-before a recording began too; by the calendar a device is not there until then.
+before a recording began too; by the calendar a device is not online until then.
 """
 
 from collections import Counter
@@ -82,12 +82,12 @@ def merge(
 
 
 def _in_place(fleet: TraceSet, lead_s: Array, align: Align) -> dict[str, Any]:
-    there = fleet.channel("availability")
+    online = fleet.channel("availability")
     placed: dict[str, Any] = {
         name: _begun_later(getattr(fleet, name), lead_s) for name in fleet.known[1:]
     }
     if align == "time-of-day":
-        placed["availability"] = there.shifted(np.mod(-lead_s, there.lengths[there.rows]))
+        placed["availability"] = online.shifted(np.mod(-lead_s, online.lengths[online.rows]))
     return placed
 
 
@@ -134,7 +134,7 @@ def _check_alike(sets: Mapping[str, TraceSet], channels: Sequence[str]) -> None:
 
 
 def _placed(device: DeviceTrace, absent_s: float, channels: Sequence[str]) -> DeviceTrace:
-    """Return a device that is not there at first, with the channels that are kept."""
+    """Return a device that is not online at first, with the channels that are kept."""
     assert device.available is not None
     assert device.available_length_s is not None
     left_out: dict[str, Any] = {name: None for name in CHANNELS[1:] if name not in channels}

@@ -154,13 +154,17 @@ class Journal:
             folder.mkdir(exist_ok=True)
             self._about = replace(about, run=_next_run(folder, about.device_id))
             self._database, older = _opened(folder)
-            while older and sum(map(_space, older)) > max_bytes - least:
-                for file in _with_log(older.pop(0)):
+            left = max_bytes - _SPARE_BYTES
+            for file in (file for path in older for file in _with_log(path)):
+                size = file.stat().st_size
+                if left - size < least - _SPARE_BYTES:
                     file.unlink()
-            room = max_bytes - _SPARE_BYTES - sum(map(_space, older))
-            self._most_pages = room // _PAGE_BYTES
-            last = self._database.execute("SELECT max(id) FROM readings").fetchone()[0]
-            self._next = 1 + (last or 0)
+                else:
+                    left -= size
+            self._most_pages = left // _PAGE_BYTES
+            (self._last,) = self._database.execute(
+                "SELECT ifnull(max(id), 0) FROM readings"
+            ).fetchone()
         except (OSError, sqlite3.Error) as problem:
             raise self._failed(problem) from None
 
@@ -175,7 +179,7 @@ class Journal:
 
         Args:
             reading: what the device read of itself.
-            steady: s of a clock that nobody sets, of the same moment.
+            steady: s of a clock that cannot be set, of the same moment.
 
         Raises:
             TraceError: the disk is full or gone; what was appended before stays readable.
@@ -188,8 +192,8 @@ class Journal:
             if not self._written:
                 self._insert("runs", self._about.run, json.dumps(asdict(self._about)).encode())
                 self._written = True
-            self._insert("readings", self._next, np.array(values, dtype=RECORD).tobytes())
-            self._next += 1
+            self._insert("readings", self._last + 1, np.array(values, dtype=RECORD).tobytes())
+            self._last += 1
             while self._database.execute("PRAGMA page_count").fetchone()[0] > self._most_pages:
                 self._drop_oldest()
         except sqlite3.Error as problem:
@@ -205,13 +209,11 @@ class Journal:
         self._database.execute(f"INSERT INTO {table} VALUES (?, ?, ?, ?)", row)
 
     def _drop_oldest(self) -> None:
-        with self._database:
-            self._database.execute("BEGIN")
-            self._database.execute(
-                "DELETE FROM readings WHERE id IN (SELECT id FROM readings ORDER BY id LIMIT ?)",
-                (_DROPPED_AT_ONCE,),
-            )
-            self._database.execute("DELETE FROM runs WHERE id < (SELECT min(run) FROM readings)")
+        for condition in (
+            f"readings WHERE id IN (SELECT id FROM readings ORDER BY id LIMIT {_DROPPED_AT_ONCE})",
+            "runs WHERE id < (SELECT run FROM readings ORDER BY id LIMIT 1)",
+        ):
+            self._database.execute(f"DELETE FROM {condition}")
 
     def _failed(self, problem: OSError | sqlite3.Error) -> ResumeError | TraceError:
         if _is_busy(problem):
@@ -297,62 +299,35 @@ def _with_log(path: Path) -> list[Path]:
     return list(path.parent.glob(f"{path.name}*"))
 
 
-def _space(path: Path) -> int:
-    return sum(file.stat().st_size for file in _with_log(path))
-
-
 def _runs(database: sqlite3.Connection) -> dict[int, Run]:
     return {run: Run(**json.loads(content)) for _, run, content in _rows(database, "runs")[0]}
 
 
 def _rows(database: sqlite3.Connection, table: str) -> tuple[list[_Row], int]:
-    """Return the undamaged rows of a table, and how many are damaged, at least."""
+    """Return the undamaged rows of a table, and how many are damaged, at least.
+
+    What lies between two damaged pages is not found, and counts as damaged.
+    """
     if database.execute("PRAGMA user_version").fetchone() != (VERSION,):
         raise sqlite3.DatabaseError(f"expected tables of version {VERSION}")
-    rows: list[_Row] = []
-    after: int | None = -1
+    found: dict[int, _Row] = {}
     n_damages = 0
-    while after is not None:
+    for order in ("ASC", "DESC"):
         try:
-            for *row, checksum in database.execute(_selected(table, ">"), (after,)):
-                number, run, content = row
+            for number, run, content, checksum in database.execute(
+                f"SELECT id, run, content, checksum FROM {table} ORDER BY id {order}"
+            ):
                 if _checksum((number, run, content)) == checksum:
-                    rows.append((number, run, content))
-                    after = number
+                    found[number] = (number, run, content)
             break
         except sqlite3.DatabaseError as problem:
             if _is_busy(problem):
                 raise
-            after = _beyond(database, table, after)
             n_damages += 1
+    rows = [found[number] for number in sorted(found)]
     # What is gone before the first and after the last row cannot be counted.
     n_missing = rows[-1][0] - rows[0][0] + 1 - len(rows) if rows else 0
     return rows, max(n_missing, n_damages)
-
-
-def _beyond(database: sqlite3.Connection, table: str, after: int) -> int | None:
-    """Return an id beyond the damage that follows a row; None if all that follows is damaged."""
-
-    def is_readable(number: int) -> bool:
-        try:
-            database.execute(_selected(table, ">") + " LIMIT 1", (number,)).fetchone()
-        except sqlite3.DatabaseError:
-            return False
-        return True
-
-    low, high = after, after + 1
-    while not is_readable(high):
-        low, high = high, after + 2 * (high - after)
-        if high >= 1 << 62:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_readable(middle) else (middle, high)
-    return high
-
-
-def _selected(table: str, sign: str) -> str:
-    return f"SELECT id, run, content, checksum FROM {table} WHERE id {sign} ? ORDER BY id"
 
 
 def _checksum(row: _Row) -> int:

@@ -60,7 +60,7 @@ class PsutilMonitor:
 
     Args:
         wall: returns the instant in s since 1970, UTC.
-        steady: returns s of a clock that nobody sets.
+        steady: returns s of a clock that cannot be set.
 
     Raises:
         ConfigError: psutil is not installed.

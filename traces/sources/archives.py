@@ -112,7 +112,7 @@ def members(
     Args:
         path: folder or archive.
         wanted: called with each name, relative to the folder or archive, with forward slashes.
-        limits: beyond which the archive is refused.
+        limits: beyond which the archive is rejected.
 
     Raises:
         TraceError: a name leads out of the archive or is no text, a limit is passed, or it is
@@ -164,7 +164,7 @@ def _safe(path: Path, name: str) -> str:
         raise TraceError(f"{path}: damaged, a member has no name: fetch it again")
     parts = PurePosixPath(name.replace("\\", "/"))
     if parts.is_absolute() or ".." in parts.parts or ":" in parts.parts[:1]:
-        raise TraceError(f"{path}: member {name!r} leads out of the archive: refused")
+        raise TraceError(f"{path}: member {name!r} leads out of the archive: rejected")
     return str(parts)
 
 
@@ -256,7 +256,7 @@ class _StrictHeader(tarfile.TarInfo):
 
 
 class _Bounded:
-    """A stream that refuses to give more than so many bytes, whatever a tar header promises."""
+    """A stream that fails beyond so many bytes, whatever a tar header promises."""
 
     def __init__(self, stream: BinaryIO, limit: int, path: Path) -> None:
         self._stream, self._left, self._path = stream, limit, path

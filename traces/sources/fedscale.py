@@ -94,7 +94,7 @@ def read_behaviour(path: str | Path) -> TraceSet:
         owner, flat[:, 0], flat[:, 1], ends_of_records, join_s=0.0
     )
     counts += repairs
-    counts["kept: client that is never there"] = int(np.count_nonzero(per_client == 0))
+    counts["kept: client that is never online"] = int(np.count_nonzero(per_client == 0))
     return TraceSet(
         device_ids=pd.Index(ids, dtype="str"),
         availability=Availability.packed(starts, ends, per_client, ends_of_records),

@@ -47,8 +47,8 @@ def fetch(
         name: one of `SOURCES`; its `licence_line` is there to be shown.
         folder: where to put it; made if missing.
         url: where to get it instead; for a source of several files, the folder that they are in.
-        progress: called as bytes arrive; None if nobody wants to know.
-        max_bytes: size beyond which a file is refused.
+        progress: called as bytes arrive; None to report nothing.
+        max_bytes: size beyond which a file is rejected.
 
     Returns:
         The file, or a folder NAME for a source of several files; `sources.read` reads either.
@@ -106,7 +106,7 @@ def _copy(
 ) -> str:
     """Copy a response to a file and return its SHA-256."""
     if url.startswith("https://") and not response.url.startswith("https://"):
-        raise TraceError(f"{url}: leads to {response.url}, without encryption: refused")
+        raise TraceError(f"{url}: leads to {response.url}, without encryption: rejected")
     stated = response.headers.get("Content-Length")
     total = int(stated) if stated is not None and stated.isdigit() else None
     digest, done = hashlib.sha256(), 0

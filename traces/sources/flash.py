@@ -77,7 +77,7 @@ def read(path: str | Path, *, days: int = 2) -> TraceSet:
         np.array(owner, dtype=np.int64), flat[:, 0], flat[:, 1], lengths, join_s=1.0
     )
     counts += repairs
-    counts["kept: phone that is never there"] = int(np.count_nonzero(per_phone == 0))
+    counts["kept: phone that is never online"] = int(np.count_nonzero(per_phone == 0))
     return TraceSet(
         device_ids=pd.Index(list(data), dtype="str"),
         availability=Availability.packed(starts, ends, per_phone, lengths),

@@ -99,8 +99,8 @@ def availability_marginal(traces: Availability, *, epoch_s: float = 0.0) -> Marg
         epoch_s: time of day of instant 0, in s.
 
     Returns:
-        `hourly` (mean share of devices there, for each hour of the day), `share` (quantiles, over
-        devices, of the share of time they are there), `never` (share of devices that never are),
+        `hourly` (mean share of devices online, for each hour of the day), `share` (quantiles, over
+        devices, of the share of time they are online), `never` (share of devices that never are),
         `session_s` and `gap_s` (quantiles of lengths of windows, and of gaps inside records; a
         window that never ends has no length).
     """
@@ -108,16 +108,16 @@ def availability_marginal(traces: Availability, *, epoch_s: float = 0.0) -> Marg
     end = float(traces.lengths.max())
     # A short record that repeats still says something about every hour of a day.
     end = min(max(end, DAY_S) if traces.repeat else end, 7 * DAY_S, traces.until)
-    hours, n_there = np.zeros(24), np.zeros(24)
-    there_s = np.zeros(devices.size)
+    hours, n_online = np.zeros(24), np.zeros(24)
+    online_s = np.zeros(devices.size)
     step_s = min(_STEP_S, end / 10)
     instants = np.arange(step_s / 2, end, step_s)
     for t in instants:
         online = traces.is_available(devices, t)
         hour = int((t + epoch_s) % DAY_S // 3600)
         hours[hour] += online.mean()
-        n_there[hour] += 1
-        there_s += online
+        n_online[hour] += 1
+        online_s += online
     rows = traces.rows[devices]
     counts = np.diff(traces.offsets)[rows]
     at = _runs(traces.offsets[rows], counts)
@@ -126,8 +126,8 @@ def availability_marginal(traces: Availability, *, epoch_s: float = 0.0) -> Marg
     endless = (lengths == traces.lengths[rows][owner]) & traces.repeat
     gaps = (traces.starts[at][1:] - traces.ends[at][:-1])[owner[1:] == owner[:-1]]
     return {
-        "hourly": _plain(hours / np.maximum(n_there, 1)),
-        "share": _quantiles(there_s / max(instants.size, 1)),
+        "hourly": _plain(hours / np.maximum(n_online, 1)),
+        "share": _quantiles(online_s / max(instants.size, 1)),
         "never": float(round((counts == 0).mean(), 5)),
         "session_s": _quantiles(lengths[~endless]),
         "gap_s": _quantiles(gaps),

@@ -1,4 +1,4 @@
-"""Generated devices: the embedded population, for whoever has no recording at hand.
+"""Generated devices: the embedded population, for runs without a recording.
 
 Every number is fitted to published recordings (synthetic.toml says to which). Availability
 is each device's own. Links and loads are shared: a device takes one of a pool of realisations, a

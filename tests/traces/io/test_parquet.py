@@ -1,4 +1,4 @@
-"""The native file keeps what it was given, and refuses what it cannot understand."""
+"""The native file keeps what it was given, and rejects what it cannot understand."""
 
 import json
 import re
@@ -189,7 +189,7 @@ def test_damaged_bytes_are_refused_or_harmless(tmp_path):
     traces.write(path)
     data = path.read_bytes()
     rng = np.random.default_rng(0)
-    refused = 0
+    rejected = 0
     for place in rng.integers(4, len(data) - 8, 300):
         broken = bytearray(data)
         broken[place] ^= 1 << int(rng.integers(8))
@@ -197,8 +197,8 @@ def test_damaged_bytes_are_refused_or_harmless(tmp_path):
         try:
             TraceSet.read(path)
         except TraceError:
-            refused += 1
-    assert refused > 100
+            rejected += 1
+    assert rejected > 100
 
 
 def test_another_parquet_file_is_not_taken_for_traces(tmp_path):
@@ -262,7 +262,7 @@ def test_rows_that_are_missing_are_noticed(tmp_path):
         ("uplink_scale", None, "uplink_scale has 1 nulls"),
     ],
 )
-def test_a_device_that_cannot_be_is_refused(tmp_path, column, value, expected):
+def test_a_device_that_cannot_be_is_rejected(tmp_path, column, value, expected):
     path = tmp_path / "t.parquet"
     rich_set().write(path)
 

@@ -99,13 +99,13 @@ def test_a_channel_that_one_recording_lacks_is_refused_or_left_out(pair, tmp_pat
     assert fleet.compute_unit is None
 
 
-def test_units_that_differ_are_refused(pair, tmp_path):
+def test_units_that_differ_are_rejected(pair, tmp_path):
     other = recording(tmp_path, "c", "2026-03-01T00:00:00", unit="another unit")
     with pytest.raises(TraceError, match="counts compute in 'another unit'"):
         merge([*pair, other])
 
 
-def test_one_device_twice_is_refused(pair, tmp_path):
+def test_one_device_twice_is_rejected(pair, tmp_path):
     (tmp_path / "again").mkdir()
     again = recording(tmp_path / "again", "a", "2026-03-03T00:00:00")
     with pytest.raises(TraceError, match=r"device 'a' is in .*a\.parquet too"):
@@ -114,7 +114,7 @@ def test_one_device_twice_is_refused(pair, tmp_path):
         merge([pair[0], pair[0]])
 
 
-def test_what_is_no_recording_is_refused(pair, tmp_path):
+def test_what_is_no_recording_is_rejected(pair, tmp_path):
     path = tmp_path / "part.parquet"
     TraceSet.read(pair[0]).between(10.0, 50.0).write(path)
     with pytest.raises(TraceError, match="is a part of another record"):
@@ -128,12 +128,12 @@ def test_what_is_no_recording_is_refused(pair, tmp_path):
 
 
 @pytest.mark.parametrize("only", [["compute"], ["availability", "battery"]])
-def test_channels_that_make_no_set_are_refused(pair, only):
+def test_channels_that_make_no_set_are_rejected(pair, only):
     with pytest.raises(TraceError, match="expected availability and some of"):
         merge(pair, only=only)
 
 
-def test_nothing_to_merge_and_an_unknown_alignment_are_refused(pair):
+def test_nothing_to_merge_and_an_unknown_alignment_are_rejected(pair):
     with pytest.raises(TraceError, match="no recordings"):
         merge([])
     with pytest.raises(TraceError, match="expected 'time-of-day' or 'calendar'"):

@@ -125,12 +125,12 @@ def test_many_starts_do_not_break_the_bound(tmp_path):
     assert [part.about.run for part in journals.read(tmp_path / "j")[0]][-1] == 199
 
 
-def test_a_bound_below_two_hours_is_refused(tmp_path):
+def test_a_bound_below_two_hours_is_rejected(tmp_path):
     with pytest.raises(TraceError, match=r"max_bytes = 1000: expected at least \d+"):
         Journal(tmp_path / "j", ABOUT, max_bytes=1000)
 
 
-def test_the_journal_of_another_device_is_refused(tmp_path):
+def test_the_journal_of_another_device_is_rejected(tmp_path):
     append(tmp_path / "j", [100])
     other = Run(device_id="tablet", interval_s=60.0, utc_offset_s=0.0)
     with pytest.raises(ResumeError, match="a journal of device 'phone', not of 'tablet'"):

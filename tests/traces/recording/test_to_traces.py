@@ -78,7 +78,7 @@ def test_charging_asks_for_both_and_recording_for_neither():
 
 
 @pytest.mark.parametrize("name", ["charging", "online"])
-def test_a_rule_that_needs_what_was_never_read_is_refused(name):
+def test_a_rule_that_needs_what_was_never_read_is_rejected(name):
     with pytest.raises(TraceError, match=f"cannot read whether it is {name}"):
         windows_of([part(steady(0, 10, **{name: NAN}))], available=name)
 
@@ -195,7 +195,7 @@ def test_one_reading_makes_no_trace():
         {"link_bit_per_s": (float("inf"), 1.0)},
     ],
 )
-def test_rules_out_of_range_are_refused(wrong):
+def test_rules_out_of_range_are_rejected(wrong):
     with pytest.raises(TraceError, match="expected"):
         RecordingRules(**wrong)
 

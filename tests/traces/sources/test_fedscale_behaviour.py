@@ -55,7 +55,7 @@ def test_every_kind_of_mess_is_repaired_or_dropped_and_counted(tmp_path):
         "dropped: end before start": 1,
         "dropped: not a number": 3,
         "dropped: start without an end, or end without a start": 1,
-        "kept: client that is never there": 3,
+        "kept: client that is never online": 3,
         "merged: touching": 1,
         "sorted: out of order": 1,
     }

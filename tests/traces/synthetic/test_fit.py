@@ -140,7 +140,7 @@ def test_a_missing_file_is_one_clear_error(tmp_path):
         population.load(tmp_path / "p.toml")
 
 
-def test_a_probability_above_one_is_refused(tmp_path):
+def test_a_probability_above_one_is_rejected(tmp_path):
     known = population.load()
     group = replace(known.availability.groups[0], another=1.5)
     wrong = replace(known, availability=diurnal.Diurnal(groups=(group,)))

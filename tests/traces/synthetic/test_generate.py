@@ -34,12 +34,12 @@ def assert_alike(generated: dict, recorded: dict) -> None:
     The lowest quantile of a link is an outage on both sides, and is left to the share of outages.
     The gap's highest quantile is cut by the length of the record, and depends on few devices.
     """
-    there, wanted = generated["availability"], recorded["availability"]
-    np.testing.assert_allclose(there["hourly"], wanted["hourly"], atol=HOURLY_ABS)
-    np.testing.assert_allclose(there["share"], wanted["share"], atol=SHARE_ABS)
-    assert there["never"] == pytest.approx(wanted["never"], abs=0.03)
-    assert_factor(there["session_s"], wanted["session_s"], FACTOR)
-    assert_factor(there["gap_s"], wanted["gap_s"], FACTOR)
+    online, wanted = generated["availability"], recorded["availability"]
+    np.testing.assert_allclose(online["hourly"], wanted["hourly"], atol=HOURLY_ABS)
+    np.testing.assert_allclose(online["share"], wanted["share"], atol=SHARE_ABS)
+    assert online["never"] == pytest.approx(wanted["never"], abs=0.03)
+    assert_factor(online["session_s"], wanted["session_s"], FACTOR)
+    assert_factor(online["gap_s"], wanted["gap_s"], FACTOR)
     assert_factor(generated["downlink"]["bit_per_s"][1:], recorded["downlink"]["bit_per_s"][1:])
     for side in ("downlink", "uplink"):
         link, seen = generated[side], recorded[side]
