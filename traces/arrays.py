@@ -63,6 +63,16 @@ def offsets_of(counts: npt.ArrayLike) -> Index:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
 
 
+def ranges(first: Index, counts: Index) -> Index:
+    """Return first, first + 1, ... of each of several runs, one run after the other.
+
+    Example:
+        >>> ranges(np.array([5, 0]), np.array([2, 3]))
+        array([5, 6, 0, 1, 2])
+    """
+    return np.arange(int(counts.sum())) + np.repeat(first - offsets_of(counts)[:-1], counts)
+
+
 def spread_over(x: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
     """Return numbers in a shape, as numpy.broadcast_to does, at no cost where they have it.
 

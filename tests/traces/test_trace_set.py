@@ -228,3 +228,35 @@ def test_a_hundred_thousand_devices_that_share_rows_are_small():
     day = Series.regular(np.ones((100, 24 * 7)), step_s=3600.0)
     many = TraceSet(device_ids=numbered("d", 100_000), downlink=day.take(np.arange(100_000) % 100))
     assert many.nbytes / 100_000 < 40
+
+
+def test_a_channel_that_must_be_known_is_returned_or_named():
+    traces = TraceSet.ideal(2)
+    assert traces.channel("availability") is traces.availability
+    assert traces.channel("uplink") is traces.uplink
+    bare = replace(traces, uplink=None, compute=None)
+    with pytest.raises(TraceError, match="know availability, downlink but not uplink: compose"):
+        bare.channel("uplink")
+
+
+def test_a_word_means_generated_devices_or_a_file(tmp_path):
+    assert TraceSet.is_synthetic("synthetic:5")
+    assert not TraceSet.is_synthetic("synthetic.parquet")
+    made = TraceSet.load("synthetic:5", seed=3)
+    same = TraceSet.synthetic(5, days=7, seed=3)
+    assert made.availability.starts.tobytes() == same.availability.starts.tobytes()
+    made.write(tmp_path / "t.parquet")
+    assert list(TraceSet.load(str(tmp_path / "t.parquet"), seed=0).device_ids) == list(
+        made.device_ids
+    )
+
+
+@pytest.mark.parametrize("spec", ["synthetic:", "synthetic:0", "synthetic:x", "synthetic:1e3"])
+def test_a_count_that_cannot_be_is_one_sentence(spec):
+    with pytest.raises(TraceError, match="expected synthetic:N, such as synthetic:100"):
+        TraceSet.load(spec, seed=0)
+
+
+def test_a_file_that_is_missing_is_one_sentence(tmp_path):
+    with pytest.raises(TraceError, match="no such file or folder; expected one, or synthetic:N"):
+        TraceSet.load(str(tmp_path / "none.parquet"), seed=0)

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, offsets_of
+from fedstale.traces.arrays import Array, Index, offsets_of, ranges
 from fedstale.traces.availability import Availability
 from fedstale.traces.io.atomic import replacing
 from fedstale.traces.series import Series
@@ -125,7 +125,7 @@ def _device_groups(
 def _window_groups(channel: Availability, rows: Index) -> Iterator[dict[str, pa.Array]]:
     counts = np.diff(channel.offsets)[rows]
     for part in _groups(counts):
-        windows = _runs(channel.offsets[rows[part]], counts[part])
+        windows = ranges(channel.offsets[rows[part]], counts[part])
         yield {
             "length_s": pa.array(channel.lengths[rows[part]]),
             "starts_s": _lists(channel.starts[windows], counts[part]),
@@ -137,7 +137,7 @@ def _segment_groups(channel: Series, rows: Index) -> Iterator[dict[str, pa.Array
     stored = channel.stored
     blocks = np.diff(stored.first_block)[rows]
     for part in _groups(blocks * stored.values.shape[1]):
-        block = _runs(stored.first_block[rows[part]], blocks[part])
+        block = ranges(stored.first_block[rows[part]], blocks[part])
         owner = np.repeat(np.arange(blocks[part].size), blocks[part])
         lengths = channel.lengths[rows[part]]
         if stored.starts is None:
@@ -171,11 +171,6 @@ def _groups(counts: Index) -> Iterator[slice]:
         last = min(max(last, first + 1), first + _DEVICES_A_GROUP)
         yield slice(first, last)
         first = last
-
-
-def _runs(first: Index, counts: Index) -> Index:
-    """Return first, first + 1, ... for each run, one after the other."""
-    return np.arange(int(counts.sum())) + np.repeat(first - offsets_of(counts)[:-1], counts)
 
 
 def _lists(flat: npt.NDArray[np.floating], counts: Index) -> pa.Array:

@@ -14,8 +14,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Self
+from typing import IO, BinaryIO, Self, TypeAlias
 
 from fedstale.errors import TraceError
 
@@ -35,6 +36,8 @@ class Limits:
 
 
 LIMITS = Limits()
+_Entry: TypeAlias = tuple[str, Callable[[], IO[bytes]]]
+"""Name of a file, and what opens it."""
 
 # JSON may name the halves of a character one by one; a half alone is no text that can be stored.
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
@@ -120,26 +123,29 @@ def members(
     """
     with opening(path):
         if path.is_dir():
-            entries = _in_folder(path, wanted, limits)
+            entries = _in_folder(path, limits)
         elif zipfile.is_zipfile(path):
-            entries = _in_zip(path, wanted, limits)
+            entries = _in_zip(path)
         elif is_tar(path):
-            entries = _in_tar(path, wanted, limits)
+            entries = _in_tar(path, limits)
         else:
             raise TraceError(
                 f"{path}: expected a folder, a zip or a tar.gz, whole and not truncated"
             )
         total = 0
-        for count, (name, data) in enumerate(entries, start=1):
-            total += len(data or b"")
+        for count, (name, opened) in enumerate(entries, start=1):
+            data = None
+            if wanted(name) and not _is_hidden(name):
+                with opened() as stream:
+                    data = _read(stream, limits.member_bytes, f"{path}: {name}")
+                total += len(data)
+                _check_name(path, name)
             if count > limits.members or total > limits.total_bytes:
                 raise TraceError(
                     f"{path}: holds more than {limits.members} files or {limits.total_bytes} "
                     "bytes: expected a trace archive"
                 )
             if not _is_hidden(name):
-                if data is not None:
-                    _check_name(path, name)
                 yield name, data
 
 
@@ -179,7 +185,7 @@ def _plain(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _read(stream: BinaryIO, limit: int, name: str) -> bytes:
+def _read(stream: IO[bytes], limit: int, name: str) -> bytes:
     out = io.BytesIO()
     while chunk := stream.read(_CHUNK):
         out.write(chunk)
@@ -188,9 +194,7 @@ def _read(stream: BinaryIO, limit: int, name: str) -> bytes:
     return out.getvalue()
 
 
-def _in_folder(
-    path: Path, wanted: Callable[[str], bool], limits: Limits
-) -> Iterator[tuple[str, bytes | None]]:
+def _in_folder(path: Path, limits: Limits) -> Iterator[_Entry]:
     files: list[Path] = []
     for file in path.rglob("*"):
         if file.is_file():
@@ -198,32 +202,18 @@ def _in_folder(
         if len(files) > limits.members:
             raise TraceError(f"{path}: holds more than {limits.members} files: expected traces")
     for file in sorted(files):
-        name = file.relative_to(path).as_posix()
-        if wanted(name) and not _is_hidden(name):
-            with _plain(file) as stream:
-                yield name, _read(stream, limits.member_bytes, str(file))
-        else:
-            yield name, None
+        yield file.relative_to(path).as_posix(), partial(_plain, file)
 
 
-def _in_zip(
-    path: Path, wanted: Callable[[str], bool], limits: Limits
-) -> Iterator[tuple[str, bytes | None]]:
+def _in_zip(path: Path) -> Iterator[_Entry]:
     with zipfile.ZipFile(path) as archive:
         for info in sorted(archive.infolist(), key=lambda i: i.filename):
             name = _safe(path, info.filename)
-            if info.is_dir():
-                continue
-            if wanted(name) and not _is_hidden(name):
-                with archive.open(info) as stream:
-                    yield name, _read(stream, limits.member_bytes, f"{path}: {name}")  # type: ignore[arg-type]
-            else:
-                yield name, None
+            if not info.is_dir():
+                yield name, partial(archive.open, info)
 
 
-def _in_tar(
-    path: Path, wanted: Callable[[str], bool], limits: Limits
-) -> Iterator[tuple[str, bytes | None]]:
+def _in_tar(path: Path, limits: Limits) -> Iterator[_Entry]:
     with _plain(path) as stream:
         # Headers and padding come on top of the content.
         most = limits.total_bytes + 1024 * limits.members + tarfile.RECORDSIZE
@@ -233,13 +223,8 @@ def _in_tar(
         ) as archive:
             for info in archive:
                 name = _safe(path, info.name)
-                if not info.isfile():
-                    continue
-                file = archive.extractfile(info)
-                if wanted(name) and not _is_hidden(name) and file is not None:
-                    yield name, _read(file, limits.member_bytes, f"{path}: {name}")
-                else:
-                    yield name, None
+                if info.isfile():
+                    yield name, partial(archive.extractfile, info)
 
 
 class _StrictHeader(tarfile.TarInfo):

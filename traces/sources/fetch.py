@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from fedstale.errors import TraceError
 from fedstale.traces.io.atomic import replacing
@@ -24,13 +24,6 @@ _CHUNK = 1 << 16
 
 Progress = Callable[[int, int | None], None]
 """Called with bytes so far and, where it is known, bytes in all."""
-
-
-class _Response(Protocol):
-    url: str
-    headers: http.client.HTTPMessage
-
-    def read(self, amount: int, /) -> bytes: ...
 
 
 def fetch(
@@ -102,7 +95,11 @@ def checksum_file(target: Path) -> Path:
 
 
 def _copy(
-    response: _Response, out: BinaryIO, url: str, progress: Progress | None, max_bytes: int
+    response: http.client.HTTPResponse,
+    out: BinaryIO,
+    url: str,
+    progress: Progress | None,
+    max_bytes: int,
 ) -> str:
     """Copy a response to a file and return its SHA-256."""
     if url.startswith("https://") and not response.url.startswith("https://"):

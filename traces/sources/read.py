@@ -1,7 +1,4 @@
-"""One way to read a trace, whatever kind it is of.
-
-Which kind of trace a file or folder is, told by its name and its first bytes.
-"""
+"""Which kind of trace a file or folder is, told by its name and its first bytes; and its reader."""
 
 import zipfile
 from pathlib import Path

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index
+from fedstale.traces.arrays import Array, Index, ranges
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.synthetic import links as regimes
@@ -120,7 +120,7 @@ def availability_marginal(traces: Availability, *, epoch_s: float = 0.0) -> Marg
         online_s += online
     rows = traces.rows[devices]
     counts = np.diff(traces.offsets)[rows]
-    at = _runs(traces.offsets[rows], counts)
+    at = ranges(traces.offsets[rows], counts)
     owner = np.repeat(np.arange(devices.size), counts)
     lengths = traces.ends[at] - traces.starts[at]
     endless = (lengths == traces.lengths[rows][owner]) & traces.repeat
@@ -208,11 +208,6 @@ def _autocorrelation(x: Array, lags: tuple[int, ...]) -> Array:
 
 def _spread(n: int, most: int) -> Index:
     return np.unique(np.linspace(0, n - 1, min(n, most)).astype(np.int64))
-
-
-def _runs(first: Index, counts: Index) -> Index:
-    before = np.cumsum(counts) - counts
-    return np.arange(int(counts.sum())) + np.repeat(first - before, counts)
 
 
 def _quantiles(x: Array) -> list[float]:

@@ -69,24 +69,7 @@ def load(path: str | Path | None = None) -> Population:
     where = "the embedded population" if path is None else str(path)
     if "population" not in table:
         raise TraceError(f"{where}: expected a table [population], as fedstale traces fit writes")
-    return parse(table["population"], where)
-
-
-def targets() -> Mapping[str, Any]:
-    """Return the marginals of the recordings that the embedded population was fitted on."""
-    return dict(_table(None)["targets"])
-
-
-def parse(table: Mapping[str, Any], where: str) -> Population:
-    """Return the population in the tables of a TOML file.
-
-    Args:
-        table: the table [population].
-        where: what to call the file in an error.
-
-    Raises:
-        TraceError: a number is missing, unknown or out of range.
-    """
+    table = table["population"]
     try:
         links = dict(table["links"])
         population = Population(
@@ -110,6 +93,11 @@ def parse(table: Mapping[str, Any], where: str) -> Population:
     return population
 
 
+def targets() -> Mapping[str, Any]:
+    """Return the marginals of the recordings that the embedded population was fitted on."""
+    return dict(_table(None)["targets"])
+
+
 def save(
     population: Population,
     path: str | Path,
@@ -125,7 +113,7 @@ def save(
     path = Path(path)
     document = {
         "provenance": dict(provenance),
-        "population": _plain(asdict(population)),
+        "population": asdict(population),
         "targets": dict(targets),
     }
     try:
@@ -156,12 +144,6 @@ def _of(kind: type[_T], table: Mapping[str, Any]) -> _T:
 
 def _tuples(value: Any) -> Any:  # noqa: ANN401 - any value of TOML
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of TOML
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def _check(population: Population) -> None:

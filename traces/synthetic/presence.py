@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, offsets_of
+from fedstale.traces.arrays import Array, Index, offsets_of, ranges
 from fedstale.traces.availability import Availability
 
 DAY_S = 86_400.0
@@ -115,7 +115,7 @@ def fit(availability: Availability, epoch_s: float = 0.0) -> Diurnal:
         raise TraceError("availability to fit: expected records of whole days, cut or pad them")
     counts = np.diff(availability.offsets)[rows]
     first = availability.offsets[rows]
-    windows = np.arange(counts.sum()) + np.repeat(first - offsets_of(counts)[:-1], counts)
+    windows = ranges(first, counts)
     owner = np.repeat(np.arange(rows.size), counts)
     starts, ends = availability.starts[windows], availability.ends[windows]
     share = np.bincount(owner, weights=ends - starts, minlength=rows.size) / length
