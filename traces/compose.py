@@ -2,7 +2,7 @@
 
 Published recordings each know a part of what a device does. Here each device takes one row of every
 part at random; rows stay shared, so a million devices cost little more than the recordings. What
-no source knows is not made up. The parts are taken as independent, which real ones are not quite: a
+no source knows stays unknown. The parts are taken as independent, which real ones are not quite: a
 phone that charges at home also has the link of its home.
 """
 

@@ -1,7 +1,7 @@
-"""Record this device: a reading every few seconds, into a journal that survives anything.
+"""Record this device: a reading every few seconds, into a journal that survives crashes.
 
-The recorder knows nothing of what the readings mean; `recorded` makes traces of them. Clocks are
-passed in, so that a test, or a replay, needs no wall time.
+`to_traces` makes traces of the readings. Clocks are passed in, so that a test, or a replay, needs
+no wall time.
 """
 
 import time

@@ -1,6 +1,6 @@
 """Raw windows of availability made into sorted ones with gaps between them; repairs are counted.
 
-All readers of availability share this: recordings differ in their format and agree in their mess.
+All readers of availability share this: recordings differ in format, and need the same repairs.
 """
 
 from collections import Counter

@@ -1,10 +1,10 @@
-"""Generated devices: the embedded population, for runs without a recording.
+"""Generated devices, for runs without a recording.
 
-Every number is fitted to published recordings (synthetic.toml says to which). Availability
-is each device's own. Links and loads are shared: a device takes one of a pool of realisations, a
-place in it to start from and a scale, so a million devices fit in memory. Devices are drawn in
-blocks with streams of their own (`SeedSequence(seed, spawn_key=(purpose, block))`), so device i is
-the same whatever n is; only the zeros in its name follow n.
+Every number of the embedded population is fitted to published recordings (synthetic.toml says to
+which). Availability is each device's own. Links and loads are shared: a device takes one of a pool
+of realisations, a place in it to start from and a scale, so a million devices fit in memory.
+Devices are drawn in blocks with streams of their own (`SeedSequence(seed, spawn_key=(purpose,
+block))`), so device i is the same whatever n is; only the zeros in its name follow n.
 """
 
 from dataclasses import replace
