@@ -11,8 +11,6 @@ from pathlib import Path
 
 from recorded_fleets import fleets
 
-from fedstale.traces.io.parquet import write
-
 
 def main() -> None:
     """Compose and write."""
@@ -23,7 +21,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for name, fleet in fleets(options.recordings, seed=0).items():
         path = options.out / f"{name}.parquet"
-        write(fleet, path)
+        fleet.write(path)
         print(f"{path}: {fleet.n_devices} devices, {path.stat().st_size / 1e6:.0f} MB")
 
 

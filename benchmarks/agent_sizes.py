@@ -16,7 +16,7 @@ from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.scenario import Stage
 from fedstale.agents.evaluation import AGENT, HEURISTIC, contenders, evaluate
 from fedstale.agents.policy import files as export
-from fedstale.traces.synthetic.generate import synthesise
+from fedstale.traces import TraceSet
 
 HOUR_S = 3600.0
 SIZES = {16: 200, 64: 200, 1_024: 40, 100_000: 10}
@@ -27,7 +27,7 @@ COMPARED = (AGENT, HEURISTIC, "random", "FedCS", "REFL IPS")
 def stage_of(n: int) -> Stage:
     """Return a stage whose windows have n devices."""
     # Not everybody appears within a window.
-    traces = synthesise(max(4 * n, 1_000) if n < 10_000 else 2 * n, 2, seed=11)
+    traces = TraceSet.synthetic(max(4 * n, 1_000) if n < 10_000 else 2 * n, days=2, seed=11)
     few = n < 10_000
     return Stage.of(
         traces,

@@ -17,9 +17,8 @@ from flwr.app.metadata import Metadata
 from results_file import write_result
 
 from fedstale.client import FORECAST_RECORD, ForecastMod
-from fedstale.traces import Job
+from fedstale.traces import Job, TraceSet
 from fedstale.traces.forecast import Observer, embedded
-from fedstale.traces.synthetic.generate import synthesise
 
 REPEATS = 5
 MESSAGES = 300
@@ -67,7 +66,7 @@ def main() -> None:
     """Measure, print, and write the result."""
     rows = starts()
     forecaster = embedded()
-    seen = Observer(synthesise(1, 2, seed=0)).at([0], 100_000.0)
+    seen = Observer(TraceSet.synthetic(1, days=2, seed=0)).at([0], 100_000.0)
     job = Job(work=300.0, download_bytes=5_000_000, upload_bytes=5_000_000, ttl_s=1800.0)
     forecaster.predict(seen, job)
     rows.append({"what": "one forecast", **took(lambda: forecaster.predict(seen, job))})

@@ -35,7 +35,6 @@ from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import FedBuff
 from fedstale.traces import TraceSet
-from fedstale.traces.synthetic.generate import synthesise
 
 
 def messages_per_second(traces: TraceSet, batch: int, total: int) -> float:
@@ -198,8 +197,8 @@ def measure_messages(*, quick: bool) -> list[dict[str, object]]:
     The cases take turns, so that a machine which is slower for a while is so for all of them.
     """
     total, n_replies = (1000, 2000) if quick else (5000, 20_000)
-    many = synthesise(100_000 if quick else 1_000_000, 2, seed=0)
-    phones = synthesise(2000, 2, seed=0)
+    many = TraceSet.synthetic(100_000 if quick else 1_000_000, days=2, seed=0)
+    phones = TraceSet.synthetic(2000, days=2, seed=0)
     rounds = [*((alike(n), n) for n in (1, 10, 100, 1000)), (many, 10_000)]
     as_they_come = [(phones, 100), (alike(20_000), 10_000), (many, 10_000)]
     cases: list[tuple[str, int, int, Callable[[], float]]] = []

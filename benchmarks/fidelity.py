@@ -22,7 +22,7 @@ from fedstale.deployment.replay import replay_app, replay_config
 from fedstale.reports.folder import EVENTS, SUMMARY
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
-from fedstale.trace_spec import load
+from fedstale.traces import TraceSet
 
 Array = npt.NDArray[np.float64]
 
@@ -119,7 +119,9 @@ def measure(
     config = replay_config(app, traces, nodes=nodes, run_config=run_config, seed=seed)
     with local_deployment(folder / "deployment", nodes=nodes, limit_s=300.0) as deployment:
         real = replay_app(deployment, config, speed_up=speed_up, run_config=run_config, show=print)
-    simulated = simulate(config, folder / "simulated", traces=load(traces, seed=config.seed))
+    simulated = simulate(
+        config, folder / "simulated", traces=TraceSet.load(traces, seed=config.seed)
+    )
     summary = json.loads((real / SUMMARY).read_text(encoding="utf-8"))
     return {
         "app": app.name,

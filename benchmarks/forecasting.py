@@ -42,8 +42,6 @@ from fedstale.traces.forecast import (
 )
 from fedstale.traces.forecast.jobs import decision
 from fedstale.traces.forecast.outlook import survival
-from fedstale.traces.sources import read
-from fedstale.traces.synthetic.generate import synthesise
 
 TURN_S = 30 * 3600.0
 JOBS = {
@@ -117,7 +115,7 @@ def recording_table(
 
 def speeds(forecasters: Mapping[str, Forecaster], n: int) -> list[dict[str, Any]]:
     """Return how many forecasts a second of processor time each makes, and how long one takes."""
-    traces, job = synthesise(n, 2, seed=0), JOBS["short"]
+    traces, job = TraceSet.synthetic(n, days=2, seed=0), JOBS["short"]
     observer, everyone = Observer(traces), np.arange(n)
     seen, one = observer.at(everyone, 1.5 * DAY_S), observer.at([0], 1.5 * DAY_S)
     observing = n / min(_seconds(3, lambda: observer.at(everyone, 1.5 * DAY_S)))
@@ -324,13 +322,13 @@ def main() -> None:
     made = trained(learn, stop, seeds, left_out=("boosting",) if options.quick else ())
     first = {kind: each[0] for kind, each in made.items()}
     tables = fleet_tables(first, parts, learn, stop, step_s=step_s, seed=0)
-    links = read(options.recordings / "uccmisl-5g.zip")
+    links = TraceSet.read(options.recordings / "uccmisl-5g.zip")
     alone = {
         "links as recorded": recording_table(
             first, links.take(sessions_of("test", links, 0)), learn, step_s=30.0
         ),
         "links of another study": recording_table(
-            first, read(options.recordings / "mahimahi"), learn, step_s=10.0
+            first, TraceSet.read(options.recordings / "mahimahi"), learn, step_s=10.0
         ),
     }
     rows = [

@@ -16,7 +16,6 @@ from xml.sax.saxutils import escape
 import numpy as np
 import pandas as pd
 
-from fedstale import trace_spec
 from fedstale.config import SimulationConfig
 from fedstale.reports.run_record import RunRecord
 from fedstale.simulation.run import simulate
@@ -227,7 +226,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/picture"))
     parser.add_argument("--out", type=Path, default=Path("docs/images/phones.svg"))
     options = parser.parse_args()
-    traces = trace_spec.load(TRACES, seed=SEED)
+    traces = TraceSet.load(TRACES, seed=SEED)
     # Flower sets this level when it is imported, which the imports above have done.
     logging.getLogger("flwr").setLevel(logging.ERROR)
     runs = {name: run_of(name, traces, options.runs) for name in STRATEGIES}

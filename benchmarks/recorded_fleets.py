@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from fedstale.traces import Series, TraceSet
-from fedstale.traces.sources import read
 
 DAY_S = 86_400.0
 LENGTH_S = 2 * DAY_S
@@ -29,10 +28,10 @@ def fleets(recordings: Path, seed: int) -> dict[str, TraceSet]:
         seed: of the draw.
     """
     rng = np.random.default_rng(seed)
-    phones = read(recordings / "flash-ready-strict.json")
-    models = read(recordings / "ai-benchmark-devices.json")
-    loads = read(recordings / "planetlab-cpu.tar.gz")
-    links = read(recordings / "uccmisl-5g.zip")
+    phones = TraceSet.read(recordings / "flash-ready-strict.json")
+    models = TraceSet.read(recordings / "ai-benchmark-devices.json")
+    loads = TraceSet.read(recordings / "planetlab-cpu.tar.gz")
+    links = TraceSet.read(recordings / "uccmisl-5g.zip")
     names = loads.device_ids.str.split("/", expand=True)
     host, day = names.get_level_values(1), names.get_level_values(0)
     hosts, days = rng.permutation(np.unique(host)), np.unique(day)

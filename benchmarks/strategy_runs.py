@@ -18,9 +18,6 @@ from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.arrays import Array
 from fedstale.traces import Job, Status, TraceSet
-from fedstale.traces.compose import compose
-from fedstale.traces.sources import read
-from fedstale.traces.synthetic.generate import synthesise
 
 RECORDINGS = Path(__file__).parents[1] / ".." / "shared" / "traces"
 SOURCES = {
@@ -127,14 +124,14 @@ def read_sources() -> dict[str, TraceSet]:
     """Return the recordings, or nothing where they are not there."""
     if not RECORDINGS.is_dir():
         return {}
-    return {part: read(RECORDINGS / name) for part, name in SOURCES.items()}
+    return {part: TraceSet.read(RECORDINGS / name) for part, name in SOURCES.items()}
 
 
 def devices(sources: dict[str, TraceSet], seed: int) -> TraceSet:
     """Return the devices of a seed, synthetic ones where there are no recordings."""
     if not sources:
-        return synthesise(N_DEVICES, days=2, seed=seed)
-    traces = compose(**sources, n=N_DEVICES, seed=seed, uplink_share=0.2)
+        return TraceSet.synthetic(N_DEVICES, days=2, seed=seed)
+    traces = TraceSet.compose(**sources, n=N_DEVICES, seed=seed, uplink_share=0.2)
     assert traces.availability is not None
     return replace(traces, availability=traces.availability.shifted(np.full(N_DEVICES, START_S)))
 

@@ -37,7 +37,7 @@ def last_at_or_before(keys: Array, first: Index, last: Index, x: Array) -> Index
     step = 1 << max(longest.bit_length() - 1, 0) if longest > 0 else 0
     while step:
         candidate = found + step
-        # A candidate beyond its range is refused by the second test; the minimum keeps the read
+        # A candidate beyond its range is rejected by the second test; the minimum keeps the read
         # legal. Indexing, not `take`: keys may be a strided view, which `take` would copy whole.
         ahead = keys[np.minimum(candidate, end)] <= x
         ahead &= candidate < last
@@ -61,6 +61,16 @@ def offsets_of(counts: npt.ArrayLike) -> Index:
     """
     counts = np.asarray(counts, dtype=np.int64)
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+
+
+def ranges(first: Index, counts: Index) -> Index:
+    """Return first, first + 1, ... of each of several runs, one run after the other.
+
+    Example:
+        >>> ranges(np.array([5, 0]), np.array([2, 3]))
+        array([5, 6, 0, 1, 2])
+    """
+    return np.arange(int(counts.sum())) + np.repeat(first - offsets_of(counts)[:-1], counts)
 
 
 def spread_over(x: npt.ArrayLike, shape: tuple[int, ...]) -> Array:

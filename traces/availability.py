@@ -1,4 +1,4 @@
-"""When each device is there: disjoint half-open windows, repeated or not.
+"""When each device is online: disjoint half-open windows, repeated or not.
 
 The only question a job asks is "which window am I in, or which is next?", so windows are kept
 sorted in one flat array and found by binary search. As in `Series`, a device is a row and a shift,
@@ -37,7 +37,7 @@ class Availability:
     repeat: bool
     """Whether a row starts again at its end; otherwise the device is gone from there on."""
     until: float = np.inf
-    """Instant from which on nobody is available, whatever the rows say."""
+    """Instant from which on no device is available, whatever the rows say."""
 
     @classmethod
     def of(
@@ -47,7 +47,7 @@ class Availability:
 
         Args:
             rows: windows of each row as (start, end) in s, sorted, not touching; each of shape
-                (windows, 2), and of shape (0, 2) for a device that is never there.
+                (windows, 2), and of shape (0, 2) for a device that is never online.
             lengths: end of each row's record in s; scalar or shape (rows,).
             repeat: whether a row starts again at its end.
 
@@ -154,7 +154,7 @@ class Availability:
         return replace(self, shifts=later)
 
     def between(self, start: float, end: float) -> "Availability":
-        """Return what happens in [start, end), with start as the new 0 and nobody from end on."""
+        """Return what happens in [start, end), with start as the new 0 and none online after it."""
         return replace(self.shifted(start), until=min(self.until, end) - start)
 
     def windows(self, device: int) -> tuple[Array, float]:

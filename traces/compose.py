@@ -2,7 +2,7 @@
 
 Published recordings each know a part of what a device does. Here each device takes one row of every
 part at random; rows stay shared, so a million devices cost little more than the recordings. What
-no source knows is not made up. The parts are taken as independent, which real ones are not quite: a
+no source knows stays unknown. The parts are taken as independent, which real ones are not quite: a
 phone that charges at home also has the link of its home.
 """
 
@@ -23,45 +23,16 @@ _AVAILABILITY, _COMPUTE, _BACKGROUND, _NETWORK = range(4)
 
 def compose(
     *,
-    availability: TraceSet | None = None,
-    compute: TraceSet | None = None,
-    background: TraceSet | None = None,
-    network: TraceSet | None = None,
+    availability: TraceSet | None,
+    compute: TraceSet | None,
+    background: TraceSet | None,
+    network: TraceSet | None,
     n: int,
     seed: int,
-    after_end: str = "repeat",
-    uplink_share: float | None = None,
+    after_end: str,
+    uplink_share: float | None,
 ) -> TraceSet:
-    """Return n devices with all channels.
-
-    Every record of a source is used before one is used again. A device keeps the id of its record
-    of availability; the second device with it is called ID#2, and comes some whole days later in
-    the record, so that hours of the day stay where they are. Links and background loads, which are
-    short and know no hours, start anywhere and repeat.
-
-    Args:
-        availability: when devices are there.
-        compute: speed of idle devices in work units/s, or of devices whose load is counted already.
-        background: share of the processor that is left; None if `compute` counts it already.
-        network: links; a downlink, and an uplink or else `uplink_share`.
-        n: number of devices, >= 1.
-        seed: of the draw, >= 0.
-        after_end: whether a record of availability repeats ("repeat") or ends ("stop").
-        uplink_share: rate of the uplink divided by that of the downlink, > 0, for links of which
-            only the downlink was recorded.
-
-    Returns:
-        Devices that share the rows of their sources.
-
-    Raises:
-        TraceError: a source is missing or does not know its part, or an argument is out of range.
-
-    Example:
-        >>> parts = TraceSet.constant(2, compute=1, downlink_bit_per_s=8, uplink_bit_per_s=4)
-        >>> made = compose(availability=parts, compute=parts, network=parts, n=3, seed=0)
-        >>> sorted(made.device_ids)
-        ['device-0', 'device-0#2', 'device-1']
-    """
+    """Return n devices with all channels; see `TraceSet.compose`."""
     if isinstance(n, bool) or int(n) != n or n < 1:
         raise TraceError(f"n = {n!r}: expected an integer >= 1")
     if isinstance(seed, bool) or int(seed) != seed or seed < 0:
@@ -71,11 +42,11 @@ def compose(
     hours = _part("availability", availability, "availability")
     speeds = _part("compute", compute, "compute")
     links = _part("network", network, "downlink")
-    ids, there = _present(hours, n, seed, repeat=after_end == "repeat")
-    downlink, uplink = _connected(links, n, seed, uplink_share)
+    ids, online = _online(hours, n, seed, repeat=after_end == "repeat")
+    downlink, uplink = _linked(links, n, seed, uplink_share)
     return TraceSet(
         device_ids=ids,
-        availability=there,
+        availability=online,
         compute=_computing(speeds, background, n, seed),
         downlink=downlink,
         uplink=uplink,
@@ -95,13 +66,11 @@ def _part(name: str, source: TraceSet | None, channel: str) -> TraceSet:
     return source
 
 
-def _present(source: TraceSet, n: int, seed: int, *, repeat: bool) -> tuple[pd.Index, Availability]:
-    channel = source.availability
-    assert channel is not None
+def _online(source: TraceSet, n: int, seed: int, *, repeat: bool) -> tuple[pd.Index, Availability]:
     rng = _stream(seed, _AVAILABILITY)
     which = _drawn(source.n_devices, n, rng)
     turn = np.arange(n) // source.n_devices
-    taken = replace(channel, repeat=repeat).take(which)
+    taken = replace(source.channel("availability"), repeat=repeat).take(which)
     if repeat:
         days = np.maximum(np.floor(taken.lengths[taken.rows] / DAY_S), 1)
         # A record that is no whole number of days would come at other hours if it were moved.
@@ -116,13 +85,11 @@ def _present(source: TraceSet, n: int, seed: int, *, repeat: bool) -> tuple[pd.I
 
 
 def _computing(speeds: TraceSet, background: TraceSet | None, n: int, seed: int) -> Series:
-    assert speeds.compute is not None
     rng = _stream(seed, _COMPUTE)
-    speed = speeds.compute.take(_drawn(speeds.n_devices, n, rng))
+    speed = speeds.channel("compute").take(_drawn(speeds.n_devices, n, rng))
     if background is None:
         return _anywhere(speed, rng.random(n))
-    left = _part("background", background, "compute").compute
-    assert left is not None
+    left = _part("background", background, "compute").channel("compute")
     if not _is_constant(speed):
         raise TraceError(
             "compute changes with time and background is given too: expected constant speeds, or "
@@ -135,32 +102,31 @@ def _computing(speeds: TraceSet, background: TraceSet | None, n: int, seed: int)
     return _anywhere(rows, rng.random(n)).scaled(speed.value_at(np.arange(n), 0.0))
 
 
-def _connected(
+def _linked(
     source: TraceSet, n: int, seed: int, uplink_share: float | None
 ) -> tuple[Series, Series]:
-    assert source.downlink is not None
-    if source.uplink is None and uplink_share is None:
+    rng = _stream(seed, _NETWORK)
+    which, phase = _drawn(source.n_devices, n, rng), rng.random(n)
+    downlink = source.channel("downlink").take(which)
+    if source.uplink is not None:
+        if uplink_share is not None:
+            raise TraceError(
+                f"uplink_share = {uplink_share}: expected none, since network knows the uplink"
+            )
+        uplink = source.uplink.take(which)
+    elif uplink_share is None:
         raise TraceError(
             "network knows no uplink: expected a source that does, or uplink_share, the rate of "
             "the uplink divided by that of the downlink"
         )
-    if source.uplink is not None and uplink_share is not None:
-        raise TraceError(
-            f"uplink_share = {uplink_share}: expected none, since network knows the uplink"
-        )
-    rng = _stream(seed, _NETWORK)
-    which, phase = _drawn(source.n_devices, n, rng), rng.random(n)
-    downlink = source.downlink.take(which)
-    start = phase * downlink.lengths[downlink.rows]
-    if source.uplink is None:
-        assert uplink_share is not None
-        if not (np.isfinite(uplink_share) and uplink_share > 0):
-            raise TraceError(f"uplink_share = {uplink_share}: expected a number > 0")
-        uplink = downlink.scaled(uplink_share)
+    elif not (np.isfinite(uplink_share) and uplink_share > 0):
+        raise TraceError(f"uplink_share = {uplink_share}: expected a number > 0")
     else:
-        uplink = source.uplink.take(which)
+        uplink = downlink.scaled(uplink_share)
     # Both directions start at one moment of the recording: they were recorded together.
-    return tuple(replace(c, repeat=True).shifted(start) for c in (downlink, uplink))  # type: ignore[return-value]
+    start = phase * downlink.lengths[downlink.rows]
+    downlink, uplink = (replace(link, repeat=True).shifted(start) for link in (downlink, uplink))
+    return downlink, uplink
 
 
 def _anywhere(series: Series, phase: Array) -> Series:
@@ -169,17 +135,10 @@ def _anywhere(series: Series, phase: Array) -> Series:
 
 def _is_constant(series: Series) -> bool:
     rows = np.unique(series.rows)
-    first = np.diff(series.stored.first_block)[rows]
-    if not series.repeat or np.isfinite(series.until) or np.any(first != 1):
+    blocks = np.diff(series.stored.first_block)[rows]
+    if not series.repeat or np.isfinite(series.until) or np.any(blocks != 1):
         return False
-    blocks = series.stored.values[series.stored.first_block[rows]]
-    used = (
-        np.rint(series.lengths[rows] / series.stored.step_s)
-        if series.stored.step_s is not None
-        else np.isfinite(series.stored.starts[series.stored.first_block[rows]]).sum(axis=1)  # type: ignore[index]
-    )
-    inside = np.arange(blocks.shape[1]) < used[:, None]
-    return bool(np.all((blocks == blocks[:, :1]) | ~inside))
+    return all(np.ptp(series.stored.segments(int(row))[1]) == 0 for row in rows)
 
 
 def _drawn(available: int, n: int, rng: np.random.Generator) -> Index:

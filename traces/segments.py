@@ -2,7 +2,7 @@
 
 A row lives in blocks of 16 segments with one running integral a block. A query halves over blocks
 and finishes inside one block, which is one cache line of values; storing an integral for every
-segment would treble the memory. `Series` adds devices to this: who reads which row, and how.
+segment would treble the memory. `Series` says which device reads which row, and how.
 """
 
 from collections.abc import Sequence

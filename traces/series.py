@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, offsets_of, spread_over
+from fedstale.traces.arrays import Array, Index, offsets_of, spread_over
 from fedstale.traces.segments import Rows, check_rates, flatten, pack
 
 
@@ -82,11 +82,8 @@ class Series:
             >>> link.time_to_accumulate([0], 20.0, 5.0)
             array([10.])
         """
-        if not (np.isfinite(step_s) and step_s > 0):
-            raise TraceError(f"step_s = {step_s}: expected a time in seconds > 0")
         flat, counts = flatten(rows)
-        lengths = np.asarray(counts * float(step_s), dtype=np.float64)
-        return cls.of_rows(pack(flat, None, float(step_s), counts, lengths), repeat=repeat)
+        return cls.packed(flat, counts, counts * float(step_s), step_s=step_s, repeat=repeat)
 
     @classmethod
     def irregular(
@@ -121,22 +118,53 @@ class Series:
                 f"row {row} has {start_counts[row]} starts and {counts[row]} values: "
                 "expected as many"
             )
-        ends = np.asarray(lengths, dtype=np.float64)
-        offsets = offsets_of(counts)
-        if np.any(starts[offsets[:-1]] != 0.0):
-            raise TraceError("the first segment of a series must start at 0 s")
-        inner = np.ones(starts.size, dtype=bool)
-        inner[offsets[:-1]] = False
-        steps = np.diff(starts, prepend=0.0)
-        if np.any(steps[inner] <= 0) or not np.all(np.isfinite(starts)):
-            raise TraceError("segment starts must be finite and strictly increasing")
-        if np.any(ends <= starts[offsets[1:] - 1]) or not np.all(np.isfinite(ends)):
-            raise TraceError("a series must end after its last segment starts, at a finite time")
-        return cls.of_rows(pack(flat, starts, None, counts, ends), repeat=repeat)
+        return cls.packed(flat, counts, lengths, starts=starts, repeat=repeat)
 
     @classmethod
-    def of_rows(cls, stored: Rows, *, repeat: bool) -> "Series":
-        """Return one device for each stored row."""
+    def packed(
+        cls,
+        values: Array,
+        counts: Index,
+        lengths: npt.ArrayLike,
+        *,
+        starts: Array | None = None,
+        step_s: float | None = None,
+        repeat: bool = True,
+    ) -> "Series":
+        """Return one device for each row, from flat arrays of rates.
+
+        Args:
+            values: rates, row after row, finite, >= 0; shape (segments,).
+            counts: number of segments of each row, >= 1; shape (rows,).
+            lengths: end of each row in s; on a grid, its count times the step; shape (rows,).
+            starts: start of each segment in s, as `irregular` takes them; None on a grid.
+            step_s: time between samples of a grid, > 0; None if there are starts.
+            repeat: whether a row starts again at its end.
+
+        Raises:
+            TraceError: as `regular` and `irregular`.
+        """
+        ends, offsets = np.asarray(lengths, dtype=np.float64), offsets_of(counts)
+        if np.any(counts < 1):
+            raise TraceError(f"row {int(np.argmin(counts))} of a series is empty")
+        if starts is None:
+            if step_s is None or not (np.isfinite(step_s) and step_s > 0):
+                raise TraceError(f"step_s = {step_s}: expected a time in seconds > 0")
+            if not np.array_equal(ends, counts * float(step_s)):
+                raise TraceError(f"lengths: expected the number of values times {step_s} s")
+        else:
+            if np.any(starts[offsets[:-1]] != 0.0):
+                raise TraceError("the first segment of a series must start at 0 s")
+            steps = np.diff(starts, prepend=0.0)
+            steps[offsets[:-1]] = 1.0
+            if not np.all(steps > 0) or not np.all(np.isfinite(starts)):
+                raise TraceError("segment starts must be finite and strictly increasing")
+            if not np.all((ends > starts[offsets[1:] - 1]) & np.isfinite(ends)):
+                raise TraceError(
+                    "a series must end after its last segment starts, at a finite time"
+                )
+        step = None if step_s is None else float(step_s)
+        stored = pack(values, starts, step, counts, ends)
         return cls(
             stored=stored,
             rows=np.arange(stored.n, dtype=np.int32),

@@ -1,13 +1,15 @@
-"""Many devices in flat arrays: when each is there, how fast it computes, how fast its links are.
+"""Many devices in flat arrays: when each is online, how fast it computes, how fast its links are.
 
-A `TraceSet` may know only some of the channels, as most published recordings do; `compose` joins
-several into complete devices, and `trips` refuses to guess what is missing.
+`TraceSet` is the one door to traces: it reads and writes files, reads published recordings,
+generates devices and composes complete devices out of independent sources. A set may know only some
+of the channels, as most published recordings do; what is unknown is never guessed.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,12 @@ from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.trip import Job, TripOutcomes, trips
 
+if TYPE_CHECKING:
+    from fedstale.traces.synthetic.population import Population
+
 CHANNELS = ("availability", "compute", "downlink", "uplink")
+_SYNTHETIC = "synthetic:"
+_SYNTHETIC_DAYS = 7
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -57,7 +64,7 @@ class TraceSet:
     device_ids: pd.Index
     """Name of each device, distinct; length n."""
     availability: Availability | None = None
-    """When each device is there."""
+    """When each device is online."""
     compute: Series | None = None
     """Work units/s left for a job after the device's background load."""
     downlink: Series | None = None
@@ -89,10 +96,170 @@ class TraceSet:
         return self
 
     @classmethod
+    def load(cls, spec: str, *, seed: int) -> "TraceSet":
+        """Return the traces that a word in a command or a configuration means.
+
+        Args:
+            spec: `synthetic:N` for N generated devices over a week, a native .parquet file, or a
+                published recording in the format of its authors.
+            seed: of generated devices; recordings do not depend on it.
+
+        Raises:
+            TraceError: the word means no traces, or they cannot be read.
+        """
+        if cls.is_synthetic(spec):
+            count = spec.removeprefix(_SYNTHETIC)
+            if not (count.isascii() and count.isdecimal() and int(count) >= 1):
+                raise TraceError(
+                    f"traces = {spec!r}: expected synthetic:N, such as synthetic:100, with N >= 1"
+                )
+            return cls.synthetic(int(count), seed=seed)
+        if not Path(spec).exists():
+            raise TraceError(
+                f"traces = {spec!r}: no such file or folder; expected one, or synthetic:N for N "
+                "generated devices"
+            )
+        return cls.read(spec)
+
+    @staticmethod
+    def is_synthetic(spec: str) -> bool:
+        """Return whether a word that `load` takes means traces that depend on the seed."""
+        return spec.startswith(_SYNTHETIC)
+
+    @classmethod
+    def read(cls, path: str | Path, source: str | None = None) -> "TraceSet":
+        """Return the traces in a file or folder: a native file, or a published recording.
+
+        Args:
+            path: file or folder.
+            source: "native" or one of `fedstale.traces.sources.SOURCES`; None finds out by name and
+                content.
+
+        Returns:
+            A set that knows what the source knows, with its repairs counted. A native file gives
+            back the arrays that were written, so the same answers to the last bit.
+
+        Raises:
+            TraceError: the path is missing, damaged, of no known kind or of a later version.
+        """
+        from fedstale.traces.sources.read import read
+
+        return read(Path(path), source)
+
+    def write(self, path: str | Path) -> None:
+        """Write a native file, whole or not at all; rows that no device uses are left out.
+
+        Args:
+            path: file to make or replace, usually NAME.parquet.
+
+        Raises:
+            TraceError: the file cannot be written.
+        """
+        from fedstale.traces.io.parquet import write
+
+        write(self, Path(path))
+
+    @classmethod
+    def synthetic(
+        cls,
+        n: int,
+        *,
+        seed: int,
+        days: int = _SYNTHETIC_DAYS,
+        time_zones: Literal["same", "spread"] = "same",
+        population: "Population | None" = None,
+    ) -> "TraceSet":
+        """Return n generated devices with all channels; their records repeat after their end.
+
+        Device i is the same whatever n is; only the zeros in its name follow n.
+
+        Args:
+            n: number of devices, >= 1.
+            seed: of everything drawn, >= 0.
+            days: length of the record of availability, >= 1.
+            time_zones: "same" makes instant 0 a midnight for all; "spread" puts each device in one
+                of 24 zones at random, and the set then has no epoch.
+            population: what to draw from; None for the embedded one.
+
+        Returns:
+            Devices named device-0... upwards.
+
+        Raises:
+            TraceError: an argument is out of range.
+
+        Example:
+            >>> TraceSet.synthetic(3, seed=0, days=1).known
+            ('availability', 'compute', 'downlink', 'uplink')
+        """
+        from fedstale.traces.synthetic.generate import generate
+
+        return generate(n, days, seed, time_zones=time_zones, population=population)
+
+    @classmethod
+    def compose(
+        cls,
+        *,
+        availability: "TraceSet | None" = None,
+        compute: "TraceSet | None" = None,
+        background: "TraceSet | None" = None,
+        network: "TraceSet | None" = None,
+        n: int,
+        seed: int,
+        after_end: str = "repeat",
+        uplink_share: float | None = None,
+    ) -> "TraceSet":
+        """Return n devices with all channels, made of independent sources.
+
+        Every record of a source is used before one is used again. A device keeps the id of its
+        record of availability; the second device with it is called ID#2, and comes some whole days
+        later in the record, so that hours of the day stay where they are. Links and background
+        loads, which are short and know no hours, start anywhere and repeat.
+
+        Args:
+            availability: when devices are online.
+            compute: speed of idle devices in work units/s, or of devices whose load is counted
+                already.
+            background: share of the processor that is left; None if `compute` counts it already.
+            network: links; a downlink, and an uplink or else `uplink_share`.
+            n: number of devices, >= 1.
+            seed: of the draw, >= 0.
+            after_end: whether a record of availability repeats ("repeat") or ends ("stop").
+            uplink_share: rate of the uplink divided by that of the downlink, > 0, for links of
+                which only the downlink was recorded.
+
+        Returns:
+            Devices that share the rows of their sources.
+
+        Raises:
+            TraceError: a source is missing or does not know its part, or an argument is out of
+                range.
+
+        Example:
+            >>> parts = TraceSet.constant(2, compute=1, downlink_bit_per_s=8, uplink_bit_per_s=4)
+            >>> made = TraceSet.compose(
+            ...     availability=parts, compute=parts, network=parts, n=3, seed=0
+            ... )
+            >>> sorted(made.device_ids)
+            ['device-0', 'device-0#2', 'device-1']
+        """
+        from fedstale.traces.compose import compose
+
+        return compose(
+            availability=availability,
+            compute=compute,
+            background=background,
+            network=network,
+            n=n,
+            seed=seed,
+            after_end=after_end,
+            uplink_share=uplink_share,
+        )
+
+    @classmethod
     def constant(
         cls, n: int, *, compute: float, downlink_bit_per_s: float, uplink_bit_per_s: float
     ) -> "TraceSet":
-        """Return n equal devices that are always there, with constant rates."""
+        """Return n equal devices that are always online, with constant rates."""
         return cls(
             device_ids=numbered("device", n),
             availability=Availability.always(n),
@@ -104,7 +271,7 @@ class TraceSet:
 
     @classmethod
     def ideal(cls, n: int) -> "TraceSet":
-        """Return n devices that are always there and take no measurable time for anything."""
+        """Return n devices that are always online and take no measurable time for anything."""
         # Finite, so that no integral is inf - inf; so large that no duration survives rounding.
         fast = 1e300
         return cls.constant(n, compute=fast, downlink_bit_per_s=fast, uplink_bit_per_s=fast)
@@ -157,10 +324,28 @@ class TraceSet:
         """Raise a TraceError that names the channels which are needed and unknown."""
         missing = [name for name in channels if name not in self.known]
         if missing:
-            raise TraceError(
-                f"these traces know {', '.join(self.known) or 'nothing'} but not "
-                f"{', '.join(missing)}: compose them with a source that does"
-            )
+            raise self._unknown(*missing)
+
+    def _unknown(self, *channels: str) -> TraceError:
+        return TraceError(
+            f"these traces know {', '.join(self.known) or 'nothing'} but not "
+            f"{', '.join(channels)}: compose them with a source that does"
+        )
+
+    @overload
+    def channel(self, name: Literal["availability"]) -> Availability: ...
+    @overload
+    def channel(self, name: Literal["compute", "downlink", "uplink"]) -> Series: ...
+    def channel(self, name: str) -> Availability | Series:
+        """Return a channel that must be known.
+
+        Raises:
+            TraceError: it is not.
+        """
+        found: Availability | Series | None = getattr(self, name)
+        if found is None:
+            raise self._unknown(name)
+        return found
 
     def position(self, device_id: str) -> int:
         """Return the position of a device.
@@ -226,7 +411,7 @@ class TraceSet:
     def between(self, start: float, end: float) -> "TraceSet":
         """Return what happens in [start, end), with start as the new instant 0.
 
-        Nothing is known from `end` on: nobody is available and every rate is 0.
+        Nothing is known from `end` on: no device is available and every rate is 0.
 
         Args:
             start: instant in s, >= 0.

@@ -6,7 +6,7 @@ available, unless the message has expired by then, and does one thing at a time.
 ends on the way, `abort` loses the work and `pause` goes on in the next window.
 
 The device does not know that a message expires while it works: it finishes, and the late reply is
-refused. That is how a Flower SuperLink behaves, and the device-seconds are spent all the same.
+rejected. That is how a Flower SuperLink behaves, and the device-seconds are spent all the same.
 """
 
 from dataclasses import dataclass, fields
@@ -60,7 +60,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is asked of a device. Each field is a scalar or has shape (n,)."""
+    """What the server asks of a device. Each field is a scalar or has shape (n,)."""
 
     work: npt.ArrayLike
     """Work of the training in the trace's compute units, >= 0."""
@@ -69,7 +69,7 @@ class Job:
     upload_bytes: npt.ArrayLike
     """Size of the reply, >= 0."""
     ttl_s: npt.ArrayLike = np.inf
-    """Time from sending after which a reply is refused, > 0."""
+    """Time from sending after which a reply is rejected, > 0."""
     on_interrupt: OnInterrupt = "abort"
     """What happens when availability ends on the way."""
 
@@ -180,9 +180,9 @@ def trips(
         raise TraceError(f"free_at = {free_at!r}: expected seconds of the trace, not NaN")
     parts = []
     for i in range(0, max(n, 1), _CHUNK):
-        flight = _Flight(traces, devices[i : i + _CHUNK], *(w[i : i + _CHUNK] for w in wide))
-        flight.fly(job.on_interrupt)
-        parts.append(flight.outcomes())
+        some = _Trips(traces, devices[i : i + _CHUNK], *(w[i : i + _CHUNK] for w in wide))
+        some.resolve(job.on_interrupt)
+        parts.append(some.outcomes())
     if len(parts) == 1:
         return parts[0]
     names = [f.name for f in fields(TripOutcomes)]
@@ -191,7 +191,7 @@ def trips(
     )
 
 
-class _Flight:
+class _Trips:
     """Jobs under way: where each of them is, and what it has spent; arrays of shape (n,)."""
 
     def __init__(  # noqa: PLR0917 - called with one list of broadcast arrays
@@ -205,27 +205,24 @@ class _Flight:
         upload_bytes: Array,
         ttl_s: Array,
     ) -> None:
-        availability, downlink = traces.availability, traces.downlink
-        compute, uplink = traces.compute, traces.uplink
-        assert availability is not None
-        assert downlink is not None
-        assert compute is not None
-        assert uplink is not None
-        self.devices, self.availability = devices, availability
+        self.devices, self.availability = devices, traces.channel("availability")
         # One row a phase: download in bits, training in work units, upload in bits.
-        self.channels = (downlink, compute, uplink)
+        downlink, compute = traces.channel("downlink"), traces.channel("compute")
+        self.channels = (downlink, compute, traces.channel("uplink"))
         self.asked = np.stack([download_bytes * 8.0, work, upload_bytes * 8.0])
         self.done_at = np.full(self.asked.shape, np.inf)
         self.spent_s = np.zeros(self.asked.shape)
         self.moved = np.zeros(self.asked.shape)
         # How many windows in a row a paused job has moved nothing.
-        self.in_vain = np.zeros(devices.size, dtype=np.int64)
+        self.idle_windows = np.zeros(devices.size, dtype=np.int64)
         self.moved_before = np.zeros(devices.size)
         self.expires = sent_at + ttl_s
 
         ready = np.maximum(sent_at, free_at)
         never_free = np.isinf(ready)
-        started, end = availability.window_at_or_after(devices, np.where(never_free, 0.0, ready))
+        started, end = self.availability.window_at_or_after(
+            devices, np.where(never_free, 0.0, ready)
+        )
         expired = never_free | (started >= self.expires)
         self.started = np.where(expired, np.inf, started)
         self.now, self.end = self.started.copy(), end
@@ -233,14 +230,14 @@ class _Flight:
         self.status = np.where(expired, Status.EXPIRED, Status.STALLED).astype(np.int8)
         self.ended = np.where(expired, ready, np.inf)
 
-    def fly(self, on_interrupt: OnInterrupt) -> None:
-        """Follow every job to its end, one window of its device at a time."""
+    def resolve(self, on_interrupt: OnInterrupt) -> None:
+        """Work out every job to its end, one window of its device at a time."""
         under_way = np.flatnonzero(self.phase == Phase.DOWNLOAD)
         while under_way.size:
             for p in range(len(self.channels)):
                 self._work_in_window(p, under_way[self.phase[under_way] == p + 1])
             under_way = under_way[self.phase[under_way] != Phase.DONE]
-            # Who is online for ever and not done waits for a rate that never comes.
+            # A device that is online for ever and not done waits for a rate that never comes.
             under_way = under_way[np.isfinite(self.end[under_way])]
             if on_interrupt == "abort":
                 self._interrupt(under_way)
@@ -264,7 +261,7 @@ class _Flight:
         self.phase[whole] += 1
         if cut.size == 0:
             return
-        # Who is online for ever and cannot finish still moves what its channel holds.
+        # A device that is online for ever and cannot finish still moves what its channel holds.
         end = np.minimum(self.end[cut], channel.ends(self.devices[cut]))
         end = np.where(np.isfinite(self.end[cut]), self.end[cut], np.maximum(end, self.now[cut]))
         some = np.isfinite(end)
@@ -282,10 +279,12 @@ class _Flight:
     def _wait_for_next_window(self, jobs: Index) -> Index:
         """Move paused jobs to their device's next window; return those that have one."""
         moved = self.moved[:, jobs].sum(axis=0)
-        self.in_vain[jobs] = np.where(moved > self.moved_before[jobs], 0, self.in_vain[jobs] + 1)
+        self.idle_windows[jobs] = np.where(
+            moved > self.moved_before[jobs], 0, self.idle_windows[jobs] + 1
+        )
         self.moved_before[jobs] = moved
         hopeful = self.now[jobs] - self.started[jobs] < _GIVE_UP_S
-        jobs = jobs[hopeful & (self.in_vain[jobs] < _GIVE_UP_WINDOWS)]
+        jobs = jobs[hopeful & (self.idle_windows[jobs] < _GIVE_UP_WINDOWS)]
         again, until = self.availability.window_at_or_after(self.devices[jobs], self.end[jobs])
         back = np.isfinite(again)
         self._interrupt(jobs[~back])
@@ -294,7 +293,7 @@ class _Flight:
         return jobs
 
     def outcomes(self) -> TripOutcomes:
-        """Return what became of the jobs, once they have been followed to their ends."""
+        """Return what became of the jobs, once they are resolved."""
         reported, arrived = self.done_at[2], self.phase == Phase.DONE
         self.ended[arrived] = reported[arrived]
         in_time = reported[arrived] <= self.expires[arrived]

@@ -21,6 +21,7 @@ from fedstale.traces import Job, Status, TraceSet
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.forecast import Forecaster, Observer
 from fedstale.traces.forecast.grid import HORIZONS_S
+from fedstale.traces.io.atomic import replacing
 
 Said = tuple[Array, Array, Array]
 """Chance to finish, chance to stay online, and duration in s; shape (n,) each."""
@@ -244,7 +245,5 @@ def _read(path: Path, key: str) -> npt.NDArray[np.float32] | None:
 
 def _write(path: Path, key: str, values: npt.NDArray[np.float32]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
+    with replacing(path) as file:
         np.savez(file, key=np.array(key), values=values)
-    part.replace(path)

@@ -29,6 +29,7 @@ from fedstale.agents.policy.scorer import Weights, initial, shapes
 from fedstale.agents.training.windows import by_agent, rewards
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies.settings import is_count
+from fedstale.traces.io.atomic import replacing
 
 State = dict[str, npt.NDArray[Any]]
 
@@ -274,9 +275,8 @@ def _write(path: Path, belongs: dict[str, Any], learner: Learner, done: int, bes
     state = {f"learner.{k}": np.ascontiguousarray(v) for k, v in learner.state_dict().items()}
     state |= {f"best.{k}": v for k, v in best.weights.items()}
     about = {"belongs": belongs, "done": done, "value": best.value, "update": best.update}
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_bytes(safetensors.numpy.save(state, metadata={"about": json.dumps(about)}))
-    beside.replace(path)
+    with replacing(path) as file:
+        file.write(safetensors.numpy.save(state, metadata={"about": json.dumps(about)}))
 
 
 def _read(path: Path, belongs: dict[str, Any], learner: Learner) -> tuple[int, Best]:

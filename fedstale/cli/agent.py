@@ -368,6 +368,6 @@ def _both(shown: "Watch", board: Any) -> "Watch":  # noqa: ANN401 - optional
 
 
 def _load(word: str, seed: int) -> "TraceSet":
-    from fedstale import trace_spec
+    from fedstale.traces import TraceSet
 
-    return trace_spec.load(word, seed=seed)
+    return TraceSet.load(word, seed=seed)

@@ -1,7 +1,6 @@
 """`fedstale compare`: variants of a simulation over seeds, each paired with a reference."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -263,12 +262,10 @@ def _make(folder: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     from fedstale.errors import ConfigError
+    from fedstale.traces.io.atomic import replacing
 
-    part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
+        with replacing(path) as file:
+            file.write(text.encode())
     except OSError as problem:
         raise ConfigError(f"out = {str(path)!r} cannot be written: {problem.strerror}") from None
-    finally:
-        part.unlink(missing_ok=True)

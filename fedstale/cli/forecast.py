@@ -148,9 +148,9 @@ def _show(name: str, table: "pd.DataFrame") -> None:
 
 
 def _load(word: str, seed: int) -> "TraceSet":
-    from fedstale import trace_spec
+    from fedstale.traces import TraceSet
 
-    return trace_spec.load(word, seed=seed)
+    return TraceSet.load(word, seed=seed)
 
 
 def _epoch(epoch: int, loss: float, held_out: float) -> None:

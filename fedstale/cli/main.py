@@ -235,15 +235,15 @@ def _simulate(
 ) -> None:
     import logging
 
-    from fedstale import trace_spec
     from fedstale.cli import display as simulation_display
     from fedstale.cli.signals import end_on_signals
     from fedstale.simulation.run import simulate as run
+    from fedstale.traces import TraceSet
 
     # Flower sets the level of its logger when it is imported, which the imports above have done.
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.ERROR)
     logging.basicConfig(level=logging.DEBUG if verbose else logging.ERROR)
-    traces = trace_spec.load(config.traces, seed=config.seed)
+    traces = TraceSet.load(config.traces, seed=config.seed)
     shown = sys.stderr.isatty() and not (quiet or as_json)
     with (
         end_on_signals(),

@@ -33,7 +33,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print what was made as JSO
 
 
 def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> None:
-    """Refuse at once what would fail only after the work.
+    """Reject at once what would fail only after the work.
 
     Args:
         out: the file to be written.
@@ -54,9 +54,7 @@ def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> Non
 
 def write(traces: "TraceSet", out: Path, *, as_json: bool) -> None:
     """Write a native file, and say what was repaired or dropped."""
-    from fedstale.traces.io import parquet as files
-
-    files.write(traces, out)
+    traces.write(out)
     said = f"wrote {out}: {traces.n_devices:,} devices, {', '.join(traces.known)}"
     typer.echo(
         "\n".join([said, *(f"  {n:,} {kind}" for kind, n in traces.repairs.items())]), err=True

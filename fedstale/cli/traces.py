@@ -1,7 +1,4 @@
-"""`fedstale traces`: look at recordings, convert, compose, generate, fit and download them.
-
-Where fitted numbers come from: files, checksums, the command and the day.
-"""
+"""`fedstale traces`: look at recordings, convert, compose, generate, fit and download them."""
 
 import hashlib
 import json
@@ -19,45 +16,12 @@ from fedstale.cli.output import AsJson, Out, Overwrite, check_free, one_sentence
 from fedstale.cli.record import merge, record
 
 if TYPE_CHECKING:
-    pass
+    from fedstale.traces import TraceSet
+    from fedstale.traces.series import Series
 
-
-def of_fit(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
-    """Return the provenance of a fit.
-
-    Args:
-        files: the recordings of each part; folders are listed file by file.
-
-    Returns:
-        A table for TOML. Files are named without their folders, so that it says nothing of the
-        machine it was made on.
-    """
-    options = [
-        f"--{part} {shlex.quote(path.name)}" for part, paths in files.items() for path in paths
-    ]
-    return {
-        "command": " ".join(["fedstale traces fit", *options]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "version": __version__,
-        "files": [
-            {"part": part, "name": name, "sha256": checksum}
-            for part, paths in files.items()
-            for path in paths
-            for name, checksum in _checksums(path)
-        ],
-    }
-
-
-def _checksums(path: Path) -> list[tuple[str, str]]:
-    if path.is_dir():
-        inside = sorted(p for p in path.rglob("*") if p.is_file())
-        return [(f"{path.name}/{p.relative_to(path).as_posix()}", _sha256(p)) for p in inside]
-    return [(path.name, _sha256(path))]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+_MOST_DEVICES = 2000
+_SAMPLES = 96
+_WIDTH = 40
 
 
 app = typer.Typer(
@@ -79,14 +43,13 @@ def describe(
 ) -> None:
     """Show how many devices there are, what was repaired, when they come and how fast they are."""
     with one_sentence():
-        from fedstale import trace_spec
-        from fedstale.cli import describe as trace_description
+        from fedstale.traces import TraceSet
 
-        numbers = trace_description.numbers(trace_spec.load(traces, seed=seed))
+        numbers = _numbers(TraceSet.load(traces, seed=seed))
         if as_json:
             typer.echo(json.dumps(numbers))
         else:
-            trace_description.show(traces, numbers)
+            _show(traces, numbers)
 
 
 @app.command(epilog="Example: fedstale traces convert ready_strict.json phones.parquet")
@@ -102,9 +65,9 @@ def convert(
     """Write a recording as a native file, and say what was repaired on the way."""
     with one_sentence():
         check_free(out, overwrite=overwrite)
-        from fedstale.traces.sources import read
+        from fedstale.traces import TraceSet
 
-        write(read(source, kind), out, as_json=as_json)
+        write(TraceSet.read(source, kind), out, as_json=as_json)
 
 
 @app.command(
@@ -112,7 +75,7 @@ def convert(
     "--background planetlab.tar.gz --network mahimahi --n 1000 --out devices.parquet"
 )
 def compose(
-    availability: Annotated[Path, typer.Option(help="Recording of when devices are there.")],
+    availability: Annotated[Path, typer.Option(help="Recording of when devices are online.")],
     compute: Annotated[Path, typer.Option(help="Recording of how fast devices are.")],
     network: Annotated[Path, typer.Option(help="Recording of links.")],
     n: Annotated[int, typer.Option("--n", min=1, help="Number of devices.")],
@@ -133,14 +96,13 @@ def compose(
     """Make complete devices out of independent recordings."""
     with one_sentence():
         check_free(out, overwrite=overwrite)
-        from fedstale.traces.compose import compose as join
-        from fedstale.traces.sources import read
+        from fedstale.traces import TraceSet
 
-        devices = join(
-            availability=read(availability),
-            compute=read(compute),
-            background=None if background is None else read(background),
-            network=read(network),
+        devices = TraceSet.compose(
+            availability=TraceSet.read(availability),
+            compute=TraceSet.read(compute),
+            background=None if background is None else TraceSet.read(background),
+            network=TraceSet.read(network),
             n=n,
             seed=seed,
             after_end=after_end,
@@ -167,11 +129,11 @@ def synthesise(
     """Generate devices and write them as a native file."""
     with one_sentence():
         check_free(out, overwrite=overwrite)
-        from fedstale.traces.synthetic import generate as synthetic
+        from fedstale.traces import TraceSet
         from fedstale.traces.synthetic import population
 
         chosen = population.load(parameters)
-        made = synthetic.synthesise(n, days, seed, time_zones=time_zones, parameters=chosen)
+        made = TraceSet.synthetic(n, days=days, seed=seed, time_zones=time_zones, population=chosen)
         write(made, out, as_json=as_json)
 
 
@@ -180,7 +142,7 @@ def synthesise(
     "--network mahimahi --background planetlab.tar.gz --compute models.json --out population.toml"
 )
 def fit(
-    availability: Annotated[Path, typer.Option(help="Recording of when devices are there.")],
+    availability: Annotated[Path, typer.Option(help="Recording of when devices are online.")],
     network: Annotated[list[Path], typer.Option(help="Recording of links; may be repeated.")],
     background: Annotated[Path, typer.Option(help="Recording of what is left of processors.")],
     compute: Annotated[Path, typer.Option(help="Recording of how fast devices are.")],
@@ -191,28 +153,23 @@ def fit(
     """Fit the generator's numbers to recordings, and write them with their provenance."""
     with one_sentence():
         check_free(out, overwrite=overwrite)
-        from fedstale.traces.sources import read
+        from fedstale.traces import TraceSet
         from fedstale.traces.synthetic import fit as fitting
         from fedstale.traces.synthetic import population
 
-        recordings = {
-            "availability": read(availability),
-            "network": [read(path) for path in network],
-            "background": read(background),
-            "compute": read(compute),
-        }
+        fitted, targets = fitting.fit(
+            availability=TraceSet.read(availability),
+            network=[TraceSet.read(path) for path in network],
+            background=TraceSet.read(background),
+            compute=TraceSet.read(compute),
+        )
         files = {
             "availability": [availability],
             "network": network,
             "background": [background],
             "compute": [compute],
         }
-        population.save(
-            fitting.fit(**recordings),  # type: ignore[arg-type]
-            out,
-            provenance=of_fit(files),
-            targets=fitting.targets(**recordings),  # type: ignore[arg-type]
-        )
+        population.save(fitted, out, provenance=_provenance(files), targets=targets)
     typer.echo(f"wrote {out}", err=True)
     if as_json:
         say_json(out)
@@ -253,3 +210,167 @@ def fetch(
 
 app.command(epilog="Example: fedstale traces record --out phone.parquet --speed 1 --for 1h")(record)
 app.command(epilog="Example: fedstale traces merge a.parquet b.parquet --out fleet.parquet")(merge)
+
+
+def _provenance(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+    """Return the provenance of a fit.
+
+    Args:
+        files: the recordings of each part; folders are listed file by file.
+
+    Returns:
+        A table for TOML. Files are named without their folders, so that it says nothing of the
+        machine it was made on.
+    """
+    options = [
+        f"--{part} {shlex.quote(path.name)}" for part, paths in files.items() for path in paths
+    ]
+    return {
+        "command": " ".join(["fedstale traces fit", *options]),
+        "date": datetime.now(UTC).date().isoformat(),
+        "version": __version__,
+        "files": [
+            {"part": part, "name": name, "sha256": checksum}
+            for part, paths in files.items()
+            for path in paths
+            for name, checksum in _checksums(path)
+        ],
+    }
+
+
+def _checksums(path: Path) -> list[tuple[str, str]]:
+    if path.is_dir():
+        inside = sorted(p for p in path.rglob("*") if p.is_file())
+        return [(f"{path.name}/{p.relative_to(path).as_posix()}", _sha256(p)) for p in inside]
+    return [(path.name, _sha256(path))]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _numbers(traces: "TraceSet") -> dict[str, Any]:
+    """Return counts, repairs and quantiles of a trace set, ready for JSON.
+
+    Quantiles are at the levels in `levels`; lengths are in s, links in bit/s, compute in work
+    units/s. Large sets are looked at through a sample of their devices.
+    """
+    import numpy as np
+
+    from fedstale.traces.synthetic.fit import LEVELS, availability_marginal, time_of_day_s
+
+    about: dict[str, Any] = {
+        "n_devices": traces.n_devices,
+        "known": list(traces.known),
+        "epoch": traces.epoch,
+        "compute_unit": traces.compute_unit,
+        "nbytes": traces.nbytes,
+        "repairs": dict(traces.repairs),
+        "levels": list(LEVELS),
+    }
+    if traces.availability is not None:
+        channel = traces.availability
+        at = time_of_day_s(traces.epoch)
+        about["availability"] = {
+            "record_s": float(channel.lengths.max()),
+            "n_windows": int(np.diff(channel.offsets)[channel.rows].sum()),
+            **availability_marginal(channel, epoch_s=at),
+        }
+    for name in ("compute", "downlink", "uplink"):
+        series = getattr(traces, name)
+        if series is not None:
+            about[name] = _rates(series)
+    return about
+
+
+def _rates(series: "Series") -> dict[str, Any]:
+    """Return quantiles of the rate, every device and every part of its record counting alike."""
+    import numpy as np
+
+    from fedstale.traces.synthetic.fit import LEVELS
+
+    devices = np.unique(np.linspace(0, series.n_devices - 1, _MOST_DEVICES).astype(np.int64))
+    length = np.minimum(series.lengths[series.rows[devices]], series.until)
+    places = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
+    rates = series.value_at(np.repeat(devices, _SAMPLES), np.outer(length, places).ravel())
+    per_device = rates.reshape(-1, _SAMPLES).mean(axis=1)
+    return {
+        "record_s": float(series.lengths.max()),
+        "rate": [float(q) for q in np.quantile(rates, LEVELS)],
+        "mean_of_device": [float(q) for q in np.quantile(per_device, LEVELS)],
+        "zero": float((rates == 0).mean()),
+    }
+
+
+def _show(name: str, about: dict[str, Any]) -> None:
+    """Print the numbers as tables and a small plot."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"{name}: {about['n_devices']:,} devices; known: {', '.join(about['known'])}; "
+        f"{about['nbytes'] / 1e6:,.1f} MB",
+        markup=False,
+    )
+    if about["compute_unit"]:
+        console.print(f"one work unit: {about['compute_unit']}", markup=False)
+    for kind, count in about["repairs"].items():
+        console.print(f"  {count:>10,}  {kind}", markup=False)
+    online = about.get("availability")
+    if online is not None:
+        console.print(f"\nshare of devices online, by hour of the day (epoch {about['epoch']})")
+        for line in plot(online["hourly"]):
+            console.print(line)
+        console.print(f"never online: {online['never']:.1%}")
+    table = Table("quantile", *(f"{level:.0%}" for level in about["levels"]))
+    for label, quantiles, show_ in _lines(about):
+        if quantiles:
+            table.add_row(label, *(show_(q) for q in quantiles))
+    console.print(table)
+
+
+def plot(shares: Sequence[float]) -> list[str]:
+    r"""Return one bar a line, the longest as wide as the plot.
+
+    Example:
+        >>> print("\n".join(plot([0.5, 0.25])))
+        00  50.0% ########################################
+        01  25.0% ####################
+    """
+    most = max(*shares, 1e-9)
+    return [
+        f"{hour:02d} {share:6.1%} {'#' * round(share / most * _WIDTH)}"
+        for hour, share in enumerate(shares)
+    ]
+
+
+def _lines(about: dict[str, Any]) -> list[tuple[str, list[float], Any]]:
+    online = about.get("availability", {})
+    lines: list[tuple[str, list[float], Any]] = [
+        ("share of time online", online.get("share", []), "{:.1%}".format),
+        ("session", online.get("session_s", []), _duration),
+        ("gap", online.get("gap_s", []), _duration),
+    ]
+    number = "{:.3g}".format
+    for name, unit, show_ in (
+        ("compute", "units/s", number),
+        ("downlink", "Mbit/s", _mega),
+        ("uplink", "Mbit/s", _mega),
+    ):
+        rates = about.get(name, {})
+        lines.append((f"{name}, {unit}", rates.get("rate", []), show_))
+        lines.append(("  mean of a device", rates.get("mean_of_device", []), show_))
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _mega(number: float) -> str:
+    return f"{number / 1e6:.3g}"

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstale import trace_spec
 from fedstale.compare.folders import State, Task, state
 from fedstale.config import Until
 from fedstale.errors import ConfigError, FedstaleError
@@ -107,11 +106,12 @@ class _Traces:
         if self._uses[key] == 1:
             return None
         if key not in self._shared:
-            from fedstale.traces.io.mapped import share  # noqa: PLC0415 - imports what reads traces
+            from fedstale.traces import TraceSet  # noqa: PLC0415 - processes set their signals first
+            from fedstale.traces.io.mapped import share  # noqa: PLC0415
 
             path = self._folder / f".traces-{len(self._shared)}"
             try:
-                traces = trace_spec.load(task.config.traces, seed=task.seed)
+                traces = TraceSet.load(task.config.traces, seed=task.seed)
                 self._shared[key] = share(traces, path)
             except (FedstaleError, OSError) as problem:
                 raise _refused(task, problem) from None
@@ -128,7 +128,9 @@ class _Traces:
 
 def _traces_of(task: Task) -> tuple[str, int]:
     """Return what decides which traces a run sees: recordings do not depend on its seed."""
-    return task.config.traces, task.seed if trace_spec.is_generated(task.config.traces) else 0
+    from fedstale.traces import TraceSet  # noqa: PLC0415 - processes set their signals first
+
+    return task.config.traces, task.seed if TraceSet.is_synthetic(task.config.traces) else 0
 
 
 def _refused(task: Task, problem: object) -> ConfigError:
@@ -140,6 +142,7 @@ def _simulated(run: _Run, say: Say) -> str:
     # Not before the signals are set.
     from fedstale.simulation.run import simulate  # noqa: PLC0415
     from fedstale.strategies.server.runtime import Callback, Pace, Runtime  # noqa: PLC0415
+    from fedstale.traces import TraceSet  # noqa: PLC0415
 
     class Saying(Callback):
         """Says how much of the run is done."""
@@ -163,7 +166,7 @@ def _simulated(run: _Run, say: Say) -> str:
     result = simulate(
         task.config,
         task.folder,
-        traces=traces.open() if traces else trace_spec.load(task.config.traces, seed=task.seed),
+        traces=traces.open() if traces else TraceSet.load(task.config.traces, seed=task.seed),
         overwrite=run.begun == "failed",
         resume=run.begun == "half",
         callbacks=[Saying()],

@@ -34,7 +34,7 @@ from fedstale.simulation.run import enrolled
 from fedstale.simulation.stock_strategies import stock_strategies_reporting
 from fedstale.strategies.server.runtime import RunEnded
 from fedstale.strategies.server.superlink import SuperLinkGrid
-from fedstale.trace_spec import load
+from fedstale.traces import TraceSet
 
 RUN = "run"
 """Name of the run's folder in the deployment's."""
@@ -127,7 +127,7 @@ def replay_config(
         run_config=settings,
         costs=app.costs.resolved(settings).table(),
     )
-    enrolled(load(config.traces, seed=seed), config).require(
+    enrolled(TraceSet.load(config.traces, seed=seed), config).require(
         "availability", "compute", "downlink", "uplink"
     )
     return config
@@ -226,7 +226,7 @@ class ReplayedServerApp(ServerApp):
         """Run the app and write the run's folder, also if the app fails."""
         settings = ReplaySettings.read(self._settings)
         config = settings.config
-        traces = enrolled(load(config.traces, seed=config.seed), config)
+        traces = enrolled(TraceSet.load(config.traces, seed=config.seed), config)
         metrics = RunMetrics(Until.parse(config.until))
         with (
             RunFolder.create(settings.out, overwrite=True) as folder,

@@ -8,7 +8,6 @@ in the embedded JSON. The same run gives the same bytes.
 import html
 import json
 import logging
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from fedstale.reports.figure import Figure
 from fedstale.reports.plotly_js import plotly_js, why_missing
 from fedstale.reports.run_record import RunRecord
 from fedstale.reports.wording import cards, clock, comparison, lead
+from fedstale.traces.io.atomic import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -263,15 +263,12 @@ def _told_apart(runs: Sequence[RunRecord], folders: Sequence[Path]) -> list[RunR
 
 
 def _write(text: str, out: Path) -> Path:
-    part = out.with_name(f".{out.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, out)
+        with replacing(out) as file:
+            file.write(text.encode())
     except OSError as problem:
         raise ConfigError(
             f"out = {str(out)!r} cannot be written: {problem.strerror}; expected a file in a "
             "folder that exists"
         ) from None
-    finally:
-        part.unlink(missing_ok=True)
     return out

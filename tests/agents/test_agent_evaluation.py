@@ -10,7 +10,7 @@ from fedstale.agents.evaluation import AGENT, HEURISTIC, contenders, evaluate, o
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 from fedstale.errors import ConfigError
-from fedstale.traces.synthetic.generate import synthesise
+from fedstale.traces import TraceSet
 
 
 def test_the_interval_of_a_difference_ignores_how_much_windows_differ():
@@ -53,7 +53,7 @@ def test_nearly_all_intervals_hold_the_truth():
 @cache
 def stage():
     few = EpisodeSettings(devices=(4, 8), rounds=4, window_s=3 * 3600.0, asked_share=(0.2, 0.5))
-    return Stage.of(synthesise(30, 1, seed=0), forecasts="oracle", settings=few)
+    return Stage.of(TraceSet.synthetic(30, days=1, seed=0), forecasts="oracle", settings=few)
 
 
 def untrained():

@@ -18,7 +18,7 @@ from fedstale.agents.training.evolution import Evolution, ranks
 from fedstale.agents.training.train import Training, start_weights, train
 from fedstale.agents.training.windows import by_agent, by_population, rewards
 from fedstale.errors import ConfigError, ResumeError
-from fedstale.traces.synthetic.generate import synthesise
+from fedstale.traces import TraceSet
 
 RATE = 0.05
 
@@ -82,7 +82,7 @@ def random_weights():
 
 @cache
 def stage(seed=0):
-    traces = synthesise(30, 1, seed=seed)
+    traces = TraceSet.synthetic(30, days=1, seed=seed)
     few = EpisodeSettings(devices=(4, 8), rounds=4, window_s=3 * 3600.0, asked_share=(0.2, 0.5))
     return Stage.of(traces, forecasts="oracle", settings=few)
 

@@ -13,14 +13,14 @@ from fedstale.agents.env.scenario import Stage
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.play import heuristic, play
 from fedstale.errors import ConfigError, TraceError
-from fedstale.traces.synthetic.generate import synthesise
+from fedstale.traces import TraceSet
 
 SETTINGS = EpisodeSettings(devices=(8, 20), rounds=4)
 
 
 @pytest.fixture(scope="module")
 def stage():
-    return Stage.of(synthesise(40, 1, seed=0), forecasts="oracle", settings=SETTINGS)
+    return Stage.of(TraceSet.synthetic(40, days=1, seed=0), forecasts="oracle", settings=SETTINGS)
 
 
 def play_at_random(env, seed, steps=10_000):
@@ -51,7 +51,11 @@ def test_stable_baselines_finds_nothing_wrong(stage):
 
 
 def test_it_is_made_by_its_id_from_traces():
-    what = {"traces": synthesise(40, 1, seed=0), "forecasts": "none", "settings": SETTINGS}
+    what = {
+        "traces": TraceSet.synthetic(40, days=1, seed=0),
+        "forecasts": "none",
+        "settings": SETTINGS,
+    }
     env = gymnasium.make(f"fedstale.agents.env.gym_env:{ID}", **what)
     observation, _ = env.reset(seed=1)
     assert observation["mask"].sum() == env.unwrapped.action_masks().sum() > 0

@@ -11,14 +11,14 @@ from fedstale.agents.env.gym_env import SelectionEnv
 from fedstale.agents.env.scenario import Stage
 from fedstale.agents.env.vector_env import VectorSelectionEnv
 from fedstale.errors import ConfigError
-from fedstale.traces.synthetic.generate import synthesise
+from fedstale.traces import TraceSet
 
 SETTINGS = EpisodeSettings(devices=(8, 20), rounds=4)
 
 
 @pytest.fixture(scope="module")
 def stage():
-    return Stage.of(synthesise(40, 1, seed=0), forecasts="oracle", settings=SETTINGS)
+    return Stage.of(TraceSet.synthetic(40, days=1, seed=0), forecasts="oracle", settings=SETTINGS)
 
 
 def first_legal(masks):

@@ -38,14 +38,13 @@ from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import Job, TraceSet
 from fedstale.traces.forecast import LastValue, Observer, draw
-from fedstale.traces.synthetic.generate import synthesise
 
 ALWAYS = [(0.0, 10_000.0)]
 
 
 @lru_cache
 def phones(n, seed):
-    return synthesise(n, 1, seed=seed)
+    return TraceSet.synthetic(n, days=1, seed=seed)
 
 
 class LowestId(Selector):

@@ -14,7 +14,7 @@ from fedstale.reports.run_record import RunRecord
 from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.simulation.run import simulate
 from fedstale.strategies.server.clients import Candidate, Candidates, Situation
-from fedstale.trace_spec import load
+from fedstale.traces import TraceSet
 
 pytestmark = pytest.mark.deployment
 
@@ -146,7 +146,7 @@ def test_a_deployed_run_leaves_the_same_folder_as_a_simulated_one(tmp_path):
         seed=4,
         run_config={**settings, "seed": 1},
     )
-    traces = load("synthetic:3", seed=4)
+    traces = TraceSet.load("synthetic:3", seed=4)
     simulated = simulate(config, tmp_path / "simulated", traces=traces).folder
     run_config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
     with local_deployment(tmp_path / "deployment", nodes=3) as deployment:

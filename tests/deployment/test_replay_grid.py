@@ -33,7 +33,6 @@ from fedstale.strategies import FedBuff, GapAware
 from fedstale.strategies.server.runtime import REPORTED, Clock
 from fedstale.strategies.server.superlink import SuperLinkGrid
 from fedstale.traces import TraceSet
-from fedstale.traces.synthetic.generate import synthesise
 
 UNIX = 1.75e9
 COSTS = Costs(work_per_example=30.0, epochs=1, examples=10, model_bytes=3_000_000)
@@ -162,7 +161,7 @@ def replayed(traces, strategy, timeout, *, speed_up=40.0, overhead_s=0.0, **opti
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_replay_on_ideal_nodes_is_the_simulation(name):
-    traces = synthesise(N, days=1, seed=3)
+    traces = TraceSet.synthetic(N, days=1, seed=3)
     expected, model = simulated(traces, STRATEGIES[name](), 3000.0)
     seen, same_model, grid = replayed(traces, STRATEGIES[name](), 3000.0)
     assert expected.status.nunique() > 1, "nothing is lost: a poor trace for this test"
@@ -188,7 +187,7 @@ def test_a_replay_on_ideal_nodes_is_the_simulation(name):
 
 
 def test_overhead_within_a_job_does_not_show_and_beyond_it_is_told(caplog):
-    traces = synthesise(N, days=1, seed=3)
+    traces = TraceSet.synthetic(N, days=1, seed=3)
     strategy = STRATEGIES["fedbuff"]
     _, _, grid = replayed(traces, strategy(), 3000.0, speed_up=40.0, overhead_s=0.5)
     assert max(grid.late_s) == pytest.approx(0.0, abs=1e-3)
@@ -290,7 +289,7 @@ def test_no_folder_and_grids_that_record_themselves_are_left_alone(tmp_path):
     acting = ActingGrid(1, trainer())
     with recorded(acting, "", context, app="x") as grid:
         assert grid is acting
-    own = TraceGrid(synthesise(2, days=1, seed=3), trainer(), costs=COSTS)
+    own = TraceGrid(TraceSet.synthetic(2, days=1, seed=3), trainer(), costs=COSTS)
     with recorded(own, tmp_path / "run", context, app="x") as grid:
         assert grid is own
     assert not (tmp_path / "run").exists()

@@ -7,14 +7,14 @@ from fedstale.agents.env.scenario import stages
 from fedstale.agents.training.train import Training
 from fedstale.cli.agent_trainings import LOG, Task, train_all
 from fedstale.errors import FedstaleError
-from fedstale.traces.synthetic.generate import synthesise
+from fedstale.traces import TraceSet
 
 Short = partial(Training, updates=2, pairs=2, windows=2, validate_every=1, validation_windows=4)
 
 
 @pytest.fixture(scope="module")
 def parts():
-    return stages(synthesise(60, 3, seed=1), forecasts="none")
+    return stages(TraceSet.synthetic(60, days=3, seed=1), forecasts="none")
 
 
 def tasks(folder, **options):

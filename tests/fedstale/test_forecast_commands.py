@@ -5,15 +5,14 @@ import pytest
 from typer.testing import CliRunner
 
 from fedstale.cli.main import app
+from fedstale.traces import TraceSet
 from fedstale.traces.forecast import Forecaster
-from fedstale.traces.io.parquet import write
-from fedstale.traces.synthetic.generate import synthesise
 
 
 @pytest.fixture(scope="module")
 def phones(tmp_path_factory):
     path = tmp_path_factory.mktemp("traces") / "phones.parquet"
-    write(synthesise(40, 2, seed=0), path)
+    TraceSet.synthetic(40, days=2, seed=0).write(path)
     return path
 
 

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from fedstale.cli.record import merge, record
-from fedstale.traces.io import parquet as files
+from fedstale.traces import TraceSet
 from fedstale.traces.recording import journal as journals
 
 pytest.importorskip("psutil", reason="needs fedstale[client]")
@@ -38,9 +38,12 @@ def started(*words):
 
 
 def wait_for_readings(folder, n):
+    """Wait until the write-ahead log has grown as often as n readings and a run make it grow."""
+    sizes = set()
     for _ in range(600):
-        logs = list(folder.glob("*.log")) if folder.is_dir() else []
-        if sum(path.stat().st_size // journals.FRAME_BYTES for path in logs) > n + 2:
+        logs = list(folder.glob("*-wal"))
+        sizes.add(sum(path.stat().st_size for path in logs))
+        if len(sizes) > n + 3:
             return
         time.sleep(0.05)
     pytest.fail(f"no {n} readings in {folder} after 30 s")
@@ -51,7 +54,7 @@ def test_a_machine_records_itself_and_the_file_is_a_trace(tmp_path):
     words = ("--out", out, "--every", "1s", "--for", "2s", "--available", "recording")
     done = run("record", *words, "--speed", "3", "--link-capacity", "50M,10M")
     assert done.exit_code == 0, done.output
-    traces = files.read(out)
+    traces = TraceSet.read(out)
     assert list(traces.device_ids) == ["phone"]
     assert traces.known == ("availability", "compute", "downlink", "uplink")
     windows = traces.device("phone").available
@@ -71,9 +74,7 @@ def test_a_recording_that_was_killed_goes_on_and_ends_on_sigterm(tmp_path):
     killed.communicate()
     assert not out.exists()
     ended = started(*words)
-    time.sleep(0.3)
-    while len(list(journal.glob("*.log"))) < 2 and ended.poll() is None:
-        time.sleep(0.05)
+    wait_for_readings(journal, 2)
     ended.send_signal(signal.SIGTERM)
     _, said = ended.communicate(timeout=30)
     assert ended.returncode == 0, said
@@ -81,7 +82,7 @@ def test_a_recording_that_was_killed_goes_on_and_ends_on_sigterm(tmp_path):
     parts, dropped = journals.read(journal)
     assert [part.about.run for part in parts] == [0, 1]
     assert dropped == {}
-    assert files.read(out).known == ("availability", "compute")
+    assert TraceSet.read(out).known == ("availability", "compute")
 
 
 def test_a_journal_can_be_finished_without_recording_more(tmp_path):
@@ -91,14 +92,14 @@ def test_a_journal_can_be_finished_without_recording_more(tmp_path):
     out.unlink()
     done = run("record", *words, "--finish", "--link-capacity", "8k,4k")
     assert done.exit_code == 0, done.output
-    assert files.read(out).uplink.value_at([0], 0.5) == 4000
+    assert TraceSet.read(out).uplink.value_at([0], 0.5) == 4000
     second = tmp_path / "tablet.parquet"
     assert run("record", "--out", second, *words[2:], "--for", "1s").exit_code == 0
     fleet = tmp_path / "fleet.parquet"
     assert run("merge", out, second, "--out", fleet).exit_code == 2
     done = run("merge", out, second, "--out", fleet, "--only", "availability,compute")
     assert done.exit_code == 0, done.output
-    assert list(files.read(fleet).device_ids) == ["phone", "tablet"]
+    assert list(TraceSet.read(fleet).device_ids) == ["phone", "tablet"]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_what_cannot_be_recorded_is_one_sentence_and_nothing_is_written(tmp_path
     assert said in done.output
     assert done.output.count("\n") == 1
     assert not (tmp_path / "phone.parquet").exists()
-    assert not list(tmp_path.glob("*.journal/*.log"))
+    assert not list(tmp_path.glob("*.journal/*.sqlite*"))
 
 
 def test_a_machine_without_battery_refuses_the_rule_of_charging_at_once(tmp_path, monkeypatch):

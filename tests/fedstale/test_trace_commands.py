@@ -13,12 +13,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedstale import trace_spec
 from fedstale.cli.traces import app
 from fedstale.errors import TraceError
 from fedstale.traces import TraceSet
-from fedstale.traces.io import parquet as files
-from fedstale.traces.synthetic.generate import synthesise
 
 PROGRAM = "from fedstale.cli.traces import app; app()"
 
@@ -85,8 +82,8 @@ def test_describe_shows_what_a_reader_repaired(sources):
 def test_converted_recordings_are_the_same_traces(sources):
     out = sources / "phones.parquet"
     assert run("convert", sources / "phones.json", out).exit_code == 0
-    back = trace_spec.load(str(out), seed=0)
-    original = trace_spec.load(str(sources / "phones.json"), seed=0)
+    back = TraceSet.load(str(out), seed=0)
+    original = TraceSet.load(str(sources / "phones.json"), seed=0)
     assert list(back.device_ids) == list(original.device_ids)
     np.testing.assert_array_equal(back.availability.starts, original.availability.starts)
 
@@ -97,7 +94,7 @@ def test_composed_devices_are_written_whole_and_reproducibly(sources):
         result = run(*words, sources / name)
         assert result.exit_code == 0, result.output
     assert (sources / "one.parquet").read_bytes() == (sources / "two.parquet").read_bytes()
-    traces = files.read(sources / "one.parquet")
+    traces = TraceSet.read(sources / "one.parquet")
     assert traces.n_devices == 30
     traces.require("availability", "compute", "downlink", "uplink")
 
@@ -105,8 +102,8 @@ def test_composed_devices_are_written_whole_and_reproducibly(sources):
 def test_synthesised_devices_are_those_of_the_library(tmp_path):
     out = tmp_path / "d.parquet"
     assert run("synthesise", "--n", 40, "--days", 2, "--seed", 3, "--out", out).exit_code == 0
-    wanted = synthesise(40, 2, 3)
-    back = files.read(out)
+    wanted = TraceSet.synthetic(40, days=2, seed=3)
+    back = TraceSet.read(out)
     np.testing.assert_array_equal(back.availability.starts, wanted.availability.starts)
     np.testing.assert_array_equal(back.compute.scales, wanted.compute.scales)
 
@@ -118,7 +115,7 @@ def test_a_fitted_population_can_be_generated_from(sources):
     made = sources / "d.parquet"
     words = ("synthesise", "--n", 10, "--parameters", out, "--out", made)
     assert run(*words).exit_code == 0
-    assert files.read(made).n_devices == 10
+    assert TraceSet.read(made).n_devices == 10
     text = out.read_text()
     assert 'name = "phones.json"' in text
     assert str(sources) not in text
@@ -156,7 +153,7 @@ def test_a_file_is_not_replaced_unless_asked(tmp_path):
     assert (result.exit_code, out.read_text()) == (2, "precious")
     assert "--overwrite" in result.stderr
     assert run("synthesise", "--n", 2, "--out", out, "--overwrite").exit_code == 0
-    assert files.read(out).n_devices == 2
+    assert TraceSet.read(out).n_devices == 2
 
 
 def test_a_missing_uplink_is_named_and_nothing_is_written(sources):
@@ -204,7 +201,7 @@ def test_help_is_quick_and_loads_nothing_heavy():
 
 
 def test_describe_works_in_a_process_of_its_own(tmp_path):
-    files.write(TraceSet.ideal(3), tmp_path / "t.parquet")
+    TraceSet.ideal(3).write(tmp_path / "t.parquet")
     command = [sys.executable, "-c", PROGRAM, "describe", "t.parquet", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert json.loads(done.stdout)["n_devices"] == 3
@@ -221,4 +218,4 @@ def test_a_broken_file_ends_a_process_with_code_2_and_one_sentence(tmp_path):
 
 def test_a_word_that_means_no_traces_is_named():
     with pytest.raises(TraceError, match="traces = 'synthetic:': expected synthetic:N"):
-        trace_spec.load("synthetic:", seed=0)
+        TraceSet.load("synthetic:", seed=0)

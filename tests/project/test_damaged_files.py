@@ -40,8 +40,6 @@ from fedstale.simulation.flower_app import BUILT_IN, FlowerApp
 from fedstale.simulation.jobs import COLUMNS, table
 from fedstale.strategies.server.checkpoint import packed, read_checkpoint
 from fedstale.traces import TraceSet, forecast
-from fedstale.traces.io import parquet as files
-from fedstale.traces.sources import read as read_source
 from fedstale.traces.synthetic import population
 
 SLOWEST_S = 5.0
@@ -118,7 +116,7 @@ def data(name, content):
 
 
 def source(kind, name, content):
-    return Reader(data(name, content), lambda folder: read_source(folder / name, kind))
+    return Reader(data(name, content), lambda folder: TraceSet.read(folder / name, kind))
 
 
 PHONES = [{"Model": f"phone {i}", "CPU_F_AI_Score": str(5 + i)} for i in range(5)]
@@ -155,8 +153,8 @@ EMBEDDED = Path(population.__file__).with_name("synthetic.toml").read_text("utf-
 
 READERS = {
     "traces": Reader(
-        lambda folder: files.write(constant(), folder / "t.parquet"),
-        lambda folder: files.read(folder / "t.parquet"),
+        lambda folder: constant().write(folder / "t.parquet"),
+        lambda folder: TraceSet.read(folder / "t.parquet"),
     ),
     "flash": source("flash", "x", json.dumps({"a": [[1, 2], [5, 9]], "b": [[3, 4]]}).encode()),
     "flash, gzipped": source("flash", "x", gzip.compress(json.dumps({"a": [[1, 2]]}).encode())),
@@ -165,9 +163,9 @@ READERS = {
     "mahimahi": source("mahimahi", "x.up", b"1\n5\n9\n1000\n2000\n"),
     "fedscale behaviour": source("fedscale_behaviour", "x", pickle.dumps(SLEEPERS)),
     "fedscale capacity": source("fedscale_capacity", "x", pickle.dumps(CLIENTS)),
-    "planetlab, zip": Reader(write_zip, lambda f: read_source(f / "x.zip", "planetlab")),
-    "planetlab, tar": Reader(write_tar, lambda f: read_source(f / "x.tar.gz", "planetlab")),
-    "any source": Reader(data("x", pickle.dumps(CLIENTS)), lambda f: read_source(f / "x")),
+    "planetlab, zip": Reader(write_zip, lambda f: TraceSet.read(f / "x.zip", "planetlab")),
+    "planetlab, tar": Reader(write_tar, lambda f: TraceSet.read(f / "x.tar.gz", "planetlab")),
+    "any source": Reader(data("x", pickle.dumps(CLIENTS)), lambda f: TraceSet.read(f / "x")),
     "population": Reader(text("p.toml", EMBEDDED), lambda f: population.load(f / "p.toml")),
     "forecaster": Reader(write_forecaster, forecast.Forecaster.load),
     "agent": Reader(write_agent, export.load),

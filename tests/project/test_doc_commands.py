@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedstale.cli.main import app
-from fedstale.traces.io import parquet as files
-from fedstale.traces.synthetic.generate import synthesise
+from fedstale.traces import TraceSet
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT.parent / "shared" / "traces"
@@ -78,10 +77,10 @@ def place(tmp_path, monkeypatch):
     """Go to a folder that has the app and the traces of the pages."""
     monkeypatch.chdir(tmp_path)
     called("new", "my_app")
-    phones = synthesise(60, 3, seed=0)
-    files.write(phones, Path("phones.parquet"))
+    phones = TraceSet.synthetic(60, days=3, seed=0)
+    phones.write(Path("phones.parquet"))
     for i, name in enumerate(("boxes", "phone", "tablet")):
-        files.write(phones.take([i]), Path(f"{name}.parquet"))
+        phones.take([i]).write(Path(f"{name}.parquet"))
     Path("waiting.toml").write_text(PLAN, encoding="utf-8")
     for recording in RECORDINGS.iterdir() if RECORDINGS.is_dir() else ():
         Path(recording.name).symlink_to(recording)

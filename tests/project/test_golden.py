@@ -47,7 +47,6 @@ from fedstale.config import SimulationConfig
 from fedstale.simulation.run import simulate
 from fedstale.strategies import aliases
 from fedstale.strategies.server.runtime import Callback
-from fedstale.trace_spec import load
 from fedstale.traces import Availability, Series, TraceSet
 
 GOLDEN = Path(__file__).with_name("golden.toml")
@@ -359,7 +358,7 @@ def traces_of(spec):
     nothing at all.
     """
     if not spec.startswith("patchy:"):
-        return load(spec, seed=0)
+        return TraceSet.load(spec, seed=0)
     n = int(spec.removeprefix("patchy:"))
     windows = []
     for i in range(n):

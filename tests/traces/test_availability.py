@@ -171,12 +171,12 @@ def test_windows_that_mean_nothing_are_refused_with_their_row(windows):
 
 
 @pytest.mark.parametrize("length", [0.0, -1.0, np.nan, inf])
-def test_a_record_without_a_finite_length_is_refused(length):
+def test_a_record_without_a_finite_length_is_rejected(length):
     with pytest.raises(TraceError, match="finite length > 0 s"):
         Availability.of([np.empty((0, 2))], length)
 
 
-def test_no_devices_at_all_are_refused():
+def test_no_devices_at_all_are_rejected():
     with pytest.raises(TraceError, match="at least one device"):
         Availability.of([], 1.0)
 
@@ -190,6 +190,6 @@ def test_a_million_devices_that_share_rows_take_a_dozen_bytes_each():
 
 
 @pytest.mark.parametrize("row", [[1.0, 2.0, 3.0, 4.0], [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
-def test_windows_that_are_no_pairs_are_refused(row):
+def test_windows_that_are_no_pairs_are_rejected(row):
     with pytest.raises(TraceError, match="pairs"):
         Availability.of([row], 10.0)

@@ -10,7 +10,6 @@ import pytest
 
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Job, Series, TraceSet
-from fedstale.traces.compose import compose
 from fedstale.traces.trace_set import numbered
 
 SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces"
@@ -50,7 +49,7 @@ def links(*, uplink: bool = True) -> TraceSet:
 
 def made(n: int = 8, seed: int = 0, **changes: object) -> TraceSet:
     parts = {"availability": phones(), "compute": models(), "background": hosts()}
-    return compose(**(parts | {"network": links()} | changes), n=n, seed=seed)  # type: ignore[arg-type]
+    return TraceSet.compose(**parts | {"network": links()} | changes, n=n, seed=seed)  # type: ignore[arg-type]
 
 
 def test_composed_devices_know_everything_a_trip_needs():
@@ -170,13 +169,13 @@ def test_what_is_missing_or_wrong_is_named(changes, expected):
 def test_published_recordings_compose_into_devices_that_report():
     if not SHARED.is_dir():
         pytest.skip("published recordings are not here")
-    from fedstale.traces.sources import read
+    from fedstale.traces import TraceSet
 
-    traces = compose(
-        availability=read(SHARED / "flash-ready-strict.json"),
-        compute=read(SHARED / "ai-benchmark-devices.json"),
-        background=read(SHARED / "planetlab-cpu.tar.gz"),
-        network=read(SHARED / "mahimahi"),
+    traces = TraceSet.compose(
+        availability=TraceSet.read(SHARED / "flash-ready-strict.json"),
+        compute=TraceSet.read(SHARED / "ai-benchmark-devices.json"),
+        background=TraceSet.read(SHARED / "planetlab-cpu.tar.gz"),
+        network=TraceSet.read(SHARED / "mahimahi"),
         n=5000,
         seed=0,
     )

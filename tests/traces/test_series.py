@@ -84,12 +84,12 @@ def test_nothing_is_accumulated_from_the_end_of_between_on():
 
 
 @pytest.mark.parametrize("rate", [np.nan, -1.0, np.inf])
-def test_a_rate_that_is_no_rate_is_refused(rate):
+def test_a_rate_that_is_no_rate_is_rejected(rate):
     with pytest.raises(TraceError, match="expected a finite number >= 0"):
         Series.regular([[1.0, rate]], step_s=1.0)
 
 
-def test_rows_that_mean_nothing_are_refused():
+def test_rows_that_mean_nothing_are_rejected():
     with pytest.raises(TraceError, match="empty"):
         Series.regular([[]], step_s=1.0)
     with pytest.raises(TraceError, match="strictly increasing"):
@@ -111,7 +111,7 @@ def test_rows_of_different_lengths_repeat_each_after_its_own():
 
 
 @pytest.mark.parametrize("factor", [np.nan, -1.0, np.inf])
-def test_a_factor_that_is_no_factor_is_refused(factor):
+def test_a_factor_that_is_no_factor_is_rejected(factor):
     with pytest.raises(TraceError, match=r"factor .*: expected a finite number >= 0"):
         Series.constant([1.0]).scaled([factor])
 

@@ -1,4 +1,4 @@
-"""Trace sets: splits that stay honest, devices by name, and what is refused."""
+"""Trace sets: splits that stay honest, devices by name, and what is rejected."""
 
 import json
 from dataclasses import replace
@@ -74,7 +74,7 @@ def test_a_split_depends_on_its_seed_alone():
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 1.5])
-def test_a_split_that_leaves_a_part_empty_is_refused(five, fraction):
+def test_a_split_that_leaves_a_part_empty_is_rejected(five, fraction):
     with pytest.raises(TraceError, match=f"fraction = {fraction}: expected both parts of 5"):
         five.split(fraction, seed=0)
 
@@ -103,7 +103,7 @@ def test_between_does_not_invent_an_epoch():
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1.0, 5.0), (5.0, 5.0), (6.0, 5.0), (np.nan, 5.0)])
-def test_an_interval_that_is_none_is_refused(five, start, end):
+def test_an_interval_that_is_none_is_rejected(five, start, end):
     with pytest.raises(TraceError, match="expected 0 <= start < end"):
         five.between(start, end)
 
@@ -117,7 +117,7 @@ def test_records_stop_or_repeat_as_told(five):
     assert again.availability.is_available(range(5), 29.0).all()
 
 
-def test_a_word_that_is_no_rule_for_the_end_is_refused(five):
+def test_a_word_that_is_no_rule_for_the_end_is_rejected(five):
     with pytest.raises(TraceError, match="'loop': expected 'repeat' or 'stop'"):
         five.with_after_end("loop")
 
@@ -177,7 +177,7 @@ def test_a_channel_that_only_some_devices_know_is_refused_by_name():
         TraceSet.from_devices([_alone("a", compute=rate), _alone("b")])
 
 
-def test_windows_without_the_length_of_their_record_are_refused():
+def test_windows_without_the_length_of_their_record_are_rejected():
     with pytest.raises(TraceError, match="available_length_s is missing"):
         TraceSet.from_devices([_alone("a", available=np.array([[0.0, 1.0]]))])
 
@@ -189,19 +189,19 @@ def test_devices_that_stop_at_their_end_can_be_built():
     assert stopped.compute.value_at([0, 0], [4.9, 5.0]).tolist() == [4.0, 0.0]
 
 
-def test_two_devices_of_one_name_are_refused():
+def test_two_devices_of_one_name_are_rejected():
     with pytest.raises(TraceError, match="device 'a' occurs twice"):
         TraceSet(device_ids=pd.Index(["a", "b", "a"], dtype="str"))
 
 
 @pytest.mark.parametrize("name", CHANNELS)
-def test_a_channel_for_another_number_of_devices_is_refused(name):
+def test_a_channel_for_another_number_of_devices_is_rejected(name):
     channel = Availability.always(3) if name == "availability" else Series.constant(np.ones(3))
     with pytest.raises(TraceError, match=f"{name} has 3 devices: expected 2"):
         TraceSet(device_ids=numbered("d", 2), **{name: channel})
 
 
-def test_a_set_without_devices_is_refused():
+def test_a_set_without_devices_is_rejected():
     with pytest.raises(TraceError, match="at least one device"):
         TraceSet.ideal(0)
 
@@ -228,3 +228,35 @@ def test_a_hundred_thousand_devices_that_share_rows_are_small():
     day = Series.regular(np.ones((100, 24 * 7)), step_s=3600.0)
     many = TraceSet(device_ids=numbered("d", 100_000), downlink=day.take(np.arange(100_000) % 100))
     assert many.nbytes / 100_000 < 40
+
+
+def test_a_channel_that_must_be_known_is_returned_or_named():
+    traces = TraceSet.ideal(2)
+    assert traces.channel("availability") is traces.availability
+    assert traces.channel("uplink") is traces.uplink
+    bare = replace(traces, uplink=None, compute=None)
+    with pytest.raises(TraceError, match="know availability, downlink but not uplink: compose"):
+        bare.channel("uplink")
+
+
+def test_a_word_means_generated_devices_or_a_file(tmp_path):
+    assert TraceSet.is_synthetic("synthetic:5")
+    assert not TraceSet.is_synthetic("synthetic.parquet")
+    made = TraceSet.load("synthetic:5", seed=3)
+    same = TraceSet.synthetic(5, days=7, seed=3)
+    assert made.availability.starts.tobytes() == same.availability.starts.tobytes()
+    made.write(tmp_path / "t.parquet")
+    assert list(TraceSet.load(str(tmp_path / "t.parquet"), seed=0).device_ids) == list(
+        made.device_ids
+    )
+
+
+@pytest.mark.parametrize("spec", ["synthetic:", "synthetic:0", "synthetic:x", "synthetic:1e3"])
+def test_a_count_that_cannot_be_is_one_sentence(spec):
+    with pytest.raises(TraceError, match="expected synthetic:N, such as synthetic:100"):
+        TraceSet.load(spec, seed=0)
+
+
+def test_a_file_that_is_missing_is_one_sentence(tmp_path):
+    with pytest.raises(TraceError, match="no such file or folder; expected one, or synthetic:N"):
+        TraceSet.load(str(tmp_path / "none.parquet"), seed=0)

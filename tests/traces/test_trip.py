@@ -453,18 +453,18 @@ def test_each_ending_has_its_words():
 
 @pytest.mark.parametrize("field", list(JOB))
 @pytest.mark.parametrize("wrong", [np.nan, -1.0, np.inf])
-def test_a_job_that_asks_for_no_amount_is_refused(field, wrong):
+def test_a_job_that_asks_for_no_amount_is_rejected(field, wrong):
     with pytest.raises(TraceError, match=rf"job\.{field} = .*: expected finite numbers >= 0"):
         Job(**(JOB | {field: wrong}))
 
 
 @pytest.mark.parametrize("ttl_s", [0.0, -1.0, np.nan])
-def test_a_message_that_lives_no_time_is_refused(ttl_s):
+def test_a_message_that_lives_no_time_is_rejected(ttl_s):
     with pytest.raises(TraceError, match=r"job\.ttl_s = .*: expected seconds > 0"):
         Job(**JOB, ttl_s=ttl_s)
 
 
-def test_a_word_that_is_no_rule_for_interruptions_is_refused():
+def test_a_word_that_is_no_rule_for_interruptions_is_rejected():
     with pytest.raises(TraceError, match="'resume': expected 'abort' or 'pause'"):
         Job(**JOB, on_interrupt="resume")
 
@@ -476,12 +476,12 @@ def test_a_device_that_does_not_exist_is_named(device):
 
 
 @pytest.mark.parametrize("sent_at", [np.nan, -1.0, np.inf])
-def test_an_instant_that_is_no_instant_is_refused(sent_at):
+def test_an_instant_that_is_no_instant_is_rejected(sent_at):
     with pytest.raises(TraceError, match="sent_at"):
         plain().trips([0], sent_at, Job(**JOB))
 
 
-def test_a_device_that_is_free_at_no_number_is_refused():
+def test_a_device_that_is_free_at_no_number_is_rejected():
     with pytest.raises(TraceError, match="free_at"):
         plain().trips([0], 0.0, Job(**JOB), np.nan)
 

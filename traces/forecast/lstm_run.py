@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedstale.errors import ResumeError
 from fedstale.traces.forecast.lstm import HIDDEN, SHAPES, STAYS
+from fedstale.traces.io.atomic import replacing
 
 DECAY = 0.05
 """Decoupled weight decay."""
@@ -90,9 +91,8 @@ class TrainingRun:
             "best_loss": self.best_loss,
             "best_epoch": self.best_epoch,
         }
-        beside = folder / "training.safetensors.new"
-        safetensors.numpy.save_file(arrays, beside, metadata={"counts": json.dumps(counts)})
-        beside.replace(folder / "training.safetensors")
+        with replacing(folder / "training.safetensors") as file:
+            file.write(safetensors.numpy.save(arrays, metadata={"counts": json.dumps(counts)}))
 
     def resume(self, folder: Path) -> None:
         """Take over the state in a folder, if there is one.

@@ -23,7 +23,7 @@ class Shared(Generic[T]):
     """A value whose arrays are in a file; made by `share`, and sent to other processes."""
 
     path: Path
-    """The file; whoever made it removes it."""
+    """The file; the process that made it removes it."""
     places: tuple[tuple[int, int], ...]
     """Where each array begins and ends, in bytes."""
     rest: bytes

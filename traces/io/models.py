@@ -1,7 +1,7 @@
 """Trained models on disk: arrays in safetensors, everything a person would ask in TOML beside them.
 
 Nothing in the two files can run code. The TOML names the version of the files, the checksum of the
-arrays and where they came from. Files of another version, altered or cut short, are refused in one
+arrays and where they came from. Files of another version, altered or cut short, are rejected in one
 sentence.
 """
 
@@ -19,6 +19,7 @@ import safetensors.numpy
 import tomli_w
 
 from fedstale.errors import FedstaleError
+from fedstale.traces.io.atomic import replacing
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -65,9 +66,8 @@ class ModelFiles:
         folder.mkdir(parents=True, exist_ok=True)
         text = tomli_w.dumps(head | dict(about)).encode()
         for name, content in ((self.safetensors, data), (self.toml, text)):
-            beside = folder / f"{name}.new"
-            beside.write_bytes(content)
-            beside.replace(folder / name)
+            with replacing(folder / name) as file:
+                file.write(content)
 
     def describe(self, folder: str | Path) -> dict[str, Any]:
         """Return the description.

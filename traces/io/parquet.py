@@ -4,22 +4,13 @@ The table is long: one Parquet row for each device and one for each recorded row
 apart by the column `record`. Rows that many devices share are written once. Everything else (the
 format's version, the epoch, the repairs) is JSON in the metadata of the schema; docs/formats.md has
 each column. Both directions work on row groups of flat arrays, so a million devices make no Python
-object each. A file is written under another name and renamed when it is whole.
+object each.
 
-Columns of the native trace file, and the name and version in its metadata.
-
-How a `TraceSet` becomes the row groups of a native file; `files` opens and closes it.
-
-A row group holds rows of one kind, taken from flat arrays as they are.
-
-How the row groups of a native file become a `TraceSet`; `files` opens and closes it.
-
-Files are an edge: whatever one says is checked before it is believed.
+Writing takes row groups of one kind from the flat arrays as they are. Files are an edge: whatever
+one says is checked before it is believed.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,9 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, offsets_of
+from fedstale.traces.arrays import Array, Index, offsets_of, ranges
 from fedstale.traces.availability import Availability
-from fedstale.traces.segments import pack
+from fedstale.traces.io.atomic import replacing
 from fedstale.traces.series import Series
 from fedstale.traces.trace_set import CHANNELS, TraceSet
 
@@ -134,7 +125,7 @@ def _device_groups(
 def _window_groups(channel: Availability, rows: Index) -> Iterator[dict[str, pa.Array]]:
     counts = np.diff(channel.offsets)[rows]
     for part in _groups(counts):
-        windows = _runs(channel.offsets[rows[part]], counts[part])
+        windows = ranges(channel.offsets[rows[part]], counts[part])
         yield {
             "length_s": pa.array(channel.lengths[rows[part]]),
             "starts_s": _lists(channel.starts[windows], counts[part]),
@@ -146,7 +137,7 @@ def _segment_groups(channel: Series, rows: Index) -> Iterator[dict[str, pa.Array
     stored = channel.stored
     blocks = np.diff(stored.first_block)[rows]
     for part in _groups(blocks * stored.values.shape[1]):
-        block = _runs(stored.first_block[rows[part]], blocks[part])
+        block = ranges(stored.first_block[rows[part]], blocks[part])
         owner = np.repeat(np.arange(blocks[part].size), blocks[part])
         lengths = channel.lengths[rows[part]]
         if stored.starts is None:
@@ -180,11 +171,6 @@ def _groups(counts: Index) -> Iterator[slice]:
         last = min(max(last, first + 1), first + _DEVICES_A_GROUP)
         yield slice(first, last)
         first = last
-
-
-def _runs(first: Index, counts: Index) -> Index:
-    """Return first, first + 1, ... for each run, one after the other."""
-    return np.arange(int(counts.sum())) + np.repeat(first - offsets_of(counts)[:-1], counts)
 
 
 def _lists(flat: npt.NDArray[np.floating], counts: Index) -> pa.Array:
@@ -275,13 +261,30 @@ def _channel(
 ) -> Availability | Series:
     stored, devices, said = whole[name], whole["device"], about["channels"][name]
     lengths = _floats(stored, "length_s", path)
-    channel: Availability | Series
-    if name == "availability":
-        starts, counts = _flat(stored, "starts_s", path)
-        ends, _ = _flat(stored, "ends_s", path)
-        channel = Availability.packed(starts, ends, counts, lengths, repeat=said["repeat"])
-    else:
-        channel = _series(stored, lengths, said, path)
+    try:
+        if name == "availability":
+            starts, counts = _flat(stored, "starts_s")
+            ends, _ = _flat(stored, "ends_s")
+            channel: Availability | Series = Availability.packed(
+                starts, ends, counts, lengths, repeat=said["repeat"]
+            )
+        else:
+            values, counts = _flat(stored, "values")
+            starts, start_counts = None, counts
+            if said["step_s"] is None:
+                starts, start_counts = _flat(stored, "starts_s")
+            if not np.array_equal(start_counts, counts):
+                raise TraceError("starts_s: expected one for each value")
+            channel = Series.packed(
+                values,
+                counts,
+                lengths,
+                starts=starts,
+                step_s=said["step_s"],
+                repeat=said["repeat"],
+            )
+    except TraceError as problem:
+        raise TraceError(f"{path}: {name}: {problem}") from None
     rows = _floats(devices, f"{name}_row", path)
     if not np.all((rows >= 0) & (rows < lengths.size)):
         raise TraceError(f"{path}: {name}_row: expected 0 to {lengths.size - 1}")
@@ -295,34 +298,6 @@ def _channel(
     return replace(channel, **placed)
 
 
-def _series(stored: pa.Table, lengths: Array, said: dict[str, Any], path: Path) -> Series:
-    values, counts = _flat(stored, "values", path)
-    if np.any(counts == 0) or not np.all(np.isfinite(lengths) & (lengths > 0)):
-        raise TraceError(f"{path}: a row of rates is empty or has no length > 0 s")
-    step_s = said["step_s"]
-    if step_s is not None:
-        if not np.array_equal(lengths, counts * float(step_s)):
-            raise TraceError(f"{path}: length_s: expected the number of values times {step_s} s")
-        return Series.of_rows(
-            pack(values, None, float(step_s), counts, lengths), repeat=said["repeat"]
-        )
-    starts, start_counts = _flat(stored, "starts_s", path)
-    first = offsets_of(counts)
-    steps = np.diff(starts, prepend=0.0)
-    steps[first[:-1]] = 1.0
-    if (
-        not np.array_equal(start_counts, counts)
-        or np.any(starts[first[:-1]] != 0)
-        or not np.all(steps > 0)
-        or np.any(lengths <= starts[first[1:] - 1])
-    ):
-        raise TraceError(
-            f"{path}: starts_s: expected, for each value, starts that begin at 0, increase, and "
-            "end before length_s"
-        )
-    return Series.of_rows(pack(values, starts, None, counts, lengths), repeat=said["repeat"])
-
-
 def _floats(table: pa.Table, name: str, path: Path) -> Array:
     column = table[name]
     if column.null_count:
@@ -333,61 +308,29 @@ def _floats(table: pa.Table, name: str, path: Path) -> Array:
     return numbers
 
 
-def _flat(table: pa.Table, name: str, path: Path) -> tuple[Array, Index]:
+def _flat(table: pa.Table, name: str) -> tuple[Array, Index]:
     """Return the elements of a column of lists, one list after the other, and their counts."""
     column = table[name]
     flat, counts = [], []
     for chunk in column.chunks:
         if chunk.null_count or chunk.flatten().null_count:
-            raise TraceError(f"{path}: column {name} has nulls: expected none")
+            raise TraceError(f"column {name} has nulls: expected none")
         flat.append(chunk.flatten().to_numpy())
         counts.append(chunk.value_lengths().to_numpy())
     return np.concatenate(flat), np.concatenate(counts).astype(np.int64)
 
 
-def write(traces: TraceSet, path: str | Path) -> None:
-    """Write a trace set, whole or not at all; recorded rows that no device uses are left out.
-
-    Args:
-        traces: what to write.
-        path: file to make or replace, usually NAME.parquet.
-
-    Raises:
-        TraceError: the file cannot be written.
-    """
-    path = Path(path)
+def write(traces: TraceSet, path: Path) -> None:
+    """Write a trace set; see `TraceSet.write`."""
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    except OSError as problem:
-        raise TraceError(f"{path}: cannot be written ({problem.strerror})") from None
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as out:
+        with replacing(path) as out:
             write_groups(traces, out)
-            out.flush()
-            os.fsync(out.fileno())
-        # mkstemp makes private files; a trace is read by whoever may read its folder.
-        part.chmod(0o644)
-        part.replace(path)
     except OSError as problem:
         raise TraceError(f"{path}: cannot be written ({problem.strerror or problem})") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
-def read(path: str | Path) -> TraceSet:
-    """Return the trace set of a file that `write` made.
-
-    Args:
-        path: the file.
-
-    Returns:
-        A set equal to the one written: the same arrays, so the same answers to the last bit.
-
-    Raises:
-        TraceError: the file is missing, damaged, of another kind or of a later version.
-    """
-    path = Path(path)
+def read(path: Path) -> TraceSet:
+    """Return the trace set of a native file; see `TraceSet.read`."""
     if not path.is_file():
         raise TraceError(f"{path}: no such file")
     try:

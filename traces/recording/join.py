@@ -3,7 +3,7 @@
 Recordings start when their owners start them. They are laid on one time line, either by the
 calendar, which keeps what happened to all at once, or by the hour of the day alone, which lets
 recordings of different weeks overlap. Records repeat: by the hour of the day that fills the time
-before a recording began too; by the calendar a device is not there until then.
+before a recording began too; by the calendar a device is not online until then.
 """
 
 from collections import Counter
@@ -17,7 +17,6 @@ import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array
-from fedstale.traces.io import parquet as files
 from fedstale.traces.series import Series
 from fedstale.traces.trace_set import CHANNELS, DeviceTrace, TraceSet
 
@@ -45,7 +44,7 @@ def merge(
         raise TraceError(f"align = {align!r}: expected 'time-of-day' or 'calendar'")
     if not paths:
         raise TraceError("no recordings to merge: expected at least one file")
-    sets = {str(path): files.read(path) for path in paths}
+    sets = {str(path): TraceSet.read(path, "native") for path in paths}
     if len(sets) < len(paths):
         raise TraceError("a file is given twice: expected distinct recordings")
     channels = _channels(sets, only)
@@ -83,13 +82,12 @@ def merge(
 
 
 def _in_place(fleet: TraceSet, lead_s: Array, align: Align) -> dict[str, Any]:
-    there = fleet.availability
-    assert there is not None
+    online = fleet.channel("availability")
     placed: dict[str, Any] = {
         name: _begun_later(getattr(fleet, name), lead_s) for name in fleet.known[1:]
     }
     if align == "time-of-day":
-        placed["availability"] = there.shifted(np.mod(-lead_s, there.lengths[there.rows]))
+        placed["availability"] = online.shifted(np.mod(-lead_s, online.lengths[online.rows]))
     return placed
 
 
@@ -136,7 +134,7 @@ def _check_alike(sets: Mapping[str, TraceSet], channels: Sequence[str]) -> None:
 
 
 def _placed(device: DeviceTrace, absent_s: float, channels: Sequence[str]) -> DeviceTrace:
-    """Return a device that is not there at first, with the channels that are kept."""
+    """Return a device that is not online at first, with the channels that are kept."""
     assert device.available is not None
     assert device.available_length_s is not None
     left_out: dict[str, Any] = {name: None for name in CHANNELS[1:] if name not in channels}

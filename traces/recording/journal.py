@@ -1,37 +1,29 @@
-"""Writes a journal of readings: synced one by one, bounded in size, continued after any death.
+"""The journal of a recording device: readings in SQLite, each on the disk before the next is made.
 
-See `journal` for what is on the disk. Deliberately absent: buffering, which would lose more than
-the reading being written.
-
-A crash-safe, bounded journal of readings: what is on the disk of a device that may die any time.
-
-The journal is a folder with one file for each hour. A file starts with a framed JSON header and
-goes on with frames of one size, each a length, a CRC-32 and one reading, synced to the disk one by
-one. So `kill -9` loses at most the reading being written, damage costs the frames it hit, and a
-full journal drops its oldest file. Every start opens a new file, which makes a file belong to one
-run of the recorder and to one steady clock.
+A journal is a folder with one database, in write-ahead logging with a full sync for each reading,
+so `kill -9` and power cuts lose at most the reading being written. One table holds the runs, which
+are starts of the recorder with a steady clock of their own, the other the readings. Rows are only
+added, and dropped from the oldest on when the journal is full. Each row carries a checksum: damage
+to a page of readings costs the rows that it hit and never changes another; damage to the pages that
+say where the others are (the first four, and those of an index) costs what they lead to. A recorder
+that finds its database damaged leaves it as it is, begins another in the folder, and both are read.
 """
 
-import contextlib
-import errno
 import json
 import math
-import os
-import struct
+import sqlite3
 import zlib
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from io import FileIO
+from itertools import groupby
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import ResumeError, TraceError
 from fedstale.traces.recording.monitor import Reading
-
-FORMAT, VERSION = "fedstale-journal", 1
 
 RECORD = np.dtype(
     [
@@ -47,14 +39,29 @@ RECORD = np.dtype(
 )
 """One reading on disk; charging and online are 1, 0 or NaN."""
 
-_FRAME = struct.Struct("<II")
-FRAME_BYTES = _FRAME.size + RECORD.itemsize
-_LENGTH_OF_RECORD = RECORD.itemsize.to_bytes(4, "little")
+VERSION = 1
+"""Of the tables; it grows when an old reader would misread new ones."""
+HOUR_S = 3600.0
+_TABLES = """
+CREATE TABLE IF NOT EXISTS runs (id INTEGER PRIMARY KEY, run INT, content BLOB, checksum INT);
+CREATE TABLE IF NOT EXISTS readings (id INTEGER PRIMARY KEY, run INT, content BLOB, checksum INT);
+"""
+_ROW_BYTES = 64
+"""Space of one reading, with its share of a page."""
+_PAGE_BYTES = 4096
+_LOG_PAGES = 32
+"""Pages that the write-ahead log grows to before they are copied to the database."""
+_SPARE_BYTES = 64 * _PAGE_BYTES
+"""Space of the log, of the table of runs and of pages that are half full."""
+_DROPPED_AT_ONCE = 64
+
+_Row: TypeAlias = tuple[int, int, bytes]
+"""Id, run and content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What holds for every reading of one journal file."""
+    """What holds for every reading of one start of the recorder."""
 
     device_id: str
     """Name of the device."""
@@ -68,10 +75,10 @@ class Run:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class JournalPart:
-    """The readings of one file, in the order of reading."""
+    """The readings of one run, in the order of reading."""
 
     about: Run
-    """The header of the file."""
+    """The run."""
     readings: npt.NDArray[np.void]
     """Of dtype `RECORD`; shape (n,)."""
 
@@ -83,79 +90,43 @@ def read(folder: Path) -> tuple[list[JournalPart], dict[str, int]]:
         folder: the journal.
 
     Returns:
-        The readable files in the order of writing, and the number of drops by kind.
+        The readable runs in the order of writing, and the number of drops by kind.
 
     Raises:
-        TraceError: there is no journal, or nothing in it can be read.
+        TraceError: there is no journal, nothing in it can be read, or it is being written to.
     """
     if not folder.is_dir():
         raise TraceError(f"{folder}: no such journal; expected the folder that a recording left")
-    parts, dropped = [], {"dropped: damaged reading": 0, "dropped: file without a header": 0}
+    parts: list[JournalPart] = []
+    dropped = {"dropped: damaged reading": 0, "dropped: damaged file": 0}
     for path in files_of(folder):
-        content = path.read_bytes()
-        about, start = header(content)
-        if about is None:
-            dropped["dropped: file without a header"] += 1
+        try:
+            with closing(_connected(path)) as database:
+                runs = _runs(database)
+                rows, lost = _rows(database, "readings")
+        except sqlite3.Error as problem:
+            if _is_busy(problem):
+                raise TraceError(
+                    f"{folder}: a recorder is writing to it; end that one first"
+                ) from None
+            dropped["dropped: damaged file"] += 1
             continue
-        readings, damaged = _readings(content[start:])
-        dropped["dropped: damaged reading"] += damaged
-        if readings.size:
-            parts.append(JournalPart(about=about, readings=readings))
+        for number, group in groupby(rows, key=lambda row: row[1]):
+            contents = [content for _, _, content in group if len(content) == RECORD.itemsize]
+            if number in runs:
+                readings = np.frombuffer(b"".join(contents), dtype=RECORD)
+                parts.append(JournalPart(about=runs[number], readings=readings))
+            else:
+                lost += len(contents)
+        dropped["dropped: damaged reading"] += lost
     if not parts:
         raise TraceError(f"{folder}: no readable reading in this journal; record again")
     return parts, {kind: count for kind, count in dropped.items() if count}
 
 
-def _readings(content: bytes) -> tuple[npt.NDArray[np.void], int]:
-    """Return the readings of frames, and how many were damaged; the next whole frame is found."""
-    good, at, skipped = [], 0, 0
-    while at < len(content):
-        payload, _ = _unframed(content[at : at + FRAME_BYTES])
-        if payload is not None and len(payload) == RECORD.itemsize:
-            good.append(payload)
-            at += FRAME_BYTES
-        else:
-            found = content.find(_LENGTH_OF_RECORD, at + 1)
-            after = found if found >= 0 else len(content)
-            skipped += after - at
-            at = after
-    return np.frombuffer(b"".join(good), dtype=RECORD), -(-skipped // FRAME_BYTES)
-
-
-def header(content: bytes) -> tuple[Run | None, int]:
-    """Return the header that a file starts with, None if unreadable, and where its frame ends."""
-    payload, end = _unframed(content)
-    try:
-        about: dict[str, Any] = json.loads(payload or b"")
-        if about.pop("format") != FORMAT or about.pop("version") != VERSION:
-            return None, 0
-        return Run(**about), end
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None, 0
-
-
-def framed(payload: bytes) -> bytes:
-    """Return a payload with its length and its CRC-32 before it."""
-    return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
-
-
-def _unframed(content: bytes) -> tuple[bytes | None, int]:
-    if len(content) < _FRAME.size:
-        return None, 0
-    length, checksum = _FRAME.unpack_from(content)
-    end = _FRAME.size + length
-    payload = content[_FRAME.size : end]
-    whole = len(payload) == length and zlib.crc32(payload) == checksum
-    return (payload if whole else None), end
-
-
 def files_of(folder: Path) -> list[Path]:
-    """Return the files of a journal in the order of writing."""
-    return sorted(path for path in folder.glob("*.log") if path.stem.isdecimal())
-
-
-HOUR_S = 3600.0
-_HEADER_LIMIT = 4096
+    """Return the databases of a journal in the order of writing."""
+    return sorted(path for path in folder.glob("*.sqlite") if path.stem.isdecimal())
 
 
 class Journal:
@@ -172,47 +143,35 @@ class Journal:
     """
 
     def __init__(self, folder: Path, about: Run, *, max_bytes: int) -> None:
-        self._per_file = math.ceil(HOUR_S / about.interval_s) + 1
-        least = 2 * (self._per_file * FRAME_BYTES + _HEADER_LIMIT)
+        least = _SPARE_BYTES + math.ceil(2 * HOUR_S / about.interval_s) * _ROW_BYTES
         if max_bytes < least:
             raise TraceError(
                 f"max_bytes = {max_bytes}: expected at least {least}, which is two hours of "
                 f"readings every {about.interval_s:g} s"
             )
-        self._folder, self._max_bytes = folder, max_bytes
-        self._file: FileIO | None = None
-        self._hour, self._count = 0.0, 0
+        self._folder, self._written = folder, False
         try:
             folder.mkdir(exist_ok=True)
-            self._lock = _locked(folder)
-        except OSError as problem:
-            raise TraceError(f"{folder}: cannot be written ({problem.strerror})") from None
-        try:
-            self._about = self._continued(about)
-        except BaseException:
-            self._lock.close()
-            raise
-
-    def _continued(self, about: Run) -> Run:
-        self._sizes = {path: path.stat().st_size for path in files_of(self._folder)}
-        earlier = [run for run in (header(path.read_bytes())[0] for path in self._sizes) if run]
-        for run in earlier:
-            if run.device_id != about.device_id:
-                raise ResumeError(
-                    f"{self._folder}: a journal of device {run.device_id!r}, not of "
-                    f"{about.device_id!r}: record that device, or to another file"
-                )
-        return replace(about, run=1 + max((run.run for run in earlier), default=-1))
+            self._about = replace(about, run=_next_run(folder, about.device_id))
+            self._database, older = _opened(folder)
+            left = max_bytes - _SPARE_BYTES
+            for file in (file for path in older for file in _with_log(path)):
+                size = file.stat().st_size
+                if left - size < least - _SPARE_BYTES:
+                    file.unlink()
+                else:
+                    left -= size
+            self._most_pages = left // _PAGE_BYTES
+            (self._last,) = self._database.execute(
+                "SELECT ifnull(max(id), 0) FROM readings"
+            ).fetchone()
+        except (OSError, sqlite3.Error) as problem:
+            raise self._failed(problem) from None
 
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         self.close()
 
     def append(self, reading: Reading, steady: float) -> None:
@@ -220,99 +179,156 @@ class Journal:
 
         Args:
             reading: what the device read of itself.
-            steady: s of a clock that nobody sets, of the same moment.
+            steady: s of a clock that cannot be set, of the same moment.
 
         Raises:
             TraceError: the disk is full or gone; what was appended before stays readable.
         """
-        frame = framed(_packed(reading, steady))
+        values = (
+            steady,
+            *(getattr(reading, name) for name in RECORD.fields or () if name != "steady"),
+        )
         try:
-            hour = math.floor(reading.instant / HOUR_S)
-            if self._file is None or hour != self._hour or self._count >= self._per_file:
-                self._open_next(hour)
-            assert self._file is not None
-            self._make_room(len(frame))
-            self._write(frame)
-            self._count += 1
-        except OSError as problem:
-            # What follows half a frame would be unreadable: the next reading opens a new file.
-            self._close_file()
-            raise TraceError(
-                f"{self._folder}: cannot be written ({problem.strerror}); what was recorded so far "
-                "is kept"
-            ) from None
+            if not self._written:
+                self._insert("runs", self._about.run, json.dumps(asdict(self._about)).encode())
+                self._written = True
+            self._insert("readings", self._last + 1, np.array(values, dtype=RECORD).tobytes())
+            self._last += 1
+            while self._database.execute("PRAGMA page_count").fetchone()[0] > self._most_pages:
+                self._drop_oldest()
+        except sqlite3.Error as problem:
+            raise self._failed(problem) from None
 
     def close(self) -> None:
-        """Close the files; the journal can be continued later."""
-        self._close_file()
-        self._lock.close()
+        """Close the database; the journal can be continued later."""
+        self._database.close()
 
-    def _close_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def _insert(self, table: str, number: int, content: bytes) -> None:
+        run = self._about.run
+        row = (number, run, content, _checksum((number, run, content)))
+        self._database.execute(f"INSERT INTO {table} VALUES (?, ?, ?, ?)", row)
 
-    def _open_next(self, hour: float) -> None:
-        self._close_file()
-        last = max((int(path.stem) for path in self._sizes), default=-1)
-        path = self._folder / f"{last + 1:010d}.log"
-        about = {"format": FORMAT, "version": VERSION, **asdict(self._about)}
-        frame = framed(json.dumps(about).encode())
-        self._make_room(len(frame))
-        self._file = path.open("xb", buffering=0)
-        self._path, self._hour, self._count = path, hour, 0
-        self._sizes[path] = 0
-        self._write(frame)
-        _sync_folder(self._folder)
+    def _drop_oldest(self) -> None:
+        for condition in (
+            f"readings WHERE id IN (SELECT id FROM readings ORDER BY id LIMIT {_DROPPED_AT_ONCE})",
+            "runs WHERE id < (SELECT run FROM readings ORDER BY id LIMIT 1)",
+        ):
+            self._database.execute(f"DELETE FROM {condition}")
 
-    def _write(self, frame: bytes) -> None:
-        assert self._file is not None
-        self._sizes[self._path] += len(frame)
-        if self._file.write(frame) != len(frame):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(self._file.fileno())
-
-    def _make_room(self, needed: int) -> None:
-        while sum(self._sizes.values()) + needed > self._max_bytes and len(self._sizes) > 1:
-            oldest = min(self._sizes)
-            oldest.unlink(missing_ok=True)
-            del self._sizes[oldest]
+    def _failed(self, problem: OSError | sqlite3.Error) -> ResumeError | TraceError:
+        if _is_busy(problem):
+            return ResumeError(
+                f"{self._folder}: another recorder is writing to it; end that one, or record to "
+                "another file"
+            )
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        return TraceError(
+            f"{self._folder}: cannot be written ({why}); what was recorded so far is kept"
+        )
 
 
-def _packed(reading: Reading, steady: float) -> bytes:
-    values = tuple(
-        steady if name == "steady" else _number(getattr(reading, name))
-        for name in RECORD.names or ()
-    )
-    return np.array(values, dtype=RECORD).tobytes()
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _locked(folder: Path) -> BinaryIO:
-    """Return an open file that only one recorder can hold; the system frees it if that one dies."""
-    lock = (folder / "lock").open("wb")
-    try:
-        import fcntl  # noqa: PLC0415 - Windows has none, and then nothing is locked
-    except ImportError:
-        return lock
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise ResumeError(
-            f"{folder}: another recorder is writing to it; end that one, or record to another file"
-        ) from None
-    return lock
-
-
-def _sync_folder(folder: Path) -> None:
-    # A new file is safe only once its name is; Windows cannot open folders, and need not.
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
+def _next_run(folder: Path, device_id: str) -> int:
+    """Return the number of the next run of a journal, which must be of one device."""
+    runs: dict[int, Run] = {}
+    for path in files_of(folder):
         try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            with closing(_connected(path)) as database:
+                runs |= _runs(database)
+        except sqlite3.Error as problem:
+            if _is_busy(problem):
+                raise
+    for run in runs.values():
+        if run.device_id != device_id:
+            raise ResumeError(
+                f"{folder}: a journal of device {run.device_id!r}, not of {device_id!r}: "
+                "record that device, or to another file"
+            )
+    return 1 + max(runs, default=-1)
+
+
+def _opened(folder: Path) -> tuple[sqlite3.Connection, list[Path]]:
+    """Return the database to append to, locked for this process, and the damaged ones before it."""
+    older = files_of(folder)
+    path = older.pop() if older else folder / "0000000000.sqlite"
+    database = _connected(path, alone=True)
+    if not _is_sound(database):
+        database.close()
+        older.append(path)
+        database = _connected(folder / f"{int(path.stem) + 1:010d}.sqlite", alone=True)
+    try:
+        for setting in (
+            f"page_size = {_PAGE_BYTES}",
+            # Dropped readings leave the file at once.
+            "auto_vacuum = FULL",
+            "journal_mode = WAL",
+            # Each commit waits for the disk.
+            "synchronous = FULL",
+            f"wal_autocheckpoint = {_LOG_PAGES}",
+            f"user_version = {VERSION}",
+        ):
+            database.execute(f"PRAGMA {setting}")
+        database.executescript(_TABLES)
+    except BaseException:
+        database.close()
+        raise
+    return database, older
+
+
+def _connected(path: Path, *, alone: bool = False) -> sqlite3.Connection:
+    database = sqlite3.connect(path, timeout=0.0, isolation_level=None)
+    # A writable schema, which nothing writes to, lets a file be read that was cut off.
+    database.execute(f"PRAGMA {'locking_mode = EXCLUSIVE' if alone else 'writable_schema = ON'}")
+    return database
+
+
+def _is_sound(database: sqlite3.Connection) -> bool:
+    try:
+        return bool(database.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+    except sqlite3.DatabaseError as problem:
+        if _is_busy(problem):
+            database.close()
+            raise
+        return False
+
+
+def _is_busy(problem: Exception) -> bool:
+    return getattr(problem, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+
+
+def _with_log(path: Path) -> list[Path]:
+    return list(path.parent.glob(f"{path.name}*"))
+
+
+def _runs(database: sqlite3.Connection) -> dict[int, Run]:
+    return {run: Run(**json.loads(content)) for _, run, content in _rows(database, "runs")[0]}
+
+
+def _rows(database: sqlite3.Connection, table: str) -> tuple[list[_Row], int]:
+    """Return the undamaged rows of a table, and how many are damaged, at least.
+
+    What lies between two damaged pages is not found, and counts as damaged.
+    """
+    if database.execute("PRAGMA user_version").fetchone() != (VERSION,):
+        raise sqlite3.DatabaseError(f"expected tables of version {VERSION}")
+    found: dict[int, _Row] = {}
+    n_damages = 0
+    for order in ("ASC", "DESC"):
+        try:
+            for number, run, content, checksum in database.execute(
+                f"SELECT id, run, content, checksum FROM {table} ORDER BY id {order}"
+            ):
+                if _checksum((number, run, content)) == checksum:
+                    found[number] = (number, run, content)
+            break
+        except sqlite3.DatabaseError as problem:
+            if _is_busy(problem):
+                raise
+            n_damages += 1
+    rows = [found[number] for number in sorted(found)]
+    # What is gone before the first and after the last row cannot be counted.
+    n_missing = rows[-1][0] - rows[0][0] + 1 - len(rows) if rows else 0
+    return rows, max(n_missing, n_damages)
+
+
+def _checksum(row: _Row) -> int:
+    return zlib.crc32(repr(row).encode())

@@ -1,8 +1,8 @@
 """What a device can read of itself: processor left, traffic, battery, mains, link.
 
-`ResourceMonitor` is the one door to a device's own state: a recorder and a forecaster see real
-machines and replayed ones through it. `PsutilMonitor` reads the machine it runs on. What cannot be
-read is NaN or None and never an error: phones hide their counters, and desktops have no battery.
+A recorder and a forecaster read real machines and replayed ones through `ResourceMonitor`.
+`PsutilMonitor` reads the machine it runs on. What cannot be read is NaN or None and never an error:
+phones hide their counters, and desktops have no battery.
 """
 
 import importlib
@@ -60,7 +60,7 @@ class PsutilMonitor:
 
     Args:
         wall: returns the instant in s since 1970, UTC.
-        steady: returns s of a clock that nobody sets.
+        steady: returns s of a clock that cannot be set.
 
     Raises:
         ConfigError: psutil is not installed.

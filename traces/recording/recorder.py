@@ -1,7 +1,7 @@
-"""Record this device: a reading every few seconds, into a journal that survives anything.
+"""Record this device: a reading every few seconds, into a journal that survives crashes.
 
-The recorder knows nothing of what the readings mean; `recorded` makes traces of them. Clocks are
-passed in, so that a test, or a replay, needs no wall time.
+`to_traces` makes traces of the readings. Clocks are passed in, so that a test, or a replay, needs
+no wall time.
 """
 
 import time
@@ -26,7 +26,7 @@ def record(
     wait: Callable[[float], bool],
     steady: Callable[[], float],
 ) -> int:
-    """Append readings to a journal until the time is over or somebody asks to stop.
+    """Append readings to a journal until the time is over or a stop is asked for.
 
     Readings are due at whole intervals from the start; one that comes too late is left out rather
     than made up for, so a suspended device leaves a gap.
@@ -37,7 +37,7 @@ def record(
         interval_s: time between readings, in s, 1 to 60.
         duration_s: time to record, in s; inf until stopped.
         wait: waits for some s; returns whether to stop.
-        steady: returns s of a clock that nobody sets and that goes on while the device sleeps.
+        steady: returns s of a clock that cannot be set and that goes on while the device sleeps.
 
     Returns:
         The number of readings appended.
@@ -69,7 +69,7 @@ def check(*, interval_s: float, duration_s: float) -> None:
 
 
 def steady_clock() -> float:
-    """Return s of a clock that nobody sets and that goes on while the device sleeps."""
+    """Return s of a clock that cannot be set and that goes on while the device sleeps."""
     # time.monotonic stops in the sleep of Linux and macOS; these two do not, each on its own.
     for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
         if hasattr(time, name):

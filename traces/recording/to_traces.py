@@ -1,7 +1,7 @@
-"""Traces out of a device's own readings: when it was there, what was left, what is not known.
+"""Traces out of a device's own readings: when it was online, what was left, what is not known.
 
 A recording is passive. It sees the processor that other programs leave, so compute is that share
-times a speed which somebody states or measures. It sees traffic, which only bounds the capacity of
+times a speed which the user states or measures. It sees traffic, which only bounds the capacity of
 a link from below, so links are stated or stay unknown. A device's clock may be set, or stop: the
 trace follows the steady clock within a run, and the wall clock from one run to the next.
 """
@@ -88,8 +88,8 @@ def traces_of(
             f"{readings.size} reading in the journal: expected at least 2; record for longer"
         )
     t, gap, repairs = _timeline(parts, readings)
-    there = _present(readings, rules.available)[:-1] & ~gap
-    windows, length = _windows(t, there), float(t[-1])
+    online = _available(readings, rules.available)[:-1] & ~gap
+    windows, length = _windows(t, online), float(t[-1])
     compute = None
     share = readings["processor_left"][1:].astype(np.float64)
     if rules.speed is not None and np.isfinite(share).any():
@@ -162,13 +162,13 @@ def _timeline(
     return t, gap, repairs
 
 
-def _present(readings: npt.NDArray[np.void], rule: AvailableWhen) -> Mask:
-    there = np.ones(readings.size, dtype=bool)
+def _available(readings: npt.NDArray[np.void], rule: AvailableWhen) -> Mask:
+    online = np.ones(readings.size, dtype=bool)
     for name in _NEEDED[rule]:
         if np.isnan(readings[name]).all():
             raise _unreadable(rule, name)
-        there &= readings[name] == 1.0
-    return there
+        online &= readings[name] == 1.0
+    return online
 
 
 def _unreadable(rule: AvailableWhen, name: str) -> TraceError:
@@ -178,8 +178,8 @@ def _unreadable(rule: AvailableWhen, name: str) -> TraceError:
     )
 
 
-def _windows(t: Array, there: Mask) -> Array:
-    edges = np.diff(np.concatenate([[0], there.astype(np.int8), [0]]))
+def _windows(t: Array, online: Mask) -> Array:
+    edges = np.diff(np.concatenate([[0], online.astype(np.int8), [0]]))
     return np.stack([t[edges == 1], t[edges == -1]], axis=1)
 
 

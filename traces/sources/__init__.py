@@ -1,6 +1,5 @@
-"""Readers of published trace files, each in the format of its authors."""
+"""Readers of published trace files, each in the format of its authors; see `TraceSet.read`."""
 
-from fedstale.traces.sources.catalogue import SOURCES, RemoteFile, Source
-from fedstale.traces.sources.read import read
+from fedstale.traces.sources.catalogue import SOURCES, RemoteFile, TraceSource
 
-__all__ = ["SOURCES", "RemoteFile", "Source", "read"]
+__all__ = ["SOURCES", "RemoteFile", "TraceSource"]

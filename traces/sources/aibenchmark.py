@@ -19,7 +19,7 @@ import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.series import Series
-from fedstale.traces.sources.json_file import load
+from fedstale.traces.sources.archives import read_json
 from fedstale.traces.sources.repairs import frozen
 from fedstale.traces.trace_set import TraceSet
 
@@ -44,7 +44,7 @@ def read(path: str | Path, *, score: str = _SCORE) -> TraceSet:
         TraceError: the file is missing or damaged, or no model has a score.
     """
     path = Path(path)
-    rows = load(path)
+    rows = read_json(path)
     if not isinstance(rows, list):
         raise TraceError(f"{path}: expected a JSON list of phone models")
     counts: Counter[str] = Counter()

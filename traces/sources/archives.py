@@ -1,4 +1,4 @@
-"""Bytes out of files, folders, zip and tar archives that somebody else made.
+"""Bytes and JSON out of files, folders, zip and tar archives that other projects published.
 
 Nothing is ever extracted to disk. Sizes are counted while unpacking, because the sizes that an
 archive states are as little to be trusted as the rest of it.
@@ -6,14 +6,17 @@ archive states are as little to be trusted as the rest of it.
 
 import gzip
 import io
+import json
+import re
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Self
+from typing import IO, BinaryIO, Self, TypeAlias
 
 from fedstale.errors import TraceError
 
@@ -33,6 +36,11 @@ class Limits:
 
 
 LIMITS = Limits()
+_Entry: TypeAlias = tuple[str, Callable[[], IO[bytes]]]
+"""Name of a file, and what opens it."""
+
+# JSON may name the halves of a character one by one; a half alone is no text that can be stored.
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @contextmanager
@@ -63,6 +71,27 @@ def read_file(path: Path, limits: Limits = LIMITS) -> bytes:
     return data
 
 
+def read_json(path: Path) -> object:
+    """Return the content of a JSON file, gzipped or not.
+
+    Raises:
+        TraceError: the file is missing, empty or not JSON, says one thing twice, or holds half of
+            a character.
+    """
+    data = read_file(path)
+    try:
+        text = data.decode(json.detect_encoding(data))
+        content: object = json.loads(text, object_pairs_hook=_distinct)
+        if _HALF.search(text):
+            json.dumps(content, ensure_ascii=False).encode()
+        return content
+    except TraceError as e:
+        raise TraceError(f"{path}: {e}") from None
+    except (ValueError, RecursionError) as e:
+        reason = "nested too deeply" if isinstance(e, RecursionError) else str(e)
+        raise TraceError(f"{path}: not JSON, or truncated ({reason})") from None
+
+
 def head(path: Path, size: int = 4096) -> bytes:
     """Return the first bytes of a file, unpacked if it is gzipped."""
     with opening(path), _plain(path) as stream:
@@ -86,7 +115,7 @@ def members(
     Args:
         path: folder or archive.
         wanted: called with each name, relative to the folder or archive, with forward slashes.
-        limits: beyond which the archive is refused.
+        limits: beyond which the archive is rejected.
 
     Raises:
         TraceError: a name leads out of the archive or is no text, a limit is passed, or it is
@@ -94,26 +123,29 @@ def members(
     """
     with opening(path):
         if path.is_dir():
-            entries = _in_folder(path, wanted, limits)
+            entries = _in_folder(path, limits)
         elif zipfile.is_zipfile(path):
-            entries = _in_zip(path, wanted, limits)
+            entries = _in_zip(path)
         elif is_tar(path):
-            entries = _in_tar(path, wanted, limits)
+            entries = _in_tar(path, limits)
         else:
             raise TraceError(
                 f"{path}: expected a folder, a zip or a tar.gz, whole and not truncated"
             )
         total = 0
-        for count, (name, data) in enumerate(entries, start=1):
-            total += len(data or b"")
+        for count, (name, opened) in enumerate(entries, start=1):
+            data = None
+            if wanted(name) and not _is_hidden(name):
+                with opened() as stream:
+                    data = _read(stream, limits.member_bytes, f"{path}: {name}")
+                total += len(data)
+                _check_name(path, name)
             if count > limits.members or total > limits.total_bytes:
                 raise TraceError(
                     f"{path}: holds more than {limits.members} files or {limits.total_bytes} "
                     "bytes: expected a trace archive"
                 )
             if not _is_hidden(name):
-                if data is not None:
-                    _check_name(path, name)
                 yield name, data
 
 
@@ -138,7 +170,7 @@ def _safe(path: Path, name: str) -> str:
         raise TraceError(f"{path}: damaged, a member has no name: fetch it again")
     parts = PurePosixPath(name.replace("\\", "/"))
     if parts.is_absolute() or ".." in parts.parts or ":" in parts.parts[:1]:
-        raise TraceError(f"{path}: member {name!r} leads out of the archive: refused")
+        raise TraceError(f"{path}: member {name!r} leads out of the archive: rejected")
     return str(parts)
 
 
@@ -153,7 +185,7 @@ def _plain(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _read(stream: BinaryIO, limit: int, name: str) -> bytes:
+def _read(stream: IO[bytes], limit: int, name: str) -> bytes:
     out = io.BytesIO()
     while chunk := stream.read(_CHUNK):
         out.write(chunk)
@@ -162,9 +194,7 @@ def _read(stream: BinaryIO, limit: int, name: str) -> bytes:
     return out.getvalue()
 
 
-def _in_folder(
-    path: Path, wanted: Callable[[str], bool], limits: Limits
-) -> Iterator[tuple[str, bytes | None]]:
+def _in_folder(path: Path, limits: Limits) -> Iterator[_Entry]:
     files: list[Path] = []
     for file in path.rglob("*"):
         if file.is_file():
@@ -172,32 +202,18 @@ def _in_folder(
         if len(files) > limits.members:
             raise TraceError(f"{path}: holds more than {limits.members} files: expected traces")
     for file in sorted(files):
-        name = file.relative_to(path).as_posix()
-        if wanted(name) and not _is_hidden(name):
-            with _plain(file) as stream:
-                yield name, _read(stream, limits.member_bytes, str(file))
-        else:
-            yield name, None
+        yield file.relative_to(path).as_posix(), partial(_plain, file)
 
 
-def _in_zip(
-    path: Path, wanted: Callable[[str], bool], limits: Limits
-) -> Iterator[tuple[str, bytes | None]]:
+def _in_zip(path: Path) -> Iterator[_Entry]:
     with zipfile.ZipFile(path) as archive:
         for info in sorted(archive.infolist(), key=lambda i: i.filename):
             name = _safe(path, info.filename)
-            if info.is_dir():
-                continue
-            if wanted(name) and not _is_hidden(name):
-                with archive.open(info) as stream:
-                    yield name, _read(stream, limits.member_bytes, f"{path}: {name}")  # type: ignore[arg-type]
-            else:
-                yield name, None
+            if not info.is_dir():
+                yield name, partial(archive.open, info)
 
 
-def _in_tar(
-    path: Path, wanted: Callable[[str], bool], limits: Limits
-) -> Iterator[tuple[str, bytes | None]]:
+def _in_tar(path: Path, limits: Limits) -> Iterator[_Entry]:
     with _plain(path) as stream:
         # Headers and padding come on top of the content.
         most = limits.total_bytes + 1024 * limits.members + tarfile.RECORDSIZE
@@ -207,13 +223,8 @@ def _in_tar(
         ) as archive:
             for info in archive:
                 name = _safe(path, info.name)
-                if not info.isfile():
-                    continue
-                file = archive.extractfile(info)
-                if wanted(name) and not _is_hidden(name) and file is not None:
-                    yield name, _read(file, limits.member_bytes, f"{path}: {name}")
-                else:
-                    yield name, None
+                if info.isfile():
+                    yield name, partial(archive.extractfile, info)
 
 
 class _StrictHeader(tarfile.TarInfo):
@@ -230,7 +241,7 @@ class _StrictHeader(tarfile.TarInfo):
 
 
 class _Bounded:
-    """A stream that refuses to give more than so many bytes, whatever a tar header promises."""
+    """A stream that fails beyond so many bytes, whatever a tar header promises."""
 
     def __init__(self, stream: BinaryIO, limit: int, path: Path) -> None:
         self._stream, self._left, self._path = stream, limit, path
@@ -241,3 +252,13 @@ class _Bounded:
         if self._left < 0:
             raise TraceError(f"{self._path}: unpacks to too much: expected a trace archive")
         return data
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object of JSON, whose later entries must not hide earlier ones."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise TraceError(f"{twice!r} occurs twice in one object: expected distinct names")
+    return made

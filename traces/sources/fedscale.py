@@ -1,17 +1,24 @@
-"""Reader of FedScale's client_behave_trace: when clients were there.
+"""Readers of FedScale's two files: when clients were online, and how fast they are.
 
-A pickle of {client: {"active": [s], "inactive": [s], "finish_time": s, ...}}: the client is there
-from active[i] to inactive[i], and all of it repeats after finish_time. It is read as plain data,
-see `plain_pickle`. The file does not state the local time of instant 0.
+Both are pickles. A pickle is a program, so nothing in one is run: the bytes are first checked to
+hold only instructions that build dictionaries, lists, numbers, strings, bytes, booleans and None,
+and are then loaded by an unpickler that imports nothing. Memory and time are bounded by the size of
+the file and by the number of instructions. Tuples are rejected: as a dictionary key, a tuple built
+of itself takes for ever to hash. So are many integers beyond 64 bits, whose hashes can be made
+equal, which would slow a dictionary down.
 
 Reference:
     Lai, Dai, Singapuram, Liu, Zhu, Madhyastha, Chowdhury. FedScale: Benchmarking Model and System
     Performance of Federated Learning at Scale. ICML 2022.
 """
 
+import io
 import math
+import pickle
+import pickletools
 from collections import Counter
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pandas as pd
@@ -19,13 +26,41 @@ import pandas as pd
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array
 from fedstale.traces.availability import Availability
-from fedstale.traces.sources.plain_pickle import load
+from fedstale.traces.series import Series
+from fedstale.traces.sources.archives import Limits, read_file
 from fedstale.traces.sources.repairs import frozen, repaired
 from fedstale.traces.trace_set import TraceSet
 
+COMPUTE_UNIT = "seconds of the median client of the file"
+MAX_BYTES = 256 << 20
+MAX_OPCODES = 60_000_000
+_MOST_KBIT_PER_S = 1e9
+_MOST_LARGE_INTEGERS = 1000
 
-def read(path: str | Path) -> TraceSet:
+_PLAIN = {
+    *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE"),
+    *("INT", "LONG", "LONG1", "LONG4", "BININT", "BININT1", "BININT2", "FLOAT", "BINFLOAT"),
+    *("BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "EMPTY_LIST", "LIST", "APPEND", "APPENDS"),
+    *("EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"),
+    *("GET", "BINGET", "LONG_BINGET"),
+}
+"""The accepted instructions, named as in the standard library's pickletools."""
+_PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+_DAMAGED = (
+    *(pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError),
+    *(AttributeError, OverflowError, MemoryError),
+)
+"""What Python's unpickler raises where instructions or their arguments are damaged."""
+_INTEGERS = frozenset({"INT", "LONG", "LONG1", "LONG4"})
+
+
+def read_behaviour(path: str | Path) -> TraceSet:
     """Return the availability of the clients in a client_behave_trace.
+
+    The file is {client: {"active": [s], "inactive": [s], "finish_time": s, ...}}: the client is
+    online from active[i] to inactive[i], and all of it repeats after finish_time. The file does not
+    state the local time of instant 0.
 
     Args:
         path: the pickle, gzipped or not.
@@ -38,21 +73,19 @@ def read(path: str | Path) -> TraceSet:
             client.
     """
     path = Path(path)
-    data = load(path)
-    if not isinstance(data, dict) or not data:
-        raise TraceError(f"{path}: expected a pickled dictionary of clients")
     counts: Counter[str] = Counter()
     ids: list[str] = []
     lengths: list[float] = []
     windows: list[Array] = []
-    for client, record in data.items():
-        length = _float(record.get("finish_time")) if isinstance(record, dict) else math.nan
+    for client, record in _clients(path).items():
+        known = record if isinstance(record, dict) else {}
+        length = _float(known.get("finish_time"))
         if not 0 < length < math.inf:
             counts["dropped: client without a finish_time above 0"] += 1
             continue
         ids.append(str(client))
         lengths.append(length)
-        windows.append(_pairs(record, counts))
+        windows.append(_pairs(known, counts))
     if not ids:
         raise TraceError(f"{path}: no client with a finish_time: expected a client_behave_trace")
     owner = np.repeat(np.arange(len(ids)), [len(w) for w in windows])
@@ -61,7 +94,7 @@ def read(path: str | Path) -> TraceSet:
         owner, flat[:, 0], flat[:, 1], ends_of_records, join_s=0.0
     )
     counts += repairs
-    counts["kept: client that is never there"] = int(np.count_nonzero(per_client == 0))
+    counts["kept: client that is never online"] = int(np.count_nonzero(per_client == 0))
     return TraceSet(
         device_ids=pd.Index(ids, dtype="str"),
         availability=Availability.packed(starts, ends, per_client, ends_of_records),
@@ -69,10 +102,67 @@ def read(path: str | Path) -> TraceSet:
     )
 
 
+def read_capacity(path: str | Path) -> TraceSet:
+    """Return the constant speeds of the clients in a client_device_capacity, and their links.
+
+    The file is {client: {"computation": ms per sample, "communication": kbit/s}}. The median client
+    gets speed 1. The time per sample is that of inference; speeds are only compared with each
+    other here, so what training costs more cancels out. There is one bandwidth for both ways:
+    downlink and uplink are therefore equal, which real links are not. A kbit is taken as 1000 bit.
+
+    Args:
+        path: the pickle, gzipped or not.
+
+    Returns:
+        A set that knows compute, downlink and uplink.
+
+    Raises:
+        TraceError: the file is missing, damaged, holds more than plain data, or has no usable
+            client.
+    """
+    path = Path(path)
+    counts: Counter[str] = Counter()
+    ids: list[str] = []
+    rows: list[tuple[float, float]] = []
+    for client, record in _clients(path).items():
+        known = record if isinstance(record, dict) else {}
+        ms, kbit = _float(known.get("computation")), _float(known.get("communication"))
+        # A speed must be finite both ways: 1 / 1e-320 is not.
+        if not 1e-9 < ms < math.inf:
+            counts["dropped: client whose computation is not a number above 0"] += 1
+        elif not 1e-9 < kbit < _MOST_KBIT_PER_S:
+            counts["dropped: client whose communication is not a number above 0"] += 1
+        else:
+            ids.append(str(client))
+            rows.append((ms, kbit))
+    if not rows:
+        raise TraceError(
+            f"{path}: no client with computation and communication: expected a "
+            "client_device_capacity"
+        )
+    ms_per_sample, kbit_per_s = np.array(rows).T
+    speeds = 1.0 / ms_per_sample
+    return TraceSet(
+        device_ids=pd.Index(ids, dtype="str"),
+        compute=Series.constant(speeds / np.median(speeds)),
+        downlink=Series.constant(kbit_per_s * 1e3),
+        uplink=Series.constant(kbit_per_s * 1e3),
+        compute_unit=COMPUTE_UNIT,
+        repairs=frozen(counts),
+    )
+
+
+def _clients(path: Path) -> dict[object, object]:
+    data = load(path)
+    if not isinstance(data, dict) or not data:
+        raise TraceError(f"{path}: expected a pickled dictionary of clients")
+    return data
+
+
 def _pairs(record: dict[str, object], counts: Counter[str]) -> Array:
     """Return the windows of one client, shape (windows, 2); NaN where one is not a number."""
     active, inactive = record.get("active"), record.get("inactive")
-    if not isinstance(active, (list, tuple)) or not isinstance(inactive, (list, tuple)):
+    if not isinstance(active, list) or not isinstance(inactive, list):
         counts["dropped: client's windows that are not lists"] += 1
         return np.zeros((0, 2))
     n = min(len(active), len(inactive))
@@ -90,3 +180,78 @@ def _float(value: object) -> float:
         return float(value)
     except OverflowError:
         return math.nan
+
+
+def load(path: Path, *, max_bytes: int = MAX_BYTES, max_opcodes: int = MAX_OPCODES) -> object:
+    """Return the plain data of a pickle file, gzipped or not.
+
+    Raises:
+        TraceError: the file is missing, too large or damaged, or holds anything but plain data.
+    """
+    data = read_file(path, Limits(member_bytes=max_bytes))
+    try:
+        return loads(data, max_opcodes=max_opcodes)
+    except TraceError as e:
+        raise TraceError(f"{path}: {e}") from None
+
+
+def loads(data: bytes, *, max_opcodes: int = MAX_OPCODES) -> object:
+    """Return the plain data of a pickle.
+
+    Raises:
+        TraceError: the pickle is damaged, too long, or holds anything but plain data.
+
+    Example:
+        >>> loads(pickle.dumps({1: [2.5, "a", None]}))
+        {1: [2.5, 'a', None]}
+        >>> loads(pickle.dumps(print))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        fedstale.errors.TraceError: the pickle asks for STACK_GLOBAL at byte 30: rejected, ...
+    """
+    try:
+        _check(data, max_opcodes)
+        return _PlainUnpickler(io.BytesIO(data), encoding="latin-1").load()
+    except TraceError:
+        raise
+    except _DAMAGED as e:
+        raise TraceError(f"truncated or damaged pickle ({e}): expected plain data") from None
+
+
+def _check(data: bytes, max_opcodes: int) -> None:
+    """Raise a TraceError if a pickle does anything but build plain data, or asks for much memory.
+
+    The lengths of strings are checked against the file by `pickletools.genops` itself.
+    """
+    n_large = 0
+    for n, (opcode, argument, at) in enumerate(pickletools.genops(data)):
+        name, number = opcode.name, argument if isinstance(argument, int) else 0
+        if n >= max_opcodes:
+            raise TraceError(f"the pickle has more than {max_opcodes} instructions: rejected")
+        if name not in _PLAIN:
+            raise TraceError(
+                f"the pickle asks for {name} at byte {at}: rejected, only dictionaries, lists, "
+                "numbers and strings are accepted"
+            )
+        if isinstance(argument, str):
+            # Half of a character, which Python would let pass, is no text that can be stored.
+            argument.encode()
+        elif name in _PUTS and number > n:
+            # Python's memo is an array: an index makes it as long.
+            raise TraceError(f"the pickle numbers an object {number} at byte {at}: rejected")
+        elif name in _INTEGERS and not -(1 << 63) <= number < 1 << 63:
+            n_large += 1
+            if n_large > _MOST_LARGE_INTEGERS:
+                raise TraceError(
+                    f"the pickle has more than {_MOST_LARGE_INTEGERS} integers beyond 64 bits: "
+                    "rejected"
+                )
+        elif name == "FRAME" and number > len(data):
+            raise TraceError("truncated or damaged pickle (a frame beyond its end)")
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
+        raise TraceError(f"the pickle asks for {module_name}.{global_name}: rejected")
+
+    def persistent_load(self, pid: object) -> NoReturn:
+        raise TraceError(f"the pickle asks for the object {pid!r} from outside: rejected")

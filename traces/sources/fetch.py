@@ -7,16 +7,15 @@ seen is recorded beside the file (NAME.sha256, as sha256sum writes it), to compa
 
 import hashlib
 import http.client
-import os
 import urllib.error
 import urllib.request
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from fedstale.errors import TraceError
+from fedstale.traces.io.atomic import replacing
 from fedstale.traces.sources.catalogue import SOURCES, RemoteFile
 
 TIMEOUT_S = 30.0
@@ -25,13 +24,6 @@ _CHUNK = 1 << 16
 
 Progress = Callable[[int, int | None], None]
 """Called with bytes so far and, where it is known, bytes in all."""
-
-
-class _Response(Protocol):
-    url: str
-    headers: http.client.HTTPMessage
-
-    def read(self, amount: int, /) -> bytes: ...
 
 
 def fetch(
@@ -48,8 +40,8 @@ def fetch(
         name: one of `SOURCES`; its `licence_line` is there to be shown.
         folder: where to put it; made if missing.
         url: where to get it instead; for a source of several files, the folder that they are in.
-        progress: called as bytes arrive; None if nobody wants to know.
-        max_bytes: size beyond which a file is refused.
+        progress: called as bytes arrive; None to report nothing.
+        max_bytes: size beyond which a file is rejected.
 
     Returns:
         The file, or a folder NAME for a source of several files; `sources.read` reads either.
@@ -83,7 +75,7 @@ def _fetch_file(
         with target.open("rb") as present:
             if hashlib.file_digest(present, "sha256").hexdigest() == file.sha256:
                 return
-    with _as_trace_error(url), _written(target) as out:
+    with _as_trace_error(url), replacing(target) as out:
         request = urllib.request.Request(url, headers={"User-Agent": "fedstale"})
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             seen = _copy(response, out, url, progress, max_bytes)
@@ -93,7 +85,7 @@ def _fetch_file(
                 "on the way; nothing was kept"
             )
     if file.sha256 is None:
-        with _as_trace_error(str(target)), _written(checksum_file(target)) as out:
+        with _as_trace_error(str(target)), replacing(checksum_file(target)) as out:
             out.write(f"{seen}  {target.name}\n".encode())
 
 
@@ -103,11 +95,15 @@ def checksum_file(target: Path) -> Path:
 
 
 def _copy(
-    response: _Response, out: BinaryIO, url: str, progress: Progress | None, max_bytes: int
+    response: http.client.HTTPResponse,
+    out: BinaryIO,
+    url: str,
+    progress: Progress | None,
+    max_bytes: int,
 ) -> str:
     """Copy a response to a file and return its SHA-256."""
     if url.startswith("https://") and not response.url.startswith("https://"):
-        raise TraceError(f"{url}: leads to {response.url}, without encryption: refused")
+        raise TraceError(f"{url}: leads to {response.url}, without encryption: rejected")
     stated = response.headers.get("Content-Length")
     total = int(stated) if stated is not None and stated.isdigit() else None
     digest, done = hashlib.sha256(), 0
@@ -127,32 +123,6 @@ def _copy(
             f"{url}: ended after {done} of {total or 'some'} bytes; nothing was kept: try again"
         )
     return digest.hexdigest()
-
-
-@contextmanager
-def _written(target: Path) -> Iterator[BinaryIO]:
-    """Give a file to write that becomes the target only if nothing goes wrong."""
-    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-    try:
-        with part.open("xb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":
-        _sync_folder(target.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a renaming last: it is an entry of the folder and not of the file."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.availability import Availability
-from fedstale.traces.sources.json_file import load
+from fedstale.traces.sources.archives import read_json
 from fedstale.traces.sources.repairs import frozen, repaired
 from fedstale.traces.trace_set import TraceSet
 
@@ -52,7 +52,7 @@ def read(path: str | Path, *, days: int = 2) -> TraceSet:
     if days < 1:
         raise TraceError(f"days = {days}: expected an integer >= 1")
     path = Path(path)
-    data = load(path)
+    data = read_json(path)
     if not isinstance(data, dict) or not data:
         raise TraceError(f"{path}: expected a JSON object {{phone: [[start_s, end_s], ...]}}")
     counts: Counter[str] = Counter()
@@ -77,7 +77,7 @@ def read(path: str | Path, *, days: int = 2) -> TraceSet:
         np.array(owner, dtype=np.int64), flat[:, 0], flat[:, 1], lengths, join_s=1.0
     )
     counts += repairs
-    counts["kept: phone that is never there"] = int(np.count_nonzero(per_phone == 0))
+    counts["kept: phone that is never online"] = int(np.count_nonzero(per_phone == 0))
     return TraceSet(
         device_ids=pd.Index(list(data), dtype="str"),
         availability=Availability.packed(starts, ends, per_phone, lengths),

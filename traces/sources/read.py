@@ -1,7 +1,4 @@
-"""One way to read a trace, whatever kind it is of.
-
-Which kind of trace a file or folder is, told by its name and its first bytes.
-"""
+"""Which kind of trace a file or folder is, told by its name and its first bytes; and its reader."""
 
 import zipfile
 from pathlib import Path
@@ -78,27 +75,14 @@ def _of_content(start: bytes) -> str | None:
     return "fedscale_capacity" if b"computation" in start else None
 
 
-def read(path: str | Path, source: str | None = None) -> TraceSet:
-    """Return the traces in a file or folder, of whatever kind.
-
-    Args:
-        path: file or folder.
-        source: name of its kind, one of `SOURCES` or "native"; None finds out by name and content.
-
-    Returns:
-        A set that knows what the source knows, with its repairs counted.
-
-    Raises:
-        TraceError: the path is missing, damaged or of no known kind.
-    """
-    path = Path(path)
-    if source is None:
-        source = kind_of(path)
-    if source == NATIVE:
+def read(path: Path, source: str | None = None) -> TraceSet:
+    """Return the traces in a file or folder; see `TraceSet.read`."""
+    kind = kind_of(path) if source is None else source
+    if kind == NATIVE:
         # Only here, so that reading a published recording does not load pyarrow.
         from fedstale.traces.io.parquet import read as read_native  # noqa: PLC0415
 
         return read_native(path)
-    if source not in SOURCES:
-        raise TraceError(f"source = {source!r}: expected {NATIVE!r} or one of {', '.join(SOURCES)}")
-    return SOURCES[source].reader(path)
+    if kind not in SOURCES:
+        raise TraceError(f"source = {kind!r}: expected {NATIVE!r} or one of {', '.join(SOURCES)}")
+    return SOURCES[kind].reader(path)

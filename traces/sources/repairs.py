@@ -1,8 +1,6 @@
-"""Raw windows of availability made into sorted ones with gaps between them, and counted.
+"""Raw windows of availability made into sorted ones with gaps between them; repairs are counted.
 
-Readers of availability share this: recordings differ in their container and agree in their mess.
-
-Counts of what a reader repaired, filled or dropped, by kind.
+All readers of availability share this: recordings differ in format, and need the same repairs.
 """
 
 from collections import Counter

@@ -1,26 +1,39 @@
-"""Estimating a generated population from recordings.
+"""Estimating a generated population from recordings, and the statistics that both should share.
 
-Each part is fitted by the module that draws it; this one prepares the recordings and records the
-marginals that the generated devices should have. Nothing is tuned by hand.
+Each part is fitted by the module that draws it. A marginal is what recorded and generated devices
+are compared and described by: plain numbers in plain dictionaries, ready for TOML, JSON or a table.
+Large sets are looked at through a sample of evenly spaced devices. Nothing is tuned by hand.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array
+from fedstale.traces.arrays import Array, Index, ranges
+from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.synthetic import links as regimes
 from fedstale.traces.synthetic import load as background_model
-from fedstale.traces.synthetic import marginals
 from fedstale.traces.synthetic import presence as diurnal
 from fedstale.traces.synthetic.population import Links, Population
 from fedstale.traces.trace_set import TraceSet
 
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""Levels of the quantiles of marginals."""
+LINK_LAGS_S = (1, 10, 60)
+LOAD_LAGS = (1, 3, 12)
+DAY_S = 86_400.0
 _CLASSES = 10
 _MOST_PROCESSORS = 4000
+_MOST_DEVICES = 4000
+_MOST_LINKS = 300
+_STEP_S = 600.0
+_PLACES_A_LINK = 600
+
+Marginal: TypeAlias = dict[str, float | list[float]]
 
 
 def fit(
@@ -29,8 +42,8 @@ def fit(
     network: Sequence[TraceSet],
     background: TraceSet,
     compute: TraceSet,
-) -> Population:
-    """Return the population that recordings come from, as well as the generator can tell.
+) -> tuple[Population, dict[str, Marginal]]:
+    """Return the population that recordings come from, and the marginals that it should have.
 
     Args:
         availability: devices that come and go, in records of whole days.
@@ -40,68 +53,172 @@ def fit(
         compute: constant speeds of devices.
 
     Returns:
-        Parameters for `synthesise`.
+        Parameters for `TraceSet.synthetic`, and the recordings' marginals by part: availability,
+        downlink, uplink, background and speed.
 
     Raises:
         TraceError: a recording does not know what it is asked for, or holds too little.
     """
-    availability.require("availability")
-    background.require("compute")
-    compute.require("compute")
-    assert availability.availability is not None
-    assert background.compute is not None
-    assert compute.compute is not None
-    speeds = np.sort(compute.compute.value_at(np.arange(compute.n_devices), 0.0))
-    if speeds[0] <= 0:
+    online, left = availability.channel("availability"), background.channel("compute")
+    speeds = compute.channel("compute").value_at(np.arange(compute.n_devices), 0.0)
+    if speeds.min() <= 0:
         raise TraceError("compute to fit: a device has speed 0; leave it out")
     if compute.compute_unit is None:
         raise TraceError(
             "compute to fit: compute_unit is missing: expected what one unit of work is"
         )
-    classes = np.array_split(speeds, min(_CLASSES, speeds.size))
-    return Population(
-        availability=diurnal.fit(availability.availability, marginals.epoch_s(availability.epoch)),
-        links=_fit_links(network),
-        background=_fit_background(background.compute),
+    if left.stored.step_s is None:
+        raise TraceError("background to fit: expected loads on a regular grid")
+    links, epoch_s = _grids(network), time_of_day_s(availability.epoch)
+    classes = np.array_split(np.sort(speeds), min(_CLASSES, speeds.size))
+    some = _spread(left.n_devices, _MOST_PROCESSORS)
+    loads = [1.0 - left.segments(int(device))[1] for device in some]
+    population = Population(
+        availability=diurnal.fit(online, epoch_s),
+        links=_fit_links(links),
+        background=background_model.fit(loads, left.stored.step_s),
         # The geometric mean of a class: speeds differ by factors.
         speed=tuple(float(f"{np.exp(np.log(c).mean()):.5g}") for c in classes),
         compute_unit=compute.compute_unit,
     )
-
-
-def targets(
-    *,
-    availability: TraceSet,
-    network: Sequence[TraceSet],
-    background: TraceSet,
-    compute: TraceSet,
-) -> dict[str, Any]:
-    """Return the marginals of the recordings that `fit` takes, named as `of_generated` names them.
-
-    Raises:
-        TraceError: a recording does not know what it is asked for.
-    """
-    availability.require("availability")
-    background.require("compute")
-    compute.require("compute")
-    assert availability.availability is not None
-    assert background.compute is not None
-    assert compute.compute is not None
-    downlinks, uplinks = zip(*_grids(network), strict=True)
-    known = [up for up in uplinks if up is not None]
-    return {
-        "availability": marginals.availability(
-            availability.availability, epoch_s=marginals.epoch_s(availability.epoch)
-        ),
-        "downlink": marginals.links(Series.regular(downlinks, step_s=1.0)),
-        "uplink": marginals.links(Series.regular(known, step_s=1.0)),
-        "background": marginals.load(background.compute),
-        "speed": marginals.speed(compute.compute.value_at(np.arange(compute.n_devices), 0.0)),
+    uplinks = [up for _, up in links if up is not None]
+    return population, {
+        "availability": availability_marginal(online, epoch_s=epoch_s),
+        "downlink": link_marginal(Series.regular([down for down, _ in links], step_s=1.0)),
+        "uplink": link_marginal(Series.regular(uplinks, step_s=1.0)),
+        "background": load_marginal(left),
+        "speed": speed_marginal(speeds),
     }
 
 
-def _fit_links(network: Sequence[TraceSet]) -> Links:
-    links = _grids(network)
+def availability_marginal(traces: Availability, *, epoch_s: float = 0.0) -> Marginal:
+    """Return how devices come and go.
+
+    Args:
+        traces: the devices.
+        epoch_s: time of day of instant 0, in s.
+
+    Returns:
+        `hourly` (mean share of devices online, for each hour of the day), `share` (quantiles, over
+        devices, of the share of time they are online), `never` (share of devices that never are),
+        `session_s` and `gap_s` (quantiles of lengths of windows, and of gaps inside records; a
+        window that never ends has no length).
+    """
+    devices = _spread(traces.n_devices, _MOST_DEVICES)
+    end = float(traces.lengths.max())
+    # A short record that repeats still says something about every hour of a day.
+    end = min(max(end, DAY_S) if traces.repeat else end, 7 * DAY_S, traces.until)
+    hours, n_online = np.zeros(24), np.zeros(24)
+    online_s = np.zeros(devices.size)
+    step_s = min(_STEP_S, end / 10)
+    instants = np.arange(step_s / 2, end, step_s)
+    for t in instants:
+        online = traces.is_available(devices, t)
+        hour = int((t + epoch_s) % DAY_S // 3600)
+        hours[hour] += online.mean()
+        n_online[hour] += 1
+        online_s += online
+    rows = traces.rows[devices]
+    counts = np.diff(traces.offsets)[rows]
+    at = ranges(traces.offsets[rows], counts)
+    owner = np.repeat(np.arange(devices.size), counts)
+    lengths = traces.ends[at] - traces.starts[at]
+    endless = (lengths == traces.lengths[rows][owner]) & traces.repeat
+    gaps = (traces.starts[at][1:] - traces.ends[at][:-1])[owner[1:] == owner[:-1]]
+    return {
+        "hourly": _plain(hours / np.maximum(n_online, 1)),
+        "share": _quantiles(online_s / max(instants.size, 1)),
+        "never": float(round((counts == 0).mean(), 5)),
+        "session_s": _quantiles(lengths[~endless]),
+        "gap_s": _quantiles(gaps),
+    }
+
+
+def link_marginal(traces: Series) -> Marginal:
+    """Return how fast links are, each link counting alike.
+
+    Returns:
+        `bit_per_s` (quantiles over links and time), `relative` (the same of the rate divided by
+        the link's median), `out` (share of time below 1 % of the link's
+        median), `autocorrelation` (of the logarithm of the rate within a link, at `LINK_LAGS_S`).
+    """
+    rates, relative, lagged = [], [], []
+    for device in _spread(traces.n_devices, _MOST_LINKS):
+        length = min(float(traces.lengths[traces.rows[device]]), 7200.0, traces.until)
+        grid = np.arange(0.5, max(length, 1.0))
+        one = traces.value_at(np.full(grid.size, device), grid)
+        middle = float(np.median(one[one > 0])) if (one > 0).any() else 1.0
+        # Links of different length are weighted to count alike.
+        rates.append(np.resize(one[_spread(one.size, _PLACES_A_LINK)], _PLACES_A_LINK))
+        relative.append(rates[-1] / middle)
+        if one.size >= 10 * max(LINK_LAGS_S):
+            lagged.append(_autocorrelation(np.log(np.maximum(one / middle, 0.01)), LINK_LAGS_S))
+    below = np.concatenate(relative) < 0.01
+    return {
+        "bit_per_s": _quantiles(np.concatenate(rates)),
+        "relative": _quantiles(np.concatenate(relative)),
+        "out": float(round(below.mean(), 5)),
+        "autocorrelation": _plain(np.mean(lagged, axis=0)) if lagged else [],
+    }
+
+
+def load_marginal(traces: Series) -> Marginal:
+    """Return how busy processors are, from rows that hold the share left over.
+
+    Returns:
+        `load` (quantiles over processors and time) and `autocorrelation` (at `LOAD_LAGS` steps,
+        around the mean of all).
+    """
+    rows = []
+    for row in _spread(traces.lengths.size, _MOST_DEVICES):
+        _, left = traces.stored.segments(row)
+        rows.append(1.0 - left)
+    pooled = np.concatenate(rows)
+    lagged = [
+        [(x[:-k] * x[k:]).mean() for k in LOAD_LAGS] for x in (r - pooled.mean() for r in rows)
+    ]
+    return {
+        "load": _quantiles(pooled),
+        "autocorrelation": _plain(np.mean(lagged, axis=0) / max(pooled.var(), 1e-12)),
+    }
+
+
+def speed_marginal(work_per_s: Array) -> Marginal:
+    """Return quantiles of the speeds of idle devices, in work units/s."""
+    return {"work_per_s": _quantiles(work_per_s)}
+
+
+def time_of_day_s(epoch: str | None) -> float:
+    """Return the time of day of an epoch in s; 0 if it is not known.
+
+    Example:
+        >>> time_of_day_s("2024-01-01T06:00:00")
+        21600.0
+    """
+    if epoch is None:
+        return 0.0
+    at = pd.Timestamp(epoch)
+    return float((at - at.normalize()).total_seconds())
+
+
+def _autocorrelation(x: Array, lags: tuple[int, ...]) -> Array:
+    x = x - x.mean()
+    return np.array([(x[:-k] * x[k:]).mean() / max((x * x).mean(), 1e-12) for k in lags])
+
+
+def _spread(n: int, most: int) -> Index:
+    return np.unique(np.linspace(0, n - 1, min(n, most)).astype(np.int64))
+
+
+def _quantiles(x: Array) -> list[float]:
+    return _plain(np.quantile(x, LEVELS)) if x.size else []
+
+
+def _plain(x: Array) -> list[float]:
+    return [float(f"{v:.5g}") for v in x]
+
+
+def _fit_links(links: Sequence[tuple[Array, Array | None]]) -> Links:
     middle = np.log([regimes.median_of(down) for down, _ in links])
     both = [(down, up) for down, up in links if up is not None]
     if len(both) < 2 or len(links) < 2:
@@ -117,23 +234,14 @@ def _fit_links(network: Sequence[TraceSet]) -> Links:
     )
 
 
-def _fit_background(left: Series) -> background_model.Background:
-    if left.stored.step_s is None:
-        raise TraceError("background to fit: expected loads on a regular grid")
-    some = np.unique(np.linspace(0, left.n_devices - 1, _MOST_PROCESSORS).astype(np.int64))
-    loads = [1.0 - left.segments(int(device))[1] for device in some]
-    return background_model.fit(loads, left.stored.step_s)
-
-
 def _grids(network: Sequence[TraceSet]) -> list[tuple[Array, Array | None]]:
     """Return downlink and, where it is known, uplink of each link, one rate a second."""
     links: list[tuple[Array, Array | None]] = []
     for traces in network:
-        traces.require("downlink")
-        assert traces.downlink is not None
+        downlink = traces.channel("downlink")
         for device in range(traces.n_devices):
             up = None if traces.uplink is None else _grid(traces.uplink, device)
-            links.append((_grid(traces.downlink, device), up))
+            links.append((_grid(downlink, device), up))
     if not links:
         raise TraceError("network to fit: expected at least one set of links")
     return links

@@ -1,10 +1,10 @@
-"""Generated devices: the embedded population, for whoever has no recording at hand.
+"""Generated devices, for runs without a recording.
 
-Every number is fitted to published recordings (synthetic.toml says to which). Availability
-is each device's own. Links and loads are shared: a device takes one of a pool of realisations, a
-place in it to start from and a scale, so a million devices fit in memory. Devices are drawn in
-blocks with streams of their own (`SeedSequence(seed, spawn_key=(purpose, block))`), so device i is
-the same whatever n is; only the zeros in its name follow n.
+Every number of the embedded population is fitted to published recordings (synthetic.toml says to
+which). Availability is each device's own. Links and loads are shared: a device takes one of a pool
+of realisations, a place in it to start from and a scale, so a million devices fit in memory.
+Devices are drawn in blocks with streams of their own (`SeedSequence(seed, spawn_key=(purpose,
+block))`), so device i is the same whatever n is; only the zeros in its name follow n.
 """
 
 from dataclasses import replace
@@ -32,41 +32,21 @@ _LOAD_STEPS = 288
 _AVAILABILITY, _PLACES, _DOWNLINK, _UPLINK, _LOAD = range(5)
 
 
-def synthesise(
+def generate(
     n: int,
     days: int,
     seed: int,
     *,
     time_zones: Literal["same", "spread"] = "same",
-    parameters: Population | None = None,
+    population: Population | None = None,
 ) -> TraceSet:
-    """Return n generated devices with all channels; their records repeat after their end.
-
-    Args:
-        n: number of devices, >= 1.
-        days: length of the record of availability, >= 1.
-        seed: of everything drawn, >= 0.
-        time_zones: "same" makes instant 0 a midnight for all; "spread" puts each device in one of
-            24 zones at random, and the set then has no epoch.
-        parameters: the population; None for the embedded one.
-
-    Returns:
-        Devices named device-0... upwards.
-
-    Raises:
-        TraceError: an argument is out of range.
-
-    Example:
-        >>> traces = synthesise(3, 1, seed=0)
-        >>> traces.known
-        ('availability', 'compute', 'downlink', 'uplink')
-    """
+    """Return n generated devices with all channels; see `TraceSet.synthetic`."""
     for name, value, least in (("n", n, 1), ("days", days, 1), ("seed", seed, 0)):
         if isinstance(value, bool) or int(value) != value or value < least:
             raise TraceError(f"{name} = {value!r}: expected an integer >= {least}")
     if time_zones not in ("same", "spread"):
         raise TraceError(f"time_zones = {time_zones!r}: expected 'same' or 'spread'")
-    population = load() if parameters is None else parameters
+    population = population or load()
     u, normal = _places(n, seed)
     availability = _availability(population, n, days, seed)
     if time_zones == "spread":

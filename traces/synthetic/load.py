@@ -77,25 +77,16 @@ def fit(loads: Sequence[Array], step_s: float) -> Background:
     load = tuple(float(f"{q:.5g}") for q in np.quantile(table, LEVELS))
     if np.ptp(table) == 0:
         # Nothing varies, so there is nothing to remember.
-        return _model(load, (1.0, 0.0, 0.0), 0.0, 0.0, step_s)
+        return Background(
+            load=load, own=1.0, slow=0.0, fast=0.0, phi_slow=0.0, phi_fast=0.0, step_s=float(step_s)
+        )
     centred = table - table.mean()
     recorded = [(centred[:, :-lag] * centred[:, lag:]).mean() / table.var() for lag in _LAGS]
     target = _correlation_before(load, np.array(recorded))
-    best = min(
+    _, (own, slow, fast), phi_slow, phi_fast = min(
         (_shares(target, a, b) for a, b in product(_PHIS_SLOW, _PHIS_FAST)),
         key=lambda found: found[0],
     )
-    return _model(load, *best[1:], step_s)
-
-
-def _model(
-    load: tuple[float, ...],
-    shares: tuple[float, float, float],
-    phi_slow: float,
-    phi_fast: float,
-    step_s: float,
-) -> Background:
-    own, slow, fast = shares
     return Background(
         load=load,
         own=own,

@@ -1,6 +1,6 @@
 """The numbers of a generated population, as a TOML file that says where each is from.
 
-`fit` makes them, `synthesise` uses them; nobody else needs to. The file of the embedded population
+`fit` makes them, `generate` uses them. The file of the embedded population
 also records the marginals of the recordings it was fitted on, for comparison.
 """
 
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from fedstale.errors import TraceError
+from fedstale.traces.io.atomic import replacing
 from fedstale.traces.synthetic.links import LEVELS as LINK_LEVELS
 from fedstale.traces.synthetic.links import Regimes
 from fedstale.traces.synthetic.load import LEVELS as LOAD_LEVELS
@@ -68,24 +69,7 @@ def load(path: str | Path | None = None) -> Population:
     where = "the embedded population" if path is None else str(path)
     if "population" not in table:
         raise TraceError(f"{where}: expected a table [population], as fedstale traces fit writes")
-    return parse(table["population"], where)
-
-
-def targets() -> Mapping[str, Any]:
-    """Return the marginals of the recordings that the embedded population was fitted on."""
-    return dict(_table(None)["targets"])
-
-
-def parse(table: Mapping[str, Any], where: str) -> Population:
-    """Return the population in the tables of a TOML file.
-
-    Args:
-        table: the table [population].
-        where: what to call the file in an error.
-
-    Raises:
-        TraceError: a number is missing, unknown or out of range.
-    """
+    table = table["population"]
     try:
         links = dict(table["links"])
         population = Population(
@@ -109,6 +93,11 @@ def parse(table: Mapping[str, Any], where: str) -> Population:
     return population
 
 
+def targets() -> Mapping[str, Any]:
+    """Return the marginals of the recordings that the embedded population was fitted on."""
+    return dict(_table(None)["targets"])
+
+
 def save(
     population: Population,
     path: str | Path,
@@ -124,17 +113,14 @@ def save(
     path = Path(path)
     document = {
         "provenance": dict(provenance),
-        "population": _plain(asdict(population)),
+        "population": asdict(population),
         "targets": dict(targets),
     }
-    part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(tomli_w.dumps(document), encoding="utf-8")
-        part.replace(path)
+        with replacing(path) as file:
+            tomli_w.dump(document, file)
     except OSError as problem:
         raise TraceError(f"{path}: cannot be written ({problem.strerror})") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _table(path: str | Path | None) -> dict[str, Any]:
@@ -158,12 +144,6 @@ def _of(kind: type[_T], table: Mapping[str, Any]) -> _T:
 
 def _tuples(value: Any) -> Any:  # noqa: ANN401 - any value of TOML
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of TOML
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def _check(population: Population) -> None:

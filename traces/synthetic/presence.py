@@ -1,6 +1,6 @@
 """Availability of a generated population: devices that come and go with the hours of the day.
 
-A device is never there, or belongs to a group. In its group it comes in bouts: sessions with short
+A device is never online, or belongs to a group. In its group it comes in bouts: sessions with short
 pauses between them, then a long gap. A gap is drawn in operational time, which runs fast in the
 hours in which such devices come and slowly in the others (the time change of an inhomogeneous
 renewal process), so that rare devices too come at their hours. Lengths follow quantiles of the
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, offsets_of
+from fedstale.traces.arrays import Array, Index, offsets_of, ranges
 from fedstale.traces.availability import Availability
 
 DAY_S = 86_400.0
@@ -51,7 +51,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diurnal:
-    """A population of groups; what their weights leave to 1 is never there."""
+    """A population of groups; what their weights leave to 1 is never online."""
 
     groups: tuple[Group, ...]
     """The groups, rarest devices first."""
@@ -62,7 +62,7 @@ def draw(model: Diurnal, n: int, days: int, rng: np.random.Generator) -> tuple[A
 
     Returns:
         Starts and ends in s, device after device, and the number of windows of each; a device
-        that is never there has none.
+        that is never online has none.
     """
     end = days * DAY_S
     group, active = _groups_of(model, rng.random(n))
@@ -81,7 +81,7 @@ def draw(model: Diurnal, n: int, days: int, rng: np.random.Generator) -> tuple[A
         found.append((active[seen], np.maximum(start[seen], 0.0), np.minimum(stop[seen], end)))
         again = u[1] < tables.another[of]
         pause = stop + tables.pause(of, u[2])
-        # A gap of less than a second would be no gap to whoever recorded it.
+        # A gap of less than a second would be no gap to a recorder.
         gap = np.maximum(tables.after(of, stop, tables.gap(of, u[2])), stop + 1.0)
         t[active] = np.where(again, pause, gap)
         active = active[t[active] < end]
@@ -98,9 +98,9 @@ def fit(availability: Availability, epoch_s: float = 0.0) -> Diurnal:
     """Return the population whose replay would look like a recording's replay.
 
     The recording is taken as a circle, as it is replayed: the gap from a device's last window leads
-    to its first. When a device was not observed cannot be told from when it was away, so devices
-    may come out rarer than they were. They are grouped by the share of time they are there, then by
-    how often they come.
+    to its first. A recording does not tell unobserved from offline, so devices may come out rarer
+    than they were. They are grouped by the share of time they are online, then by how often they
+    come.
 
     Args:
         availability: the recording; each record a whole number of days.
@@ -115,7 +115,7 @@ def fit(availability: Availability, epoch_s: float = 0.0) -> Diurnal:
         raise TraceError("availability to fit: expected records of whole days, cut or pad them")
     counts = np.diff(availability.offsets)[rows]
     first = availability.offsets[rows]
-    windows = np.arange(counts.sum()) + np.repeat(first - offsets_of(counts)[:-1], counts)
+    windows = ranges(first, counts)
     owner = np.repeat(np.arange(rows.size), counts)
     starts, ends = availability.starts[windows], availability.ends[windows]
     share = np.bincount(owner, weights=ends - starts, minlength=rows.size) / length

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedstale.compare import folders, running
 from fedstale.compare.plan import Plan
 from fedstale.errors import ConfigError
+from fedstale.traces import TraceSet
 
 sys.path.append(str(Path(__file__).parent.parent / "simulation"))
 
@@ -144,13 +145,13 @@ def test_what_is_done_is_kept_and_what_is_half_done_goes_on(plan, tmp_path):
 
 
 def test_traces_of_several_runs_are_read_once_and_make_no_difference(plan, tmp_path, monkeypatch):
-    loaded, load = [], running.trace_spec.load
+    loaded, load = [], TraceSet.load
 
     def counted(spec, *, seed):
         loaded.append((spec, seed))
         return load(spec, seed=seed)
 
-    monkeypatch.setattr(running.trace_spec, "load", counted)
+    monkeypatch.setattr(TraceSet, "load", counted)
     together, alone = tasks_of(plan, tmp_path / "together"), tasks_of(plan, tmp_path / "alone")
     log = tmp_path / "log"
     assert running.run(together, workers=2, log=log, watch=lambda s: None) == []

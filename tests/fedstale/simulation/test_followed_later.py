@@ -17,8 +17,7 @@ from fedstale.simulation.devices import Fleet
 from fedstale.simulation.jobs import JobTable
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies import FedAvgOverSelected, FedBuff, GapAware
-from fedstale.traces import Series
-from fedstale.traces.synthetic.generate import synthesise
+from fedstale.traces import Series, TraceSet
 
 N = 4
 RATES = st.lists(st.sampled_from([0.0, 1e5, 1e6, 8e6]), min_size=1, max_size=5)
@@ -85,7 +84,7 @@ STRATEGIES = {
 @pytest.mark.parametrize("on_interrupt", ["abort", "pause"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_run_is_the_same_whenever_devices_are_followed(name, on_interrupt, monkeypatch):
-    phones = synthesise(200, 2, seed=1)
+    phones = TraceSet.synthetic(200, days=2, seed=1)
     counts.clear()
 
     def events(kind):

@@ -10,7 +10,6 @@ from fedstale.simulation import TraceGrid
 from fedstale.simulation.costs import Costs
 from fedstale.strategies import GapAware
 from fedstale.traces import TraceSet
-from fedstale.traces.synthetic.generate import synthesise
 
 DECLARED = {"work-per-example": 2.0, "epochs": 1, "examples": 50, "model-bytes": 1_000_000}
 
@@ -53,7 +52,7 @@ def test_a_reply_whose_overhead_ends_too_late_is_late():
 
 
 def test_none_is_nothing_to_the_last_byte():
-    traces = synthesise(20, days=1, seed=2)
+    traces = TraceSet.synthetic(20, days=1, seed=2)
     zero = {"download-overhead-s": 0.0, "upload-overhead-s": 0.0}
     plain, same = (run(traces, 10, **table).to_pandas() for table in ({}, zero))
     assert plain.equals(same)

@@ -9,8 +9,7 @@ from small_app import write_small_app
 
 from fedstale.config import SimulationConfig
 from fedstale.simulation.run import simulate
-from fedstale.traces.compose import compose
-from fedstale.traces.sources import read
+from fedstale.traces import TraceSet
 
 RECORDINGS = Path(__file__).parents[4] / "shared" / "traces"
 
@@ -22,11 +21,11 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def phones():
     """Return 200 phones: when they charge, how fast they are, what is left, and their links."""
-    return compose(
-        availability=read(RECORDINGS / "flash-ready-strict.json"),
-        compute=read(RECORDINGS / "ai-benchmark-devices.json"),
-        background=read(RECORDINGS / "planetlab-cpu.tar.gz"),
-        network=read(RECORDINGS / "mahimahi"),
+    return TraceSet.compose(
+        availability=TraceSet.read(RECORDINGS / "flash-ready-strict.json"),
+        compute=TraceSet.read(RECORDINGS / "ai-benchmark-devices.json"),
+        background=TraceSet.read(RECORDINGS / "planetlab-cpu.tar.gz"),
+        network=TraceSet.read(RECORDINGS / "mahimahi"),
         n=200,
         seed=1,
     )

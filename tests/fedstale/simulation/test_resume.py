@@ -14,7 +14,7 @@ from fedstale.errors import ConfigError
 from fedstale.reports.folder import RunFolder
 from fedstale.simulation import jobs, run
 from fedstale.simulation.run import simulate
-from fedstale.traces.synthetic.generate import synthesise
+from fedstale.traces import TraceSet
 
 CONFIG = SimulationConfig(
     app="digits",
@@ -31,7 +31,7 @@ SAME = ("events.parquet", "metrics.parquet", "model.safetensors")
 
 @pytest.fixture(scope="module")
 def traces():
-    return synthesise(30, days=7, seed=0)
+    return TraceSet.synthetic(30, days=7, seed=0)
 
 
 @pytest.fixture(scope="module")

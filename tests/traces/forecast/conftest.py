@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
+from fedstale.traces import TraceSet
 from fedstale.traces.forecast import Observer, draw
-from fedstale.traces.synthetic.generate import synthesise
 
 
 @pytest.fixture(scope="session")
 def fleet():
-    return synthesise(60, 3, seed=0)
+    return TraceSet.synthetic(60, days=3, seed=0)
 
 
 @pytest.fixture(scope="session")

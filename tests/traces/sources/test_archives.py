@@ -74,31 +74,31 @@ def test_hidden_files_and_resource_forks_are_passed_over(make):
     assert everything(path) == {"a/x.csv": b"1"}
 
 
-def test_too_many_files_are_refused(make):
+def test_too_many_files_are_rejected(make):
     with pytest.raises(TraceError, match="more than 5 files"):
         everything(make({f"{i}.csv": b"1" for i in range(6)}))
 
 
-def test_a_file_that_unpacks_to_too_much_is_refused(make):
+def test_a_file_that_unpacks_to_too_much_is_rejected(make):
     with pytest.raises(TraceError, match="larger than 1000 bytes"):
         everything(make({"bomb.csv": b"0" * 2_000}))
 
 
-def test_files_that_are_too_much_together_are_refused(make):
+def test_files_that_are_too_much_together_are_rejected(make):
     with pytest.raises(TraceError, match="or 3000 bytes"):
         everything(make({f"{i}.csv": b"0" * 900 for i in range(4)}))
 
 
 @pytest.mark.parametrize("name", ["../out.csv", "a/../../out.csv", "/etc/out.csv", "..\\out.csv"])
 @pytest.mark.parametrize("maker", [make_zip, make_tar])
-def test_a_name_that_leads_out_of_the_archive_is_refused(maker, name, tmp_path):
+def test_a_name_that_leads_out_of_the_archive_is_rejected(maker, name, tmp_path):
     path = maker(tmp_path / "archive", {name: b"1"})
     with pytest.raises(TraceError, match="leads out of the archive"):
         everything(path)
 
 
 @pytest.mark.parametrize("maker", [make_tar, make_folder])
-def test_a_wanted_file_whose_name_is_no_text_is_refused(maker, tmp_path):
+def test_a_wanted_file_whose_name_is_no_text_is_rejected(maker, tmp_path):
     name = os.fsdecode(b"caf\xe9.csv")
     path = tmp_path / "archive"
     if maker is make_folder:
@@ -174,7 +174,7 @@ def test_a_file_is_read_plain_or_gzipped(tmp_path):
     assert head(tmp_path / "packed", 2) == b"te"
 
 
-def test_a_gzip_bomb_is_refused(tmp_path):
+def test_a_gzip_bomb_is_rejected(tmp_path):
     (tmp_path / "bomb").write_bytes(gzip.compress(b"0" * 1_000_000))
     with pytest.raises(TraceError, match="larger than 1000 bytes"):
         read_file(tmp_path / "bomb", SMALL)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces.sources import fedscale as fedscale_behaviour
+from fedstale.traces.sources import fedscale
 
 
 def client(active, inactive, finish_time=1000, **more):
@@ -17,7 +17,7 @@ def client(active, inactive, finish_time=1000, **more):
 def read(tmp_path, data):
     file = tmp_path / "client_behave_trace"
     file.write_bytes(data if isinstance(data, bytes) else pickle.dumps(data))
-    return fedscale_behaviour.read(file)
+    return fedscale.read_behaviour(file)
 
 
 def windows(traces, name):
@@ -55,7 +55,7 @@ def test_every_kind_of_mess_is_repaired_or_dropped_and_counted(tmp_path):
         "dropped: end before start": 1,
         "dropped: not a number": 3,
         "dropped: start without an end, or end without a start": 1,
-        "kept: client that is never there": 3,
+        "kept: client that is never online": 3,
         "merged: touching": 1,
         "sorted: out of order": 1,
     }
@@ -74,9 +74,9 @@ class Evil:
         (pickle.dumps([1]), "expected a pickled dictionary"),
         (pickle.dumps({}), "expected a pickled dictionary"),
         (pickle.dumps({1: {"computation": 1.0}}), "expected a client_behave_trace"),
-        (pickle.dumps({1: Evil()}), "refused"),
-        (pickle.dumps({1: client(np.arange(2), np.arange(2))}), "refused"),
-        (b"hello", "refused|truncated"),
+        (pickle.dumps({1: Evil()}), "rejected"),
+        (pickle.dumps({1: client(np.arange(2), np.arange(2))}), "rejected"),
+        (b"hello", "rejected|truncated"),
     ],
 )
 def test_what_is_not_this_format_is_one_sentence_and_runs_nothing(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces.sources import fedscale_speeds as fedscale_capacity
+from fedstale.traces.sources import fedscale
 
 
 def client(computation, communication):
@@ -14,7 +14,7 @@ def client(computation, communication):
 def read(tmp_path, data):
     file = tmp_path / "client_device_capacity"
     file.write_bytes(data if isinstance(data, bytes) else pickle.dumps(data))
-    return fedscale_capacity.read(file)
+    return fedscale.read_capacity(file)
 
 
 def test_the_median_client_has_speed_one_and_links_are_equal_both_ways(tmp_path):
@@ -23,7 +23,7 @@ def test_the_median_client_has_speed_one_and_links_are_equal_both_ways(tmp_path)
     np.testing.assert_allclose(traces.compute.value_at(*at), [0.5, 1.0, 2.0])
     np.testing.assert_allclose(traces.downlink.value_at(*at), [1e6, 2e6, 5.6481e6])
     np.testing.assert_array_equal(traces.uplink.value_at(*at), traces.downlink.value_at(*at))
-    assert traces.compute_unit == fedscale_capacity.COMPUTE_UNIT
+    assert traces.compute_unit == fedscale.COMPUTE_UNIT
     assert not traces.repairs
 
 
@@ -46,7 +46,7 @@ def test_a_client_with_a_number_that_cannot_be_is_dropped_and_counted(tmp_path, 
         (pickle.dumps({1: client(1.0, 2.0)})[:-9], "truncated"),
         (pickle.dumps(3), "expected a pickled dictionary"),
         (pickle.dumps({1: 2}), "expected a client_device_capacity"),
-        (pickle.dumps({1: client(np.float64(1.0), 2.0)}), "refused"),
+        (pickle.dumps({1: client(np.float64(1.0), 2.0)}), "rejected"),
     ],
 )
 def test_what_is_not_this_format_is_one_sentence(tmp_path, data, says):

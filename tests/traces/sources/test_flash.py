@@ -69,7 +69,7 @@ def test_a_phone_without_windows_is_kept_as_one_that_never_comes(tmp_path):
     assert traces.n_devices == 2
     start, _ = traces.availability.window_at_or_after([0], 0.0)
     assert start == np.inf
-    assert traces.repairs["kept: phone that is never there"] == 1
+    assert traces.repairs["kept: phone that is never online"] == 1
 
 
 def test_the_record_repeats_after_whole_days(tmp_path):
@@ -107,7 +107,7 @@ def test_numbers_that_are_none_are_dropped(tmp_path):
     assert traces.repairs["dropped: not a pair of numbers"] == 4
 
 
-def test_a_record_of_no_day_is_refused(tmp_path):
+def test_a_record_of_no_day_is_rejected(tmp_path):
     with pytest.raises(TraceError, match="days = 0"):
         read(tmp_path, {"a": []}, days=0)
 

@@ -152,7 +152,7 @@ def test_an_archive_without_sessions_is_one_sentence(tmp_path):
         gnettrack.read(tmp_path / "logs.zip")
 
 
-def test_an_unknown_choice_of_sessions_is_refused(tmp_path):
+def test_an_unknown_choice_of_sessions_is_rejected(tmp_path):
     with pytest.raises(TraceError, match="sessions = 'some'"):
         read(tmp_path, log((1, 1, 1)), sessions="some")
 

@@ -110,12 +110,12 @@ def test_folders_and_names_that_hold_no_link_say_so(tmp_path):
 
 
 @pytest.mark.parametrize("bin_s", [0.0, -1.0, math.nan, math.inf, 0.0005, 0.0015])
-def test_a_bin_that_is_no_whole_milliseconds_is_refused(tmp_path, bin_s):
+def test_a_bin_that_is_no_whole_milliseconds_is_rejected(tmp_path, bin_s):
     with pytest.raises(TraceError, match="bin_s"):
         mahimahi.read(write(tmp_path, a_up="1"), bin_s=bin_s)
 
 
-def test_bins_too_many_for_memory_are_refused(tmp_path):
+def test_bins_too_many_for_memory_are_rejected(tmp_path):
     with pytest.raises(TraceError, match="fewer than"):
         mahimahi.read(write(tmp_path, a_up="2000000000"), bin_s=0.001)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces.sources import SOURCES, read
+from fedstale.traces import TraceSet
+from fedstale.traces.sources import SOURCES
 from fedstale.traces.sources.read import kind_of
 
 CSV = "Timestamp,DL_bitrate,UL_bitrate\n2020.02.13_10.00.00,8,1\n2020.02.13_10.00.01,8,1\n"
@@ -41,7 +42,7 @@ def example(folder: Path, kind: str) -> Path:
 def test_a_kind_is_found_out_and_read(tmp_path, kind):
     path = example(tmp_path, kind)
     assert kind_of(path) == kind
-    traces = read(path)
+    traces = TraceSet.read(path)
     assert traces.n_devices == 1
     if kind != "mahimahi":
         assert traces.known == tuple(
@@ -53,7 +54,7 @@ def test_a_kind_is_found_out_and_read(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_kind_that_is_named_is_not_guessed(tmp_path, kind):
-    assert read(str(example(tmp_path, kind)), kind).n_devices == 1
+    assert TraceSet.read(str(example(tmp_path, kind)), kind).n_devices == 1
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -63,13 +64,13 @@ def test_a_kind_that_is_named_is_not_guessed(tmp_path, kind):
 def test_every_reader_answers_garbage_with_a_trace_error(tmp_path, kind, content):
     (tmp_path / "x.up").write_bytes(content)
     with pytest.raises(TraceError):
-        read(tmp_path / "x.up", kind)
+        TraceSet.read(tmp_path / "x.up", kind)
 
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_every_reader_answers_a_missing_path_with_a_trace_error(tmp_path, kind):
     with pytest.raises(TraceError, match="no such file"):
-        read(tmp_path / "nothing.up", kind)
+        TraceSet.read(tmp_path / "nothing.up", kind)
 
 
 @pytest.mark.parametrize("kind", sorted(set(SOURCES) - {"mahimahi", "planetlab"}))
@@ -79,7 +80,7 @@ def test_every_reader_answers_a_truncated_file_with_a_trace_error_or_less_data(t
     for cut in range(0, len(whole), 3):
         path.write_bytes(whole[:cut])
         try:
-            read(path, kind)
+            TraceSet.read(path, kind)
         except TraceError:
             continue
         # A log that ends early is a shorter log; nothing else may pass.
@@ -90,7 +91,7 @@ def test_every_reader_answers_a_truncated_file_with_a_trace_error_or_less_data(t
 def test_an_unknown_kind_lists_what_is_accepted(tmp_path, content):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(TraceError) as error:
-        read(tmp_path / "x")
+        TraceSet.read(tmp_path / "x")
     assert "native" in str(error.value)
     for kind in SOURCES:
         assert kind in str(error.value)
@@ -98,14 +99,14 @@ def test_an_unknown_kind_lists_what_is_accepted(tmp_path, content):
 
 def test_an_empty_folder_and_a_missing_path_say_so(tmp_path):
     with pytest.raises(TraceError, match="not a trace of a known kind"):
-        read(tmp_path)
+        TraceSet.read(tmp_path)
     with pytest.raises(TraceError, match="no such file"):
-        read(tmp_path / "nothing")
+        TraceSet.read(tmp_path / "nothing")
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path):
     with pytest.raises(TraceError, match=r"source = 'flsh': expected .*flash"):
-        read(example(tmp_path, "flash"), "flsh")
+        TraceSet.read(example(tmp_path, "flash"), "flsh")
 
 
 def test_archives_are_told_apart_by_what_is_in_them(tmp_path):

@@ -8,7 +8,8 @@ from types import MappingProxyType
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces.sources import SOURCES, RemoteFile, read
+from fedstale.traces import TraceSet
+from fedstale.traces.sources import SOURCES, RemoteFile
 from fedstale.traces.sources import fetch as fetch_module
 from fedstale.traces.sources.fetch import checksum_file, fetch
 
@@ -81,7 +82,7 @@ def test_a_file_arrives_whole_and_can_be_read(tmp_path, at):
     path = fetch("flash", tmp_path / "new" / "folder", url=at("ok"))
     assert path == tmp_path / "new" / "folder" / "ready_strict.json"
     assert path.read_bytes() == CONTENT
-    assert read(path).n_devices == 2
+    assert TraceSet.read(path).n_devices == 2
 
 
 def test_a_checksum_that_was_not_known_is_recorded(tmp_path, at):
@@ -178,7 +179,7 @@ def test_a_source_of_several_files_becomes_a_folder(tmp_path, at, with_files):
     with_files("mahimahi", *files)
     path = fetch("mahimahi", tmp_path, url=at(""))
     assert path == tmp_path / "mahimahi"
-    assert read(path).known == ("downlink", "uplink")
+    assert TraceSet.read(path).known == ("downlink", "uplink")
 
 
 def test_a_server_that_is_not_there_is_one_sentence(tmp_path, server, at):

@@ -1,4 +1,4 @@
-"""The native file keeps what it was given, and refuses what it cannot understand."""
+"""The native file keeps what it was given, and rejects what it cannot understand."""
 
 import json
 import re
@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.io import parquet as file_writer
-from fedstale.traces.io import parquet as files
 from fedstale.traces.io.parquet import SCHEMA
-from fedstale.traces.synthetic.generate import synthesise
 from fedstale.traces.trace_set import CHANNELS, numbered
 
 
@@ -72,16 +70,16 @@ def rich_set() -> TraceSet:
 
 def test_a_file_gives_back_every_bit_of_every_array(tmp_path):
     traces = rich_set()
-    files.write(traces, tmp_path / "t.parquet")
-    assert_equal(files.read(tmp_path / "t.parquet"), traces)
+    traces.write(tmp_path / "t.parquet")
+    assert_equal(TraceSet.read(tmp_path / "t.parquet"), traces)
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_a_set_that_knows_one_channel_comes_back_with_that_one(tmp_path, channel):
     whole = rich_set()
     part = replace(whole, **{name: None for name in CHANNELS if name != channel})
-    files.write(part, tmp_path / "t.parquet")
-    assert_equal(files.read(tmp_path / "t.parquet"), part)
+    part.write(tmp_path / "t.parquet")
+    assert_equal(TraceSet.read(tmp_path / "t.parquet"), part)
 
 
 @settings(max_examples=25, deadline=None)
@@ -95,14 +93,14 @@ def test_any_regular_series_comes_back(tmp_path_factory, counts, step_s, seed):
     series = Series.regular([rng.random(n) for n in counts], step_s=step_s)
     traces = TraceSet(device_ids=numbered("d", len(counts)), downlink=series)
     path = tmp_path_factory.mktemp("any") / "t.parquet"
-    files.write(traces, path)
-    assert_equal(files.read(path), traces)
+    traces.write(path)
+    assert_equal(TraceSet.read(path), traces)
 
 
 def test_rows_that_no_device_uses_are_not_written(tmp_path):
     traces = rich_set().take([0, 2])
-    files.write(traces, tmp_path / "t.parquet")
-    back = files.read(tmp_path / "t.parquet")
+    traces.write(tmp_path / "t.parquet")
+    back = TraceSet.read(tmp_path / "t.parquet")
     assert back.downlink.lengths.size == 1
     t = np.linspace(0, 100, 50)
     for device in (0, 1):
@@ -120,13 +118,13 @@ def test_many_row_groups_come_back_as_one(tmp_path, monkeypatch):
     monkeypatch.setattr(file_writer, "_SAMPLES_A_GROUP", 40)
     monkeypatch.setattr(file_writer, "_DEVICES_A_GROUP", 2)
     traces = rich_set()
-    files.write(traces, tmp_path / "t.parquet")
+    traces.write(tmp_path / "t.parquet")
     assert pq.ParquetFile(tmp_path / "t.parquet").num_row_groups > 8
-    assert_equal(files.read(tmp_path / "t.parquet"), traces)
+    assert_equal(TraceSet.read(tmp_path / "t.parquet"), traces)
 
 
 def test_plain_pandas_reads_devices_and_windows_as_documented(tmp_path):
-    files.write(rich_set(), tmp_path / "t.parquet")
+    rich_set().write(tmp_path / "t.parquet")
     frame = pd.read_parquet(tmp_path / "t.parquet")
     devices = frame[frame.record == "device"]
     assert list(devices.device_id) == ["a", "b", "ü/3", "", "e"]
@@ -144,75 +142,75 @@ def test_a_hundred_thousand_devices_come_back(tmp_path):
         starts.ravel(), starts.ravel() + 0.5, np.full(n, 5), np.full(n, 2000.0)
     )
     traces = TraceSet(device_ids=numbered("d", n), availability=availability)
-    files.write(traces, tmp_path / "t.parquet")
-    assert_equal(files.read(tmp_path / "t.parquet"), traces)
+    traces.write(tmp_path / "t.parquet")
+    assert_equal(TraceSet.read(tmp_path / "t.parquet"), traces)
 
 
 @pytest.mark.slow
 def test_a_million_devices_come_back(tmp_path):
-    traces = synthesise(1_000_000, 1, 0)
-    files.write(traces, tmp_path / "t.parquet")
-    assert_equal(files.read(tmp_path / "t.parquet"), traces)
+    traces = TraceSet.synthetic(1_000_000, days=1, seed=0)
+    traces.write(tmp_path / "t.parquet")
+    assert_equal(TraceSet.read(tmp_path / "t.parquet"), traces)
 
 
 def test_a_failed_write_leaves_the_earlier_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "t.parquet"
-    files.write(rich_set(), path)
+    rich_set().write(path)
     before = path.read_bytes()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(TraceError, match="No space left on device"):
-        files.write(TraceSet.ideal(2), path)
+        TraceSet.ideal(2).write(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_that_does_not_exist_is_one_clear_error(tmp_path):
     with pytest.raises(TraceError, match=r"nowhere.*cannot be written"):
-        files.write(TraceSet.ideal(2), tmp_path / "nowhere" / "t.parquet")
+        TraceSet.ideal(2).write(tmp_path / "nowhere" / "t.parquet")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
 def test_a_truncated_file_is_one_clear_error(tmp_path, share):
     path = tmp_path / "t.parquet"
-    files.write(rich_set(), path)
+    rich_set().write(path)
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(TraceError, match="cut short or damaged"):
-        files.read(path)
+        TraceSet.read(path)
 
 
 def test_damaged_bytes_are_refused_or_harmless(tmp_path):
     path = tmp_path / "t.parquet"
     traces = rich_set()
-    files.write(traces, path)
+    traces.write(path)
     data = path.read_bytes()
     rng = np.random.default_rng(0)
-    refused = 0
+    rejected = 0
     for place in rng.integers(4, len(data) - 8, 300):
         broken = bytearray(data)
         broken[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(broken)
         try:
-            files.read(path)
+            TraceSet.read(path)
         except TraceError:
-            refused += 1
-    assert refused > 100
+            rejected += 1
+    assert rejected > 100
 
 
 def test_another_parquet_file_is_not_taken_for_traces(tmp_path):
     path = tmp_path / "t.parquet"
     pd.DataFrame({"x": [1]}).to_parquet(path)
     with pytest.raises(TraceError, match="a Parquet file, but not of traces"):
-        files.read(path)
+        TraceSet.read(path)
 
 
 def test_a_missing_file_is_one_clear_error(tmp_path):
     with pytest.raises(TraceError, match="no such file"):
-        files.read(tmp_path / "t.parquet")
+        TraceSet.read(tmp_path / "t.parquet")
 
 
 def rewritten(path, *, about=None, change=None):
@@ -228,15 +226,15 @@ def rewritten(path, *, about=None, change=None):
 
 def test_a_later_version_is_refused_by_its_number(tmp_path):
     path = tmp_path / "t.parquet"
-    files.write(rich_set(), path)
+    rich_set().write(path)
     rewritten(path, about={"version": 2})
     with pytest.raises(TraceError, match="version 2 of the format: expected 1"):
-        files.read(path)
+        TraceSet.read(path)
 
 
 def test_a_column_of_another_type_is_refused_by_its_name(tmp_path):
     path = tmp_path / "t.parquet"
-    files.write(rich_set(), path)
+    rich_set().write(path)
 
     def narrower(table: pa.Table) -> pa.Table:
         i = table.schema.get_field_index("length_s")
@@ -244,15 +242,15 @@ def test_a_column_of_another_type_is_refused_by_its_name(tmp_path):
 
     rewritten(path, change=narrower)
     with pytest.raises(TraceError, match="column length_s is float"):
-        files.read(path)
+        TraceSet.read(path)
 
 
 def test_rows_that_are_missing_are_noticed(tmp_path):
     path = tmp_path / "t.parquet"
-    files.write(rich_set(), path)
+    rich_set().write(path)
     rewritten(path, change=lambda table: table.slice(0, table.num_rows - 1))
     with pytest.raises(TraceError, match="rows of uplink: expected 1"):
-        files.read(path)
+        TraceSet.read(path)
 
 
 @pytest.mark.parametrize(
@@ -264,9 +262,9 @@ def test_rows_that_are_missing_are_noticed(tmp_path):
         ("uplink_scale", None, "uplink_scale has 1 nulls"),
     ],
 )
-def test_a_device_that_cannot_be_is_refused(tmp_path, column, value, expected):
+def test_a_device_that_cannot_be_is_rejected(tmp_path, column, value, expected):
     path = tmp_path / "t.parquet"
-    files.write(rich_set(), path)
+    rich_set().write(path)
 
     def altered(table: pa.Table) -> pa.Table:
         i = table.schema.get_field_index(column)
@@ -275,11 +273,11 @@ def test_a_device_that_cannot_be_is_refused(tmp_path, column, value, expected):
 
     rewritten(path, change=altered)
     with pytest.raises(TraceError, match=expected):
-        files.read(path)
+        TraceSet.read(path)
 
 
 def test_every_column_and_its_type_is_documented():
-    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text("utf-8")
     for field in SCHEMA:
         name = re.sub(rf"^({'|'.join(CHANNELS)})_", "CHANNEL_", field.name)
         kind = str(field.type).replace("double", "float64").replace("float>", "float32>")
@@ -288,6 +286,6 @@ def test_every_column_and_its_type_is_documented():
 
 
 def test_the_documented_example_runs():
-    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text("utf-8")
     section = page[page.index("## Trace files") :]
     exec(section.split("```python\n")[1].split("```")[0], {})

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
-from fedstale.traces import Job
-from fedstale.traces.compose import compose
-from fedstale.traces.io import parquet as files
+from fedstale.traces import Job, TraceSet
 from fedstale.traces.recording.journal import RECORD, JournalPart, Run
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.recording.to_traces import (
@@ -80,7 +78,7 @@ def test_charging_asks_for_both_and_recording_for_neither():
 
 
 @pytest.mark.parametrize("name", ["charging", "online"])
-def test_a_rule_that_needs_what_was_never_read_is_refused(name):
+def test_a_rule_that_needs_what_was_never_read_is_rejected(name):
     with pytest.raises(TraceError, match=f"cannot read whether it is {name}"):
         windows_of([part(steady(0, 10, **{name: NAN}))], available=name)
 
@@ -197,7 +195,7 @@ def test_one_reading_makes_no_trace():
         {"link_bit_per_s": (float("inf"), 1.0)},
     ],
 )
-def test_rules_out_of_range_are_refused(wrong):
+def test_rules_out_of_range_are_rejected(wrong):
     with pytest.raises(TraceError, match="expected"):
         RecordingRules(**wrong)
 
@@ -209,8 +207,8 @@ def test_a_recording_can_be_kept_composed_and_sent_jobs(tmp_path):
         for k in range(500)
     ]
     rules = RecordingRules(speed=3.0, compute_unit="a unit", link_bit_per_s=(8e6, 8e5))
-    files.write(traces_of([part(rows)], rules), tmp_path / "phone.parquet")
-    recorded = files.read(tmp_path / "phone.parquet")
+    traces_of([part(rows)], rules).write(tmp_path / "phone.parquet")
+    recorded = TraceSet.read(tmp_path / "phone.parquet")
     job = Job(work=60.0, download_bytes=10**6, upload_bytes=10**5)
     trip = recorded.trips([0], 0.0, job)
     share = np.array([row["processor_left"] for row in rows], dtype=np.float32)[1:]
@@ -219,7 +217,7 @@ def test_a_recording_can_be_kept_composed_and_sent_jobs(tmp_path):
     trained = 1 + np.searchsorted(np.cumsum(per_second), 60.0) + 1
     assert trained - 1 <= trip.trained[0] <= trained
     assert trip.reported[0] == pytest.approx(trip.trained[0] + 1)
-    fleet = compose(availability=recorded, compute=recorded, network=recorded, n=5, seed=0)
+    fleet = TraceSet.compose(availability=recorded, compute=recorded, network=recorded, n=5, seed=0)
     assert fleet.known == ("availability", "compute", "downlink", "uplink")
 
 

@@ -13,32 +13,30 @@ from fedstale.errors import TraceError
 from fedstale.traces import Series, TraceSet
 from fedstale.traces.synthetic import links as regimes
 from fedstale.traces.synthetic import load as background
-from fedstale.traces.synthetic import marginals, population
+from fedstale.traces.synthetic import population
 from fedstale.traces.synthetic import presence as diurnal
-from fedstale.traces.synthetic.fit import fit, targets
-from fedstale.traces.synthetic.generate import synthesise
+from fedstale.traces.synthetic.fit import availability_marginal, fit
 from fedstale.traces.trace_set import numbered
 
-SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces"
+SHARED = Path(__file__).parents[3] / ".." / "shared" / "traces"
 
 
 @pytest.fixture(scope="module")
 def recordings():
     if not SHARED.is_dir():
         pytest.skip("published recordings are not here")
-    from fedstale.traces.sources import read
 
     return {
-        "availability": read(SHARED / "flash-ready-strict.json"),
-        "network": [read(SHARED / "uccmisl-5g.zip"), read(SHARED / "mahimahi")],
-        "background": read(SHARED / "planetlab-cpu.tar.gz"),
-        "compute": read(SHARED / "ai-benchmark-devices.json"),
+        "availability": TraceSet.read(SHARED / "flash-ready-strict.json"),
+        "network": [TraceSet.read(SHARED / "uccmisl-5g.zip"), TraceSet.read(SHARED / "mahimahi")],
+        "background": TraceSet.read(SHARED / "planetlab-cpu.tar.gz"),
+        "compute": TraceSet.read(SHARED / "ai-benchmark-devices.json"),
     }
 
 
 def test_the_embedded_numbers_are_those_that_fit_finds(recordings):
     found, stored = (
-        np.array(list(_numbers(asdict(p)))) for p in (fit(**recordings), population.load())
+        np.array(list(_numbers(asdict(p)))) for p in (fit(**recordings)[0], population.load())
     )
     assert found.shape == stored.shape
     # The file keeps five digits, of which the last may differ between machines.
@@ -56,7 +54,7 @@ def _numbers(value: object):
 
 
 def test_the_embedded_targets_are_the_marginals_of_the_recordings(recordings):
-    found, stored = targets(**recordings), population.targets()
+    found, stored = fit(**recordings)[1], population.targets()
     assert found.keys() == stored.keys()
     for part, marginal in found.items():
         for name, numbers in marginal.items():
@@ -77,13 +75,13 @@ def test_the_embedded_file_says_where_it_is_from():
 
 
 def test_availability_fitted_to_generated_devices_generates_alike():
-    truth = synthesise(4000, 4, 1).availability
+    truth = TraceSet.synthetic(4000, days=4, seed=1).availability
     again = diurnal.fit(truth)
     starts, ends, counts = diurnal.draw(again, 4000, 4, np.random.default_rng(0))
     from fedstale.traces import Availability
 
     drawn = Availability.packed(starts, ends, counts, 4 * 86_400.0)
-    a, b = marginals.availability(truth), marginals.availability(drawn)
+    a, b = availability_marginal(truth), availability_marginal(drawn)
     np.testing.assert_allclose(a["hourly"], b["hourly"], atol=0.03)
     np.testing.assert_allclose(np.log(a["session_s"]), np.log(b["session_s"]), atol=np.log(1.5))
 
@@ -142,7 +140,7 @@ def test_a_missing_file_is_one_clear_error(tmp_path):
         population.load(tmp_path / "p.toml")
 
 
-def test_a_probability_above_one_is_refused(tmp_path):
+def test_a_probability_above_one_is_rejected(tmp_path):
     known = population.load()
     group = replace(known.availability.groups[0], another=1.5)
     wrong = replace(known, availability=diurnal.Diurnal(groups=(group,)))
@@ -153,7 +151,7 @@ def test_a_probability_above_one_is_refused(tmp_path):
 
 @cache
 def generated() -> TraceSet:
-    return synthesise(300, 2, 0)
+    return TraceSet.synthetic(300, days=2, seed=0)
 
 
 def tiny(**changes: object) -> dict:
@@ -169,7 +167,7 @@ def tiny(**changes: object) -> dict:
 
 
 def test_generated_recordings_can_be_fitted():
-    assert fit(**tiny()).speed == (1.0, 2.0, 3.0)
+    assert fit(**tiny())[0].speed == (1.0, 2.0, 3.0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fedstale.traces.recording.recorder import calibrate, record, steady_clock
 
 
 class Device:
-    """A steady clock, a device that it drives, and somebody who may press Ctrl-C."""
+    """A steady clock, a device that it drives, and a user who may press Ctrl-C."""
 
     def __init__(self, *, stop_at=float("inf"), sleeps=(), slow_s=0.0):
         self.now, self.stop_at, self.sleeps, self.slow_s = 50.0, stop_at, dict(sleeps), slow_s
@@ -76,7 +76,7 @@ def test_a_slow_reading_does_not_shift_the_next(tmp_path):
 
 
 @pytest.mark.parametrize("interval_s", [0.5, 0.0, -1.0, 61.0, float("nan")])
-def test_an_interval_out_of_range_is_refused(tmp_path, interval_s):
+def test_an_interval_out_of_range_is_rejected(tmp_path, interval_s):
     with pytest.raises(ConfigError, match="expected 1 to 60 s"):
         record(
             Device(),
@@ -88,7 +88,7 @@ def test_an_interval_out_of_range_is_refused(tmp_path, interval_s):
         )
 
 
-def test_a_duration_of_nothing_is_refused(tmp_path):
+def test_a_duration_of_nothing_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="duration_s = 0"):
         recorded(tmp_path / "j", Device(), duration_s=0.0)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedstale.traces.sources import SOURCES, gnettrack
-from fedstale.traces.sources.repair_table import table
+from fedstale.traces.sources.__main__ import table
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "traces.md").read_text()

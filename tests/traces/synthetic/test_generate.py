@@ -6,9 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
-from fedstale.traces import Job
-from fedstale.traces.synthetic import marginals, population
-from fedstale.traces.synthetic.generate import BLOCK, synthesise
+from fedstale.traces import Job, TraceSet
+from fedstale.traces.synthetic import population
+from fedstale.traces.synthetic.fit import (
+    availability_marginal,
+    link_marginal,
+    load_marginal,
+    speed_marginal,
+)
+from fedstale.traces.synthetic.generate import BLOCK, generate
 
 DAY_S = 86_400.0
 
@@ -28,12 +34,12 @@ def assert_alike(generated: dict, recorded: dict) -> None:
     The lowest quantile of a link is an outage on both sides, and is left to the share of outages.
     The gap's highest quantile is cut by the length of the record, and depends on few devices.
     """
-    there, wanted = generated["availability"], recorded["availability"]
-    np.testing.assert_allclose(there["hourly"], wanted["hourly"], atol=HOURLY_ABS)
-    np.testing.assert_allclose(there["share"], wanted["share"], atol=SHARE_ABS)
-    assert there["never"] == pytest.approx(wanted["never"], abs=0.03)
-    assert_factor(there["session_s"], wanted["session_s"], FACTOR)
-    assert_factor(there["gap_s"], wanted["gap_s"], FACTOR)
+    online, wanted = generated["availability"], recorded["availability"]
+    np.testing.assert_allclose(online["hourly"], wanted["hourly"], atol=HOURLY_ABS)
+    np.testing.assert_allclose(online["share"], wanted["share"], atol=SHARE_ABS)
+    assert online["never"] == pytest.approx(wanted["never"], abs=0.03)
+    assert_factor(online["session_s"], wanted["session_s"], FACTOR)
+    assert_factor(online["gap_s"], wanted["gap_s"], FACTOR)
     assert_factor(generated["downlink"]["bit_per_s"][1:], recorded["downlink"]["bit_per_s"][1:])
     for side in ("downlink", "uplink"):
         link, seen = generated[side], recorded[side]
@@ -53,20 +59,34 @@ def assert_factor(a: list[float], b: list[float], factor: float = FACTOR) -> Non
     assert np.all((ratio < factor) & (ratio > 1 / factor)), (a, b)
 
 
+def marginals_of(traces: TraceSet) -> dict:
+    return {
+        "availability": availability_marginal(traces.availability),
+        "downlink": link_marginal(traces.downlink),
+        "uplink": link_marginal(traces.uplink),
+        "background": load_marginal(traces.compute),
+        "speed": speed_marginal(traces.compute.scales),
+    }
+
+
 @pytest.mark.parametrize("seed", [0, 3])
 def test_generated_devices_have_the_recorded_marginals(seed):
     # As long as the recording: lengths of gaps depend on it.
-    assert_alike(marginals.of_generated(synthesise(3000, 2, seed)), population.targets())
+    assert_alike(marginals_of(TraceSet.synthetic(3000, days=2, seed=seed)), population.targets())
 
 
 def test_a_week_keeps_the_hours_of_two_days():
-    week = marginals.availability(synthesise(2000, 7, 0).availability)
+    week = availability_marginal(TraceSet.synthetic(2000, days=7, seed=0).availability)
     recorded = population.targets()["availability"]
     np.testing.assert_allclose(week["hourly"], recorded["hourly"], atol=HOURLY_ABS)
 
 
 def test_same_seed_gives_the_same_bytes_and_another_seed_does_not():
-    one, same, other = synthesise(50, 2, 7), synthesise(50, 2, 7), synthesise(50, 2, 8)
+    one, same, other = (
+        TraceSet.synthetic(50, days=2, seed=7),
+        TraceSet.synthetic(50, days=2, seed=7),
+        TraceSet.synthetic(50, days=2, seed=8),
+    )
     assert one.availability.starts.tobytes() == same.availability.starts.tobytes()
     assert one.downlink.stored.values.tobytes() == same.downlink.stored.values.tobytes()
     assert one.compute.scales.tobytes() == same.compute.scales.tobytes()
@@ -75,7 +95,10 @@ def test_same_seed_gives_the_same_bytes_and_another_seed_does_not():
 
 
 def test_a_device_is_the_same_however_many_others_there_are():
-    few, many = synthesise(20, 2, 5), synthesise(BLOCK + 10, 2, 5)
+    few, many = (
+        TraceSet.synthetic(20, days=2, seed=5),
+        TraceSet.synthetic(BLOCK + 10, days=2, seed=5),
+    )
     t = np.linspace(0, 3 * DAY_S, 500)
     for device in (0, 7, 19):
         here = np.full(t.size, device)
@@ -89,17 +112,20 @@ def test_a_device_is_the_same_however_many_others_there_are():
 
 
 def test_devices_of_different_blocks_are_different():
-    traces = synthesise(2 * BLOCK, 1, 0)
+    traces = TraceSet.synthetic(2 * BLOCK, days=1, seed=0)
     assert traces.downlink.scales[0] != traces.downlink.scales[BLOCK]
     counts = np.diff(traces.availability.offsets)
     assert not np.array_equal(counts[:BLOCK], counts[BLOCK:])
 
 
 def test_spread_time_zones_move_devices_by_whole_hours():
-    same, spread = synthesise(3000, 2, 0), synthesise(3000, 2, 0, time_zones="spread")
+    same, spread = (
+        TraceSet.synthetic(3000, days=2, seed=0),
+        TraceSet.synthetic(3000, days=2, seed=0, time_zones="spread"),
+    )
     shifts = spread.availability.shifts
     assert set(np.unique(shifts)) == {hour * 3600.0 for hour in range(24)}
-    hourly = [marginals.availability(x.availability)["hourly"] for x in (same, spread)]
+    hourly = [availability_marginal(x.availability)["hourly"] for x in (same, spread)]
     assert np.ptp(hourly[1]) < np.ptp(hourly[0]) / 3
     assert same.epoch is not None
     assert spread.epoch is None
@@ -108,7 +134,7 @@ def test_spread_time_zones_move_devices_by_whole_hours():
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**32), days=st.integers(1, 3))
 def test_windows_are_sorted_apart_and_inside_the_record(seed, days):
-    channel = synthesise(30, days, seed).availability
+    channel = TraceSet.synthetic(30, days=days, seed=seed).availability
     for device in range(30):
         windows, length = channel.windows(device)
         assert length == days * DAY_S
@@ -118,7 +144,7 @@ def test_windows_are_sorted_apart_and_inside_the_record(seed, days):
 
 
 def test_generated_devices_are_complete():
-    traces = synthesise(500, 2, 0)
+    traces = TraceSet.synthetic(500, days=2, seed=0)
     job = Job(work=30.0, download_bytes=100_000, upload_bytes=100_000)
     assert np.isfinite(traces.trips(np.arange(500), 0.0, job).reported).mean() > 0.3
     assert np.all(traces.compute.value_at(np.arange(500), 0.0) >= 0)
@@ -136,24 +162,24 @@ def test_generated_devices_are_complete():
 )
 def test_arguments_out_of_range_are_named(arguments, expected):
     with pytest.raises(TraceError, match=expected):
-        synthesise(*arguments)
+        generate(*arguments)
 
 
 def test_an_unknown_word_for_time_zones_is_named():
     with pytest.raises(TraceError, match="time_zones = 'world': expected 'same' or 'spread'"):
-        synthesise(1, 1, 0, time_zones="world")
+        TraceSet.synthetic(1, days=1, seed=0, time_zones="world")
 
 
 @pytest.mark.slow
 def test_a_million_devices_for_a_week_fit_in_two_kilobytes_each():
-    traces = synthesise(1_000_000, 7, 0)
+    traces = TraceSet.synthetic(1_000_000, days=7, seed=0)
     assert traces.nbytes / traces.n_devices < 2048
 
 
 def test_marginals_of_devices_that_never_leave_are_one_everywhere():
     from fedstale.traces import Availability
 
-    marginal = marginals.availability(Availability.always(3))
+    marginal = availability_marginal(Availability.always(3))
     assert marginal["hourly"] == [1.0] * 24
     assert marginal["share"] == [1.0] * 5
     assert marginal["session_s"] == []

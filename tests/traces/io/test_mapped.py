@@ -5,12 +5,11 @@ import pytest
 
 from fedstale.traces import Job, TraceSet
 from fedstale.traces.io.mapped import share
-from fedstale.traces.synthetic.generate import synthesise
 
 
 @pytest.fixture(scope="module")
 def traces():
-    return synthesise(300, 2, seed=1)
+    return TraceSet.synthetic(300, days=2, seed=1)
 
 
 def trips(traces):
@@ -37,7 +36,7 @@ def test_another_process_gets_the_same(traces, tmp_path):
 
 
 def test_arrays_stay_in_the_file_and_cannot_be_written_to(tmp_path):
-    many = synthesise(3000, 2, seed=1)
+    many = TraceSet.synthetic(3000, days=2, seed=1)
     shared = share(many, tmp_path / "shared")
     in_file = sum(end - begin for begin, end in shared.places)
     assert in_file > 5 * len(shared.rest)

@@ -8,7 +8,6 @@ import pytest
 
 from fedstale.errors import TraceError
 from fedstale.traces import DeviceTrace, TraceSet
-from fedstale.traces.io import parquet as files
 from fedstale.traces.recording.join import merge
 
 HOUR = 3600.0
@@ -32,7 +31,7 @@ def recording(folder, name, epoch, *, windows=((0.0, 60.0),), speed=2.0, unit="a
         compute_unit=unit if speed else None,
         repairs={"gap: no reading": 1},
     )
-    files.write(traces, folder / f"{name}.parquet")
+    traces.write(folder / f"{name}.parquet")
     return folder / f"{name}.parquet"
 
 
@@ -74,7 +73,7 @@ def test_a_rate_keeps_its_mean_however_late_its_recording_began(pair, align):
 def test_every_instant_of_a_recording_is_in_the_merged_set(pair, align, day):
     fleet = merge(pair, align=align)
     for position, path in enumerate(pair):
-        alone = files.read(path)
+        alone = TraceSet.read(path)
         at = np.arange(0.5, 100.0, 2.0)
         hours = pd.Timestamp(alone.epoch).hour * HOUR
         lead = hours + (day if position == 0 else 0.0)
@@ -87,8 +86,8 @@ def test_every_instant_of_a_recording_is_in_the_merged_set(pair, align, day):
 
 
 def test_a_merged_set_can_be_written_and_read(pair, tmp_path):
-    files.write(merge(pair), tmp_path / "fleet.parquet")
-    assert files.read(tmp_path / "fleet.parquet").n_devices == 2
+    merge(pair).write(tmp_path / "fleet.parquet")
+    assert TraceSet.read(tmp_path / "fleet.parquet").n_devices == 2
 
 
 def test_a_channel_that_one_recording_lacks_is_refused_or_left_out(pair, tmp_path):
@@ -100,13 +99,13 @@ def test_a_channel_that_one_recording_lacks_is_refused_or_left_out(pair, tmp_pat
     assert fleet.compute_unit is None
 
 
-def test_units_that_differ_are_refused(pair, tmp_path):
+def test_units_that_differ_are_rejected(pair, tmp_path):
     other = recording(tmp_path, "c", "2026-03-01T00:00:00", unit="another unit")
     with pytest.raises(TraceError, match="counts compute in 'another unit'"):
         merge([*pair, other])
 
 
-def test_one_device_twice_is_refused(pair, tmp_path):
+def test_one_device_twice_is_rejected(pair, tmp_path):
     (tmp_path / "again").mkdir()
     again = recording(tmp_path / "again", "a", "2026-03-03T00:00:00")
     with pytest.raises(TraceError, match=r"device 'a' is in .*a\.parquet too"):
@@ -115,26 +114,26 @@ def test_one_device_twice_is_refused(pair, tmp_path):
         merge([pair[0], pair[0]])
 
 
-def test_what_is_no_recording_is_refused(pair, tmp_path):
+def test_what_is_no_recording_is_rejected(pair, tmp_path):
     path = tmp_path / "part.parquet"
-    files.write(files.read(pair[0]).between(10.0, 50.0), path)
+    TraceSet.read(pair[0]).between(10.0, 50.0).write(path)
     with pytest.raises(TraceError, match="is a part of another record"):
         merge([path])
-    files.write(replace(files.read(pair[0]), epoch=None), path)
+    replace(TraceSet.read(pair[0]), epoch=None).write(path)
     with pytest.raises(TraceError, match="knows no calendar time"):
         merge([path])
-    files.write(files.read(pair[0]).with_after_end("stop"), path)
+    TraceSet.read(pair[0]).with_after_end("stop").write(path)
     with pytest.raises(TraceError, match="stops at its end"):
         merge([pair[1], path])
 
 
 @pytest.mark.parametrize("only", [["compute"], ["availability", "battery"]])
-def test_channels_that_make_no_set_are_refused(pair, only):
+def test_channels_that_make_no_set_are_rejected(pair, only):
     with pytest.raises(TraceError, match="expected availability and some of"):
         merge(pair, only=only)
 
 
-def test_nothing_to_merge_and_an_unknown_alignment_are_refused(pair):
+def test_nothing_to_merge_and_an_unknown_alignment_are_rejected(pair):
     with pytest.raises(TraceError, match="no recordings"):
         merge([])
     with pytest.raises(TraceError, match="expected 'time-of-day' or 'calendar'"):
