@@ -1,9 +1,9 @@
-"""Rules that merge updates although some of them are adversarial: coordinates and centres.
+"""Rules that combine updates although some are adversarial: by coordinates and by centres.
 
-A rule with parameter f stands f adversarial updates among n, whatever they hold. Every rule takes
-weights, which must be the server's own or capped by it: a rule then stands any f updates, the
-heaviest ones too. With equal weights the rules are those of the papers. See `krum` for rules that
-select whole updates, `ctma` for a wrapper, and `robust_merge` for their place in a strategy.
+A rule with parameter f withstands f adversarial updates among n, whatever they hold. Every rule
+takes weights, which must be the server's own or capped by it: a rule then withstands any f updates,
+the heaviest ones too. With equal weights the rules are those of the papers. See `krum` for rules
+that select whole updates, `ctma` for a wrapper, and `server.buffer` for their place in a strategy.
 
 Rules are called robust with coefficient kappa if, for every set S of n - f updates,
 
@@ -15,11 +15,10 @@ Reference:
     Fang, Yang, Bajwa. BRIDGE: Byzantine-resilient Decentralized Gradient Descent. IEEE TSIPN 2022
     (the same rules as screening of neighbours: trimmed mean, median, Krum, Bulyan).
 
-Several updates side by side, read block by block in float64.
-
-A robust rule looks at all updates of a merge at once. Blocks of some thousand coordinates keep that
-from needing a float64 copy of every update; distances are sums over blocks of squared differences,
-which neither go negative nor lose small updates beside a huge one, as Gram matrices do.
+A rule looks at all updates of a buffer at once, block by block in float64 (`Stack`). Blocks of some
+thousand coordinates keep that from needing a float64 copy of every update; distances are sums over
+blocks of squared differences, which neither go negative nor lose small updates beside a huge one,
+as Gram matrices do.
 """
 
 from abc import ABC, abstractmethod
@@ -101,7 +100,7 @@ class Rule(ABC):
     """Combines updates, up to f of which may hold anything."""
 
     f: int
-    """Adversarial updates that it stands, >= 0."""
+    """Adversarial updates that it withstands, >= 0."""
 
     def __post_init__(self) -> None:
         require(self.f == 0 or is_count(self.f), "robust.f", self.f, "an integer >= 0")
@@ -154,15 +153,15 @@ def aggregate(rule: Rule, updates: Sequence[Model], weights: Array | None = None
         rule = rule.facing(max(rule.f - lost, 0))
     if n < rule.least:
         raise ProtocolError(
-            f"a merge of {n} finite updates: {rule!r} needs at least {rule.least}; wait for more "
-            "(buffer_size) or stand fewer (f)"
+            f"a buffer of {n} finite updates: {rule!r} needs at least {rule.least}; wait for more "
+            "(buffer_size) or withstand fewer (f)"
         )
     kept = np.ones(n) if weights is None else np.asarray(weights, np.float64)[stack.kept]
     if not (np.isfinite(kept).all() and (kept > 0).all()):
-        raise ProtocolError(f"weights {kept.tolist()} of a merge: expected finite numbers > 0")
+        raise ProtocolError(f"weights {kept.tolist()} of a buffer: expected finite numbers > 0")
     if 2.0 * heaviest(kept, rule.f) >= kept.sum():
         raise ProtocolError(
-            f"the {rule.f} heaviest of {n} updates hold half the weight of a merge or more: "
+            f"the {rule.f} heaviest of {n} updates hold half the weight of a buffer or more: "
             "cap the weights, or weigh updates equally"
         )
     return stack.combine(rule.fit(stack, kept))
@@ -258,7 +257,7 @@ class CentredClipping(Rule):
 
     f says when to refuse; the steps do not depend on it. No kappa is claimed.
 
-    Differences from the paper: the start is the median of each coordinate, not the last merge, so
+    Differences from the paper: the start is the median of each coordinate, not the last step, so
     that the rule needs no state; `start="zero"` with a radius bounds the norm of every update. The
     radius follows the updates unless it is given.
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 State = dict[str, Any]
 """Nested dicts with keys of type str, whose leaves are arrays or what JSON can hold."""
 
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".checkpoint"
 
 _HELD: set[tuple[int, int]] = set()  # device and inode of the folders that this process holds

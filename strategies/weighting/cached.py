@@ -1,11 +1,11 @@
-"""The last update of each device, remembered: those who are not in a merge are still heard.
+"""The last update of each client, cached: clients that are not in a buffer count all the same.
 
-Who answers is chance, and skewed. A mean over those in a merge S differs from the mean over all by
-who they happen to be, and the updates remembered show by how much:
+Which clients answer is chance, and skewed. A mean over the clients of a buffer S differs from the
+mean over all clients, and the cached updates show by how much:
 
     u = mean over S of delta_i + beta (H - mean over S of h_i),
 
-with h_i the last update of device i and H their mean over all. beta = 1 is the update of CA2FL and
+with h_i the last update of client i and H their mean over all. beta = 1 is the update of CA2FL and
 FedVARP, 0 < beta < 1 that of FedStale, and beta = 0 leaves every update as it is.
 
 Reference:
@@ -23,7 +23,7 @@ import numpy as np
 
 from fedstale.strategies.arrays import Array, Model, chunks, zeros_like
 from fedstale.strategies.settings import is_count, require
-from fedstale.strategies.weighting.base import ByAge, Update, Weighting, constant
+from fedstale.strategies.weighting.base import ByAge, ClientUpdate, Weighting, constant
 
 Store = Literal["as_is", "float16"]
 _Stored = dict[str, tuple[Array, float]]
@@ -31,27 +31,27 @@ _Stored = dict[str, tuple[Array, float]]
 
 
 class CachedUpdates(Weighting):
-    """Moves each update by beta (H - h_i), which makes a merge's mean that of the module's formula.
+    """Moves each update by beta (H - h_i): a buffer's mean is then that of the module's formula.
 
-    All updates of a merge are calibrated by what was remembered when it opened, and are remembered,
-    as they came, when it has become a step. If a device is in a merge twice, its second update
-    replaces the first. Whatever `then` is, weighs the calibrated updates.
+    All updates of a buffer are calibrated by what was cached when it opened, and are cached, as
+    they came, when it has become a step. If a client is in a buffer twice, its second update
+    replaces the first. `then` weighs the calibrated updates, and its weight is returned.
 
-    A device of which nothing is remembered is not calibrated, and H is the mean over those
-    remembered. Given `n_clients`, both are the papers': H is the sum over those remembered divided
-    by `n_clients`, and nothing remembered is an update of zeros.
+    A client without a cached update is not calibrated, and H is the mean over the cached ones.
+    Given `n_clients`, both are the papers': H is the sum over the cached updates divided by
+    `n_clients`, and a missing one is an update of zeros.
 
-    Not late, an update still changes: this is no discount on age. What holds instead: the first
-    merge is that of `then` to the last bit, every merge is for beta = 0, and for `n_clients` or
-    equal weights a merge of all devices, once each, is that of `then` within rounding.
+    This is no discount on age: updates that are not stale change too. What holds instead: the first
+    step is that of `then` to the last bit, every step is for beta = 0, and for `n_clients` or
+    equal weights a step from all clients, once each, is that of `then` within rounding.
 
     Memory: `most_clients` models, half of it as "float16" (of float32 models), with one sum in
-    float64. Beyond, the device that has not been heard for longest is forgotten, as if it had never
-    answered; its part of H is then lost, so a limit below the number of devices that take part
-    leaves out those who need it most.
+    float64. Beyond, the client that has not been heard for longest is forgotten, as if it had never
+    answered; its part of H is then lost, so a limit below the number of clients that take part
+    leaves out those that need it most.
 
     Differences from the papers:
-        All devices count alike; FedStale and FedVARP weigh them by their examples and divide by
+        All clients count alike; FedStale and FedVARP weigh them by their examples and divide by
         each one's probability to take part. Use `normalise="buffer_size"`: H is no mean by
         examples.
         CA2FL starts from zeros and divides by the number of all clients, which is `n_clients`.
@@ -61,16 +61,16 @@ class CachedUpdates(Weighting):
     Not checked: the papers' text.
 
     Example:
-        >>> memory = CachedUpdates(beta=1.0)
+        >>> cache = CachedUpdates(beta=1.0)
         >>> theta = {"w": np.zeros(1)}
         >>> def weigh(node_id, delta):
         ...     delta = {"w": np.array([delta])}
-        ...     fresh = dict(base=theta, current=theta, staleness=0)
-        ...     memory.weigh(Update(delta=delta, node_id=node_id, **fresh))
+        ...     rest = dict(base=theta, current=theta, staleness=0)
+        ...     cache.weigh(ClientUpdate(delta=delta, node_id=node_id, **rest))
         ...     return delta["w"]
         >>> weigh(1, 2.0), weigh(2, 6.0)
         (array([2.]), array([6.]))
-        >>> memory.observe(theta, theta, 1.0)
+        >>> cache.observe(theta, theta, 1.0)
         >>> weigh(1, 3.0), weigh(3, 5.0)
         (array([5.]), array([5.]))
     """
@@ -84,13 +84,13 @@ class CachedUpdates(Weighting):
         most_clients: int = 1000,
         store: Store = "as_is",
     ) -> None:
-        """Start with nothing remembered.
+        """Start with an empty cache.
 
         Args:
-            beta: how far what is remembered counts, in [0, 1].
+            beta: how far cached updates count, in [0, 1].
             then: weighs the calibrated updates; if not given, age does not matter.
-            n_clients: number of devices that there are, if it is known; >= 1.
-            most_clients: devices to remember, >= 1.
+            n_clients: number of clients in all, if it is known; >= 1.
+            most_clients: clients to cache updates of, >= 1.
             store: "as_is", or "float16" with one scale for each array: an error of at most 2^-12 of
                 the largest element, and 2^-11 of the element itself down to 2^-14 of the largest.
         """
@@ -102,46 +102,43 @@ class CachedUpdates(Weighting):
         require(is_count(most_clients), "weighting.most_clients", most_clients, "an integer >= 1")
         require(store in {"as_is", "float16"}, "weighting.store", store, "as_is|float16")
         self.beta, self.then = beta, then or ByAge(constant())
-        self.together = self.then.together
+        self.needs_whole_buffer = self.then.needs_whole_buffer
         self.n_clients, self.most_clients, self.store = n_clients, most_clients, store
         self._sum: Model = {}
         self._held: dict[int, _Stored] = {}
         self._coming: dict[int, _Stored] = {}
 
     @property
-    def n_remembered(self) -> int:
-        """Number of devices remembered."""
+    def n_cached(self) -> int:
+        """Number of clients with a cached update."""
         return len(self._held)
 
-    def weigh(self, update: Update) -> float:
-        """Calibrate an update in place, and weigh it; see the class."""
+    def weigh(self, update: ClientUpdate) -> float:
+        """Calibrate an update in place, and return the weight that `then` gives it."""
         self._calibrate(update)
         return self.then.weigh(update)
 
-    def weigh_stale(self, late: Sequence[Update], fresh: Model) -> list[float]:
-        """Calibrate late updates in place, and weigh them together."""
-        for update in late:
+    def weigh_stale(self, stale: Sequence[ClientUpdate], current_mean: Model) -> list[float]:
+        """Calibrate stale updates in place, and weigh them together."""
+        for update in stale:
             self._calibrate(update)
-        return self.then.weigh_stale(late, fresh)
+        return self.then.weigh_stale(stale, current_mean)
 
     def observe(self, before: Model, after: Model, rate: float) -> None:
-        """Remember the updates of the merge that made this step."""
+        """Cache the updates of the buffer that made this step."""
         for node_id, stored in self._coming.items():
-            self._remember(node_id, stored)
+            self._cache(node_id, stored)
         self._coming = {}
         self.then.observe(before, after, rate)
 
-    def drop(self) -> None:
-        """Forget the updates of a merge that made no step."""
+    def discard(self) -> None:
+        """Forget the updates of a buffer that made no step."""
         self._coming = {}
-        self.then.drop()
+        self.then.discard()
 
-    def _calibrate(self, update: Update) -> None:
+    def _calibrate(self, update: ClientUpdate) -> None:
         if self.beta == 0.0:
             return
-        assert update.node_id is not None, (
-            "whoever weighs with a memory must say whose update it is"
-        )
         # Copied before it is calibrated; its place in the order of those heard is the newest.
         self._coming.pop(update.node_id, None)
         self._coming[update.node_id] = {
@@ -159,7 +156,7 @@ class CachedUpdates(Weighting):
                     shift -= np.multiply(h, self.beta * unit, dtype=np.float64)
                 np.add(d, shift, out=d, casting="same_kind")
 
-    def _remember(self, node_id: int, stored: _Stored) -> None:
+    def _cache(self, node_id: int, stored: _Stored) -> None:
         if not self._sum:
             arrays = {name: packed for name, (packed, _) in stored.items()}
             self._sum = zeros_like(arrays, np.float64)
@@ -179,7 +176,7 @@ class CachedUpdates(Weighting):
                 np.add(total, np.multiply(h, sign * unit, dtype=np.float64), out=total)
 
     def state_dict(self) -> dict[str, Array | float]:
-        """Return what is remembered, oldest first, and the state of `then`."""
+        """Return the cached updates, oldest first, and the state of `then`."""
         state: dict[str, Array | float] = {f"sum.{k}": array for k, array in self._sum.items()}
         for kind, stores in (("held", self._held), ("coming", self._coming)):
             for place, (node_id, stored) in enumerate(stores.items()):
