@@ -12,8 +12,8 @@ The buffer knows models and weights, but no nodes, clocks and messages. Updates 
 step are discarded, and the run goes on as if they had not been.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite, nan
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -89,7 +89,7 @@ class Buffer:
         self._reducer: Reducer = (
             RunningMean(current, normalise)
             if rule is None
-            else RobustMean(current, normalise, rule=rule)
+            else RobustMean(current, normalise, rule)
         )
 
     @np.errstate(over="ignore", invalid="ignore")  # infinite sums are found by `step`
@@ -217,68 +217,23 @@ class Buffer:
         self._discarded = state["discarded"]
 
 
-class Reducer(ABC):
-    """Reduces the weighed updates of one buffer to one."""
-
-    caps_weights = False
-    """Whether no update can outweigh the others, whatever its number of examples."""
-
-    def __init__(self, like: Snapshot, normalise: Normalise) -> None:
-        """Start without updates of a model like this one."""
-        self.like, self.normalise = like, normalise
-
-    @abstractmethod
-    def add(self, update: ClientUpdate) -> None:
-        """Take a weighed update, and its arrays with it."""
-
-    @abstractmethod
-    def mean(self) -> Model:
-        """Return what stale updates are compared with; empty before the first update."""
-
-    @abstractmethod
-    def result(self) -> tuple[Model, dict[str, Array]]:
-        """Return the change of float arrays and of integer arrays; call it once.
-
-        Where every weight is 0 the model does not move.
-
-        Raises:
-            ProtocolError: the updates cannot be reduced.
-        """
-
-    @abstractmethod
-    def metrics(self) -> dict[str, float]:
-        """Return each metric, reduced over the clients that sent it; those not finite left out."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold beside the updates themselves."""
-        return {}
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any], reduced: Sequence[ClientUpdate]) -> None:
-        """Continue from what `state_dict` returned, after these updates were added."""
-
-    def _mass(self, update: ClientUpdate) -> float:
-        """Return how much an update counts in the mean."""
-        if self.normalise == "weights":
-            return update.weight
-        return update.examples if self.normalise == "examples" else 1.0
-
-
-class RunningMean(Reducer):
-    """Sums updates as they come, and keeps none of them.
+@dataclass(slots=True)
+class RunningMean:
+    """Sums weighed updates as they come, and keeps none of them.
 
     The sum is divided by the buffer size, by the number of examples behind it, or by the sum of
     weights. The last undoes a penalty that all updates of a buffer share, and at buffer size 1 it
     undoes every penalty. Metrics are averaged by examples.
     """
 
-    def __init__(self, like: Snapshot, normalise: Normalise) -> None:
-        """Start without updates of a model like this one."""
-        super().__init__(like, normalise)
-        self._sum: Model = {}
-        self._counts: Model = {}
-        self._total = self._count_total = 0.0
-        self._metrics: dict[str, list[float]] = {}
+    caps_weights = False
+    like: Snapshot
+    normalise: Normalise
+    _sum: Model = field(default_factory=dict)
+    _counts: Model = field(default_factory=dict)
+    _total: float = 0.0
+    _count_total: float = 0.0
+    _metrics: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, update: ClientUpdate) -> None:
         """Add an update to the sums, and empty its arrays."""
@@ -288,7 +243,7 @@ class RunningMean(Reducer):
         share = update.examples if self.normalise == "examples" else 1.0
         add_scaled(self._sum, update.delta, share)
         add_scaled(self._counts, update.counts, share)
-        self._total += self._mass(update)
+        self._total += _mass(update, self.normalise)
         self._count_total += share
         for key, value in update.metrics.items():
             if isfinite(value):
@@ -298,20 +253,23 @@ class RunningMean(Reducer):
         update.delta, update.counts = {}, {}
 
     def mean(self) -> Model:
-        """Return the mean of what was added so far."""
+        """Return the mean of what was added so far; empty if nothing was."""
         mean = copy_of(self._sum)
         if self._total > 0.0:
             scale(mean, 1.0 / self._total)
         return mean
 
     def result(self) -> tuple[Model, dict[str, Array]]:
-        """Return the means, in the memory of the sums."""
+        """Return the mean change of float arrays and of integer arrays; call it once.
+
+        Where every weight is 0 the model does not move.
+        """
         scale(self._sum, 1.0 / self._total if self._total > 0.0 else 0.0)
         scale(self._counts, 1.0 / self._count_total)
         return self._sum, self._counts
 
     def metrics(self) -> dict[str, float]:
-        """Return the averages by examples."""
+        """Return the mean of each metric over the clients that sent it, by examples."""
         return {key: total / n for key, (total, n) in self._metrics.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -323,15 +281,16 @@ class RunningMean(Reducer):
             "metrics": self._metrics,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], reduced: Sequence[ClientUpdate]) -> None:
-        """Continue with the sums."""
+    def load_state_dict(self, state: Mapping[str, Any], added: Sequence[ClientUpdate]) -> None:
+        """Continue from what `state_dict` returned, after these updates were added."""
         self._sum, self._counts = state["sum"], state["counts"]
         self._total, self._count_total = state["totals"]
         self._metrics = state["metrics"]
 
 
-class RobustMean(Reducer):
-    """Keeps the updates, and combines them by a rule when the buffer closes.
+@dataclass(slots=True)
+class RobustMean:
+    """Keeps weighed updates, and combines them by a rule when the buffer closes.
 
     A rule withstands f nodes: several updates of one node are averaged first, by their weights,
     and count as one. The rule's weights are equal for "buffer_size", the examples for "examples",
@@ -344,26 +303,25 @@ class RobustMean(Reducer):
     """
 
     caps_weights = True
-
-    def __init__(self, like: Snapshot, normalise: Normalise, *, rule: Rule) -> None:
-        """Start without updates of a model like this one."""
-        super().__init__(like, normalise)
-        self.rule = rule
-        self._kept: list[ClientUpdate] = []
+    like: Snapshot
+    normalise: Normalise
+    rule: Rule
+    _kept: list[ClientUpdate] = field(default_factory=list)
 
     def add(self, update: ClientUpdate) -> None:
-        """Keep an update; one of weight 0 only if weights do not normalise."""
+        """Keep an update, unless it counts for nothing."""
         if self.normalise == "weights" and update.weight > 0.0:
             scale(update.delta, 1.0 / update.weight)
-        self._keep(update)
+        if _mass(update, self.normalise) > 0.0:
+            self._kept.append(update)
 
     def mean(self) -> Model:
-        """Return the median of what was added so far."""
+        """Return the median of what was added so far; empty if nothing was."""
         deltas = [delta for delta, _, _ in self._by_node()]
         return aggregate(Median(f=0), deltas) if deltas else {}
 
     def result(self) -> tuple[Model, dict[str, Array]]:
-        """Return what the rule makes of the nodes' updates.
+        """Return the change of float arrays and of integer arrays, as `RunningMean` does.
 
         Raises:
             ProtocolError: there are too few nodes for the rule; says how many it needs.
@@ -390,14 +348,13 @@ class RobustMean(Reducer):
                 found.setdefault(key, []).append(value)
         return {key: float(median(values)) for key, values in found.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any], reduced: Sequence[ClientUpdate]) -> None:
-        """Continue with the updates."""
-        for update in reduced:
-            self._keep(update)
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the updates are kept."""
+        return {}
 
-    def _keep(self, update: ClientUpdate) -> None:
-        if self._mass(update) > 0.0:
-            self._kept.append(update)
+    def load_state_dict(self, state: Mapping[str, Any], added: Sequence[ClientUpdate]) -> None:
+        """Continue after these updates were added."""
+        self._kept += [update for update in added if _mass(update, self.normalise) > 0.0]
 
     def _by_node(self) -> list[tuple[Model, Model, float]]:
         """Return for each node the means of deltas and counts by weight, and the mean weight."""
@@ -407,7 +364,7 @@ class RobustMean(Reducer):
         return [self._mean_of(updates) for updates in found.values()]
 
     def _mean_of(self, updates: Sequence[ClientUpdate]) -> tuple[Model, Model, float]:
-        weights = [self._mass(update) for update in updates]
+        weights = [_mass(update, self.normalise) for update in updates]
         delta, counts = updates[0].delta, updates[0].counts
         if updates[1:]:
             delta, counts = copy_of(delta), copy_of(counts)
@@ -417,6 +374,22 @@ class RobustMean(Reducer):
                 scale(both, 1.0 - share)
                 add_scaled(both, new, share)
         return delta, counts, sum(weights) / len(weights)
+
+
+Reducer = RunningMean | RobustMean
+"""Takes weighed updates and their arrays with them (`add`), and reduces them to one (`result`).
+
+`mean` is what stale updates are compared with; `metrics` reduces what the clients measured, those
+not finite left out. `caps_weights` says whether no update can outweigh the others, whatever its
+number of examples.
+"""
+
+
+def _mass(update: ClientUpdate, normalise: Normalise) -> float:
+    """Return how much an update counts in a mean."""
+    if normalise == "weights":
+        return update.weight
+    return update.examples if normalise == "examples" else 1.0
 
 
 def capped(weights: Array, f: int, cap: float) -> Array:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import exp, nan, sqrt
 from typing import Any, Self
 
-from fedstale.strategies.arrays import Array, Model, scale
+from fedstale.strategies.arrays import Model, scale
 from fedstale.strategies.settings import require
 
 AgeCurve = Callable[[int], float]
@@ -114,11 +114,11 @@ class Weighting(ABC):
     def discard(self) -> None:  # noqa: B027 - optional
         """Discard the updates weighed since the last step: their buffer made no step."""
 
-    def state_dict(self) -> dict[str, Array | float]:
-        """Return what a checkpoint must hold."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: nested dicts and lists of arrays and plain values."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:  # noqa: B027 - optional
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - optional
         """Continue from a checkpoint."""
 
 

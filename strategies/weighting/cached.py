@@ -17,11 +17,11 @@ Reference:
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from fedstale.strategies.arrays import Array, Model, chunks, zeros_like
+from fedstale.strategies.arrays import Array, Model, chunks, copy_of, zeros_like
 from fedstale.strategies.settings import is_count, require
 from fedstale.strategies.weighting.base import ByAge, ClientUpdate, Weighting, constant
 
@@ -105,13 +105,13 @@ class CachedUpdates(Weighting):
         self.needs_whole_buffer = self.then.needs_whole_buffer
         self.n_clients, self.most_clients, self.store = n_clients, most_clients, store
         self._sum: Model = {}
-        self._held: dict[int, _Stored] = {}
+        self._cached: dict[int, _Stored] = {}
         self._coming: dict[int, _Stored] = {}
 
     @property
     def n_cached(self) -> int:
         """Number of clients with a cached update."""
-        return len(self._held)
+        return len(self._cached)
 
     def weigh(self, update: ClientUpdate) -> float:
         """Calibrate an update in place, and return the weight that `then` gives it."""
@@ -127,7 +127,7 @@ class CachedUpdates(Weighting):
     def observe(self, before: Model, after: Model, rate: float) -> None:
         """Cache the updates of the buffer that made this step."""
         for node_id, stored in self._coming.items():
-            self._cache(node_id, stored)
+            self._keep(node_id, stored)
         self._coming = {}
         self.then.observe(before, after, rate)
 
@@ -144,10 +144,10 @@ class CachedUpdates(Weighting):
         self._coming[update.node_id] = {
             name: _pack(array, self.store) for name, array in update.delta.items()
         }
-        own = self._held.get(update.node_id, {})
-        if not self._held or not (own or self.n_clients):
+        own = self._cached.get(update.node_id, {})
+        if not self._cached or not (own or self.n_clients):
             return
-        share = self.beta / max(self.n_clients or 0, len(self._held))
+        share = self.beta / max(self.n_clients or 0, len(self._cached))
         for name, delta in update.delta.items():
             packed, unit = own.get(name, (delta, 0.0))
             for d, total, h in chunks(delta, self._sum[name], packed):
@@ -156,45 +156,45 @@ class CachedUpdates(Weighting):
                     shift -= np.multiply(h, self.beta * unit, dtype=np.float64)
                 np.add(d, shift, out=d, casting="same_kind")
 
-    def _cache(self, node_id: int, stored: _Stored) -> None:
+    def _keep(self, node_id: int, stored: _Stored) -> None:
         if not self._sum:
             arrays = {name: packed for name, (packed, _) in stored.items()}
             self._sum = zeros_like(arrays, np.float64)
         self._forget(node_id)
-        self._held[node_id] = stored
+        self._cached[node_id] = stored
         self._add(stored, 1.0)
-        while len(self._held) > self.most_clients:
-            self._forget(next(iter(self._held)))
+        while len(self._cached) > self.most_clients:
+            self._forget(next(iter(self._cached)))
 
     def _forget(self, node_id: int) -> None:
-        if node_id in self._held:
-            self._add(self._held.pop(node_id), -1.0)
+        if node_id in self._cached:
+            self._add(self._cached.pop(node_id), -1.0)
 
     def _add(self, stored: _Stored, sign: float) -> None:
         for name, (packed, unit) in stored.items():
             for total, h in chunks(self._sum[name], packed):
                 np.add(total, np.multiply(h, sign * unit, dtype=np.float64), out=total)
 
-    def state_dict(self) -> dict[str, Array | float]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the cached updates, oldest first, and the state of `then`."""
-        state: dict[str, Array | float] = {f"sum.{k}": array for k, array in self._sum.items()}
-        for kind, stores in (("held", self._held), ("coming", self._coming)):
-            for place, (node_id, stored) in enumerate(stores.items()):
-                for name, (packed, unit) in stored.items():
-                    state[f"{kind}.{place}.{node_id}.{name}"] = packed
-                    state[f"{kind}-unit.{place}.{node_id}.{name}"] = unit
-        return state | {f"then.{k}": value for k, value in self.then.state_dict().items()}
+        return {
+            "sum": self._sum,
+            "cached": [[node_id, stored] for node_id, stored in self._cached.items()],
+            "coming": [[node_id, stored] for node_id, stored in self._coming.items()],
+            "then": self.then.state_dict(),
+        }
 
-    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
-        """Continue from a checkpoint; the order of its keys does not matter."""
-        parts: dict[str, dict[str, Array | float]] = {}
-        for key, value in state.items():
-            kind, _, rest = key.partition(".")
-            parts.setdefault(kind, {})[rest] = value
-        self._sum = {name: np.array(value) for name, value in parts.get("sum", {}).items()}
-        self._held = _loaded(parts.get("held", {}), parts.get("held-unit", {}))
-        self._coming = _loaded(parts.get("coming", {}), parts.get("coming-unit", {}))
-        self.then.load_state_dict(parts.get("then", {}))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self._sum = copy_of(state["sum"])  # the one array that is written to
+        self._cached, self._coming = (
+            {
+                node_id: {name: (packed, unit) for name, (packed, unit) in stored.items()}
+                for node_id, stored in state[kind]
+            }
+            for kind in ("cached", "coming")
+        )
+        self.then.load_state_dict(state["then"])
 
     def __repr__(self) -> str:
         sizes = f"n_clients={self.n_clients}, most_clients={self.most_clients}"
@@ -209,14 +209,3 @@ def _pack(array: Array, store: Store) -> tuple[Array, float]:
     for into, x in chunks(packed, array):
         np.divide(x, x.dtype.type(unit), out=into, casting="same_kind")
     return packed, unit
-
-
-def _loaded(
-    arrays: Mapping[str, Array | float], units: Mapping[str, Array | float]
-) -> dict[int, _Stored]:
-    places = sorted((int(key.split(".", 2)[0]), key) for key in arrays)
-    stores: dict[int, _Stored] = {}
-    for _, key in places:
-        _, node_id, name = key.split(".", 2)
-        stores.setdefault(int(node_id), {})[name] = (np.array(arrays[key]), float(units[key]))
-    return stores

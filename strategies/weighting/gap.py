@@ -19,7 +19,7 @@ Reference:
 from collections.abc import Mapping
 from functools import partial
 from math import sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from fedstale.strategies.arrays import (
     Array,
     Model,
     chunk_sum,
+    copy_of,
     inner,
     over_chunks,
     scale,
@@ -111,30 +112,21 @@ class StepSize:
         over_chunks(follow, self.squares, before, after)
 
     def _observe_norms(self, before: Model, after: Model, rate: float) -> None:
-        sums = dict.fromkeys(self.squares, 0.0)
-        groups = (
-            {name: {name: x} for name, x in before.items()}
-            if self.of == "layer"
-            else {MODEL: before}
-        )
+        by_layer = {name: {name: x} for name, x in before.items()}
+        groups = by_layer if self.of == "layer" else {MODEL: before}
         for key, group in groups.items():
-            sums[key] = sum(over_chunks(_square_step, group, after))
-        for key, total in sums.items():
-            r = float(self.squares[key])
-            g = self.decay
+            total = sum(over_chunks(_square_step, group, after))
+            r, g = float(self.squares[key]), self.decay
             self.squares[key] = np.asarray(g * r + (1 - g) * total / rate**2)
 
-    def state_dict(self) -> dict[str, Array | float]:
+    def state_dict(self) -> dict[str, Any]:
         """Return n, the largest rate and r."""
-        return {"n": self.n, "rate": self.rate} | {f"r.{k}": v for k, v in self.squares.items()}
+        return {"n": self.n, "rate": self.rate, "squares": self.squares}
 
-    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
-        self.n, self.rate = int(state["n"]), float(state["rate"])
-        self._sizes = {}
-        self.squares = {
-            key[2:]: np.array(value) for key, value in state.items() if key.startswith("r.")
-        }
+        self.n, self.rate = state["n"], state["rate"]
+        self._sizes, self.squares = {}, copy_of(state["squares"])
 
 
 def _size(c: Array, r: Array, *, scale: float) -> None:
@@ -224,11 +216,11 @@ class Gap(Weighting):
         """See one step of the server."""
         self.travel.observe(before, after, rate)
 
-    def state_dict(self) -> dict[str, Array | float]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state of C."""
         return self.travel.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.travel.load_state_dict(state)
 

@@ -1,4 +1,4 @@
-"""How much a stale update counts."""
+"""Contract tests of every weighting, and the values of ages and gaps."""
 
 from itertools import pairwise
 
@@ -10,7 +10,9 @@ from fedstale.strategies import (
     ByAge,
     ClientUpdate,
     DirectionalGap,
+    EuclideanStaleness,
     Gap,
+    RelevanceAware,
     constant,
     exponential,
     hinge,
@@ -36,6 +38,8 @@ WEIGHTINGS = [
     *(lambda of=of: Gap(of=of) for of in ("parameter", "layer", "model")),
     *(lambda of=of: DirectionalGap(of=of) for of in ("layer", "model")),
     lambda: Gap(steps="actual", decay=0.999),
+    EuclideanStaleness,
+    RelevanceAware,
 ]
 
 
