@@ -29,7 +29,7 @@ from typing import Literal, Self
 import numpy as np
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import Array, Model
+from fedstale.strategies.arrays import Array, Model, is_finite
 from fedstale.strategies.settings import is_count, require
 
 BlockRule = Callable[[Array], Array]
@@ -44,9 +44,9 @@ class Stack:
 
     def __init__(self, models: Sequence[Model]) -> None:
         """Take at least one update of float arrays; only those that are finite are kept."""
-        self.models = [model for model in models if _is_finite(model)]
-        self.kept = np.array([_is_finite(model) for model in models])
+        self.kept = np.array([is_finite(model) for model in models])
         """Which of the updates are finite; shape (n given,)."""
+        self.models = [model for model, kept in zip(models, self.kept, strict=True) if kept]
 
     def __len__(self) -> int:
         """Return the number of finite updates."""
@@ -89,10 +89,6 @@ class Stack:
 def weighted_sum(coefficients: Array) -> BlockRule:
     """Return the rule that adds the rows of a block times coefficients of shape (n,)."""
     return lambda block: np.einsum("i,ij->j", coefficients, block)
-
-
-def _is_finite(model: Model) -> bool:
-    return all(bool(np.isfinite(array).all()) for array in model.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,8 +59,9 @@ def read(
     name: str,
     like: Array,
     dtypes: Container[np.dtype[np.generic]] | None,
+    to: np.dtype[np.generic],
 ) -> Array:
-    """Return a stored array of known shape, in memory of its own, native bytes and C order.
+    """Return a stored array of known shape, in memory of its own and C order.
 
     Args:
         stored: as it came.
@@ -68,6 +69,7 @@ def read(
         like: the model's array of that name.
         dtypes: accepted, in native byte order; None accepts all real numbers, also smaller and
             larger ones.
+        to: dtype to convert to; numbers beyond it become infinite.
 
     Raises:
         RejectionError: it is not such an array.
@@ -110,9 +112,10 @@ def read(
             f"{like.size * dtype.itemsize:,}",
         )
     flat = np.frombuffer(data, dtype, offset=body)
-    if header[2] == b"True":
-        return np.array(flat.reshape(shape[::-1]).transpose(), native, order="C")
-    return np.array(flat.reshape(shape), native)
+    is_fortran = header[2] == b"True"
+    array = flat.reshape(shape[::-1]).transpose() if is_fortran else flat.reshape(shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.array(array, to, order="C")
 
 
 UPDATE_KEY = "fedstale.update"
@@ -206,11 +209,11 @@ class Validation:
         cast = self.dtypes == "cast"
         # Counts are averaged in float64 anyway, and the change of an unsigned one may be negative.
         delta = {
-            name: _cast(read(record[name], name, x, None if cast else (x.dtype,)), x.dtype)
+            name: read(record[name], name, x, None if cast else (x.dtype,), x.dtype)
             for name, x in base.floats.items()
         }
         counts = {
-            name: _cast(read(record[name], name, x, None if cast else (x.dtype, _I8, _F8)), _F8)
+            name: read(record[name], name, x, None if cast else (x.dtype, _I8, _F8), _F8)
             for name, x in base.counts.items()
         }
         if not is_delta:
@@ -329,11 +332,3 @@ def _some(names: Iterable[str]) -> str:
     return f"{[name[:40] for name in found[:5]]}" + (
         f" and {len(found) - 5} more" if found[5:] else ""
     )
-
-
-def _cast(array: Array, dtype: np.dtype[np.generic]) -> Array:
-    if array.dtype == dtype:
-        return array
-    # What a cast makes infinite is found by the check for finite numbers.
-    with np.errstate(over="ignore", invalid="ignore"):
-        return array.astype(dtype, copy=False)

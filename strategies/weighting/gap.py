@@ -70,15 +70,19 @@ class StepSize:
         rate = 1.0 if self.steps == "actual" else abs(rate)
         if rate == 0.0:
             return
-        if not self.squares:
-            self.squares = self._empty(after)
         self.n += 1
         self._sizes = {}
         self.rate = max(self.rate, rate)
         if self.of == "parameter":
-            self._observe_parameters(before, after, rate)
-        else:
-            self._observe_norms(before, after, rate)
+            self.squares = self.squares or zeros_like(after)
+            follow = partial(_follow, rate=rate, decay=self.decay)
+            over_chunks(follow, self.squares, before, after)
+            return
+        g = self.decay
+        for key, names in self.groups(before).items():
+            total = sum(over_chunks(_square_step, {name: before[name] for name in names}, after))
+            r = float(self.squares.get(key, 0.0))
+            self.squares[key] = np.asarray(g * r + (1 - g) * total / rate**2)
 
     def scale(self) -> float:
         """Return what turns sqrt(r) into C; 0 before the first step."""
@@ -102,22 +106,9 @@ class StepSize:
         """Return C of a layer, or of the model under the name `MODEL`; 0 before the first step."""
         return sqrt(float(self.squares[name])) * self.scale() if self.n else 0.0
 
-    def _empty(self, model: Model) -> Model:
-        if self.of == "parameter":
-            return zeros_like(model)
-        return {name: np.zeros(()) for name in (model if self.of == "layer" else (MODEL,))}
-
-    def _observe_parameters(self, before: Model, after: Model, rate: float) -> None:
-        follow = partial(_follow, rate=rate, decay=self.decay)
-        over_chunks(follow, self.squares, before, after)
-
-    def _observe_norms(self, before: Model, after: Model, rate: float) -> None:
-        by_layer = {name: {name: x} for name, x in before.items()}
-        groups = by_layer if self.of == "layer" else {MODEL: before}
-        for key, group in groups.items():
-            total = sum(over_chunks(_square_step, group, after))
-            r, g = float(self.squares[key]), self.decay
-            self.squares[key] = np.asarray(g * r + (1 - g) * total / rate**2)
+    def groups(self, model: Model) -> dict[str, list[str]]:
+        """Return the names of the arrays that share a size: of each layer, or of the model."""
+        return {name: [name] for name in model} if self.of == "layer" else {MODEL: list(model)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return n, the largest rate and r."""
@@ -313,10 +304,8 @@ def _weigh_by_norms(
     update: ClientUpdate, travel: StepSize, *, along_share: float, distance_share: float
 ) -> float:
     """Divide each layer, or the whole update, by a gap of norms."""
-    groups = [[name] for name in update.delta] if travel.of == "layer" else [list(update.delta)]
     weights, sizes = [], []
-    for names in groups:
-        key = names[0] if travel.of == "layer" else MODEL
+    for key, names in travel.groups(update.delta).items():
         distance, along = _movement(update, names)
         moved = along_share * max(0.0, along) + distance_share * distance
         weight = 1.0 / _gap(moved, travel.size(key), 1.0 + update.staleness)

@@ -163,7 +163,7 @@ def test_another_serialisation_is_rejected():
 def test_any_order_of_axes_and_bytes_is_read_as_numpy_reads_it(array, dtype):
     for order in "CF":
         sent = np.array(array, dtype, order=order)
-        found = read(Array(sent), "w", array, (np.dtype(float),))
+        found = read(Array(sent), "w", array, (np.dtype(float),), np.dtype(float))
         np.testing.assert_array_equal(found, array)
         assert found.dtype.isnative
         assert found.flags.c_contiguous
@@ -176,7 +176,7 @@ def test_any_order_of_axes_and_bytes_is_read_as_numpy_reads_it(array, dtype):
 @settings(max_examples=60, deadline=None)
 def test_whatever_numpy_saves_is_read_back(shape, code):
     array = np.random.default_rng(0).integers(0, 2, shape).astype(code)
-    found = read(Array(np.asarray(array)), "w", np.asarray(array), None)
+    found = read(Array(np.asarray(array)), "w", np.asarray(array), None, np.dtype(code))
     np.testing.assert_array_equal(found, array)
     assert found.shape == tuple(shape)
 
