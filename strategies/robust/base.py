@@ -209,9 +209,9 @@ class TrimmedMean(Rule):
 class GeometricMedian(Rule):
     """Takes the point with the smallest weighted sum of distances, by smoothed Weiszfeld steps.
 
-    kappa = 4 (1 + f / (n - 2f))^2 for the exact point. f says when to refuse; the point itself
-    does not depend on it. The start is the median of each coordinate, because a mean may be as far
-    away as an attacker likes.
+    kappa = 4 (1 + f / (n - 2f))^2 for the exact point. f says how many updates it needs; the point
+    itself does not depend on it. The start is the median of each coordinate, because a mean may be
+    as far away as an attacker likes.
 
     Reference:
         Pillutla, Kakade, Harchaoui. Robust Aggregation for Federated Learning. IEEE TSP 2022.
@@ -251,7 +251,7 @@ class GeometricMedian(Rule):
 class CentredClipping(Rule):
     """Goes from a start towards the updates, each of which pulls at most by a radius.
 
-    f says when to refuse; the steps do not depend on it. No kappa is claimed.
+    f says how many updates it needs; the steps do not depend on it. No kappa is claimed.
 
     Differences from the paper: the start is the median of each coordinate, not the last step, so
     that the rule needs no state; `start="zero"` with a radius bounds the norm of every update. The

@@ -82,7 +82,7 @@ class Buffer:
         """Start empty, on the current version."""
         current, rule = self._versions.current, self._strategy.robust
         self.updates: list[ClientUpdate] = []
-        """All that came, in this order; their arrays are gone once they are reduced."""
+        """All that came, in this order; a mean empties the arrays of those that it has summed."""
         self._stale: list[ClientUpdate] = []
         self._early: list[ClientUpdate] = []
         normalise = self._strategy.normalise
