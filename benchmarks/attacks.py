@@ -1,11 +1,11 @@
-"""What adversarial devices do to a model under each merge rule, with and without late updates.
+"""What adversarial devices do to a model under each rule, with and without stale updates.
 
 Twenty-five devices train a small network on digits; three of them are adversarial. Every reply is a
-real message that passes the gate, and every merge of fifteen devices is closed by the real rule. In
-the setting "late", devices take exponential times, half of them three times as long, so that
-updates come several versions late and are weighed by 1/sqrt(1 + tau). The adversaries know all
-honest updates of a merge. Each cell is the accuracy on the test digits, averaged over the last five
-of the merges.
+real message that passes validation, and every buffer of fifteen updates is reduced by the real
+rule. In the setting "late", devices take exponential times, half of them three times as long, so
+that updates come several versions stale and are weighed by 1/sqrt(1 + tau). The adversaries know
+all honest updates of a buffer. Each cell is the accuracy on the test digits, averaged over the last
+five of the steps.
 
 Run it with: python benchmarks/attacks.py [--quick]
 """
@@ -26,25 +26,25 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
 from fedstale.errors import ProtocolError
+from fedstale.strategies import ByAge, StaleStrategy, Validation, polynomial
 from fedstale.strategies.arrays import Array, Model
-from fedstale.strategies.robust.base import (
+from fedstale.strategies.robust import (
+    CTMA,
+    Bulyan,
     CentredClipping,
     GeometricMedian,
+    Krum,
     Median,
+    MultiKrum,
     Rule,
     TrimmedMean,
 )
-from fedstale.strategies.robust.ctma import CTMA
-from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum
 from fedstale.strategies.selection.base import ExpectedUtility
-from fedstale.strategies.server.caps import CappedMerge
+from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.clients import History
-from fedstale.strategies.server.merge import Merge, Merged, Normalise
+from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.reputation import Reputation
-from fedstale.strategies.server.robust_merge import RobustMerge
-from fedstale.strategies.server.validation import Validation
-from fedstale.strategies.server.versions import Snapshot
-from fedstale.strategies.weighting.base import ByAge, Update, polynomial
+from fedstale.strategies.server.versions import Snapshot, Versions
 
 N_DEVICES, N_BAD, MERGE_SIZE, N_MERGES = 25, 3, 15, 15
 EXAMPLES, CONCENTRATION, HIDDEN = 56, 1.0, 24
@@ -186,34 +186,41 @@ class Federation:
         self.rng, self.digits = np.random.default_rng((self.seed, 2)), Digits(self.seed)
         if self.attack == "label flip":
             self.digits.y[:N_BAD] = 9 - self.digits.y[:N_BAD]
-        self.model = Snapshot({MODEL: initial(self.seed)}, {}, (MODEL,))
+        self.versions = Versions(Snapshot({MODEL: initial(self.seed)}, {}, (MODEL,)))
         self.reputation, self.history = Reputation(self.validation), History()
-        self.weighting = ByAge(polynomial(0.5))
-        self.now, self.version, self.refused, self.dropped = 0.0, 0, 0, 0
+        self.now, self.rejected, self.discarded = 0.0, 0, 0
         slow = np.where(np.arange(N_DEVICES) % 2 == 1, 3.0, 1.0)
         self.slowness = slow if self.late else np.ones(N_DEVICES)
-        self.normalise: Normalise = "examples" if self.attack in BY_EXAMPLES else "buffer_size"
-        # Device -> (instant of its reply, version it has, model it has).
+        strategy = StaleStrategy(
+            weighting=ByAge(polynomial(0.5)),
+            normalise="examples" if self.attack in BY_EXAMPLES else "buffer_size",
+            robust=self.rule,
+        )
+        parts = strategy.weighting, strategy.server_optimizer
+        self.buffer = Buffer(strategy, *parts, versions=self.versions, reputation=self.reputation)
+        # Device -> (instant of its reply, version it has).
         self.out = {k: self._send(k) for k in range(N_DEVICES)} if self.late else {}
 
-    def _send(self, device: int) -> tuple[float, int, Snapshot]:
+    def _send(self, device: int) -> tuple[float, int]:
         ends = self.now + self.slowness[device] * self.rng.exponential()
-        return ends, self.version, self.model
+        self.versions.hold(self.versions.version)
+        return ends, self.versions.version
 
     def run(self, n_merges: int) -> None:
-        """Merge some times."""
+        """Step some times."""
         for _ in range(n_merges):
             chosen = self._arrivals()
-            self._merge(chosen)
-            if self.late:
-                for device in chosen:
-                    self.out[device] = self._send(device)
-            self.accuracies.append(self.digits.accuracy(self.model.floats[MODEL]))
+            self._step(chosen)
+            for device in chosen if self.late else ():
+                base_version = self.out[device][1]
+                self.out[device] = self._send(device)
+                self.versions.release(base_version)
+            self.accuracies.append(self.digits.accuracy(self.versions.current.floats[MODEL]))
 
     def _arrivals(self) -> list[int]:
-        """Return the devices of the next merge in the order of their replies."""
+        """Return the devices of the next step in the order of their replies."""
         if self.attack in BY_FORECASTS:
-            now = float(self.version)
+            now = float(self.versions.version)
             for device in range(N_DEVICES):
                 says = 1.0 if device < N_BAD else 0.6
                 self.history.forecast(device, {"p_finish": says}, now)
@@ -234,21 +241,24 @@ class Federation:
         self.now = max(self.now, self.out[chosen[-1]][0])
         return chosen
 
-    def _merge(self, chosen: list[int]) -> None:
-        bases = [self.out[k][2] if self.late else self.model for k in chosen]
-        ages = [self.version - (self.out[k][1] if self.late else self.version) for k in chosen]
-        rows = self._trained(chosen, bases)
+    def _step(self, chosen: list[int]) -> None:
+        bases = [self.out[k][1] if self.late else self.versions.version for k in chosen]
+        rows = self._trained(chosen, [self.versions[base] for base in bases])
         bad = [i for i, device in enumerate(chosen) if device < N_BAD]
         honest = np.delete(rows, bad, axis=0)
         attack = ATTACKS[self.attack]
         for i in bad if attack is not None else ():
             rows[i] = attack(rows[i], honest).astype(np.float32)
         self.bad_share.append(len(bad) / len(chosen) if chosen else 0.0)
-        merge = self._open()
         for i, device in enumerate(chosen):
-            self._receive(merge, device, bases[i], rows[i], ages[i])
-        if merge.jobs:
-            self._step(merge)
+            self._receive(device, bases[i], rows[i])
+        if self.buffer.updates:
+            try:
+                self.versions.advance(self.buffer.step())
+            except ProtocolError:
+                # Such as too few replies for the rule: the model stays as it is.
+                self.discarded += 1
+        self.buffer.open()
 
     def _trained(self, chosen: list[int], bases: list[Snapshot]) -> Array:
         before = np.stack([base.floats[MODEL] for base in bases])
@@ -256,37 +266,32 @@ class Federation:
         train(layers(after), self.digits.x[chosen], self.digits.y[chosen], self.rng)
         return after - before
 
-    def _open(self) -> Merge:
-        if self.rule is None:
-            caps = {"cap": self.reputation.examples, "norms": self.reputation.norms}
-            return CappedMerge(self.model, self.normalise, **caps)
-        return RobustMerge(self.model, self.normalise, rule=self.rule)
-
-    def _receive(self, merge: Merge, device: int, base: Snapshot, row: Array, age: int) -> None:
-        message = self._reply(device, row)
-        try:
-            answer = self.reputation.open(message, base, node_id=device)
-        except ProtocolError as problem:
-            self.reputation.refuse(device, problem, self.now)
-            self.refused += 1
-            return
-        merge.take(
-            Merged(f"{self.version}-{device}", device, self.version - age),
-            Update(delta=answer.delta, base=base.floats, current=self.model.floats, staleness=age),
-            answer.counts,
-            weighting=self.weighting,
-            examples=answer.examples,
-            metrics=answer.metrics,
+    def _receive(self, device: int, base_version: int, row: Array) -> None:
+        reply = self._reply(device, row)
+        job = SentJob(
+            job_id=0,
+            message_id=reply.metadata.reply_to_message_id,
+            node_id=device,
+            purpose="train",
+            base_version=base_version,
+            sent_at=self.now,
         )
+        try:
+            update = self.reputation.open(reply, job, self.versions)
+        except ProtocolError as problem:
+            self.reputation.reject(device, problem, self.now)
+            self.rejected += 1
+            return
         self.history.finished(
             device,
             duration_s=1.0,
-            examples=answer.examples,
+            examples=update.examples,
             loss=1.0,
             square_loss=1.0,
-            staleness=age,
-            version=self.version,
+            staleness=update.staleness,
+            version=self.versions.version,
         )
+        self.buffer.add(update)
 
     def _reply(self, device: int, row: Array) -> Message:
         lies = self.attack in BY_EXAMPLES and device < N_BAD
@@ -299,21 +304,6 @@ class Federation:
         )
         sent = Message(RecordDict(), dst_node_id=device, message_type="train")
         return Message(body, reply_to=sent)
-
-    @np.errstate(over="ignore", invalid="ignore")
-    def _step(self, merge: Merge) -> None:
-        try:
-            delta, counts = merge.finish()
-        except ProtocolError:
-            # Too few replies for the rule: the model stays as it is.
-            self.dropped += 1
-            return
-        floats = {name: x + delta[name] for name, x in self.model.floats.items()}
-        if all(np.isfinite(x).all() for x in floats.values()):
-            self.model = self.model.stepped(floats, counts)
-            self.version += 1
-        else:
-            self.dropped += 1
 
 
 def main() -> None:
@@ -359,8 +349,8 @@ def _row(
         "rule": name,
         "accuracy": round(float(np.mean(finals)), 4),
         "accuracy_by_seed": [round(x, 4) for x in finals],
-        "merges_dropped": sum(run.dropped for run in runs),
-        "replies_refused": sum(run.refused for run in runs),
+        "merges_dropped": sum(run.discarded for run in runs),
+        "replies_refused": sum(run.rejected for run in runs),
         "most_adversarial_in_a_merge": max(ceil(max(r.bad_share) * MERGE_SIZE) for r in runs),
     }
     seconds = time.perf_counter() - started

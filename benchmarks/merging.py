@@ -25,7 +25,7 @@ from results_file import write_result
 from yardstick import naive_clients_per_s
 
 from fedstale.simulation.compat import Run, identity
-from fedstale.strategies import FedBuff, Gap, GapAware, StaleStrategy, Update
+from fedstale.strategies import ClientUpdate, FedBuff, Gap, GapAware, StaleStrategy
 from fedstale.strategies.arrays import add_scaled
 from fedstale.strategies.cores import n_threads
 from fedstale.strategies.server.node_set import NodeSet
@@ -75,7 +75,7 @@ def merge_gap(n: int, n_updates: int) -> dict[str, float]:
     update = {"w": np.empty(n, np.float32)}
     gap = Gap()
     gap.observe(base, now, 1.0)
-    late = Update(delta=update, base=base, current=now, staleness=5)
+    late = ClientUpdate(delta=update, base=base, current=now, staleness=5)
 
     def merge() -> float:
         np.copyto(update["w"], delta["w"])

@@ -19,10 +19,10 @@ from sklearn.datasets import load_digits
 
 from fedstale.strategies import (
     ByAge,
+    ClientUpdate,
     DirectionalGap,
     Gap,
     Momentum,
-    Update,
     Weighting,
     constant,
     polynomial,
@@ -67,7 +67,7 @@ def run(weighting: Weighting, n_workers: int, n_updates: int, seed: int) -> floa
         batch = rng.integers(len(y), size=BATCH)
         delta = _descent(base, x[batch], y[batch])
         weighting.weigh(
-            Update(delta=delta, base=base, current=model, staleness=version - base_version)
+            ClientUpdate(delta=delta, base=base, current=model, staleness=version - base_version)
         )
         after = {name: array.copy() for name, array in model.items()}
         optimizer.step(after, delta)

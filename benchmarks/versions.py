@@ -22,7 +22,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from results_file import write_result
 
-from fedstale.strategies import Gap, Update
+from fedstale.strategies import ClientUpdate, Gap
 from fedstale.strategies.arrays import Model, add_scaled
 from fedstale.strategies.server.versions import Snapshot, Versions, stored
 
@@ -83,7 +83,7 @@ def merge_s(gap: Gap, base: Model, now: Model, delta: Model, total: Model) -> fl
     """Return the time to weigh one late update and add it."""
     update = {"w": delta["w"].copy()}
     started = time.perf_counter()
-    gap.weigh(Update(delta=update, base=base, current=now, staleness=5))
+    gap.weigh(ClientUpdate(delta=update, base=base, current=now, staleness=5))
     add_scaled(total, update, 1.0)
     return time.perf_counter() - started
 

@@ -69,7 +69,7 @@ from fedstale.strategies.server_optimizer import (
 from fedstale.strategies.strategy import StaleStrategy
 from fedstale.strategies.weighting.base import (
     ByAge,
-    Update,
+    ClientUpdate,
     Weighting,
     constant,
     exponential,
@@ -104,6 +104,7 @@ __all__ = [
     "Candidates",
     "CentredClipping",
     "Checkpoints",
+    "ClientUpdate",
     "DelayAdaptive",
     "DirectionAware",
     "DirectionalGap",
@@ -146,7 +147,6 @@ __all__ = [
     "StaleStrategy",
     "StopWhen",
     "TrimmedMean",
-    "Update",
     "Validation",
     "Weighting",
     "Yogi",

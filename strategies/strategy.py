@@ -21,9 +21,9 @@ from fedstale.strategies.robust.base import Rule
 from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.selection.base import Random, Selector
 from fedstale.strategies.selection.forecast_request import ForecastRequest
+from fedstale.strategies.server.buffer import Normalise
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
 from fedstale.strategies.server.loop import EventLoop
-from fedstale.strategies.server.merge import Normalise
 from fedstale.strategies.server.metrics import Progress
 from fedstale.strategies.server.runtime import NoCheckpoints
 from fedstale.strategies.server.superlink import without_stalls

@@ -1,9 +1,9 @@
-"""Rules that merge updates although some of them are adversarial: coordinates and centres.
+"""Rules that combine updates although some are adversarial: by coordinates and by centres.
 
-A rule with parameter f stands f adversarial updates among n, whatever they hold. Every rule takes
-weights, which must be the server's own or capped by it: a rule then stands any f updates, the
-heaviest ones too. With equal weights the rules are those of the papers. See `krum` for rules that
-select whole updates, `ctma` for a wrapper, and `robust_merge` for their place in a strategy.
+A rule with parameter f withstands f adversarial updates among n, whatever they hold. Every rule
+takes weights, which must be the server's own or capped by it: a rule then withstands any f updates,
+the heaviest ones too. With equal weights the rules are those of the papers. See `krum` for rules
+that select whole updates, `ctma` for a wrapper, and `server.buffer` for their place in a strategy.
 
 Rules are called robust with coefficient kappa if, for every set S of n - f updates,
 
@@ -15,11 +15,10 @@ Reference:
     Fang, Yang, Bajwa. BRIDGE: Byzantine-resilient Decentralized Gradient Descent. IEEE TSIPN 2022
     (the same rules as screening of neighbours: trimmed mean, median, Krum, Bulyan).
 
-Several updates side by side, read block by block in float64.
-
-A robust rule looks at all updates of a merge at once. Blocks of some thousand coordinates keep that
-from needing a float64 copy of every update; distances are sums over blocks of squared differences,
-which neither go negative nor lose small updates beside a huge one, as Gram matrices do.
+A rule looks at all updates of a buffer at once, block by block in float64 (`Stack`). Blocks of some
+thousand coordinates keep that from needing a float64 copy of every update; distances are sums over
+blocks of squared differences, which neither go negative nor lose small updates beside a huge one,
+as Gram matrices do.
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +29,7 @@ from typing import Literal, Self
 import numpy as np
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import Array, Model
+from fedstale.strategies.arrays import Array, Model, is_finite
 from fedstale.strategies.settings import is_count, require
 
 BlockRule = Callable[[Array], Array]
@@ -45,9 +44,9 @@ class Stack:
 
     def __init__(self, models: Sequence[Model]) -> None:
         """Take at least one update of float arrays; only those that are finite are kept."""
-        self.models = [model for model in models if _is_finite(model)]
-        self.kept = np.array([_is_finite(model) for model in models])
+        self.kept = np.array([is_finite(model) for model in models])
         """Which of the updates are finite; shape (n given,)."""
+        self.models = [model for model, kept in zip(models, self.kept, strict=True) if kept]
 
     def __len__(self) -> int:
         """Return the number of finite updates."""
@@ -92,16 +91,12 @@ def weighted_sum(coefficients: Array) -> BlockRule:
     return lambda block: np.einsum("i,ij->j", coefficients, block)
 
 
-def _is_finite(model: Model) -> bool:
-    return all(bool(np.isfinite(array).all()) for array in model.values())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(ABC):
     """Combines updates, up to f of which may hold anything."""
 
     f: int
-    """Adversarial updates that it stands, >= 0."""
+    """Adversarial updates that it withstands, >= 0."""
 
     def __post_init__(self) -> None:
         require(self.f == 0 or is_count(self.f), "robust.f", self.f, "an integer >= 0")
@@ -154,15 +149,15 @@ def aggregate(rule: Rule, updates: Sequence[Model], weights: Array | None = None
         rule = rule.facing(max(rule.f - lost, 0))
     if n < rule.least:
         raise ProtocolError(
-            f"a merge of {n} finite updates: {rule!r} needs at least {rule.least}; wait for more "
-            "(buffer_size) or stand fewer (f)"
+            f"a buffer of {n} finite updates: {rule!r} needs at least {rule.least}; wait for more "
+            "(buffer_size) or withstand fewer (f)"
         )
     kept = np.ones(n) if weights is None else np.asarray(weights, np.float64)[stack.kept]
     if not (np.isfinite(kept).all() and (kept > 0).all()):
-        raise ProtocolError(f"weights {kept.tolist()} of a merge: expected finite numbers > 0")
+        raise ProtocolError(f"weights {kept.tolist()} of a buffer: expected finite numbers > 0")
     if 2.0 * heaviest(kept, rule.f) >= kept.sum():
         raise ProtocolError(
-            f"the {rule.f} heaviest of {n} updates hold half the weight of a merge or more: "
+            f"the {rule.f} heaviest of {n} updates hold half the weight of a buffer or more: "
             "cap the weights, or weigh updates equally"
         )
     return stack.combine(rule.fit(stack, kept))
@@ -214,9 +209,9 @@ class TrimmedMean(Rule):
 class GeometricMedian(Rule):
     """Takes the point with the smallest weighted sum of distances, by smoothed Weiszfeld steps.
 
-    kappa = 4 (1 + f / (n - 2f))^2 for the exact point. f says when to refuse; the point itself
-    does not depend on it. The start is the median of each coordinate, because a mean may be as far
-    away as an attacker likes.
+    kappa = 4 (1 + f / (n - 2f))^2 for the exact point. f says how many updates it needs; the point
+    itself does not depend on it. The start is the median of each coordinate, because a mean may be
+    as far away as an attacker likes.
 
     Reference:
         Pillutla, Kakade, Harchaoui. Robust Aggregation for Federated Learning. IEEE TSP 2022.
@@ -256,9 +251,9 @@ class GeometricMedian(Rule):
 class CentredClipping(Rule):
     """Goes from a start towards the updates, each of which pulls at most by a radius.
 
-    f says when to refuse; the steps do not depend on it. No kappa is claimed.
+    f says how many updates it needs; the steps do not depend on it. No kappa is claimed.
 
-    Differences from the paper: the start is the median of each coordinate, not the last merge, so
+    Differences from the paper: the start is the median of each coordinate, not the last step, so
     that the rule needs no state; `start="zero"` with a radius bounds the norm of every update. The
     radius follows the updates unless it is given.
 

@@ -5,8 +5,7 @@ Reference:
     Asynchronous ML. NeurIPS 2024 (weighted centred trimmed meta aggregator).
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -49,10 +48,6 @@ class CTMA(Rule):
     def least(self) -> int:
         """What the wrapped rule needs."""
         return self.base.least
-
-    def facing(self, f: int) -> Self:
-        """Return both rules for another number of adversarial updates."""
-        return replace(self, f=f)
 
     def fit(self, updates: Stack, weights: Array) -> BlockRule:
         """Return the mean of the nearest rows."""

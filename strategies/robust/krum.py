@@ -63,7 +63,7 @@ class MultiKrum(Rule):
         keep = n - self.f if self.keep is None else self.keep
         if keep > n - self.f:
             raise ProtocolError(
-                f"{self!r} in a merge of {n} updates: keep at most n - f = {n - self.f}, or "
+                f"{self!r} in a buffer of {n} updates: keep at most n - f = {n - self.f}, or "
                 "adversarial ones are averaged for certain"
             )
         order = np.argsort(scores(updates.squared_distances(), weights, self.f), kind="stable")

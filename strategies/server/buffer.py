@@ -1,34 +1,56 @@
-"""The model's side of a run: what accepted replies are merged into, and the step that it becomes.
+"""The buffer: updates of clients come in, and become one server step.
 
-It knows models and weights; of nodes, clocks and messages it knows nothing. A merge that cannot
-become a step is dropped, and the run goes on as if it had not been.
+An update takes one way through it: the weighting weighs it, and a reducer adds it to the others,
+either to a running mean or to what a robust rule combines. Where nothing has to wait this happens
+as it comes, so that the memory of a mean is one model. What waits
+
+- to be weighed: stale updates, if the weighting weighs those of a buffer together;
+- to be reduced: early updates, which came before the running medians of `Reputation` held. They are
+  limited when the medians hold, or when the buffer closes. Robust rules cap weights by themselves.
+
+The buffer knows models and weights, but no nodes, clocks and messages. Updates that cannot become a
+step are discarded, and the run goes on as if they had not been.
 """
 
-from math import nan
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, nan
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from fedstale.errors import FedstaleError, ProtocolError
-from fedstale.strategies.arrays import Model, add_scaled, copy_of, is_finite
+from fedstale.strategies.arrays import (
+    Array,
+    Model,
+    add_scaled,
+    copy_of,
+    is_finite,
+    scale,
+    zeros_like,
+)
+from fedstale.strategies.robust.base import Median, Rule, aggregate, heaviest
 from fedstale.strategies.schedule import AdaSync, SmoothedLoss
-from fedstale.strategies.server.caps import Cap, CappedMerge
-from fedstale.strategies.server.jobs import SentJob
-from fedstale.strategies.server.merge import Merge, Merged
-from fedstale.strategies.server.robust_merge import RobustMerge
-from fedstale.strategies.server.validation import Answer
+from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server_optimizer import ServerOptimizer
-from fedstale.strategies.weighting.base import Update, Weighting
+from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy
 
-_DROPS_IN_A_ROW = 100
+Normalise = Literal["examples", "buffer_size", "weights"]
+
+MOST_EARLY = 20
+"""Updates that wait for the caps at most, where few nodes answer often."""
+WEIGHT_CAP = 1.5
+"""Largest weight under a robust rule, times the median weight of the buffer."""
+_DISCARDS_IN_A_ROW = 100
 
 
-class Merging:
-    """The merge in the making, and what turns it into the next version."""
+class Buffer:
+    """The updates of the next server step, and what turns them into the next version."""
 
     def __init__(
         self,
@@ -37,120 +59,359 @@ class Merging:
         optimizer: ServerOptimizer,
         *,
         versions: Versions,
-        examples: Cap,
-        norms: Cap,
+        reputation: Reputation,
     ) -> None:
-        """Open the first merge.
+        """Open the first buffer.
 
         Args:
             strategy: the settings.
-            weighting: of late updates; learns from every step.
+            weighting: of stale updates; learns from every step.
             optimizer: makes the steps.
             versions: of the model.
-            examples: cap on numbers of examples.
-            norms: cap on norms of updates.
+            reputation: limits updates.
         """
-        self._strategy, self._versions = strategy, versions
-        self._examples, self._norms = examples, norms
+        self._strategy, self._versions, self._reputation = strategy, versions, reputation
         self.weighting, self.optimizer = weighting, optimizer
         size = strategy.schedule.buffer_size
-        self.loss = SmoothedLoss(size.smoothing if isinstance(size, AdaSync) else 0.0)
-        self.dropped = 0
-        """Merges dropped in a row."""
-        self.merge = self.opened()
+        self._loss = SmoothedLoss(size.smoothing if isinstance(size, AdaSync) else 0.0)
+        self._discarded = 0
+        """Buffers discarded in a row."""
+        self.open()
 
-    def opened(self) -> Merge:
-        """Open a merge on the current version."""
-        current, normalise = self._versions.current, self._strategy.normalise
-        rule = self._strategy.robust
-        if rule is None:
-            self.merge = CappedMerge(current, normalise, cap=self._examples, norms=self._norms)
-        else:
-            self.merge = RobustMerge(current, normalise, rule=rule)
-        return self.merge
+    def open(self) -> None:
+        """Start empty, on the current version."""
+        current, rule = self._versions.current, self._strategy.robust
+        self.updates: list[ClientUpdate] = []
+        """All that came, in this order; a mean empties the arrays of those that it has summed."""
+        self._stale: list[ClientUpdate] = []
+        self._early: list[ClientUpdate] = []
+        normalise = self._strategy.normalise
+        self._reducer: Reducer = (
+            RunningMean(current, normalise)
+            if rule is None
+            else RobustMean(current, normalise, rule)
+        )
 
     @np.errstate(over="ignore", invalid="ignore")  # infinite sums are found by `step`
-    def accept(self, job: SentJob, answer: Answer) -> int:
-        """Weigh an update and add it to the merge; return its staleness in versions."""
-        versions = self._versions
-        base, current = versions[job.base_version].floats, versions.current.floats
-        staleness = versions.version - job.base_version
-        if self._strategy.update == "model" and staleness:
-            _relate_to(answer.delta, base, current)
-        self.merge.take(
-            Merged(job.message_id, job.node_id, job.base_version),
-            Update(
-                delta=answer.delta,
-                base=base,
-                current=current,
-                staleness=staleness,
-                node_id=job.node_id,
-            ),
-            answer.counts,
-            weighting=self.weighting,
-            examples=answer.examples,
-            metrics=answer.metrics,
-        )
-        return staleness
+    def add(self, update: ClientUpdate) -> None:
+        """Take an update in; the buffer owns its arrays from now on."""
+        self.updates.append(update)
+        if self._strategy.update == "model" and update.staleness:
+            # A change against the base becomes one against the current model.
+            add_scaled(update.delta, update.base, 1.0)
+            add_scaled(update.delta, update.current, -1.0)
+        if update.staleness and self.weighting.needs_whole_buffer:
+            self._stale.append(update)
+        else:
+            self._take(update, self.weighting.weigh(update))
 
     def is_full(self, concurrency: int) -> bool:
         """Return whether there are as many updates as the schedule waits for.
 
         Args:
-            concurrency: jobs that are out at a time.
+            concurrency: jobs in flight at a time.
         """
         size = self._strategy.schedule.buffer_size
         if isinstance(size, AdaSync):
             size = size.size(
-                first_loss=self.loss.first, loss=self.loss.now, concurrency=concurrency
+                first_loss=self._loss.first, loss=self._loss.now, concurrency=concurrency
             )
-        return size is not None and len(self.merge.jobs) >= size
+        return size is not None and len(self.updates) >= size
 
     def is_enough(self) -> bool:
-        """Return whether a deadline may close the merge: a robust rule needs some nodes."""
+        """Return whether a deadline may close the buffer: a robust rule needs some nodes."""
         rule = self._strategy.robust
-        return rule is None or len({job.node_id for job in self.merge.jobs}) >= rule.least
+        return rule is None or len({update.node_id for update in self.updates}) >= rule.least
 
     @np.errstate(over="ignore", invalid="ignore")
     def step(self) -> Snapshot:
-        """Return the model after the merge, which is used up; open the next one afterwards.
+        """Close the buffer and return the model after its step; open the next one afterwards.
 
         Raises:
-            ProtocolError: the merge cannot become a step, and is dropped.
+            ProtocolError: the updates cannot become a step, and are discarded.
             FedstaleError: that happened too often in a row.
         """
-        merge, before = self.merge, self._versions.current
+        before = self._versions.current
         try:
-            merge.settle(self.weighting)
-            delta, counts = merge.finish()
+            self._close()
+            delta, counts = self._reducer.result()
             floats = copy_of(before.floats)
-            self.optimizer.step(floats, delta, staleness=merge.staleness)
+            staleness = max((update.staleness for update in self.updates), default=0)
+            self.optimizer.step(floats, delta, staleness=staleness)
             if not is_finite(floats):
-                raise ProtocolError("its merge left the finite range")
+                raise ProtocolError("its server step left the finite range")
         except ProtocolError as problem:
-            self._drop(str(problem))
+            self._discard(str(problem))
             raise
         self.weighting.observe(before.floats, floats, self.optimizer.rate)
-        self.dropped = 0
+        self._discarded = 0
         return before.stepped(floats, counts)
 
-    def learn(self, metrics: dict[str, float]) -> None:
-        """Take note of the training loss behind a step."""
-        self.loss.add(metrics.get(self._strategy.loss_key, nan))
+    def metrics(self) -> dict[str, float]:
+        """Return what the clients measured, reduced as their updates are."""
+        return self._reducer.metrics()
 
-    def _drop(self, reason: str) -> None:
-        """Forget a merge; the optimizer may have seen infinity, and forgets everything."""
+    def learn(self, metrics: Mapping[str, float]) -> None:
+        """Note the training loss behind a step."""
+        self._loss.add(metrics.get(self._strategy.loss_key, nan))
+
+    def _take(self, update: ClientUpdate, weight: float) -> None:
+        """Reduce a weighed update, or let it wait."""
+        update.weight, update.base, update.current = weight, {}, {}
+        self._early.append(update)
+        is_limited = update.limited or self._reducer.caps_weights
+        if is_limited or len(self._early) >= MOST_EARLY:
+            self._reduce_early()
+
+    def _reduce_early(self) -> None:
+        early, self._early = self._early, []
+        for update in early:
+            if not self._reducer.caps_weights:
+                self._reputation.limit_early(update)
+            self._reducer.add(update)
+
+    def _close(self) -> None:
+        """Reduce what waits; stale updates that waited are summed last, and listed last."""
+        self._reduce_early()
+        stale, self._stale = self._stale, []
+        if stale:
+            self.updates.sort(key=stale.__contains__)
+            weights = self.weighting.weigh_stale(stale, self._reducer.mean())
+            for update, weight in zip(stale, weights, strict=True):
+                self._take(update, weight)
+            self._reduce_early()
+
+    def _discard(self, reason: str) -> None:
+        """Forget the updates; the optimizer may have seen infinity, and forgets everything."""
         self.optimizer.reset()
-        self.weighting.drop()
-        self.dropped += 1
-        if self.dropped >= _DROPS_IN_A_ROW:
+        self.weighting.discard()
+        self._discarded += 1
+        if self._discarded >= _DISCARDS_IN_A_ROW:
             raise FedstaleError(
-                f"{self.dropped} merges in a row were dropped, the last one because {reason}: "
-                f"lower the server's rate, see what {self.weighting!r} does, or merge more updates"
+                f"{self._discarded} buffers in a row were discarded, the last one because {reason}:"
+                f" lower the server's rate, see what {self.weighting!r} does, or raise buffer_size"
             )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold, without weighting and optimizer."""
+        return {
+            "updates": [update.state_dict() for update in self.updates],
+            "stale": [self.updates.index(update) for update in self._stale],
+            "early": [self.updates.index(update) for update in self._early],
+            "reducer": self._reducer.state_dict(),
+            "loss": [self._loss.first, self._loss.now],
+            "discarded": self._discarded,
+        }
 
-def _relate_to(delta: Model, base: Model, current: Model) -> None:
-    """Turn a change against the base into one against the current model, in place."""
-    add_scaled(delta, base, 1.0)
-    add_scaled(delta, current, -1.0)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned, on the same current version."""
+        self.open()
+        current = self._versions.current.floats
+        self.updates = [ClientUpdate.from_state(update, current) for update in state["updates"]]
+        self._stale = [self.updates[i] for i in state["stale"]]
+        self._early = [self.updates[i] for i in state["early"]]
+        waiting = {*state["stale"], *state["early"]}
+        reduced = [update for i, update in enumerate(self.updates) if i not in waiting]
+        self._reducer.load_state_dict(state["reducer"], reduced)
+        self._loss.first, self._loss.now = state["loss"]
+        self._discarded = state["discarded"]
+
+
+@dataclass(slots=True)
+class RunningMean:
+    """Sums weighed updates as they come, and keeps none of them.
+
+    The sum is divided by the buffer size, by the number of examples behind it, or by the sum of
+    weights. The last undoes a penalty that all updates of a buffer share, and at buffer size 1 it
+    undoes every penalty. Metrics are averaged by examples.
+    """
+
+    caps_weights = False
+    like: Snapshot
+    normalise: Normalise
+    _sum: Model = field(default_factory=dict)
+    _counts: Model = field(default_factory=dict)
+    _total: float = 0.0
+    _count_total: float = 0.0
+    _metrics: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, update: ClientUpdate) -> None:
+        """Add an update to the sums, and empty its arrays."""
+        if self._count_total == 0.0:
+            self._sum = zeros_like(self.like.floats)
+            self._counts = zeros_like(self.like.counts, np.float64)
+        share = update.examples if self.normalise == "examples" else 1.0
+        add_scaled(self._sum, update.delta, share)
+        add_scaled(self._counts, update.counts, share)
+        self._total += _mass(update, self.normalise)
+        self._count_total += share
+        for key, value in update.metrics.items():
+            if isfinite(value):
+                total = self._metrics.setdefault(key, [0.0, 0.0])
+                total[0] += update.examples * value
+                total[1] += update.examples
+        update.delta, update.counts = {}, {}
+
+    def mean(self) -> Model:
+        """Return the mean of what was added so far; empty if nothing was."""
+        mean = copy_of(self._sum)
+        if self._total > 0.0:
+            scale(mean, 1.0 / self._total)
+        return mean
+
+    def result(self) -> tuple[Model, dict[str, Array]]:
+        """Return the mean change of float arrays and of integer arrays; call it once.
+
+        Where every weight is 0 the model does not move.
+        """
+        scale(self._sum, 1.0 / self._total if self._total > 0.0 else 0.0)
+        scale(self._counts, 1.0 / self._count_total)
+        return self._sum, self._counts
+
+    def metrics(self) -> dict[str, float]:
+        """Return the mean of each metric over the clients that sent it, by examples."""
+        return {key: total / n for key, (total, n) in self._metrics.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums."""
+        return {
+            "sum": self._sum,
+            "counts": self._counts,
+            "totals": [self._total, self._count_total],
+            "metrics": self._metrics,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], added: Sequence[ClientUpdate]) -> None:
+        """Continue from what `state_dict` returned, after these updates were added."""
+        self._sum, self._counts = state["sum"], state["counts"]
+        self._total, self._count_total = state["totals"]
+        self._metrics = state["metrics"]
+
+
+@dataclass(slots=True)
+class RobustMean:
+    """Keeps weighed updates, and combines them by a rule when the buffer closes.
+
+    A rule withstands f nodes: several updates of one node are averaged first, by their weights,
+    and count as one. The rule's weights are equal for "buffer_size", the examples for "examples",
+    and the staleness weights for "weights", which then multiply no update. All are capped at
+    `WEIGHT_CAP` times their median, and further where f nodes could still hold half of the weight.
+
+    Integer arrays take the median of each coordinate, and metrics the median over nodes. Stale
+    updates are compared with the median of the current ones instead of their mean. Memory is the
+    buffer size times the model.
+    """
+
+    caps_weights = True
+    like: Snapshot
+    normalise: Normalise
+    rule: Rule
+    _kept: list[ClientUpdate] = field(default_factory=list)
+
+    def add(self, update: ClientUpdate) -> None:
+        """Keep an update, unless it counts for nothing."""
+        if self.normalise == "weights" and update.weight > 0.0:
+            scale(update.delta, 1.0 / update.weight)
+        if _mass(update, self.normalise) > 0.0:
+            self._kept.append(update)
+
+    def mean(self) -> Model:
+        """Return the median of what was added so far; empty if nothing was."""
+        deltas = [delta for delta, _, _ in self._by_node()]
+        return aggregate(Median(f=0), deltas) if deltas else {}
+
+    def result(self) -> tuple[Model, dict[str, Array]]:
+        """Return the change of float arrays and of integer arrays, as `RunningMean` does.
+
+        Raises:
+            ProtocolError: there are too few nodes for the rule; says how many it needs.
+        """
+        if not self._kept:
+            return zeros_like(self.like.floats), zeros_like(self.like.counts, np.float64)
+        deltas, counts, weights = zip(*self._by_node(), strict=True)
+        delta = aggregate(self.rule, deltas, capped(np.array(weights), self.rule.f, WEIGHT_CAP))
+        medians = {
+            name: np.median(np.stack([one[name] for one in counts]), axis=0)
+            for name in self.like.counts
+        }
+        return delta, {name: np.asarray(x) for name, x in medians.items()}
+
+    def metrics(self) -> dict[str, float]:
+        """Return the median of each metric over the nodes that sent it."""
+        by_node: dict[int, dict[str, float]] = {}
+        for update in self._kept:
+            finite = {key: value for key, value in update.metrics.items() if isfinite(value)}
+            by_node.setdefault(update.node_id, {}).update(finite)
+        found: dict[str, list[float]] = {}
+        for metrics in by_node.values():
+            for key, value in metrics.items():
+                found.setdefault(key, []).append(value)
+        return {key: float(median(values)) for key, values in found.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the updates are kept."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], added: Sequence[ClientUpdate]) -> None:
+        """Continue after these updates were added."""
+        self._kept += [update for update in added if _mass(update, self.normalise) > 0.0]
+
+    def _by_node(self) -> list[tuple[Model, Model, float]]:
+        """Return for each node the means of deltas and counts by weight, and the mean weight."""
+        found: dict[int, list[ClientUpdate]] = {}
+        for update in self._kept:
+            found.setdefault(update.node_id, []).append(update)
+        return [self._mean_of(updates) for updates in found.values()]
+
+    def _mean_of(self, updates: Sequence[ClientUpdate]) -> tuple[Model, Model, float]:
+        weights = [_mass(update, self.normalise) for update in updates]
+        delta, counts = updates[0].delta, updates[0].counts
+        if updates[1:]:
+            delta, counts = copy_of(delta), copy_of(counts)
+        for i, update in enumerate(updates[1:], start=1):
+            share = weights[i] / (sum(weights[:i]) + weights[i])
+            for both, new in ((delta, update.delta), (counts, update.counts)):
+                scale(both, 1.0 - share)
+                add_scaled(both, new, share)
+        return delta, counts, sum(weights) / len(weights)
+
+
+Reducer = RunningMean | RobustMean
+"""Takes weighed updates and their arrays with them (`add`), and reduces them to one (`result`).
+
+`mean` is what stale updates are compared with; `metrics` reduces what the clients measured, those
+not finite left out. `caps_weights` says whether no update can outweigh the others, whatever its
+number of examples.
+"""
+
+
+def _mass(update: ClientUpdate, normalise: Normalise) -> float:
+    """Return how much an update counts in a mean."""
+    if normalise == "weights":
+        return update.weight
+    return update.examples if normalise == "examples" else 1.0
+
+
+def capped(weights: Array, f: int, cap: float) -> Array:
+    """Return weights of at most `cap` times their median that no f updates dominate.
+
+    The cap falls further until the f largest hold no more than a share (n - 1) / 2n, which is what
+    they hold of equal weights in the worst case of n = 2f + 1.
+
+    Args:
+        weights: > 0; shape (n,).
+        f: adversarial updates.
+        cap: >= 1.
+
+    Example:
+        >>> capped(np.array([1.0, 1.0, 1.0, 1.0, 1e9]), f=1, cap=1.5)
+        array([1. , 1. , 1. , 1. , 1.5])
+    """
+    n, top = len(weights), cap * float(np.median(weights))
+    lowest = float(weights.min())
+    while True:
+        now = np.minimum(weights, top)
+        fits = 2.0 * n * heaviest(now, min(f, n)) <= (n - 1) * float(now.sum()) * (1.0 + 1e-12)
+        if fits or top <= lowest:
+            return now
+        top = max(0.9 * top, lowest)

@@ -26,7 +26,7 @@ from fedstale.strategies.settings import is_count, require
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".checkpoint"
 
 _HELD: set[tuple[int, int]] = set()  # device and inode of the folders that this process holds

@@ -1,4 +1,4 @@
-"""The event loop behind `StaleStrategy.start`: send, wait, receive, merge, evaluate, again.
+"""The event loop behind `StaleStrategy.start`: send, wait, receive, step, evaluate, again.
 
 It holds the state of one run. Which grid it talks to and which clock tells the time, it does not
 know. Replies that arrive together are taken in the order in which their jobs were sent, so that
@@ -17,20 +17,19 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from fedstale.errors import FedstaleError, ProtocolError
 from fedstale.strategies.schedule import LearntDeadline
 from fedstale.strategies.selection.base import Selector
-from fedstale.strategies.server.buffer import Merging
+from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.dispatch import Dispatch, FreeNodes, Outbox
 from fedstale.strategies.server.jobs import PURPOSES, Ending, Ledger, Purpose, SentJob
 from fedstale.strategies.server.loop_state import continue_from, state_of
-from fedstale.strategies.server.merge import Merge
 from fedstale.strategies.server.metrics import Evaluations, Progress, Scores
 from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.runtime import Checkpointer, RuntimeGrid, State
-from fedstale.strategies.server.validation import Answer, forecast_in
+from fedstale.strategies.server.validation import forecast_in
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server_optimizer import ServerOptimizer
-from fedstale.strategies.weighting.base import Weighting
+from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy
@@ -87,19 +86,14 @@ class EventLoop:
             rng=self.rng,
         )
         self.scores = Scores(strategy.result, self.progress, self.runtime)
-        self.merging = Merging(
-            strategy,
-            weighting,
-            optimizer,
-            versions=self.versions,
-            examples=self.reputation.examples,
-            norms=self.reputation.norms,
+        self.buffer = Buffer(
+            strategy, weighting, optimizer, versions=self.versions, reputation=self.reputation
         )
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
         self.asked_at: dict[int, float] = {}
         self.failures = self.most_out = self.n_versions = 0
         self.done = False
-        self._open_merge()
+        self._open_buffer()
 
     def run(
         self, n_versions: int, resume: State | None = None, *, jobs_survive: bool = False
@@ -133,15 +127,10 @@ class EventLoop:
         for message_id in list(self.ledger.awaited()):
             self.ledger.forget(message_id)
 
-    @property
-    def merge(self) -> Merge:
-        """The merge in the making."""
-        return self.merging.merge
-
     # Sending.
 
-    def _open_merge(self) -> None:
-        self.merging.opened()
+    def _open_buffer(self) -> None:
+        self.buffer.open()
         self.opened_at = self.changed_at = self.clock.now()
         self.may_send, self.short = True, False
         deadline = self.schedule.deadline_s
@@ -162,7 +151,7 @@ class EventLoop:
             return
         if self._is_asking(free):
             return
-        # A reply that comes after its merge counts only where the rest of a merge is kept.
+        # A reply that comes after the step counts only where stragglers are kept.
         now = self.clock.now()
         deadline_s = inf if self.schedule.stragglers == "keep" else max(self.deadline - now, 0.0)
         k = int(min(free_slots, len(free)))
@@ -190,7 +179,7 @@ class EventLoop:
     def _free_nodes(self) -> NodeSet:
         but = self.reputation.resting(self.clock.now())
         if self.schedule.distinct and self.schedule.send == "after_reply":
-            but |= {job.node_id for job in self.merge.jobs}
+            but |= {update.node_id for update in self.buffer.updates}
         return self.nodes.free(but)
 
     def _push(self, nodes: list[int], purpose: Purpose) -> None:
@@ -205,12 +194,12 @@ class EventLoop:
         """Return when something must be done although nothing arrives."""
         instants = [self.ledger.next_deadline]
         instants.append(self.reputation.next_return(self.clock.now()))
-        if self.merge.jobs:
+        if self.buffer.updates:
             if self.clock.now() < self.deadline:
                 instants.append(self.deadline)
             if not self.ledger.n_training:
                 instants.append(self.changed_at + self.timeout_s)
-        if self.short and (self.ledger.n_open or self.merge.jobs):
+        if self.short and (self.ledger.n_open or self.buffer.updates):
             instants.append(self.clock.now() + self.strategy.recheck_s)
         return min(instants)
 
@@ -221,7 +210,7 @@ class EventLoop:
         self._expire()
         if self._is_due():
             self._step()
-        if not self.ledger.n_training and not self.merge.jobs:
+        if not self.ledger.n_training and not self.buffer.updates:
             self.may_send = True
 
     def _receive(self, replies: Iterable[Message]) -> None:
@@ -243,7 +232,7 @@ class EventLoop:
         ending = self.ledger.forget(message_id)
         reason = f"late: the job was {ending} before" if ending else "no such job is out"
         self.progress.received_bytes += _n_bytes(reply)
-        self.reputation.drop("late" if ending else "duplicate or unknown")
+        self.reputation.ignore("late" if ending else "duplicate or unknown")
         self.runtime.rejected(message_id, reason=reason)
 
     def _receive_one(self, reply: Message) -> None:
@@ -267,15 +256,12 @@ class EventLoop:
                 self.evaluations.add(job.base_version, *found)
                 self._end(job, "accepted")
             else:
-                base = self.versions[job.base_version]
-                answer = self.reputation.open(reply, base, node_id=job.node_id)
-                self._accept(job, answer)
+                self._accept(job, self.reputation.open(reply, job, self.versions))
         except ProtocolError as problem:
-            self.reputation.refuse(job.node_id, problem, self.changed_at)
+            self.reputation.reject(job.node_id, problem, self.changed_at)
             self._fail(job, "rejected", str(problem))
 
-    def _accept(self, job: SentJob, answer: Answer) -> None:
-        staleness = self.merging.accept(job, answer)
+    def _accept(self, job: SentJob, update: ClientUpdate) -> None:
         self._end(job, "accepted")
         self.failures = 0
         duration = self.changed_at - job.sent_at
@@ -283,12 +269,13 @@ class EventLoop:
         self.history.finished(
             job.node_id,
             duration_s=duration,
-            examples=answer.examples,
-            loss=answer.metrics.get(self.strategy.loss_key, nan),
-            square_loss=answer.metrics.get(self.strategy.square_loss_key, nan),
-            staleness=staleness,
+            examples=update.examples,
+            loss=update.metrics.get(self.strategy.loss_key, nan),
+            square_loss=update.metrics.get(self.strategy.square_loss_key, nan),
+            staleness=update.staleness,
             version=self.versions.version,
         )
+        self.buffer.add(update)
 
     # How jobs end.
 
@@ -323,18 +310,18 @@ class EventLoop:
             ttl_s = self.outbox.ttl_s(job.purpose)
             self._fail(job, "timed out", f"no reply within {ttl_s:g} s")
 
-    # Merging.
+    # Stepping.
 
     def _is_full(self) -> bool:
         concurrency = self.schedule.concurrency or max(self.most_out, 1)
-        return self.merging.is_full(concurrency) and not self.done
+        return self.buffer.is_full(concurrency) and not self.done
 
     def _is_due(self) -> bool:
-        """Return whether to merge what there is, because nothing is worth waiting for."""
-        if not self.merge.jobs or self.done:
+        """Return whether to step with what there is, because nothing is worth waiting for."""
+        if not self.buffer.updates or self.done:
             return False
         now = self.clock.now()
-        if now >= self.deadline and self.merging.is_enough():
+        if now >= self.deadline and self.buffer.is_enough():
             return True
         if self.ledger.n_training:
             return False
@@ -342,26 +329,25 @@ class EventLoop:
         return self.schedule.send == "after_step" or now >= self.changed_at + self.timeout_s
 
     def _step(self) -> None:
-        """Make the next version of the model out of the merge, or drop it."""
-        merge = self.merge
+        """Make the next version of the model out of the buffer, or discard it."""
         try:
-            snapshot = self.merging.step()
+            snapshot = self.buffer.step()
         except ProtocolError as problem:
-            for job in merge.jobs:
-                self.runtime.rejected(job.message_id, reason=str(problem))
+            for update in self.buffer.updates:
+                self.runtime.rejected(update.message_id, reason=str(problem))
         else:
-            self._advance(merge, snapshot)
-        self._open_merge()
+            self._advance(snapshot)
+        self._open_buffer()
 
-    def _advance(self, merge: Merge, snapshot: Snapshot) -> None:
+    def _advance(self, snapshot: Snapshot) -> None:
         version = self.versions.advance(snapshot)
-        for job in merge.jobs:
+        for update in self.buffer.updates:
             self.runtime.aggregated(
-                job.message_id,
-                base_version=job.base_version,
+                update.message_id,
+                base_version=update.base_version,
                 version=version,
-                staleness=version - 1 - job.base_version,
-                weight=job.weight,
+                staleness=update.staleness,
+                weight=update.weight,
             )
         if self.schedule.stragglers == "cancel":
             for left in self.ledger.open_jobs("train"):
@@ -370,8 +356,8 @@ class EventLoop:
         arrays = self.outbox.record(version, snapshot)
         self.strategy.result.arrays = arrays
         self.runtime.new_version(version, arrays)
-        metrics = merge.metrics()
-        self.merging.learn(metrics)
+        metrics = self.buffer.metrics()
+        self.buffer.learn(metrics)
         self.scores.note("train", version, metrics)
         if version % self.strategy.evaluate_every == 0:
             self._evaluate()
@@ -403,8 +389,8 @@ class EventLoop:
 
     def _close(self) -> None:
         """End what is still out, and wait for the last evaluations."""
-        for job in self.merge.jobs:
-            self.runtime.rejected(job.message_id, reason="the run ended before its merge")
+        for update in self.buffer.updates:
+            self.runtime.rejected(update.message_id, reason="the run ended before its server step")
         for left in (*self.ledger.open_jobs("train"), *self.ledger.open_jobs("query")):
             self._end(left, "cancelled")
         if self.versions.version % self.strategy.evaluate_every:

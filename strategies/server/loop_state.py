@@ -1,7 +1,7 @@
 """What a checkpoint holds of a run, and how a run goes on from it.
 
-Everything that decides what happens next is here: the model and its versions in flight, the merge
-in the making, jobs, what is known of nodes, the state of every part, and the random stream. So a
+Everything that decides what happens next is here: the model and its versions in flight, the
+buffer, jobs, what is known of nodes, the state of every part, and the random stream. So a
 simulation goes on as if it had never stopped. On real devices the jobs that were out are lost with
 the run that sent them; their devices are free again, nothing of them is counted twice, and the
 versions that they were sent are left out.
@@ -35,7 +35,7 @@ def state_of(loop: "EventLoop") -> State:
         "versions": loop.versions.state_dict(only_current=not loop.checkpointer.jobs_survive),
         "ledger": loop.ledger.state_dict(),
         "history": loop.history.state_dict(),
-        "merge": loop.merge.state_dict(),
+        "buffer": loop.buffer.state_dict(),
         "reputation": loop.reputation.state_dict(),
         "evaluations": loop.evaluations.state_dict(),
         "progress": {
@@ -49,8 +49,6 @@ def state_of(loop: "EventLoop") -> State:
             book: {str(v): dict(metrics) for v, metrics in getattr(result, book).items()}
             for book in _BOOKS
         },
-        "loss": [loop.merging.loss.first, loop.merging.loss.now],
-        "dropped": loop.merging.dropped,
         "durations_s": list(loop.durations_s),
         "asked_at": {str(node): at for node, at in loop.asked_at.items()},
         "random": loop.rng.bit_generator.state,
@@ -89,12 +87,10 @@ def continue_from(loop: "EventLoop", state: State, *, jobs_survive: bool) -> Non
     for name in _INSTANTS:
         setattr(loop, name, state[name] + shift_s)
     _restore_progress(loop, state, shift_s)
-    loop.merging.loss.first, loop.merging.loss.now = state["loss"]
-    loop.merging.dropped = state["dropped"]
     loop.durations_s.extend(state["durations_s"])
     loop.asked_at = {int(node): at + shift_s for node, at in state["asked_at"].items()}
     loop.rng.bit_generator.state = state["random"]
-    loop.merging.opened().load_state_dict(state["merge"])
+    loop.buffer.load_state_dict(state["buffer"])
     if not jobs_survive:
         loop.abandon_jobs()
 
@@ -113,11 +109,10 @@ def _restore_progress(loop: "EventLoop", state: State, shift_s: float) -> None:
 
 
 def _parts(loop: "EventLoop") -> dict[str, Selector | Weighting | ServerOptimizer]:
-    merging = loop.merging
     return {
         "selector": loop.selector,
-        "weighting": merging.weighting,
-        "optimizer": merging.optimizer,
+        "weighting": loop.buffer.weighting,
+        "optimizer": loop.buffer.optimizer,
     }
 
 

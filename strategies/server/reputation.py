@@ -1,32 +1,92 @@
-"""What a run remembers at its gate: running medians, refusals by kind, and nodes at rest.
+"""Client reputation: caps by running medians, rejections by kind, and rests of nodes that fail.
 
-`Validation` looks at one reply alone, a `Reputation` at a reply among the others of a run. It
-counts and logs what is rejected, capped and clipped, and rests nodes that keep failing.
+`Validation` looks at one reply alone, `Reputation` at a reply among the others of a run. It counts
+and logs what is rejected, capped and clipped, and rests nodes that keep failing.
+
+A cap is a multiple of the running median over nodes, each with its last reply only. Such a median
+does not move for fewer over-reporting clients than half of the nodes heard lately, however often
+they answer. Until enough nodes have been heard it does not hold; the first updates of a run then
+wait in the buffer until it does, so that the first reply of a run cannot own the model either.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from math import inf, isfinite
+from statistics import median
 from typing import Any
 
 from flwr.app import Message
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import Model, norm_of, scale
-from fedstale.strategies.server.caps import Cap
-from fedstale.strategies.server.validation import Answer, RejectionError, Validation
-from fedstale.strategies.server.versions import Snapshot
+from fedstale.strategies.arrays import norm_of, scale
+from fedstale.strategies.server.jobs import SentJob
+from fedstale.strategies.server.validation import RejectionError, Validation
+from fedstale.strategies.server.versions import Versions
+from fedstale.strategies.weighting.base import ClientUpdate
 
 logger = logging.getLogger(__name__)
+
+FEW = 3
+"""Nodes below which a buffer that closes early is not capped: two numbers have no outlier."""
+
+
+@dataclass(slots=True)
+class Cap:
+    """A multiple of the median over the nodes heard last."""
+
+    times: float | None
+    """The multiple, >= 1; None for no cap at all."""
+    window: int
+    """Nodes looked back on, >= 1."""
+    enough: int
+    """Nodes that must have been heard, from 1 to `window`."""
+    _last: dict[int, float] = field(default_factory=dict)
+    _median: float = inf
+
+    def hear(self, node_id: int, value: float) -> None:
+        """Note what a node reports, in place of what it reported before."""
+        if self.times is None:
+            return
+        self._last.pop(node_id, None)
+        self._last[node_id] = value
+        if len(self._last) > self.window:
+            del self._last[next(iter(self._last))]
+        self._median = median(self._last.values())
+
+    @property
+    def holds(self) -> bool:
+        """Whether enough nodes have been heard, or there is no cap."""
+        return self.times is None or len(self._last) >= self.enough
+
+    def limit(self, value: float, *, few: int | None = None) -> float:
+        """Return a value or the cap, whichever is less.
+
+        Args:
+            value: what a node reports.
+            few: nodes that are enough for this once; if not given, those of `holds`.
+        """
+        enough = self.enough if few is None else few
+        if self.times is None or len(self._last) < enough:
+            return value
+        return min(value, self.times * self._median)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold."""
+        return {"last": [[node_id, value] for node_id, value in self._last.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self._last = {int(node_id): float(value) for node_id, value in state["last"]}
+        self._median = median(self._last.values()) if self._last else inf
 
 
 @dataclass(slots=True)
 class _Record:
     """What speaks against a node."""
 
-    refused: int = 0
+    rejected: int = 0
     """In a row."""
     rests: int = 0
     """Since its last good reply."""
@@ -35,36 +95,56 @@ class _Record:
 
 
 class Reputation:
-    """One run's gate."""
+    """What one run knows of the replies of its clients."""
 
     def __init__(self, validation: Validation) -> None:
-        """Know nobody."""
+        """Start empty."""
         self.validation = validation
-        self.examples = Cap(validation.examples_cap, validation.window, validation.enough)
-        self.evaluated = Cap(validation.examples_cap, validation.window, validation.enough)
-        self.norms = Cap(validation.norm_cap, validation.window, validation.enough)
+        self.examples, self.evaluated, self.norms = (
+            Cap(times, validation.window, validation.enough)
+            for times in (validation.examples_cap, validation.examples_cap, validation.norm_cap)
+        )
         self.counts: Counter[str] = Counter()
         """Replies rejected by kind, as "rejected: KIND"; examples "capped" and norms "clipped"."""
         self._records: dict[int, _Record] = {}
 
-    def open(self, reply: Message, base: Snapshot, *, node_id: int) -> Answer:
-        """Return the update in a training reply.
+    def open(self, reply: Message, job: SentJob, versions: Versions) -> ClientUpdate:
+        """Return the update in a training reply, limited if the running medians hold.
 
         Args:
             reply: with content, matched to its job by the id of the message that it answers.
-            base: the version that the job carried.
-            node_id: the node that the job was sent to.
+            job: that it answers.
+            versions: of the model.
 
         Raises:
             RejectionError: a ProtocolError; the reply cannot be used, and why.
         """
-        self._check_source(reply, node_id)
-        answer = self.validation.open(reply, base)
-        if self.validation.norm_cap is not None:
-            self._clip(answer.delta, node_id)
-        examples = self._capped(self.examples, answer.examples, node_id)
-        self._records.pop(node_id, None)
-        return answer if examples == answer.examples else replace(answer, examples=examples)
+        self._check_source(reply, job.node_id)
+        update = self.validation.open(reply, job, versions)
+        norm = self._norm(update)
+        if not isfinite(norm):
+            raise RejectionError("norm", "the norm of the update left the range of numbers")
+        self.norms.hear(job.node_id, norm)
+        self.examples.hear(job.node_id, update.examples)
+        if self.examples.holds and self.norms.holds:
+            self._limit(update, norm)
+        self._records.pop(job.node_id, None)
+        return update
+
+    def limit_early(self, update: ClientUpdate) -> None:
+        """Limit an update that came before the running medians held, by those of `FEW` nodes."""
+        if not update.limited:
+            self._limit(update, self._norm(update), few=FEW)
+
+    def _limit(self, update: ClientUpdate, norm: float, *, few: int | None = None) -> None:
+        """Clip the norm of an update and cap its examples; the one place where this is done."""
+        clipped = self.norms.limit(norm, few=few)
+        if clipped < norm:
+            scale(update.delta, clipped / norm)
+            self._note_limit("clipped", update.node_id, "norm of the update", norm, clipped)
+        examples = self.examples.limit(update.examples, few=few)
+        self._note_examples(update.node_id, update.examples, examples)
+        update.examples, update.limited = examples, True
 
     def measurements(self, reply: Message, *, node_id: int) -> tuple[float, dict[str, float]]:
         """Return the number of examples, capped, and the scalar metrics of an evaluation reply.
@@ -77,34 +157,35 @@ class Reputation:
         """
         self._check_source(reply, node_id)
         examples, metrics = self.validation.measurements(reply)
-        return self._capped(self.evaluated, examples, node_id), metrics
+        self.evaluated.hear(node_id, examples)
+        capped = self.evaluated.limit(examples)
+        self._note_examples(node_id, examples, capped)
+        return capped, metrics
 
-    def refuse(self, node_id: int, problem: ProtocolError, now: float) -> None:
-        """Count and log a refused reply, and rest its node if it keeps failing.
+    def reject(self, node_id: int, problem: ProtocolError, now: float) -> None:
+        """Count and log a rejected reply, and rest its node if it keeps failing.
 
         Args:
             node_id: the node that the job was sent to.
             problem: why.
             now: instant in s.
         """
-        self.counts[
-            f"rejected: {problem.kind if isinstance(problem, RejectionError) else 'other'}"
-        ] += 1
+        self.ignore(problem.kind if isinstance(problem, RejectionError) else "other")
         record = self._records.setdefault(node_id, _Record())
-        record.refused += 1
-        logger.info("node %d: reply refused: %s", node_id, problem)
+        record.rejected += 1
+        logger.info("node %d: reply rejected: %s", node_id, problem)
         settings = self.validation
-        if record.refused >= settings.strikes:
+        if record.rejected >= settings.strikes:
             rest_s = min(settings.rest_s * 2.0 ** min(record.rests, 60), settings.most_rest_s)
             record.rests += 1
             record.until = now + rest_s
             logger.warning(
-                "node %d: %d replies refused in a row; it rests for %g s",
-                *(node_id, record.refused, rest_s),
+                "node %d: %d replies rejected in a row; it rests for %g s",
+                *(node_id, record.rejected, rest_s),
             )
 
-    def drop(self, kind: str) -> None:
-        """Count a reply that belongs to no open job: a duplicate, a replay or a late one."""
+    def ignore(self, kind: str) -> None:
+        """Count a rejected reply by its kind alone, as one that belongs to no open job."""
         self.counts[f"rejected: {kind}"] += 1
 
     def resting(self, now: float) -> set[int]:
@@ -123,7 +204,7 @@ class Reputation:
             "norms": self.norms.state_dict(),
             "counts": dict(self.counts),
             "records": [
-                [node_id, record.refused, record.rests, record.until]
+                [node_id, record.rejected, record.rests, record.until]
                 for node_id, record in self._records.items()
             ],
         }
@@ -138,11 +219,16 @@ class Reputation:
         self.examples.load_state_dict(state["examples"])
         self.evaluated.load_state_dict(state["evaluated"])
         self.norms.load_state_dict(state["norms"])
-        self.counts = Counter(state["counts"])
+        self.counts.clear()  # others look at this object
+        self.counts.update(state["counts"])
         self._records = {
-            int(node_id): _Record(int(refused), int(rests), float(until) + shift_s)
-            for node_id, refused, rests, until in state["records"]
+            int(node_id): _Record(int(rejected), int(rests), float(until) + shift_s)
+            for node_id, rejected, rests, until in state["records"]
         }
+
+    def _norm(self, update: ClientUpdate) -> float:
+        """Return the norm of an update; 0 where norms are not capped, which saves the time."""
+        return 0.0 if self.norms.times is None else norm_of(update.delta)
 
     def _check_source(self, reply: Message, node_id: int) -> None:
         source = reply.metadata.src_node_id
@@ -151,26 +237,13 @@ class Reputation:
                 "source", f"node {source} answers a job that node {node_id} received"
             )
 
-    def _capped(self, cap: Cap, examples: float, node_id: int) -> float:
-        cap.hear(node_id, examples)
-        limit = cap.limit(examples)
-        if limit < examples:
-            self._note_limit("capped", node_id, self.validation.examples_key, examples, limit)
-        return limit
-
-    def _clip(self, delta: Model, node_id: int) -> None:
-        norm = norm_of(delta)
-        if not isfinite(norm):
-            raise RejectionError("norm", "the norm of the update left the range of numbers")
-        self.norms.hear(node_id, norm)
-        limit = self.norms.limit(norm)
-        if limit < norm:
-            scale(delta, limit / norm)
-            self._note_limit("clipped", node_id, "norm of the update", norm, limit)
+    def _note_examples(self, node_id: int, claimed: float, counted: float) -> None:
+        if counted < claimed:
+            self._note_limit("capped", node_id, self.validation.examples_key, claimed, counted)
 
     def _note_limit(self, kind: str, node_id: int, what: str, was: float, now: float) -> None:
         self.counts[kind] += 1
-        # Silent caps would make a skewed fleet's average a riddle: the first one is a warning.
+        # Silent caps would leave a skewed fleet's average unexplained: the first is a warning.
         level = logging.WARNING if self.counts[kind] == 1 else logging.DEBUG
         logger.log(
             level,

@@ -1,1 +1,38 @@
 """How much a stale update counts: by its age, by the gap, by what it adds."""
+
+from fedstale.strategies.weighting.base import (
+    AgeCurve,
+    ByAge,
+    ClientUpdate,
+    Weighting,
+    constant,
+    exponential,
+    hinge,
+    inverse,
+    inverse_root,
+    polynomial,
+    staleness_aware,
+)
+from fedstale.strategies.weighting.cached import CachedUpdates
+from fedstale.strategies.weighting.euclidean import EuclideanStaleness
+from fedstale.strategies.weighting.gap import DirectionalGap, Gap
+from fedstale.strategies.weighting.relevance import RelevanceAware
+
+__all__ = [
+    "AgeCurve",
+    "ByAge",
+    "CachedUpdates",
+    "ClientUpdate",
+    "DirectionalGap",
+    "EuclideanStaleness",
+    "Gap",
+    "RelevanceAware",
+    "Weighting",
+    "constant",
+    "exponential",
+    "hinge",
+    "inverse",
+    "inverse_root",
+    "polynomial",
+    "staleness_aware",
+]

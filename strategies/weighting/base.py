@@ -1,65 +1,106 @@
-"""How much a late update counts: the interface, and the weights that look at its age only.
+"""Client updates and their weights: the interface, and the weights that look at age alone.
 
-Every weighting is exactly 1 at zero staleness, so that without late updates a strategy is FedAvg
+Every weighting is exactly 1 at zero staleness, so that without stale updates a strategy is FedAvg
 (or FedBuff) to the last bit whatever its weighting. `CachedUpdates` alone changes updates
-that are not late.
+that are not stale.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import exp, sqrt
+from dataclasses import dataclass, field
+from math import exp, nan, sqrt
+from typing import Any, Self
 
-from fedstale.strategies.arrays import Array, Model, scale
+from fedstale.strategies.arrays import Model, scale
 from fedstale.strategies.settings import require
 
 AgeCurve = Callable[[int], float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """One device's update at the moment of its merge."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class ClientUpdate:
+    """One client's update on its way from validation to the server step.
+
+    `Validation` makes it, `Reputation` limits it, a `Weighting` scales it, and the `Buffer` reduces
+    it and then empties its arrays. A weighting reads the first five fields; the others have
+    defaults, so that a weighting can be tried by hand.
+    """
 
     delta: Model
-    """What the device changed, weights after minus weights received; a weighting scales it."""
+    """What the client changed, weights after minus weights received; a weighting scales it."""
     base: Model
-    """The model version that the device received; never written to."""
+    """The model version that the client received; never written to."""
     current: Model
-    """The model version that the update is merged into; never written to."""
+    """The model version that the update is applied to; never written to."""
     staleness: int
     """Versions between the two, >= 0."""
-    node_id: int | None = None
-    """The node that sent it; None where nobody asks."""
+    node_id: int = 0
+    """The node that sent it."""
+    message_id: str = ""
+    """The message that it answers, which is the identity of its job."""
+    job_id: int = 0
+    """Order in which its job was sent; sums run in this order."""
+    base_version: int = 0
+    """Number of the version that the client received."""
+    counts: Model = field(default_factory=dict)
+    """Change of the integer arrays, in float64; never scaled."""
+    examples: float = 1.0
+    """Number of examples behind the update, > 0, as far as the cap allows."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the client measured; without the number of examples."""
+    limited: bool = False
+    """Whether examples and norm are within the caps; see `Reputation`."""
+    weight: float = nan
+    """What the weighting returned; NaN until then."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold; the current version is in it already."""
+        state = {name: getattr(self, name) for name in self.__slots__ if name != "current"}
+        return state | {"base": self.base if self.staleness else {}}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], current: Model) -> Self:
+        """Return an update from what `state_dict` returned, on the same current version."""
+        base = state["base"] if state["staleness"] else current
+        return cls(**{**state, "base": base, "current": current})
 
 
 class Weighting(ABC):
-    """Decides how much an update counts; may learn from the steps that the server makes."""
+    """Decides how much an update counts; may learn from the steps that the server makes.
 
-    together: bool = False
-    """Whether late updates are kept until their merge closes, and weighed all at once."""
+    `weigh` is all that a subclass must define. The server calls `weigh` once for each update, or
+    `weigh_stale` once for each buffer, and then either `observe` (the buffer became a step) or
+    `discard` (it did not).
+    """
+
+    needs_whole_buffer: bool = False
+    """Whether stale updates wait until their buffer closes, and are weighed by `weigh_stale`."""
 
     @abstractmethod
-    def weigh(self, update: Update) -> float:
-        """Scale the update's delta in place.
+    def weigh(self, update: ClientUpdate) -> float:
+        """Scale or correct the update's delta in place.
+
+        A weighting that corrects updates instead of discounting them, as `CachedUpdates` does,
+        changes the delta as it likes and returns 1: `normalise="weights"` divides by the sum of
+        what is returned, so this must be the weight that the delta was scaled by, and 1 if it was
+        not scaled.
 
         Returns:
             The weight, the mean over parameters where they differ; exactly 1 at zero staleness.
         """
 
-    def weigh_stale(self, late: Sequence[Update], fresh: Model) -> list[float]:
-        """Scale the deltas of all late updates of one merge in place; asked if `together` holds.
+    def weigh_stale(self, stale: Sequence[ClientUpdate], current_mean: Model) -> list[float]:
+        """Do what `weigh` does to all stale updates of one buffer; if `needs_whole_buffer`.
 
         Args:
-            late: those with a staleness of at least 1, in the order in which they came.
-            fresh: mean of the updates that are not late; empty if there is none.
+            stale: those with a staleness of at least 1, in the order in which they came.
+            current_mean: mean of the updates of the buffer that are not stale; empty if there is
+                none.
 
         Returns:
             Their weights.
         """
-        return [self.weigh(update) for update in late]
-
-    def drop(self) -> None:  # noqa: B027 - optional
-        """Learn that the updates weighed since the last step will not be in any."""
+        return [self.weigh(update) for update in stale]
 
     def observe(self, before: Model, after: Model, rate: float) -> None:  # noqa: B027 - optional
         """See one step of the server.
@@ -70,11 +111,14 @@ class Weighting(ABC):
             rate: the server's learning rate in this step.
         """
 
-    def state_dict(self) -> dict[str, Array | float]:
-        """Return what a checkpoint must hold."""
+    def discard(self) -> None:  # noqa: B027 - optional
+        """Discard the updates weighed since the last step: their buffer made no step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: nested dicts and lists of arrays and plain values."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:  # noqa: B027 - optional
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - optional
         """Continue from a checkpoint."""
 
 
@@ -95,7 +139,7 @@ class ByAge(Weighting):
         require(curve(0) == 1.0, "weighting", curve, "a curve that is exactly 1 at staleness 0")
         self.curve = curve
 
-    def weigh(self, update: Update) -> float:
+    def weigh(self, update: ClientUpdate) -> float:
         """Multiply the whole update by the curve's value."""
         weight = self.curve(update.staleness)
         scale(update.delta, weight)

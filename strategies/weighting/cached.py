@@ -1,11 +1,11 @@
-"""The last update of each device, remembered: those who are not in a merge are still heard.
+"""The last update of each client, cached: clients that are not in a buffer count all the same.
 
-Who answers is chance, and skewed. A mean over those in a merge S differs from the mean over all by
-who they happen to be, and the updates remembered show by how much:
+Which clients answer is chance, and skewed. A mean over the clients of a buffer S differs from the
+mean over all clients, and the cached updates show by how much:
 
     u = mean over S of delta_i + beta (H - mean over S of h_i),
 
-with h_i the last update of device i and H their mean over all. beta = 1 is the update of CA2FL and
+with h_i the last update of client i and H their mean over all. beta = 1 is the update of CA2FL and
 FedVARP, 0 < beta < 1 that of FedStale, and beta = 0 leaves every update as it is.
 
 Reference:
@@ -17,13 +17,13 @@ Reference:
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from fedstale.strategies.arrays import Array, Model, chunks, zeros_like
+from fedstale.strategies.arrays import Array, Model, chunks, copy_of, zeros_like
 from fedstale.strategies.settings import is_count, require
-from fedstale.strategies.weighting.base import ByAge, Update, Weighting, constant
+from fedstale.strategies.weighting.base import ByAge, ClientUpdate, Weighting, constant
 
 Store = Literal["as_is", "float16"]
 _Stored = dict[str, tuple[Array, float]]
@@ -31,27 +31,27 @@ _Stored = dict[str, tuple[Array, float]]
 
 
 class CachedUpdates(Weighting):
-    """Moves each update by beta (H - h_i), which makes a merge's mean that of the module's formula.
+    """Moves each update by beta (H - h_i): a buffer's mean is then that of the module's formula.
 
-    All updates of a merge are calibrated by what was remembered when it opened, and are remembered,
-    as they came, when it has become a step. If a device is in a merge twice, its second update
-    replaces the first. Whatever `then` is, weighs the calibrated updates.
+    All updates of a buffer are calibrated by what was cached when it opened, and are cached, as
+    they came, when it has become a step. If a client is in a buffer twice, its second update
+    replaces the first. `then` weighs the calibrated updates, and its weight is returned.
 
-    A device of which nothing is remembered is not calibrated, and H is the mean over those
-    remembered. Given `n_clients`, both are the papers': H is the sum over those remembered divided
-    by `n_clients`, and nothing remembered is an update of zeros.
+    A client without a cached update is not calibrated, and H is the mean over the cached ones.
+    Given `n_clients`, both are the papers': H is the sum over the cached updates divided by
+    `n_clients`, and a missing one is an update of zeros.
 
-    Not late, an update still changes: this is no discount on age. What holds instead: the first
-    merge is that of `then` to the last bit, every merge is for beta = 0, and for `n_clients` or
-    equal weights a merge of all devices, once each, is that of `then` within rounding.
+    This is no discount on age: updates that are not stale change too. What holds instead: the first
+    step is that of `then` to the last bit, every step is for beta = 0, and for `n_clients` or
+    equal weights a step from all clients, once each, is that of `then` within rounding.
 
     Memory: `most_clients` models, half of it as "float16" (of float32 models), with one sum in
-    float64. Beyond, the device that has not been heard for longest is forgotten, as if it had never
-    answered; its part of H is then lost, so a limit below the number of devices that take part
-    leaves out those who need it most.
+    float64. Beyond, the client that has not been heard for longest is forgotten, as if it had never
+    answered; its part of H is then lost, so a limit below the number of clients that take part
+    leaves out those that need it most.
 
     Differences from the papers:
-        All devices count alike; FedStale and FedVARP weigh them by their examples and divide by
+        All clients count alike; FedStale and FedVARP weigh them by their examples and divide by
         each one's probability to take part. Use `normalise="buffer_size"`: H is no mean by
         examples.
         CA2FL starts from zeros and divides by the number of all clients, which is `n_clients`.
@@ -61,16 +61,16 @@ class CachedUpdates(Weighting):
     Not checked: the papers' text.
 
     Example:
-        >>> memory = CachedUpdates(beta=1.0)
+        >>> cache = CachedUpdates(beta=1.0)
         >>> theta = {"w": np.zeros(1)}
         >>> def weigh(node_id, delta):
         ...     delta = {"w": np.array([delta])}
-        ...     fresh = dict(base=theta, current=theta, staleness=0)
-        ...     memory.weigh(Update(delta=delta, node_id=node_id, **fresh))
+        ...     rest = dict(base=theta, current=theta, staleness=0)
+        ...     cache.weigh(ClientUpdate(delta=delta, node_id=node_id, **rest))
         ...     return delta["w"]
         >>> weigh(1, 2.0), weigh(2, 6.0)
         (array([2.]), array([6.]))
-        >>> memory.observe(theta, theta, 1.0)
+        >>> cache.observe(theta, theta, 1.0)
         >>> weigh(1, 3.0), weigh(3, 5.0)
         (array([5.]), array([5.]))
     """
@@ -84,13 +84,13 @@ class CachedUpdates(Weighting):
         most_clients: int = 1000,
         store: Store = "as_is",
     ) -> None:
-        """Start with nothing remembered.
+        """Start with an empty cache.
 
         Args:
-            beta: how far what is remembered counts, in [0, 1].
+            beta: how far cached updates count, in [0, 1].
             then: weighs the calibrated updates; if not given, age does not matter.
-            n_clients: number of devices that there are, if it is known; >= 1.
-            most_clients: devices to remember, >= 1.
+            n_clients: number of clients in all, if it is known; >= 1.
+            most_clients: clients to cache updates of, >= 1.
             store: "as_is", or "float16" with one scale for each array: an error of at most 2^-12 of
                 the largest element, and 2^-11 of the element itself down to 2^-14 of the largest.
         """
@@ -102,55 +102,52 @@ class CachedUpdates(Weighting):
         require(is_count(most_clients), "weighting.most_clients", most_clients, "an integer >= 1")
         require(store in {"as_is", "float16"}, "weighting.store", store, "as_is|float16")
         self.beta, self.then = beta, then or ByAge(constant())
-        self.together = self.then.together
+        self.needs_whole_buffer = self.then.needs_whole_buffer
         self.n_clients, self.most_clients, self.store = n_clients, most_clients, store
         self._sum: Model = {}
-        self._held: dict[int, _Stored] = {}
+        self._cached: dict[int, _Stored] = {}
         self._coming: dict[int, _Stored] = {}
 
     @property
-    def n_remembered(self) -> int:
-        """Number of devices remembered."""
-        return len(self._held)
+    def n_cached(self) -> int:
+        """Number of clients with a cached update."""
+        return len(self._cached)
 
-    def weigh(self, update: Update) -> float:
-        """Calibrate an update in place, and weigh it; see the class."""
+    def weigh(self, update: ClientUpdate) -> float:
+        """Calibrate an update in place, and return the weight that `then` gives it."""
         self._calibrate(update)
         return self.then.weigh(update)
 
-    def weigh_stale(self, late: Sequence[Update], fresh: Model) -> list[float]:
-        """Calibrate late updates in place, and weigh them together."""
-        for update in late:
+    def weigh_stale(self, stale: Sequence[ClientUpdate], current_mean: Model) -> list[float]:
+        """Calibrate stale updates in place, and weigh them together."""
+        for update in stale:
             self._calibrate(update)
-        return self.then.weigh_stale(late, fresh)
+        return self.then.weigh_stale(stale, current_mean)
 
     def observe(self, before: Model, after: Model, rate: float) -> None:
-        """Remember the updates of the merge that made this step."""
+        """Cache the updates of the buffer that made this step."""
         for node_id, stored in self._coming.items():
-            self._remember(node_id, stored)
+            self._keep(node_id, stored)
         self._coming = {}
         self.then.observe(before, after, rate)
 
-    def drop(self) -> None:
-        """Forget the updates of a merge that made no step."""
+    def discard(self) -> None:
+        """Forget the updates of a buffer that made no step."""
         self._coming = {}
-        self.then.drop()
+        self.then.discard()
 
-    def _calibrate(self, update: Update) -> None:
+    def _calibrate(self, update: ClientUpdate) -> None:
         if self.beta == 0.0:
             return
-        assert update.node_id is not None, (
-            "whoever weighs with a memory must say whose update it is"
-        )
         # Copied before it is calibrated; its place in the order of those heard is the newest.
         self._coming.pop(update.node_id, None)
         self._coming[update.node_id] = {
             name: _pack(array, self.store) for name, array in update.delta.items()
         }
-        own = self._held.get(update.node_id, {})
-        if not self._held or not (own or self.n_clients):
+        own = self._cached.get(update.node_id, {})
+        if not self._cached or not (own or self.n_clients):
             return
-        share = self.beta / max(self.n_clients or 0, len(self._held))
+        share = self.beta / max(self.n_clients or 0, len(self._cached))
         for name, delta in update.delta.items():
             packed, unit = own.get(name, (delta, 0.0))
             for d, total, h in chunks(delta, self._sum[name], packed):
@@ -159,45 +156,45 @@ class CachedUpdates(Weighting):
                     shift -= np.multiply(h, self.beta * unit, dtype=np.float64)
                 np.add(d, shift, out=d, casting="same_kind")
 
-    def _remember(self, node_id: int, stored: _Stored) -> None:
+    def _keep(self, node_id: int, stored: _Stored) -> None:
         if not self._sum:
             arrays = {name: packed for name, (packed, _) in stored.items()}
             self._sum = zeros_like(arrays, np.float64)
         self._forget(node_id)
-        self._held[node_id] = stored
+        self._cached[node_id] = stored
         self._add(stored, 1.0)
-        while len(self._held) > self.most_clients:
-            self._forget(next(iter(self._held)))
+        while len(self._cached) > self.most_clients:
+            self._forget(next(iter(self._cached)))
 
     def _forget(self, node_id: int) -> None:
-        if node_id in self._held:
-            self._add(self._held.pop(node_id), -1.0)
+        if node_id in self._cached:
+            self._add(self._cached.pop(node_id), -1.0)
 
     def _add(self, stored: _Stored, sign: float) -> None:
         for name, (packed, unit) in stored.items():
             for total, h in chunks(self._sum[name], packed):
                 np.add(total, np.multiply(h, sign * unit, dtype=np.float64), out=total)
 
-    def state_dict(self) -> dict[str, Array | float]:
-        """Return what is remembered, oldest first, and the state of `then`."""
-        state: dict[str, Array | float] = {f"sum.{k}": array for k, array in self._sum.items()}
-        for kind, stores in (("held", self._held), ("coming", self._coming)):
-            for place, (node_id, stored) in enumerate(stores.items()):
-                for name, (packed, unit) in stored.items():
-                    state[f"{kind}.{place}.{node_id}.{name}"] = packed
-                    state[f"{kind}-unit.{place}.{node_id}.{name}"] = unit
-        return state | {f"then.{k}": value for k, value in self.then.state_dict().items()}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the cached updates, oldest first, and the state of `then`."""
+        return {
+            "sum": self._sum,
+            "cached": [[node_id, stored] for node_id, stored in self._cached.items()],
+            "coming": [[node_id, stored] for node_id, stored in self._coming.items()],
+            "then": self.then.state_dict(),
+        }
 
-    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
-        """Continue from a checkpoint; the order of its keys does not matter."""
-        parts: dict[str, dict[str, Array | float]] = {}
-        for key, value in state.items():
-            kind, _, rest = key.partition(".")
-            parts.setdefault(kind, {})[rest] = value
-        self._sum = {name: np.array(value) for name, value in parts.get("sum", {}).items()}
-        self._held = _loaded(parts.get("held", {}), parts.get("held-unit", {}))
-        self._coming = _loaded(parts.get("coming", {}), parts.get("coming-unit", {}))
-        self.then.load_state_dict(parts.get("then", {}))
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self._sum = copy_of(state["sum"])  # the one array that is written to
+        self._cached, self._coming = (
+            {
+                node_id: {name: (packed, unit) for name, (packed, unit) in stored.items()}
+                for node_id, stored in state[kind]
+            }
+            for kind in ("cached", "coming")
+        )
+        self.then.load_state_dict(state["then"])
 
     def __repr__(self) -> str:
         sizes = f"n_clients={self.n_clients}, most_clients={self.most_clients}"
@@ -212,14 +209,3 @@ def _pack(array: Array, store: Store) -> tuple[Array, float]:
     for into, x in chunks(packed, array):
         np.divide(x, x.dtype.type(unit), out=into, casting="same_kind")
     return packed, unit
-
-
-def _loaded(
-    arrays: Mapping[str, Array | float], units: Mapping[str, Array | float]
-) -> dict[int, _Stored]:
-    places = sorted((int(key.split(".", 2)[0]), key) for key in arrays)
-    stores: dict[int, _Stored] = {}
-    for _, key in places:
-        _, node_id, name = key.split(".", 2)
-        stores.setdefault(int(node_id), {})[name] = (np.array(arrays[key]), float(units[key]))
-    return stores

@@ -1,10 +1,10 @@
-"""AsyncFedED: how late an update is, is how far the model has moved, in lengths of the update."""
+"""AsyncFedED: staleness is the distance that the model has moved, in lengths of the update."""
 
 from math import sqrt
 
 from fedstale.strategies.arrays import chunks, inner, scale
 from fedstale.strategies.settings import require
-from fedstale.strategies.weighting.base import Update, Weighting
+from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 
 
 class EuclideanStaleness(Weighting):
@@ -12,10 +12,10 @@ class EuclideanStaleness(Weighting):
 
     The paper steps by eta = lambda / (gamma + epsilon) times one update. This is that rule, split
     into a server rate of lambda / epsilon and a weight that is 1 where the model has not moved.
-    Unlike `Gap`, it knows no typical step: a short update is late however little the model moved.
+    Unlike `Gap`, it knows no typical step: a short update is stale however little the model moved.
 
     Differences from the paper:
-        It composes with any merge size; the paper merges one update at a time.
+        It composes with any buffer size; the paper applies one update at a time.
         The number of local steps stays what the client makes it. In the paper the server adapts
         it, K <- K + floor(kappa (gamma_target - gamma)), to bring gamma to a target.
         An update of zeros has weight 1, or that of an infinite gamma, 0, if the model has moved.
@@ -29,7 +29,7 @@ class EuclideanStaleness(Weighting):
 
     Example:
         >>> import numpy as np
-        >>> update = Update(
+        >>> update = ClientUpdate(
         ...     delta={"w": np.array([0.0, 1.0])},
         ...     base={"w": np.array([0.0, 0.0])},
         ...     current={"w": np.array([3.0, 0.0])},
@@ -44,7 +44,7 @@ class EuclideanStaleness(Weighting):
         require(epsilon > 0, "weighting.epsilon", epsilon, "a number > 0")
         self.epsilon = epsilon
 
-    def weigh(self, update: Update) -> float:
+    def weigh(self, update: ClientUpdate) -> float:
         """Scale the whole update; see the class."""
         if update.staleness == 0:
             return 1.0

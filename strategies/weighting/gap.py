@@ -1,17 +1,16 @@
-"""Gap-Aware: divide a late update by how far the model has moved since it was sent out.
+"""Gap-Aware: divide a stale update by how far the model has moved since it was sent out.
 
 Age says how many versions have passed; the gap says how much they changed. An update that is ten
 versions old may fit perfectly where the model has stood still, and be worthless where it has moved.
 
-How far the server typically moves in one update: the C of Gap-Aware.
-
-C is a bias-corrected root mean square of the server's own steps,
+The unit of the gap is C, how far the server typically moves in one step: a bias-corrected root mean
+square of the server's own steps,
 
     r <- g r + (1 - g) step^2,    C = eta_max sqrt(r / (1 - g^n)),
 
 where step is the movement divided by the rate that made it, eta_max is the largest rate so far and
 n counts the steps really seen. When a schedule lowers the rate, C keeps the size that a step had at
-the largest rate, so that the penalty on late updates fades with the rate.
+the largest rate, so that the penalty on stale updates fades with the rate.
 
 Reference:
     Barkai, Hakimi, Schuster. Gap-Aware Mitigation of Gradient Staleness. ICLR 2020.
@@ -20,7 +19,7 @@ Reference:
 from collections.abc import Mapping
 from functools import partial
 from math import sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from fedstale.strategies.arrays import (
     Array,
     Model,
     chunk_sum,
+    copy_of,
     inner,
     over_chunks,
     scale,
@@ -35,7 +35,7 @@ from fedstale.strategies.arrays import (
 )
 from fedstale.strategies.settings import require
 from fedstale.strategies.weighting import gap_kernel as compiled
-from fedstale.strategies.weighting.base import Update, Weighting
+from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 
 Grain = Literal["parameter", "layer", "model"]
 Steps = Literal["maximal", "actual"]
@@ -70,15 +70,19 @@ class StepSize:
         rate = 1.0 if self.steps == "actual" else abs(rate)
         if rate == 0.0:
             return
-        if not self.squares:
-            self.squares = self._empty(after)
         self.n += 1
         self._sizes = {}
         self.rate = max(self.rate, rate)
         if self.of == "parameter":
-            self._observe_parameters(before, after, rate)
-        else:
-            self._observe_norms(before, after, rate)
+            self.squares = self.squares or zeros_like(after)
+            follow = partial(_follow, rate=rate, decay=self.decay)
+            over_chunks(follow, self.squares, before, after)
+            return
+        g = self.decay
+        for key, names in self.groups(before).items():
+            total = sum(over_chunks(_square_step, {name: before[name] for name in names}, after))
+            r = float(self.squares.get(key, 0.0))
+            self.squares[key] = np.asarray(g * r + (1 - g) * total / rate**2)
 
     def scale(self) -> float:
         """Return what turns sqrt(r) into C; 0 before the first step."""
@@ -87,7 +91,7 @@ class StepSize:
     def sizes(self, like: Model) -> Model:
         """Return C of every parameter, with the smallest normal number in place of 0.
 
-        All updates of a merge share it, so it is worked out once for each step of the server.
+        All updates of a buffer share it, so it is worked out once for each step of the server.
 
         Args:
             like: a model, for the shapes before the first step.
@@ -102,40 +106,18 @@ class StepSize:
         """Return C of a layer, or of the model under the name `MODEL`; 0 before the first step."""
         return sqrt(float(self.squares[name])) * self.scale() if self.n else 0.0
 
-    def _empty(self, model: Model) -> Model:
-        if self.of == "parameter":
-            return zeros_like(model)
-        return {name: np.zeros(()) for name in (model if self.of == "layer" else (MODEL,))}
+    def groups(self, model: Model) -> dict[str, list[str]]:
+        """Return the names of the arrays that share a size: of each layer, or of the model."""
+        return {name: [name] for name in model} if self.of == "layer" else {MODEL: list(model)}
 
-    def _observe_parameters(self, before: Model, after: Model, rate: float) -> None:
-        follow = partial(_follow, rate=rate, decay=self.decay)
-        over_chunks(follow, self.squares, before, after)
-
-    def _observe_norms(self, before: Model, after: Model, rate: float) -> None:
-        sums = dict.fromkeys(self.squares, 0.0)
-        groups = (
-            {name: {name: x} for name, x in before.items()}
-            if self.of == "layer"
-            else {MODEL: before}
-        )
-        for key, group in groups.items():
-            sums[key] = sum(over_chunks(_square_step, group, after))
-        for key, total in sums.items():
-            r = float(self.squares[key])
-            g = self.decay
-            self.squares[key] = np.asarray(g * r + (1 - g) * total / rate**2)
-
-    def state_dict(self) -> dict[str, Array | float]:
+    def state_dict(self) -> dict[str, Any]:
         """Return n, the largest rate and r."""
-        return {"n": self.n, "rate": self.rate} | {f"r.{k}": v for k, v in self.squares.items()}
+        return {"n": self.n, "rate": self.rate, "squares": self.squares}
 
-    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
-        self.n, self.rate = int(state["n"]), float(state["rate"])
-        self._sizes = {}
-        self.squares = {
-            key[2:]: np.array(value) for key, value in state.items() if key.startswith("r.")
-        }
+        self.n, self.rate = state["n"], state["rate"]
+        self._sizes, self.squares = {}, copy_of(state["squares"])
 
 
 def _size(c: Array, r: Array, *, scale: float) -> None:
@@ -170,7 +152,7 @@ class Gap(Weighting):
     has moved has the largest G, 1 + tau.
 
     Differences from the paper:
-        An update is the sum of several local steps, and the gap is taken when it is merged.
+        An update is the sum of several local steps, and the gap is taken when it is weighed.
         G is at most 1 + tau: a gap says at most that each version went a typical step.
         C comes from the server's steps, which hold whatever its optimizer does, not from gradients.
 
@@ -182,7 +164,7 @@ class Gap(Weighting):
         >>> theta = [{"w": np.array([0.0, x])} for x in (0.0, 1.0, 2.0)]
         >>> weighting.observe(theta[0], theta[1], 1.0)
         >>> weighting.observe(theta[1], theta[2], 1.0)
-        >>> update = Update(
+        >>> update = ClientUpdate(
         ...     delta={"w": np.array([6.0, 6.0])}, base=theta[0], current=theta[2], staleness=2
         ... )
         >>> round(weighting.weigh(update), 6)
@@ -199,12 +181,12 @@ class Gap(Weighting):
         Args:
             of: one G for each parameter, for each array, or for the model.
             decay: of the mean square of steps; 0.999 for single gradients, 0.97 for federated
-                merges, which are fewer and larger.
+                steps, which are fewer and larger.
             steps: "maximal" or "actual"; see `StepSize`.
         """
         self.travel = StepSize(of, decay=decay, steps=steps)
 
-    def weigh(self, update: Update) -> float:
+    def weigh(self, update: ClientUpdate) -> float:
         """Divide the update by G; see the class."""
         if update.staleness == 0:
             return 1.0
@@ -212,7 +194,7 @@ class Gap(Weighting):
             return self._weigh_parameters(update)
         return _weigh_by_norms(update, self.travel, along_share=0.0, distance_share=1.0)
 
-    def _weigh_parameters(self, update: Update) -> float:
+    def _weigh_parameters(self, update: ClientUpdate) -> float:
         models = (update.delta, update.current, update.base, self.travel.sizes(update.current))
         divide = partial(compiled.gap_loop(*models) or divide_by_gap, cap=1.0 + update.staleness)
         # The quotient may vanish where C is 0, and the sum may overflow; G is then its cap.
@@ -225,11 +207,11 @@ class Gap(Weighting):
         """See one step of the server."""
         self.travel.observe(before, after, rate)
 
-    def state_dict(self) -> dict[str, Array | float]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state of C."""
         return self.travel.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.travel.load_state_dict(state)
 
@@ -243,9 +225,9 @@ class DirectionalGap(Gap):
 
     Here moved = theta_now - theta_base and u is the update's unit direction. Only movement that the
     server has already made in the update's own direction is held against it: such an update would
-    overshoot. One that points elsewhere, from a slow device with examples that nobody else has, is
-    news however old it is, and keeps nearly all of its weight; the share b of the plain gap remains
-    because even news was computed at another point.
+    overshoot. One that points elsewhere, from a slow client with examples that no other has, adds
+    something however old it is, and keeps nearly all of its weight; the share b of the plain gap
+    remains because it was computed at another point.
 
     This weighting is fedstale's own; it has no paper.
 
@@ -256,8 +238,8 @@ class DirectionalGap(Gap):
         >>> weighting.observe(theta[1], theta[2], 1.0)
         >>> def weigh(*delta):
         ...     delta = {"w": np.array(delta)}
-        ...     late = Update(delta=delta, base=theta[0], current=theta[2], staleness=2)
-        ...     return round(weighting.weigh(late), 6)
+        ...     stale = ClientUpdate(delta=delta, base=theta[0], current=theta[2], staleness=2)
+        ...     return round(weighting.weigh(stale), 6)
         >>> weigh(5.0, 0.0), weigh(-5.0, 0.0), weigh(0.0, 5.0)
         (0.333333, 1.0, 1.0)
     """
@@ -283,7 +265,7 @@ class DirectionalGap(Gap):
         super().__init__(of=of, decay=decay, steps=steps)
         self.share = share
 
-    def weigh(self, update: Update) -> float:
+    def weigh(self, update: ClientUpdate) -> float:
         """Divide the update by G; see the class."""
         if update.staleness == 0:
             return 1.0
@@ -319,13 +301,11 @@ def divide_by_gap(delta: Array, now: Array, base: Array, c: Array, *, cap: float
 
 
 def _weigh_by_norms(
-    update: Update, travel: StepSize, *, along_share: float, distance_share: float
+    update: ClientUpdate, travel: StepSize, *, along_share: float, distance_share: float
 ) -> float:
     """Divide each layer, or the whole update, by a gap of norms."""
-    groups = [[name] for name in update.delta] if travel.of == "layer" else [list(update.delta)]
     weights, sizes = [], []
-    for names in groups:
-        key = names[0] if travel.of == "layer" else MODEL
+    for key, names in travel.groups(update.delta).items():
         distance, along = _movement(update, names)
         moved = along_share * max(0.0, along) + distance_share * distance
         weight = 1.0 / _gap(moved, travel.size(key), 1.0 + update.staleness)
@@ -341,7 +321,7 @@ def _gap(moved: float, typical: float, cap: float) -> float:
     return min(1.0 + moved / typical, cap) if typical > 0.0 else cap
 
 
-def _movement(update: Update, names: list[str]) -> tuple[float, float]:
+def _movement(update: ClientUpdate, names: list[str]) -> tuple[float, float]:
     """Return |moved| and <moved, u> over some arrays; a zero update has no direction."""
     delta = {name: update.delta[name] for name in names}
     parts = over_chunks(_products, delta, update.current, update.base)

@@ -1,9 +1,9 @@
 """One loop over memory where NumPy needs seven: the element-wise gap, compiled by numba.
 
-NumPy makes a pass for each operation, so that merging late updates of a large model is bound by the
-caches and not by memory. numba is optional (`pip install 'fedstale[fast]'`), and is imported only
-when a large model is merged. Results are those of NumPy to the last bit: no operation is contracted
-or reordered, and sums are kept in the order of `arrays.chunk_sum`.
+NumPy makes a pass for each operation, so that weighing stale updates of a large model is bound by
+the caches and not by memory. numba is optional (`pip install 'fedstale[fast]'`), and is imported
+only when a large update is weighed. Results are those of NumPy to the last bit: no operation is
+contracted or reordered, and sums are kept in the order of `arrays.chunk_sum`.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def gap_loop(*models: Mapping[str, Array]) -> Callable[..., float] | None:
-    """Return `gap_aware.divide_by_gap` as one compiled loop, or None where it does not pay.
+    """Return `gap.divide_by_gap` as one compiled loop, or None where it does not pay.
 
     It pays for large models in float32 or in float64, if numba is installed.
 

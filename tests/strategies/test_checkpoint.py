@@ -169,7 +169,7 @@ def test_on_real_devices_a_new_run_goes_on_and_lost_jobs_count_for_nothing(tmp_p
 
     first = VirtualGrid(fleet())
     strategy(checkpoints=tmp_path).start(first, record(**MODEL), num_rounds=5, timeout=20.0)
-    received = len(read_checkpoint(tmp_path)["merge"]["jobs"])
+    received = len(read_checkpoint(tmp_path)["buffer"]["updates"])
     later = VirtualGrid(fleet())
     later.time = 1e6
     result = strategy(resume=tmp_path, checkpoints=Checkpoints(tmp_path, every=3)).start(

@@ -602,7 +602,7 @@ def test_records_may_have_other_names():
 
 
 def test_a_grid_without_a_clock_is_polled_on_wall_time(monkeypatch):
-    monkeypatch.setattr("fedstale.strategies.server.clock.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("fedstale.strategies.server.runtime.time.sleep", lambda seconds: None)
     inner = VirtualGrid({k: adder(1.0, 2.0 + k) for k in range(3)})
 
     class Plain(Grid):

@@ -3,21 +3,21 @@
 import gc
 import logging
 import tracemalloc
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from replies import job, open_buffer
 from virtual_grid import content, identity, record
 
 from fedstale.errors import ProtocolError
 from fedstale.strategies.arrays import is_finite
-from fedstale.strategies.server.caps import CappedMerge
-from fedstale.strategies.server.merge import Merged
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.validation import Validation, forecast_in
-from fedstale.strategies.server.versions import Snapshot
+from fedstale.strategies.server.versions import Snapshot, Versions
 
 MODEL = {
     "layer.weight": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3),
@@ -128,55 +128,45 @@ def body_of(rng, seeds):
     return body
 
 
-def attack(reputation, state, rng, body):
+def attack(buffer, reputation, state, rng, body):
     """Send one reply; return whether it passed."""
     node = int(rng.integers(20))
     message = Message(body, reply_to=Message(RecordDict(), dst_node_id=node, message_type="train"))
     for value in forecast_in(message).values():
         assert isinstance(value, float | list)
+    versions = state["versions"]
     try:
-        answer = reputation.open(message, state["model"], node_id=node)
+        update = reputation.open(message, job(node, base_version=versions.version), versions)
     except ProtocolError as problem:
         state["longest"] = max(state["longest"], len(str(problem)))
-        reputation.refuse(node, problem, state["now"])
+        reputation.reject(node, problem, state["now"])
         state["now"] += 1.0
         return False
-    assert is_finite(answer.delta)
-    assert is_finite(answer.counts)
-    # As the event loop: sums of floats may leave the range, and such a step is dropped.
-    with np.errstate(over="ignore", invalid="ignore"):
-        state["merge"].add(
-            Merged("m", node, 0, 1.0),
-            answer.delta,
-            answer.counts,
-            examples=answer.examples,
-            metrics=answer.metrics,
-        )
-    if len(state["merge"].jobs) == 10:
-        step(reputation, state)
+    assert is_finite(update.delta)
+    assert is_finite(update.counts)
+    buffer.add(update)
+    if len(buffer.updates) == 10:
+        step(buffer, versions)
     return True
 
 
-@np.errstate(over="ignore", invalid="ignore")
-def step(reputation, state):
-    """Merge as the event loop does: a step out of the finite range is dropped."""
-    delta, counts = state["merge"].finish()
-    state["merge"].metrics()
-    floats = {name: x + delta[name] for name, x in state["model"].floats.items()}
-    if is_finite(floats):
-        state["model"] = state["model"].stepped(floats, counts)
-    assert is_finite(state["model"].floats)
-    assert is_finite(counts)
-    state["merge"] = CappedMerge(state["model"], "examples", cap=reputation.examples)
+def step(buffer, versions):
+    """Step as the event loop does: one out of the finite range is discarded."""
+    with suppress(ProtocolError):
+        versions.advance(buffer.step())
+    buffer.metrics()
+    assert is_finite(versions.current.floats)
+    assert is_finite(versions.current.counts)
+    buffer.open()
 
 
 def fuzz(n, seed=1):
     rng = np.random.default_rng(seed)
     seeds = [(x, recorddict_from_proto(ProtoRecordDict.FromString(x))) for x in serialised()]
     reputation = Reputation(Validation(norm_cap=10.0))
-    model = Snapshot.of(record(**MODEL))
-    state = {"model": model, "now": 0.0, "longest": 0}
-    state["merge"] = CappedMerge(model, "examples", cap=reputation.examples)
+    versions = Versions(Snapshot.of(record(**MODEL)))
+    buffer = open_buffer(versions, reputation)
+    state = {"versions": versions, "now": 0.0, "longest": 0}
     passed, before, sent = 0, 0, 0
     while sent < n:
         body = body_of(rng, seeds)
@@ -187,7 +177,7 @@ def fuzz(n, seed=1):
             tracemalloc.start()
             before = tracemalloc.get_traced_memory()[0]
         sent += 1
-        passed += attack(reputation, state, rng, body)
+        passed += attack(buffer, reputation, state, rng, body)
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
@@ -206,7 +196,7 @@ def _identity():
 
 def check(n):
     passed, grown, reputation = fuzz(n)
-    # Both ends must be reached: replies that pass although they were changed, and each refusal.
+    # Both ends must be reached: replies that pass although they were changed, and each rejection.
     assert passed > n // 100
     kinds = {kind for kind in reputation.counts if kind.startswith("rejected")}
     expected = {"format", "shape", "dtype", "bytes", "finite", "examples", "names"}

@@ -1,11 +1,11 @@
-"""The published ways to merge late updates, run whole over a grid of functions."""
+"""The published ways to aggregate stale updates, run whole over a grid of functions."""
 
 from math import exp
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
-from virtual_grid import VirtualGrid, adder, identity, record
+from virtual_grid import VirtualGrid, adder, record
 
 from fedstale.strategies import (
     CA2FL,
@@ -29,14 +29,11 @@ from fedstale.strategies import (
 )
 from fedstale.strategies.delay_adaptive import fadas
 
-# One fast node and one that comes at 2.5, two versions late.
+# One fast node and one that comes at 2.5, two versions stale.
 DELAYS = {10: 1.0, 11: 2.5}
 
 
-@pytest.fixture(autouse=True)
-def _identity():
-    with identity():
-        yield
+pytestmark = pytest.mark.usefixtures("_identity")
 
 
 def run(strategy, nodes, rounds, size=2, **options):
@@ -63,7 +60,7 @@ def noisy(n=4):
     return {k: node(k) for k in range(n)}
 
 
-def test_ca2fl_remembers_each_node_by_itself():
+def test_ca2fl_caches_each_node_by_itself():
     nodes = {10: adder(1.0, 1.0), 11: adder(5.0, 1.5)}
     w, grid = run(CA2FL(2, 1), nodes, 3)
     # 10 alone: 1. Then 11, of which nothing is known: 5. Then 10: 1 + H - h = 1 + 3 - 1.
@@ -79,7 +76,7 @@ def test_ca2fl_with_the_number_of_clients_takes_the_unheard_for_zeros():
     np.testing.assert_allclose(w, 1.0 + 5.25 + 1.5)
 
 
-def test_the_first_merge_of_ca2fl_is_that_of_fedbuff_to_the_last_bit():
+def test_the_first_step_of_ca2fl_is_that_of_fedbuff_to_the_last_bit():
     first = [
         run(make, noisy(), 1)[0] for make in (CA2FL(4, 4), CA2FL(4, 4, n_clients=9), FedBuff(4, 4))
     ]
@@ -99,25 +96,25 @@ def test_fedstale_interpolates_between_fedavg_and_fedvarp():
     np.testing.assert_allclose(ends[1], 0.75 * ends[0] + 0.25 * ends[2], rtol=1e-6)
 
 
-def test_refl_weighs_a_late_update_when_its_merge_closes():
+def test_refl_weighs_a_stale_update_when_its_buffer_closes():
     nodes = {10: adder(1.0, 1.0), 11: adder(3.0, 1.2), 12: adder(6.0, 2.1)}
     strategy = REFL(3, 2, beta=0.35, selector=Random())
     w, grid = run(strategy, nodes, 2)
-    # 10 and 11 at 1.2. Then both again; 12 comes at 2.1, one version late, 10 at 2.2.
+    # 10 and 11 at 1.2. Then both again; 12 comes at 2.1, one version stale, 10 at 2.2.
     assert [facts["staleness"] for _, facts in grid.merged] == [0, 0, 0, 1]
-    late = 0.65 / 2 + 0.35 * (1 - exp(-1.0))
-    assert weights(grid) == pytest.approx([1.0, 1.0, 1.0, late])
-    np.testing.assert_allclose(w, 2.0 + (1.0 + late * 6.0) / (1.0 + late))
+    stale = 0.65 / 2 + 0.35 * (1 - exp(-1.0))
+    assert weights(grid) == pytest.approx([1.0, 1.0, 1.0, stale])
+    np.testing.assert_allclose(w, 2.0 + (1.0 + stale * 6.0) / (1.0 + stale))
     assert grid.time == pytest.approx(2.2)
 
 
-def test_what_waits_when_a_run_ends_is_refused_with_a_reason():
+def test_what_waits_when_a_run_ends_is_rejected_with_a_reason():
     nodes = {10: adder(1.0, 1.0), 11: adder(3.0, 1.0), 12: adder(6.0, 2.0)}
     strategy = StaleStrategy(schedule=k_async(3, 2), weighting=RelevanceAware())
     _, grid = run(strategy, nodes, 2)
-    # All three come at 2; the first two end the run, and the last one is late by then.
+    # All three come at 2; the first two end the run, and the last one is stale by then.
     assert [facts["staleness"] for _, facts in grid.merged] == [0, 0, 0, 1]
-    assert [reason for _, reason in grid.refused] == ["the run ended before its merge"]
+    assert [reason for _, reason in grid.refused] == ["the run ended before its server step"]
 
 
 @pytest.mark.parametrize(
@@ -136,14 +133,14 @@ def test_what_waits_when_a_run_ends_is_refused_with_a_reason():
         ),
     ],
 )
-def test_with_nobody_late_a_run_is_the_same_to_the_last_bit(one, other):
+def test_without_stale_updates_a_run_is_the_same_to_the_last_bit(one, other):
     found, grid = run(one, noisy(), 5)
     expected, _ = run(other, noisy(), 5)
     assert {facts["staleness"] for _, facts in grid.merged} == {0}
     np.testing.assert_array_equal(found, expected)
 
 
-def test_fadas_divides_the_rate_of_a_merge_by_its_largest_staleness():
+def test_fadas_divides_the_rate_of_a_step_by_its_largest_staleness():
     rates = []
 
     class Watch(SGD):
@@ -168,17 +165,17 @@ def test_asyncfeded_steps_by_lambda_over_gamma_plus_epsilon():
     np.testing.assert_allclose(w, np.array([3.0, 4.0 + 2.0 * 0.5 / (2.5 + 1.0)]))
 
 
-def test_updates_of_a_merge_that_is_dropped_are_not_remembered():
-    remembered = []
+def test_updates_of_a_buffer_that_is_discarded_are_not_cached():
+    cached = []
 
     class Watch(CachedUpdates):
-        def drop(self):
-            super().drop()
-            remembered.append("dropped")
+        def discard(self):
+            super().discard()
+            cached.append("discarded")
 
         def observe(self, before, after, rate):
             super().observe(before, after, rate)
-            remembered.append(self.n_remembered)
+            cached.append(self.n_cached)
 
     first = iter([1e308])
 
@@ -192,8 +189,8 @@ def test_updates_of_a_merge_that_is_dropped_are_not_remembered():
         normalise="buffer_size",
     )
     w, grid = run(strategy, {10: node}, 2)
-    assert remembered == ["dropped", 1, 1]
-    assert [reason for _, reason in grid.refused] == ["its merge left the finite range"]
+    assert cached == ["discarded", 1, 1]
+    assert [reason for _, reason in grid.refused] == ["its server step left the finite range"]
     # 1, then 1 + 1/2 - 1, both times 10.
     np.testing.assert_allclose(w, 15.0)
 

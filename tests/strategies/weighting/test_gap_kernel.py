@@ -1,3 +1,5 @@
+"""The compiled loop of the gap against NumPy, to the last bit."""
+
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstale.strategies import DirectionalGap, Gap, Update, arrays
+from fedstale.strategies import ClientUpdate, DirectionalGap, Gap, arrays
 from fedstale.strategies.arrays import CHUNK, LANES
 from fedstale.strategies.weighting import gap_kernel as compiled
 from fedstale.strategies.weighting.gap import divide_by_gap
@@ -57,13 +59,13 @@ def weighed(weighting, model_sizes, dtype, seed=0):
     ]
     weighting.observe(theta[0], theta[1], 1.0)
     weighting.observe(theta[1], theta[2], 0.5)
-    late = Update(delta=theta[3], base=theta[0], current=theta[2], staleness=2)
-    return weighting.weigh(late), theta[3]
+    stale = ClientUpdate(delta=theta[3], base=theta[0], current=theta[2], staleness=2)
+    return weighting.weigh(stale), theta[3]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("make", [Gap, lambda: Gap(of="layer"), lambda: DirectionalGap(of="model")])
-def test_late_updates_weigh_the_same_on_any_number_of_threads(monkeypatch, make, dtype):
+def test_stale_updates_weigh_the_same_on_any_number_of_threads(monkeypatch, make, dtype):
     sizes = {"w": 3 * CHUNK + 17, "b": 5, "v": CHUNK}
     monkeypatch.setattr(arrays, "LARGE", 1 << 62)
     weight, delta = weighed(make(), sizes, dtype)
@@ -95,14 +97,14 @@ def test_the_loop_is_compiled_for_large_models_in_one_real_dtype_only(monkeypatc
     assert compiled.gap_loop(mixed) is None
 
 
-def test_a_small_model_is_merged_without_importing_numba():
+def test_a_small_update_is_weighed_without_importing_numba():
     code = """
 import sys, numpy as np
-from fedstale.strategies import Gap, Update
+from fedstale.strategies import Gap, ClientUpdate
 theta = [{"w": np.full(9, x)} for x in (0.0, 1.0)]
 gap = Gap()
 gap.observe(*theta, 1.0)
-gap.weigh(Update(delta={"w": np.ones(9)}, base=theta[0], current=theta[1], staleness=1))
+gap.weigh(ClientUpdate(delta={"w": np.ones(9)}, base=theta[0], current=theta[1], staleness=1))
 print("numba" in sys.modules)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,20 +1,17 @@
-"""Flower's differential-privacy mods on the devices, under a strategy for late updates."""
+"""Flower's differential-privacy mods on the devices, under a strategy for stale updates."""
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
-from virtual_grid import VirtualGrid, content, identity, record
+from virtual_grid import VirtualGrid, content, record
 
 from fedstale.strategies import FedAvg, FedBuff, Gap
 
 CONTEXT = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
 
 
-@pytest.fixture(autouse=True)
-def _identity():
-    with identity():
-        yield
+pytestmark = pytest.mark.usefixtures("_identity")
 
 
 def private(mod, step, delay=1.0):
@@ -62,7 +59,7 @@ def test_the_bit_of_adaptive_clipping_is_a_metric():
     assert result.train_metrics_clientapp[1]["norm_bit"] == 0.5
 
 
-def test_late_updates_with_local_noise_pass_and_are_weighed():
+def test_stale_updates_with_local_noise_pass_and_are_weighed():
     np.random.seed(0)
     mod = LocalDpMod(clipping_norm=1.0, sensitivity=0.01, epsilon=1.0, delta=1e-5)
     nodes = {k: private(mod, 1.0, 1.0 + 3.0 * k) for k in range(4)}

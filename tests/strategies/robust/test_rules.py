@@ -179,18 +179,18 @@ def test_updates_far_below_the_weights_keep_their_precision_beside_huge_ones(nam
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_an_update_with_nan_is_left_out_and_one_too_many_is_refused(name):
+def test_an_update_with_nan_is_left_out_and_one_too_many_is_rejected(name):
     rule = RULES[name](1)
     n = rule.least
     rows = np.arange(2.0 * n).reshape(n, 2)
     rows[0, 1] = np.nan
     # The NaN was the adversary, so the others suffice.
     np.testing.assert_array_equal(merged(rule, rows), merged(rule.facing(0), rows[1:]))
-    with pytest.raises(ProtocolError, match=f"a merge of {n - 1} finite updates.*at least {n}"):
+    with pytest.raises(ProtocolError, match=f"a buffer of {n - 1} finite updates.*at least {n}"):
         merged(rule, rows[1:])
 
 
-def test_weights_that_give_adversaries_half_are_refused():
+def test_weights_that_give_adversaries_half_are_rejected():
     rows = np.arange(4.0)[:, None]
     with pytest.raises(ProtocolError, match="half the weight"):
         merged(Median(f=1), rows, np.array([1.0, 1.0, 1.0, 3.0]))

@@ -1,11 +1,11 @@
-"""Robust rules and the gate's memory inside a running strategy."""
+"""Robust rules and client reputation inside a running strategy."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from flwr.app import MetricRecord
-from virtual_grid import VirtualGrid, adder, content, identity, record
+from virtual_grid import VirtualGrid, adder, content, record
 
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.strategies import (
@@ -19,15 +19,18 @@ from fedstale.strategies import (
     k_batch_async,
     semi_synchronous,
 )
-from fedstale.strategies.robust.base import CentredClipping, GeometricMedian, Median, TrimmedMean
-from fedstale.strategies.robust.ctma import CTMA
-from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum
+from fedstale.strategies.robust import (
+    CTMA,
+    Bulyan,
+    CentredClipping,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    TrimmedMean,
+)
 
-
-@pytest.fixture(autouse=True)
-def _identity():
-    with identity():
-        yield
+pytestmark = pytest.mark.usefixtures("_identity")
 
 
 def start(strategy, nodes, rounds=1, **options):
@@ -124,7 +127,7 @@ def test_a_lone_node_at_rest_is_asked_again():
     assert np.diff(tries).min() >= 101.0
 
 
-def test_a_merge_size_below_what_a_rule_needs_is_an_error_before_the_run():
+def test_a_buffer_size_below_what_a_rule_needs_is_an_error_before_the_run():
     with pytest.raises(ConfigError, match=r"buffer_size = 4: expected at least 5"):
         StaleStrategy(schedule=Schedule(concurrency=4, buffer_size=4), robust=Median(f=2))
     with pytest.raises(ConfigError, match="distinct"):
@@ -141,12 +144,12 @@ def test_a_deadline_with_too_few_waits_for_more():
 
 
 def test_a_fleet_that_is_too_small_for_a_rule_ends_with_an_error_that_says_so(monkeypatch):
-    monkeypatch.setattr("fedstale.strategies.server.buffer._DROPS_IN_A_ROW", 5)
+    monkeypatch.setattr("fedstale.strategies.server.buffer._DISCARDS_IN_A_ROW", 5)
     with pytest.raises(FedstaleError, match=r"Median\(f=2\) needs at least 5"):
         start(StaleStrategy(robust=Median(f=2)), {k: adder(1.0) for k in range(3)}, 1)
 
 
-def test_metrics_of_a_robust_merge_are_medians():
+def test_metrics_of_a_robust_step_are_medians():
     nodes = {k: adder(1.0, loss=1.0 + k) for k in range(4)} | {4: adder(1.0, loss=1e30)}
     result, _ = start(
         FedAvg(robust=Median(f=1)), nodes, 1, evaluate_fn=lambda v, _: MetricRecord({"v": v})

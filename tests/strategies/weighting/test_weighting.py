@@ -1,4 +1,4 @@
-"""How much a late update counts."""
+"""Contract tests of every weighting, and the values of ages and gaps."""
 
 from itertools import pairwise
 
@@ -8,9 +8,11 @@ import pytest
 from fedstale.errors import ConfigError
 from fedstale.strategies import (
     ByAge,
+    ClientUpdate,
     DirectionalGap,
+    EuclideanStaleness,
     Gap,
-    Update,
+    RelevanceAware,
     constant,
     exponential,
     hinge,
@@ -36,6 +38,8 @@ WEIGHTINGS = [
     *(lambda of=of: Gap(of=of) for of in ("parameter", "layer", "model")),
     *(lambda of=of: DirectionalGap(of=of) for of in ("layer", "model")),
     lambda: Gap(steps="actual", decay=0.999),
+    EuclideanStaleness,
+    RelevanceAware,
 ]
 
 
@@ -62,19 +66,21 @@ def test_an_update_without_staleness_has_weight_exactly_one(make):
     path = trained(weighting)
     delta = model(np.random.default_rng(1))
     before = {k: v.copy() for k, v in delta.items()}
-    weight = weighting.weigh(Update(delta=delta, base=path[-1], current=path[-1], staleness=0))
+    weight = weighting.weigh(
+        ClientUpdate(delta=delta, base=path[-1], current=path[-1], staleness=0)
+    )
     assert weight == 1.0
     for name in delta:
         np.testing.assert_array_equal(delta[name], before[name])
 
 
 @pytest.mark.parametrize("make", WEIGHTINGS)
-def test_a_late_update_never_grows_or_turns_round_and_keeps_its_dtype(make):
+def test_a_stale_update_never_grows_or_turns_round_and_keeps_its_dtype(make):
     weighting = make()
     path = trained(weighting)
     delta = model(np.random.default_rng(1))
     before = {k: v.copy() for k, v in delta.items()}
-    weight = weighting.weigh(Update(delta=delta, base=path[0], current=path[-1], staleness=4))
+    weight = weighting.weigh(ClientUpdate(delta=delta, base=path[0], current=path[-1], staleness=4))
     assert 0.0 < weight <= 1.0
     for name in delta:
         assert delta[name].dtype == before[name].dtype
@@ -89,7 +95,7 @@ def test_neither_the_base_nor_the_current_model_is_written_to(make):
     path = trained(weighting)
     copies = [{k: v.copy() for k, v in m.items()} for m in path]
     delta = model(np.random.default_rng(1))
-    weighting.weigh(Update(delta=delta, base=path[0], current=path[-1], staleness=4))
+    weighting.weigh(ClientUpdate(delta=delta, base=path[0], current=path[-1], staleness=4))
     for found, kept in zip(path, copies, strict=True):
         for name in kept:
             np.testing.assert_array_equal(found[name], kept[name])
@@ -102,7 +108,7 @@ def test_state_survives_a_checkpoint(make):
     two.load_state_dict(one.state_dict())
     deltas = [model(np.random.default_rng(1)) for _ in range(2)]
     weights = [
-        w.weigh(Update(delta=d, base=path[1], current=path[-1], staleness=3))
+        w.weigh(ClientUpdate(delta=d, base=path[1], current=path[-1], staleness=3))
         for w, d in zip((one, two), deltas, strict=True)
     ]
     assert weights[0] == weights[1]
@@ -137,7 +143,7 @@ def test_the_gap_of_two_parameters_after_three_steps_is_what_hand_computes():
         gap.observe({"w": before}, {"w": after}, 1.0)
     delta = {"w": np.array([1.0, -1.0])}
     # From the version after the first step: moved (5, 2), staleness 2, so G <= 3.
-    update = Update(delta=delta, base={"w": path[1]}, current={"w": path[3]}, staleness=2)
+    update = ClientUpdate(delta=delta, base={"w": path[1]}, current={"w": path[3]}, staleness=2)
     g1 = min(1 + 5 / 5**0.5, 3)
     g2 = min(1 + 2 / (20 / 7) ** 0.5, 3)
     weight = gap.weigh(update)
@@ -153,8 +159,8 @@ def test_the_gap_of_norms_is_what_hand_computes():
         gap.observe({"w": path[1]}, {"w": path[2]}, 1.0)
         # r = 25/2, then 25/4; C = sqrt((25/4) / (3/4)) = 5 / sqrt(3); moved 5.
         delta = {"w": np.array([1.0, 1.0])}
-        late = Update(delta=delta, base={"w": path[0]}, current={"w": path[2]}, staleness=2)
-        assert gap.weigh(late) == pytest.approx(1 / (1 + 3**0.5), rel=1e-12)
+        stale = ClientUpdate(delta=delta, base={"w": path[0]}, current={"w": path[2]}, staleness=2)
+        assert gap.weigh(stale) == pytest.approx(1 / (1 + 3**0.5), rel=1e-12)
 
 
 def test_c_is_scaled_to_the_largest_rate_so_that_the_penalty_fades_with_it():
@@ -163,8 +169,8 @@ def test_c_is_scaled_to_the_largest_rate_so_that_the_penalty_fades_with_it():
         theta = [{"w": np.array([x])} for x in (0.0, 1.0, 1.1, 1.2)]
         for k, rate in enumerate((1.0, 0.1, 0.1)):
             gap.observe(theta[k], theta[k + 1], rate)
-        late = Update(delta={"w": np.ones(1)}, base=theta[1], current=theta[3], staleness=2)
-        return gap.weigh(late)
+        stale = ClientUpdate(delta={"w": np.ones(1)}, base=theta[1], current=theta[3], staleness=2)
+        return gap.weigh(stale)
 
     # At the largest rate each step would have gone 1: two steps of 0.1 are a gap of 0.2.
     assert weight("maximal") == pytest.approx(1 / 1.2, rel=1e-9)
@@ -180,15 +186,17 @@ def test_a_frozen_parameter_keeps_its_update_and_a_jump_from_rest_gets_the_large
     gap.observe({"w": still}, {"w": still}, 1.0)
     delta = {"w": np.ones(2, dtype)}
     now = {"w": np.array([0.0, 1e-3], dtype)}
-    gap.weigh(Update(delta=delta, base={"w": still}, current=now, staleness=3))
+    gap.weigh(ClientUpdate(delta=delta, base={"w": still}, current=now, staleness=3))
     np.testing.assert_array_equal(delta["w"], np.array([1.0, 0.25], dtype))
 
 
 @pytest.mark.parametrize("make", [Gap, lambda: Gap(of="layer"), DirectionalGap])
 def test_before_any_step_was_seen_every_distance_has_the_largest_gap(make):
     delta = {"w": np.ones(1)}
-    late = Update(delta=delta, base={"w": np.zeros(1)}, current={"w": np.ones(1)}, staleness=1)
-    assert make().weigh(late) == 0.5
+    stale = ClientUpdate(
+        delta=delta, base={"w": np.zeros(1)}, current={"w": np.ones(1)}, staleness=1
+    )
+    assert make().weigh(stale) == 0.5
 
 
 def test_a_step_at_rate_zero_teaches_nothing():
@@ -206,7 +214,9 @@ def test_only_movement_in_the_updates_own_direction_is_held_against_it(of):
 
     def weight(*delta):
         delta = {"w": np.array(delta)}
-        return weighting.weigh(Update(delta=delta, base=theta[1], current=theta[3], staleness=9))
+        return weighting.weigh(
+            ClientUpdate(delta=delta, base=theta[1], current=theta[3], staleness=9)
+        )
 
     assert weight(7.0, 0.0) == pytest.approx(1 / 3)
     assert weight(-7.0, 0.0) == 1.0
@@ -219,8 +229,10 @@ def test_the_whole_share_in_any_direction_bounds_the_directional_gap():
     weighting = DirectionalGap(share=1.0, decay=0.0)
     theta = [{"w": np.array([x, 0.0])} for x in (0.0, 1.0)]
     weighting.observe(theta[0], theta[1], 1.0)
-    late = Update(delta={"w": np.array([0.0, 1.0])}, base=theta[0], current=theta[1], staleness=9)
-    assert weighting.weigh(late) == 0.5
+    stale = ClientUpdate(
+        delta={"w": np.array([0.0, 1.0])}, base=theta[0], current=theta[1], staleness=9
+    )
+    assert weighting.weigh(stale) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -238,7 +250,7 @@ def test_the_whole_share_in_any_direction_bounds_the_directional_gap():
         lambda: ByAge(lambda tau: 0.5),
     ],
 )
-def test_settings_out_of_range_are_refused(make):
+def test_settings_out_of_range_are_rejected(make):
     with pytest.raises(ConfigError, match="expected"):
         make()
 
@@ -255,7 +267,9 @@ def test_chunks_cover_large_arrays_as_one_formula_does():
     g = np.minimum(1 + np.abs(theta[2] - theta[0]) / c, 3)
     delta = rng.normal(size=n).astype(np.float32)
     expected = delta / g
-    late = Update(delta={"w": delta}, base={"w": theta[0]}, current={"w": theta[2]}, staleness=2)
-    weight = gap.weigh(late)
+    stale = ClientUpdate(
+        delta={"w": delta}, base={"w": theta[0]}, current={"w": theta[2]}, staleness=2
+    )
+    weight = gap.weigh(stale)
     np.testing.assert_allclose(delta, expected, rtol=1e-5)
     assert weight == pytest.approx(float((1 / g).mean()), rel=1e-5)

@@ -1,0 +1,250 @@
+"""What validation accepts, and what it rejects and why."""
+
+from math import inf
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replies import BASE, GOOD, good, job, reply
+from virtual_grid import content, record
+
+from fedstale.errors import ConfigError, ProtocolError
+from fedstale.strategies.server.validation import RejectionError, Validation, forecast_in, read
+from fedstale.strategies.server.versions import Versions
+
+pytestmark = pytest.mark.usefixtures("_identity")
+ZERO = {"n": np.array(0.0), "on": np.zeros(2)}
+
+
+def validated(body, validation=None):
+    return (validation or Validation()).open(reply(body), job(), Versions(BASE))
+
+
+def kind_of(body, validation=None):
+    with pytest.raises(RejectionError) as caught:
+        validated(body, validation)
+    assert str(caught.value)
+    return caught.value.kind
+
+
+def stored(data, stype="numpy.ndarray"):
+    return Array(dtype="float32", shape=(2, 3), stype=stype, data=data)
+
+
+def with_w(array):
+    body = good()
+    body["arrays"]["w"] = array
+    return body
+
+
+def test_a_good_reply_becomes_a_change():
+    update = validated(good())
+    np.testing.assert_array_equal(update.delta["w"], 1.0)
+    np.testing.assert_array_equal(update.delta["b"], 0.0)
+    assert update.counts["n"] == 2.0
+    np.testing.assert_array_equal(update.counts["on"], [-1.0, 1.0])
+    assert (update.examples, update.metrics) == (3.0, {"train_loss": 0.5})
+    assert update.delta["w"].dtype == np.float32
+    assert update.delta["w"].flags.writeable
+
+
+def test_an_update_knows_its_job_its_base_and_the_current_version():
+    versions = Versions(BASE)
+    versions.hold(0)
+    for k in (1, 2):
+        versions.advance(BASE.stepped({"w": BASE.floats["w"] + k, "b": BASE.floats["b"]}, ZERO))
+    update = Validation().open(reply(good(), 9), job(9, job_id=4), versions)
+    assert (update.node_id, update.message_id, update.job_id) == (9, "m4", 4)
+    assert (update.base_version, update.staleness) == (0, 2)
+    assert update.base is BASE.floats
+    assert update.current is versions.current.floats
+    # The change is against the version that the client received.
+    np.testing.assert_array_equal(update.delta["w"], 1.0)
+    assert np.isnan(update.weight)
+    assert not update.limited
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"w": np.ones((2, 3))}, "dtype"),
+        ({"w": np.ones((2, 3), np.float16)}, "dtype"),
+        ({"w": np.ones((2, 3), np.int32)}, "dtype"),
+        ({"w": np.ones((2, 3), np.complex64)}, "dtype"),
+        ({"w": np.array([["a", "b", "c"]] * 2)}, "format"),
+        ({"n": np.array(6.0, np.float32)}, "dtype"),
+        ({"w": np.ones((3, 2), np.float32)}, "shape"),
+        ({"w": np.ones(6, np.float32)}, "shape"),
+        ({"n": np.ones(1, np.int64)}, "shape"),
+        ({"w": np.ones((2000, 3), np.float32)}, "bytes"),
+        ({"w": np.full((2, 3), np.nan, np.float32)}, "finite"),
+        ({"b": np.array([1.0, -np.inf])}, "finite"),
+        ({"x": np.ones(1)}, "names"),
+    ],
+)
+def test_a_reply_that_does_not_fit_the_model_is_rejected_by_kind(changes, kind):
+    assert kind_of(good(**changes)) == kind
+
+
+def test_other_dtypes_are_converted_where_asked_for_and_overflow_is_found():
+    validation = Validation(dtypes="cast")
+    update = validated(good(w=np.ones((2, 3)), n=np.array(6.0, np.float32)), validation)
+    assert update.delta["w"].dtype == np.float32
+    assert kind_of(good(w=np.full((2, 3), 1e300)), validation) == "finite"
+    assert kind_of(good(w=np.ones((2, 3), np.complex64)), validation) == "dtype"
+
+
+def test_a_change_of_counts_may_be_negative_or_a_fraction():
+    body = good(n=np.array(-2), on=np.array([-0.5, 0.5]))
+    body["fedstale"] = ConfigRecord({"fedstale.update": "delta"})
+    update = validated(body)
+    assert update.counts["n"] == -2.0
+    np.testing.assert_array_equal(update.counts["on"], [-0.5, 0.5])
+
+
+def test_a_change_of_counts_beyond_all_integers_is_rejected():
+    assert kind_of(good(n=np.array(1e300))) == "finite"
+
+
+def save(array):
+    return Array(array).data
+
+
+PLAIN = save(GOOD["w"])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        PLAIN[:8],
+        PLAIN[:40],
+        b"PK\x03\x04" + PLAIN,
+        PLAIN[:6] + b"\x02\x00" + PLAIN[8:],
+        PLAIN[:8] + b"\xff\xff" + PLAIN[10:],
+        PLAIN[:8] + b"\x00\x00" + PLAIN[10:],
+        PLAIN.replace(b"'<f4'", b"'|O' "),
+        PLAIN.replace(b"False", b"None "),
+        PLAIN.replace(b"(2, 3), }", b"(" * 9),
+        PLAIN.replace(b"{'descr'", b"[" * 8),
+        PLAIN.replace(b"'shape'", b"'shAPe'"),
+        # For a pattern in which digits can be grouped in many ways, this takes for ever.
+        PLAIN.replace(b"(2, 3), }" + b" " * 31, b"(" + b"9" * 39),
+    ],
+)
+def test_bytes_that_are_no_plain_array_are_rejected_before_they_are_parsed(data):
+    assert kind_of(with_w(stored(data))) == "format"
+
+
+@pytest.mark.parametrize("data", [PLAIN[:-1], PLAIN + b"\0", PLAIN.replace(b"<f4", b"<f2")])
+def test_more_or_fewer_bytes_than_announced_are_rejected(data):
+    validation = Validation(dtypes="cast")
+    assert kind_of(with_w(stored(data)), validation) == "bytes"
+
+
+def test_a_dtype_that_does_not_exist_is_rejected():
+    assert kind_of(with_w(stored(PLAIN.replace(b"<f4", b"<f3")))) == "dtype"
+
+
+def test_an_announced_size_is_never_allocated():
+    huge = PLAIN.replace(b"(2, 3), }          ", b"(2000000000, 30), }")
+    assert b"2000000000" in huge
+    assert kind_of(with_w(stored(huge))) == "shape"
+
+
+def test_another_serialisation_is_rejected():
+    assert kind_of(with_w(stored(PLAIN, "pickle"))) == "format"
+
+
+@pytest.mark.parametrize("array", [np.asfortranarray(np.arange(6.0).reshape(2, 3))])
+@pytest.mark.parametrize("dtype", ["<f8", ">f8"])
+def test_any_order_of_axes_and_bytes_is_read_as_numpy_reads_it(array, dtype):
+    for order in "CF":
+        sent = np.array(array, dtype, order=order)
+        found = read(Array(sent), "w", array, (np.dtype(float),), np.dtype(float))
+        np.testing.assert_array_equal(found, array)
+        assert found.dtype.isnative
+        assert found.flags.c_contiguous
+        assert found.flags.owndata or found.base is None or found.flags.writeable
+
+
+@given(
+    st.lists(st.integers(0, 4), max_size=5), st.sampled_from(["f2", "f4", "f8", "i1", "u8", "?"])
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_numpy_saves_is_read_back(shape, code):
+    array = np.random.default_rng(0).integers(0, 2, shape).astype(code)
+    found = read(Array(np.asarray(array)), "w", np.asarray(array), None, np.dtype(code))
+    np.testing.assert_array_equal(found, array)
+    assert found.shape == tuple(shape)
+
+
+@pytest.mark.parametrize("examples", [0, -1, 1e300, float("nan"), inf, [1.0], 10**400])
+def test_a_number_of_examples_that_is_none_is_rejected(examples):
+    body = RecordDict(
+        {"arrays": record(**GOOD), "metrics": MetricRecord({"num-examples": examples})}
+    )
+    assert kind_of(body) == "examples"
+
+
+def test_too_many_metrics_or_too_long_names_are_rejected_and_huge_integers_are_infinite():
+    many = {f"m{k}": 1.0 for k in range(300)}
+    assert kind_of(content(record(**GOOD), 1, **many)) == "metrics"
+    assert kind_of(content(record(**GOOD), 1, **{"m" * 300: 1.0})) == "metrics"
+    update = validated(content(record(**GOOD), 1, big=10**400))
+    assert update.metrics == {"big": inf}
+
+
+def test_names_that_a_client_chose_do_not_fill_the_log():
+    arrays = {f"{'x' * 10_000}{k}": np.ones(1) for k in range(50)}
+    with pytest.raises(ProtocolError) as caught:
+        validated(content(record(**arrays)))
+    assert len(str(caught.value)) < 600
+
+
+def test_a_forecast_keeps_what_is_a_sensible_number():
+    body = good()
+    body["fedstale.forecast"] = ConfigRecord(
+        {
+            "p_finish": 0.5,
+            "nan": float("nan"),
+            "big": 10**400,
+            "words": "x",
+            "raw": b"x",
+            "list": [1.0, 2.0],
+            "long": [1.0] * 5000,
+            "k" * 500: 1.0,
+        }
+    )
+    assert forecast_in(reply(body)) == {"p_finish": 0.5, "list": [1.0, 2.0]}
+    body["fedstale.forecast"] = ConfigRecord({f"k{n}": 1.0 for n in range(1000)})
+    assert forecast_in(reply(body)) == {}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"examples_cap": 0.5},
+        {"examples_cap": float("nan")},
+        {"norm_cap": 0.0},
+        {"most_examples": inf},
+        {"dtypes": "any"},
+        {"window": 0},
+        {"enough": 101},
+        {"strikes": 0},
+        {"rest_s": 0.0},
+        {"most_rest_s": 1.0},
+    ],
+)
+def test_a_setting_out_of_range_is_named(options):
+    with pytest.raises(ConfigError, match=r"strategy\.validation\."):
+        Validation(**options)
+
+
+def test_records_are_array_records_only():
+    body = RecordDict(
+        {"one": record(**GOOD), "two": ArrayRecord(), "m": MetricRecord({"num-examples": 1})}
+    )
+    assert kind_of(body) == "names"
