@@ -35,7 +35,7 @@ from fedstale.agents.env.learning_proxy import Proxy
 from fedstale.agents.env.scenario import Stage
 from fedstale.agents.env.simulator import World
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.strategies import (
+from fedstale.strategies.selection import (
     ExpectedUtility,
     Fastest,
     LeastAvailable,

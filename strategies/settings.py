@@ -1,4 +1,7 @@
-"""One sentence for every setting that is out of range: field, value, what is accepted."""
+"""One sentence for each setting that is unknown or out of range: field, value, what is right."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 from fedstale.errors import ConfigError
 
@@ -22,6 +25,26 @@ def require(holds: bool, field: str, value: object, accepted: str) -> None:
     """
     if not holds:
         raise ConfigError(f"strategy.{field} = {value!r}: expected {accepted}")
+
+
+def require_choice(field: str, value: object, *choices: str) -> None:
+    """Raise ConfigError unless a setting is one of some words."""
+    require(value in choices, field, value, "|".join(choices))
+
+
+def require_known(name: str, known: Iterable[str], owner: str) -> None:
+    """Raise ConfigError unless a setting exists, and name the nearest one that does.
+
+    Example:
+        >>> require_known("bufer_size", ["concurrency", "buffer_size"], "FedBuff")
+        Traceback (most recent call last):
+        fedstale.errors.ConfigError: FedBuff has no setting 'bufer_size': expected 'buffer_size'
+    """
+    names = list(known)
+    if name not in names:
+        near = get_close_matches(name, names, n=1)
+        accepted = repr(near[0]) if near else f"one of {', '.join(names)}"
+        raise ConfigError(f"{owner} has no setting {name!r}: expected {accepted}")
 
 
 def is_count(value: object) -> bool:

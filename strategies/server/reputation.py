@@ -155,7 +155,7 @@ class Reputation:
         cap.hear(node_id, examples)
         limit = cap.limit(examples)
         if limit < examples:
-            self._note_limit("capped", node_id, self.validation.examples_key, examples, limit)
+            self._note_limit("capped", node_id, self.validation.weighted_by_key, examples, limit)
         return limit
 
     def _clip(self, delta: Model, node_id: int) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import EuclideanStaleness, Update
+from fedstale.strategies.weighting import EuclideanStaleness, Update
 
 
 def late(delta, moved, staleness=2):

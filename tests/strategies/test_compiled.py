@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstale.strategies import DirectionalGap, Gap, Update, arrays
+from fedstale.strategies import arrays
 from fedstale.strategies.arrays import CHUNK, LANES
+from fedstale.strategies.weighting import DirectionalGap, Gap, Update
 from fedstale.strategies.weighting import gap_kernel as compiled
 from fedstale.strategies.weighting.gap import divide_by_gap
 
@@ -98,7 +99,7 @@ def test_the_loop_is_compiled_for_large_models_in_one_real_dtype_only(monkeypatc
 def test_a_small_model_is_merged_without_importing_numba():
     code = """
 import sys, numpy as np
-from fedstale.strategies import Gap, Update
+from fedstale.strategies.weighting import Gap, Update
 theta = [{"w": np.full(9, x)} for x in (0.0, 1.0)]
 gap = Gap()
 gap.observe(*theta, 1.0)

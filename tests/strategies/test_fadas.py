@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import SGD, Adam, AMSGrad, DelayAdaptive, Momentum
+from fedstale.strategies.server_optimizer import SGD, Adam, AMSGrad, DelayAdaptive, Momentum
 
 
 def steps(n=6, seed=0):

@@ -11,23 +11,17 @@ from fedstale.strategies import (
     CA2FL,
     FADAS,
     REFL,
-    SGD,
     AsyncFedED,
-    ByAge,
-    CachedUpdates,
-    DelayAdaptive,
     FedAvg,
     FedBuff,
     FedProx,
     FedStale,
-    Random,
-    RelevanceAware,
     StaleStrategy,
-    constant,
-    k_async,
-    k_batch_async,
 )
-from fedstale.strategies.delay_adaptive import fadas
+from fedstale.strategies.schedule import k_async, k_batch_async
+from fedstale.strategies.selection import Random
+from fedstale.strategies.server_optimizer import SGD, AMSGrad, DelayAdaptive
+from fedstale.strategies.weighting import ByAge, CachedUpdates, RelevanceAware, constant
 
 # One fast node and one that comes at 2.5, two versions late.
 DELAYS = {10: 1.0, 11: 2.5}
@@ -126,7 +120,7 @@ def test_what_waits_when_a_run_ends_is_refused_with_a_reason():
         (REFL(4, 4, selector=Random()), StaleStrategy(schedule=k_async(4, 4), normalise="weights")),
         (
             FADAS(4, 4),
-            FedBuff(4, 4, weighting=ByAge(constant()), server_optimizer=fadas().optimizer),
+            FedBuff(4, 4, weighting=ByAge(constant()), server_optimizer=AMSGrad(0.1)),
         ),
         (
             StaleStrategy(
@@ -201,8 +195,8 @@ def test_updates_of_a_merge_that_is_dropped_are_not_remembered():
 @pytest.mark.parametrize(
     ("strategy", "options", "expected"),
     [
-        (FedProx(2, mu=0.5), {}, 0.5),
-        (FedProx(2, mu=0.5), {"train_config": ConfigRecord({"proximal-mu": 0.1})}, 0.1),
+        (FedProx(2, proximal_mu=0.5), {}, 0.5),
+        (FedProx(2, proximal_mu=0.5), {"train_config": ConfigRecord({"proximal-mu": 0.1})}, 0.1),
         (FedBuff(2, 1), {"train_config": ConfigRecord({"proximal-mu": 0.1})}, 0.1),
     ],
 )

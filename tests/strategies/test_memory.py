@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import ByAge, CachedUpdates, Gap, RelevanceAware, Update, constant, inverse
+from fedstale.strategies.weighting import (
+    ByAge,
+    CachedUpdates,
+    Gap,
+    RelevanceAware,
+    Update,
+    constant,
+    inverse,
+)
 
 ZERO = {"w": np.zeros(2, np.float32), "b": np.zeros(1)}
 

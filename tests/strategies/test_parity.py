@@ -11,13 +11,13 @@ PAIRS = {
     "FedAvg": (FedAvg, {}, flower.FedAvg, {}),
     "FedAvgM": (
         FedAvgM,
-        {"rate": 0.5, "beta": 0.8},
+        {"server_learning_rate": 0.5, "server_momentum": 0.8},
         flower.FedAvgM,
         {"server_learning_rate": 0.5, "server_momentum": 0.8},
     ),
-    "FedAdam": (FedAdam, {"rate": 0.05}, flower.FedAdam, {"eta": 0.05}),
-    "FedYogi": (FedYogi, {"rate": 0.05}, flower.FedYogi, {"eta": 0.05}),
-    "FedAdagrad": (FedAdagrad, {"rate": 0.05}, flower.FedAdagrad, {"eta": 0.05}),
+    "FedAdam": (FedAdam, {"eta": 0.05}, flower.FedAdam, {"eta": 0.05}),
+    "FedYogi": (FedYogi, {"eta": 0.05}, flower.FedYogi, {"eta": 0.05}),
+    "FedAdagrad": (FedAdagrad, {"eta": 0.05}, flower.FedAdagrad, {"eta": 0.05}),
 }
 
 

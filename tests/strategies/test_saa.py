@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import RelevanceAware, Update
 from fedstale.strategies.server.merge import Merge, Merged
 from fedstale.strategies.server.versions import Snapshot
+from fedstale.strategies.weighting import RelevanceAware, Update
 from fedstale.strategies.weighting.base import ByAge, constant
 
 ZERO = {"w": np.zeros(2)}

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import AdaSync, LearntDeadline, over_selection
-from fedstale.strategies.schedule import SmoothedLoss
+from fedstale.strategies.schedule import AdaSync, LearntDeadline, SmoothedLoss, over_selection
 
 
 @pytest.mark.parametrize(("loss", "size"), [(4.0, 2), (3.9, 3), (1.0, 4), (0.25, 8), (1e-9, 10)])

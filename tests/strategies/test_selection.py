@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import (
+from fedstale.strategies.selection import (
     Candidate,
     Candidates,
     ExpectedUtility,

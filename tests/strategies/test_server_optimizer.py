@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import SGD, Adagrad, Adam, Momentum, Yogi
+from fedstale.strategies.server_optimizer import SGD, Adagrad, Adam, Momentum, Yogi
 
 OPTIMIZERS = {
     "sgd": SGD,

@@ -11,29 +11,25 @@ from virtual_grid import VirtualGrid, adder, content, identity, record
 
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.strategies import (
-    ByAge,
-    DirectionalGap,
     FedAsync,
     FedAvg,
     FedBuff,
-    Filtered,
-    Gap,
     GapAware,
-    Momentum,
-    Random,
-    Schedule,
     StaleStrategy,
     StopWhen,
     Validation,
-    constant,
-    inverse,
+)
+from fedstale.strategies.schedule import (
+    Schedule,
     k_async,
     k_batch_async,
     k_batch_sync,
     k_sync,
-    polynomial,
     semi_synchronous,
 )
+from fedstale.strategies.selection import Filtered, Random
+from fedstale.strategies.server_optimizer import Momentum
+from fedstale.strategies.weighting import ByAge, DirectionalGap, Gap, constant, inverse, polynomial
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +59,7 @@ def test_fedavg_averages_by_examples():
 def test_metrics_are_averaged_by_examples_and_told_to_the_observer():
     nodes = {10: adder(1.0, examples=1, loss=2.0), 11: adder(4.0, examples=3, loss=6.0)}
     result, grid = start(
-        FedAvg(evaluate_nodes=2), nodes, 2, evaluate_fn=lambda v, _: MetricRecord({"v": v})
+        FedAvg(min_evaluate_nodes=2), nodes, 2, evaluate_fn=lambda v, _: MetricRecord({"v": v})
     )
     assert dict(result.train_metrics_clientapp[1]) == {"loss": 5.0}
     assert [dict(result.evaluate_metrics_serverapp[v]) for v in range(3)] == [
@@ -135,7 +131,7 @@ def test_a_merge_for_which_too_few_distinct_devices_exist_does_not_hang():
 
 def test_fedasync_mixes_models():
     nodes = {10: adder(1.0, 1.0), 11: adder(10.0, 2.5)}
-    result, _ = start(FedAsync(2, mix=0.5, curve=inverse()), nodes, 3)
+    result, _ = start(FedAsync(2, mix=0.5, staleness=inverse()), nodes, 3)
     theta = 0.5
     theta += 0.5 * ((theta + 1.0) - theta)
     theta += 0.5 / 3 * (10.0 - theta)
@@ -554,12 +550,12 @@ def test_the_settings_of_users_reach_the_clients():
         lambda: k_async(2, 3),
         lambda: Schedule(send="after_reply"),
         lambda: Schedule(deadline_s=0.0),
-        lambda: Schedule(min_online=0),
+        lambda: Schedule(min_available_nodes=0),
         lambda: Schedule(stragglers="drop"),
         lambda: StaleStrategy(normalise="mean"),
         lambda: StaleStrategy(update="weights"),
         lambda: StaleStrategy(evaluate_every=0),
-        lambda: StaleStrategy(evaluate_nodes=-1),
+        lambda: StaleStrategy(min_evaluate_nodes=-1),
         lambda: StaleStrategy(recheck_s=0.0),
         lambda: StopWhen(elapsed_s=0.0),
     ],
@@ -595,8 +591,8 @@ def test_records_may_have_other_names():
         metrics = MetricRecord({"n": 2})
         return 1.0, RecordDict({"model": record(w=x + 1.0), "m": metrics})
 
-    gate = Validation(arrays_key="model", examples_key="n")
-    result, grid = start(FedAvg(validation=gate, config_key="c"), {1: node}, 1)
+    gate = Validation(arrayrecord_key="model", weighted_by_key="n")
+    result, grid = start(FedAvg(validation=gate, configrecord_key="c"), {1: node}, 1)
     np.testing.assert_array_equal(w(result), 1.0)
     assert "c" in grid.sent[0][1].content
 

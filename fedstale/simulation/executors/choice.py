@@ -20,7 +20,7 @@ from fedstale.simulation.executors.base import Answer, Call, Executor
 from fedstale.simulation.executors.inline import InlineExecutor
 from fedstale.simulation.executors.processes import ProcessExecutor
 from fedstale.simulation.flower_app import ClientLoader, FlowerApp
-from fedstale.strategies.cores import n_cores
+from fedstale.strategies.arrays import n_cores
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,11 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from digits_app import task
 from fedstale.agents import AgentSelector
 from fedstale.deployment.run_folder import recorded
-from fedstale.strategies import (
-    DirectionAware,
+from fedstale.strategies import DirectionAware, FedBuff, GapAware
+from fedstale.strategies.selection import (
     ExpectedUtility,
     Fastest,
-    FedBuff,
     ForecastRequest,
-    GapAware,
     LeastAvailable,
     MostReliable,
     Oort,
