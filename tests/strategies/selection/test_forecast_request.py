@@ -1,4 +1,4 @@
-"""Queries for forecasts: who is asked, how long answers are waited for, what they change."""
+"""Forecast requests: which nodes are asked, how long answers are waited for, what they change."""
 
 import numpy as np
 import pytest

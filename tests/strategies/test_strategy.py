@@ -529,6 +529,36 @@ def test_evaluation_every_few_versions_also_covers_the_last():
     assert sorted(result.evaluate_metrics_serverapp) == [0, 3, 6, 7]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"fraction_evaluate": 0.5}, 2),
+        ({"min_evaluate_nodes": 3}, 3),
+        ({"fraction_evaluate": 0.5, "min_evaluate_nodes": 3}, 3),
+        ({"fraction_evaluate": 1.0, "min_evaluate_nodes": 3}, 5),
+        ({"min_evaluate_nodes": 9}, 5),
+        ({"fraction_evaluate": 0.1}, 0),
+        ({}, 0),
+    ],
+)
+def test_a_share_of_the_nodes_evaluates_and_at_least_so_many(options, expected):
+    _, grid = start(FedAvg(**options), {n: adder(1.0) for n in range(5)}, 1)
+    kinds = [message.metadata.message_type for _, message in grid.sent]
+    assert kinds.count("evaluate") == expected
+
+
+def test_a_share_of_the_nodes_trains_in_each_round():
+    _, grid = start(FedAvg(fraction_train=0.5), {n: adder(1.0) for n in range(5)}, 3)
+    assert [message.metadata.group_id for _, message in grid.sent] == ["0", "0", "1", "1", "2", "2"]
+
+
+def test_a_round_waits_for_as_many_nodes_as_it_was_told():
+    nodes = {n: adder(1.0) for n in range(3)}
+    grid = VirtualGrid(nodes, online=lambda now: range(3) if now >= 100.0 else range(2))
+    start(FedAvg(min_available_nodes=3), grid, 1)
+    assert [at for at, _ in grid.sent] == [120.0] * 3
+
+
 def test_no_rounds_return_the_initial_model():
     result, grid = start(FedAvg(), {1: adder(1.0)}, 0)
     np.testing.assert_array_equal(w(result), 0.0)
@@ -556,6 +586,7 @@ def test_the_settings_of_users_reach_the_clients():
         lambda: StaleStrategy(update="weights"),
         lambda: StaleStrategy(evaluate_every=0),
         lambda: StaleStrategy(min_evaluate_nodes=-1),
+        lambda: StaleStrategy(fraction_evaluate=1.5),
         lambda: StaleStrategy(recheck_s=0.0),
         lambda: StopWhen(elapsed_s=0.0),
     ],

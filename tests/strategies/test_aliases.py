@@ -1,25 +1,40 @@
-"""The published ways to merge late updates, run whole over a grid of functions."""
+"""The published strategies: their signatures and texts, and runs over a grid of functions."""
 
+import re
+import subprocess
+import sys
+from copy import deepcopy
+from inspect import Parameter, signature
 from math import exp
+from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 from virtual_grid import VirtualGrid, adder, identity, record
 
+from fedstale import strategies
+from fedstale.errors import ConfigError
 from fedstale.strategies import (
     CA2FL,
     FADAS,
     REFL,
     AsyncFedED,
+    FedAdagrad,
+    FedAdam,
+    FedAsync,
     FedAvg,
+    FedAvgM,
     FedBuff,
     FedProx,
     FedStale,
+    FedYogi,
+    Options,
     StaleStrategy,
 )
-from fedstale.strategies.schedule import k_async, k_batch_async
-from fedstale.strategies.selection import Random
+from fedstale.strategies.schedule import Schedule, k_async, k_batch_async
+from fedstale.strategies.selection import Fastest, Random
 from fedstale.strategies.server_optimizer import SGD, AMSGrad, DelayAdaptive
 from fedstale.strategies.weighting import ByAge, CachedUpdates, RelevanceAware, constant
 
@@ -196,6 +211,8 @@ def test_updates_of_a_merge_that_is_dropped_are_not_remembered():
     ("strategy", "options", "expected"),
     [
         (FedProx(2, proximal_mu=0.5), {}, 0.5),
+        (FedProx(2, proximal_mu=0.5, train_config={"rate": 0.1}), {}, 0.5),
+        (FedProx(2, train_config={"proximal-mu": 0.1}), {}, 0.1),
         (FedProx(2, proximal_mu=0.5), {"train_config": ConfigRecord({"proximal-mu": 0.1})}, 0.1),
         (FedBuff(2, 1), {"train_config": ConfigRecord({"proximal-mu": 0.1})}, 0.1),
     ],
@@ -203,3 +220,139 @@ def test_updates_of_a_merge_that_is_dropped_are_not_remembered():
 def test_the_weight_of_fedprox_reaches_the_clients(strategy, options, expected):
     _, grid = run(strategy, noisy(2), 2, **options)
     assert {m.content["config"]["proximal-mu"] for _, m in grid.sent} == {expected}
+
+
+ALIASES = [
+    value
+    for value in vars(strategies).values()
+    if isinstance(value, type) and issubclass(value, StaleStrategy) and value is not StaleStrategy
+]
+USUAL = StaleStrategy()
+REQUIRED = {"concurrency": 12, "buffer_size": 4}
+
+
+def made(kind, **options):
+    required = [p for p in signature(kind).parameters.values() if p.default is p.empty]
+    return kind(**{p.name: REQUIRED[p.name] for p in required}, **options)
+
+
+def test_the_options_are_the_settings_of_the_strategy():
+    hints = get_type_hints(StaleStrategy.__init__)
+    del hints["return"]
+    assert get_type_hints(Options) == hints
+    assert all(p.default is not p.empty for p in signature(StaleStrategy).parameters.values())
+
+
+@pytest.mark.parametrize("kind", ALIASES)
+def test_every_published_strategy_takes_the_options_and_shows_them(kind):
+    shown = signature(kind).parameters
+    own = set(kind.__init__.__annotations__) - {"options", "return"}
+    assert own < set(shown)
+    assert set(Options.__annotations__) < set(shown)
+    assert shown["seed"].kind is Parameter.KEYWORD_ONLY
+    strategy = made(kind, seed=5, selector=Fastest(9.0))
+    assert (strategy.seed, strategy.selector.deadline_s) == (5, 9.0)
+    assert type(strategy) is kind
+    assert kind.__doc__
+
+
+@pytest.mark.parametrize("kind", ALIASES)
+def test_the_text_of_a_strategy_says_what_runs(kind, caplog):
+    strategy = made(kind, seed=5)
+    assert repr(strategy).startswith(f"{kind.__name__}(")
+    assert repr(strategy).endswith("seed=5)")
+    for name in ("weighting", "server_optimizer", "selector"):
+        part = repr(getattr(strategy, name))
+        assert (f"{name}={part}" in repr(strategy)) == (part != repr(getattr(USUAL, name)))
+    with caplog.at_level("INFO"):
+        strategy.summary()
+    assert caplog.messages == [repr(strategy)]
+
+
+def test_a_strategy_is_described_by_what_is_not_at_its_default():
+    assert repr(StaleStrategy()) == "StaleStrategy()"
+    assert repr(FedAvg(10, update="model")) == "FedAvg(concurrency=10, update='model')"
+    assert repr(FedBuff(20, 5)) == (
+        "FedBuff(concurrency=20, buffer_size=5, send='after_reply', stragglers='keep', "
+        "weighting=ByAge(polynomial(a=0.5)), normalise='buffer_size')"
+    )
+    assert "server_optimizer=SGD(eta=0.6)" in repr(FedAsync(20))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: FedBuff(20, bufer_size=5),
+            "FedBuff has no setting 'bufer_size': expected 'buffer_size'",
+        ),
+        (
+            lambda: FedBuff(concurency=5),
+            "FedBuff has no setting 'concurency': expected 'concurrency'",
+        ),
+        (
+            lambda: StaleStrategy(weigthing=None),
+            "StaleStrategy has no setting 'weigthing': expected 'weighting'",
+        ),
+        (
+            lambda: FedProx(fraction_fit=0.5),
+            "FedProx has no setting 'fraction_fit': expected 'fraction_train'",
+        ),
+        (lambda: FedAvg(zzz=1), "FedAvg has no setting 'zzz': expected one of concurrency, "),
+    ],
+)
+def test_a_setting_that_does_not_exist_is_named_with_the_nearest(make, sentence):
+    with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}"):
+        make()
+
+
+class Halved(FedBuff):
+    """A user's strategy: FedBuff with half the rate for jobs of a user's own."""
+
+    def __init__(self, concurrency, *, factor=0.5, **options):
+        super().__init__(concurrency, 2, eta=factor, **options)
+        self.factor = factor
+
+
+def test_a_strategy_can_be_subclassed_and_copied():
+    strategy = Halved(4, factor=0.25, staleness=constant(), seed=3)
+    assert isinstance(strategy, FedBuff)
+    assert repr(strategy) == (
+        "Halved(concurrency=4, buffer_size=2, send='after_reply', stragglers='keep', "
+        "server_optimizer=SGD(eta=0.25), normalise='buffer_size', seed=3)"
+    )
+    assert deepcopy(strategy).factor == 0.25
+    assert list(signature(Halved).parameters)[:3] == ["concurrency", "factor", "buffer_size"]
+    with pytest.raises(ConfigError, match="Halved has no setting 'facto': expected 'factor'"):
+        Halved(4, facto=0.25)
+
+
+def test_what_flower_calls_fedavg_with_a_rule_is_a_fedavg_here_too():
+    for kind in (FedProx, FedAvgM, FedAdam, FedYogi, FedAdagrad, FedStale):
+        assert issubclass(kind, FedAvg)
+        assert made(kind, fraction_train=0.5, min_available_nodes=3).schedule == Schedule(
+            fraction_train=0.5, min_available_nodes=3
+        )
+
+
+SNIPPET = """\
+from fedstale.strategies import FedBuff, FedProx, StaleStrategy
+FedBuff(20, 5, seed=1, eta=0.1)
+FedProx(fraction_train=0.5, loss_key="loss")
+FedBuff(20, bufer_size=5)  # line 4
+FedBuff(20, seed="one")  # line 5
+FedProx(fraction_train="half")  # line 6
+StaleStrategy(foo=1)  # line 7
+"""
+
+
+@pytest.mark.slow
+def test_mypy_finds_a_wrong_setting_and_a_wrong_type(tmp_path):
+    file = tmp_path / "app.py"
+    file.write_text(SNIPPET)
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", file]
+    found = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
+    lines = re.findall(r"app\.py:(\d+): error", found.stdout)
+    assert lines == ["4", "5", "6", "7"], found.stdout + found.stderr
