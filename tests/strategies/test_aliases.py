@@ -38,7 +38,7 @@ from fedstale.strategies.selection import Fastest, Random
 from fedstale.strategies.server_optimizer import SGD, AMSGrad, DelayAdaptive
 from fedstale.strategies.weighting import ByAge, CachedUpdates, RelevanceAware, constant
 
-# One fast node and one that comes at 2.5, two versions late.
+# One fast node and one that comes at 2.5, with a staleness of 2.
 DELAYS = {10: 1.0, 11: 2.5}
 
 
@@ -88,7 +88,7 @@ def test_ca2fl_with_the_number_of_clients_takes_the_unheard_for_zeros():
     np.testing.assert_allclose(w, 1.0 + 5.25 + 1.5)
 
 
-def test_the_first_merge_of_ca2fl_is_that_of_fedbuff_to_the_last_bit():
+def test_the_first_step_of_ca2fl_is_that_of_fedbuff_to_the_last_bit():
     first = [
         run(make, noisy(), 1)[0] for make in (CA2FL(4, 4), CA2FL(4, 4, n_clients=9), FedBuff(4, 4))
     ]
@@ -108,7 +108,7 @@ def test_fedstale_interpolates_between_fedavg_and_fedvarp():
     np.testing.assert_allclose(ends[1], 0.75 * ends[0] + 0.25 * ends[2], rtol=1e-6)
 
 
-def test_refl_weighs_a_late_update_when_its_merge_closes():
+def test_refl_weighs_a_stale_update_when_its_buffer_is_full():
     nodes = {10: adder(1.0, 1.0), 11: adder(3.0, 1.2), 12: adder(6.0, 2.1)}
     strategy = REFL(3, 2, beta=0.35, selector=Random())
     w, grid = run(strategy, nodes, 2)
@@ -120,7 +120,7 @@ def test_refl_weighs_a_late_update_when_its_merge_closes():
     assert grid.time == pytest.approx(2.2)
 
 
-def test_what_waits_when_a_run_ends_is_refused_with_a_reason():
+def test_what_waits_when_a_run_ends_is_rejected_with_a_reason():
     nodes = {10: adder(1.0, 1.0), 11: adder(3.0, 1.0), 12: adder(6.0, 2.0)}
     strategy = StaleStrategy(schedule=k_async(3, 2), weighting=RelevanceAware())
     _, grid = run(strategy, nodes, 2)
@@ -145,14 +145,14 @@ def test_what_waits_when_a_run_ends_is_refused_with_a_reason():
         ),
     ],
 )
-def test_with_nobody_late_a_run_is_the_same_to_the_last_bit(one, other):
+def test_without_stale_updates_a_run_is_the_same_to_the_last_bit(one, other):
     found, grid = run(one, noisy(), 5)
     expected, _ = run(other, noisy(), 5)
     assert {facts["staleness"] for _, facts in grid.merged} == {0}
     np.testing.assert_array_equal(found, expected)
 
 
-def test_fadas_divides_the_rate_of_a_merge_by_its_largest_staleness():
+def test_fadas_divides_the_rate_of_a_server_step_by_its_largest_staleness():
     rates = []
 
     class Watch(SGD):
@@ -177,7 +177,7 @@ def test_asyncfeded_steps_by_lambda_over_gamma_plus_epsilon():
     np.testing.assert_allclose(w, np.array([3.0, 4.0 + 2.0 * 0.5 / (2.5 + 1.0)]))
 
 
-def test_updates_of_a_merge_that_is_dropped_are_not_remembered():
+def test_updates_of_a_dropped_server_step_are_not_remembered():
     remembered = []
 
     class Watch(CachedUpdates):
