@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedstale.strategies.settings import is_count, require, require_choice
+from fedstale.strategies.settings import require, require_choice, require_count
 
 Stragglers = Literal["keep", "cancel"]
 
@@ -48,7 +48,7 @@ class AdaSync:
     """Decay of the running mean of the training loss, in [0, 1)."""
 
     def __post_init__(self) -> None:
-        require(is_count(self.start), "buffer_size.start", self.start, "an integer >= 1")
+        require_count("buffer_size.start", self.start)
         require(self.most >= self.start, "buffer_size.most", self.most, "an integer >= start")
         require_choice("buffer_size.form", self.form, "batch", "worker")
         require(0 <= self.smoothing < 1, "buffer_size.smoothing", self.smoothing, "one in [0, 1)")
@@ -142,30 +142,31 @@ class Schedule:
     nodes, also those that have not answered yet, and its default is 2."""
 
     def __post_init__(self) -> None:
-        size, concurrency, share = self.buffer_size, self.concurrency, self.fraction_train
-        accepted = "an integer >= 1, or None for every node that is online"
-        require(concurrency is None or is_count(concurrency), "concurrency", concurrency, accepted)
-        accepted = "an integer >= 1 (1 merges every reply at once), AdaSync, None"
-        usable = size is None or isinstance(size, AdaSync) or is_count(size)
-        require(usable, "buffer_size", size, accepted)
+        jobs, size, share = self.concurrency, self.buffer_size, self.fraction_train
+        most = size.most if isinstance(size, AdaSync) else size
+        after_step = self.send == "after_step"
+        if jobs is not None:
+            accepted = "an integer >= 1, or None for every node that is online"
+            require_count("concurrency", jobs, accepted)
+        if size is not None and not isinstance(size, AdaSync):
+            accepted = "an integer >= 1 (1 merges every reply at once), AdaSync, None"
+            require_count("buffer_size", size, accepted)
         require_choice("send", self.send, "after_step", "after_reply")
         require_choice("stragglers", self.stragglers, "keep", "cancel")
-        nodes = self.min_available_nodes
-        require(is_count(nodes), "min_available_nodes", nodes, "an integer >= 1")
-        usable = isinstance(self.deadline_s, LearntDeadline) or self.deadline_s > 0
-        accepted = "seconds > 0 (inf for none), or LearntDeadline"
-        require(usable, "deadline_s", self.deadline_s, accepted)
-        steps = self.send == "after_step"
+        require_count("min_available_nodes", self.min_available_nodes)
+        if not isinstance(self.deadline_s, LearntDeadline):
+            accepted = "seconds > 0 (inf for none), or LearntDeadline"
+            require(self.deadline_s > 0, "deadline_s", self.deadline_s, accepted)
         require(0 < share <= 1, "fraction_train", share, "a share in (0, 1]")
-        usable = share == 1 or (concurrency is None and steps)
-        accepted = 'no share, with a concurrency or send = "after_reply"'
-        require(usable, "fraction_train", share, accepted)
-        accepted = 'an integer >= 1 when send = "after_reply"'
-        require(steps or size is not None, "buffer_size", size, accepted)
-        most = size.most if isinstance(size, AdaSync) else size
-        usable = not steps or concurrency is None or most is None or most <= concurrency
-        accepted = f"at most concurrency = {concurrency}, or more could never arrive"
-        require(usable, "buffer_size", most, accepted)
+        if jobs is not None or not after_step:
+            accepted = '1, with a concurrency or send = "after_reply"'
+            require(share == 1, "fraction_train", share, accepted)
+        if not after_step:
+            accepted = 'an integer >= 1 when send = "after_reply"'
+            require(size is not None, "buffer_size", size, accepted)
+        elif jobs is not None and most is not None:
+            accepted = f"at most concurrency = {jobs}, or more could never arrive"
+            require(most <= jobs, "buffer_size", most, accepted)
 
     def n_sent(self, n_free: int) -> int:
         """Return how many of some free nodes a server step may send to; at least one."""

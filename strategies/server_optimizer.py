@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from fedstale.strategies.arrays import Array, Model, over_chunks, zeros_like
-from fedstale.strategies.settings import is_count, require, require_choice
+from fedstale.strategies.settings import require, require_choice, require_count
 
 Rate = float | Callable[[int], float]
 """A learning rate, or a function from the number of the step, from 1, to it."""
@@ -287,7 +287,7 @@ class DelayAdaptive(ServerOptimizer):
             tau_c: largest staleness that leaves the rate alone, an integer >= 1.
             beyond: "divide" or "cap"; see the class.
         """
-        require(is_count(tau_c), "server_optimizer.tau_c", tau_c, "an integer >= 1")
+        require_count("server_optimizer.tau_c", tau_c)
         require_choice("server_optimizer.beyond", beyond, "divide", "cap")
         self.optimizer, self.tau_c, self.beyond = optimizer, tau_c, beyond
 

@@ -27,6 +27,14 @@ def require(holds: bool, field: str, value: object, accepted: str) -> None:
         raise ConfigError(f"strategy.{field} = {value!r}: expected {accepted}")
 
 
+def require_count(
+    field: str, value: object, accepted: str = "an integer >= 1", *, least: int = 1
+) -> None:
+    """Raise ConfigError unless a setting is an integer (and no bool) of at least some size."""
+    holds = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    require(holds, field, value, accepted)
+
+
 def require_choice(field: str, value: object, *choices: str) -> None:
     """Raise ConfigError unless a setting is one of some words."""
     require(value in choices, field, value, "|".join(choices))

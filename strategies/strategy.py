@@ -30,7 +30,12 @@ from fedstale.strategies.server.progress import Progress
 from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
-from fedstale.strategies.settings import is_count, require, require_choice, require_known
+from fedstale.strategies.settings import (
+    require,
+    require_choice,
+    require_count,
+    require_known,
+)
 from fedstale.strategies.weighting.base import ByAge, Weighting, constant
 
 logger = logging.getLogger(__name__)
@@ -219,29 +224,20 @@ class StaleStrategy(Strategy):
     def _check(self) -> None:
         require_choice("normalise", self.normalise, "examples", "buffer_size", "weights")
         require_choice("update", self.update, "delta", "model")
-        share, nodes = self.fraction_evaluate, self.min_evaluate_nodes
+        share, every = self.fraction_evaluate, self.evaluate_every
         require(0 <= share <= 1, "fraction_evaluate", share, "a share in [0, 1] (0 asks no node)")
-        require(
-            nodes == 0 or is_count(nodes),
-            *("min_evaluate_nodes", nodes, "an integer >= 0 (0 asks no node)"),
-        )
-        require(
-            is_count(self.evaluate_every),
-            *("evaluate_every", self.evaluate_every, "an integer >= 1 (1 evaluates each version)"),
-        )
+        accepted = "an integer >= 0 (0 asks no node)"
+        require_count("min_evaluate_nodes", self.min_evaluate_nodes, accepted, least=0)
+        require_count("evaluate_every", every, "an integer >= 1 (1 evaluates each version)")
         size, rule = self.schedule.buffer_size, self.robust
         if rule is not None and isinstance(size, int):
             accepted = f"at least {rule.least} for {rule!r}"
             require(size >= rule.least, "schedule.buffer_size", size, accepted)
-            require(
-                self.schedule.send == "after_step" or self.schedule.distinct,
-                *("schedule.distinct", False, "True: a rule counts nodes, not updates"),
-            )
-        limit = self.version_memory_bytes
-        require(
-            limit is None or limit == 0 or is_count(limit),
-            *("version_memory_bytes", limit, "a whole number of bytes >= 0, or None for no limit"),
-        )
+            once = self.schedule.send == "after_step" or self.schedule.distinct
+            require(once, "schedule.distinct", False, "True: a rule counts nodes, not updates")
+        if self.version_memory_bytes is not None:
+            accepted = "a whole number of bytes >= 0, or None for no limit"
+            require_count("version_memory_bytes", self.version_memory_bytes, accepted, least=0)
         require(self.recheck_s > 0, "recheck_s", self.recheck_s, "seconds > 0")
         if self.normalise == "weights" and size == 1:
             logger.warning(

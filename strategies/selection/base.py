@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.strategies.server.clients import Candidate, Candidates, Floats
-from fedstale.strategies.settings import is_count, require
+from fedstale.strategies.settings import require, require_count
 
 
 class Selector(ABC):
@@ -100,7 +100,7 @@ class PowerOfChoice(Selector):
 
     def __init__(self, d: int) -> None:
         """Set the number of candidates to draw, d >= 1."""
-        require(is_count(d), "selector.d", d, "an integer >= 1, larger than the number to pick")
+        require_count("selector.d", d, "an integer >= 1, larger than the number to pick")
         self.d = d
 
     def select(

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from fedstale.strategies.server.clients import Floats
-from fedstale.strategies.settings import is_count, require
+from fedstale.strategies.settings import require, require_count
 
 QUERY = "query.forecast"
 """Type of the messages that request a forecast."""
@@ -43,19 +43,12 @@ class ForecastRequest:
 
     def __post_init__(self) -> None:
         for name, value in self.job.items():
-            require(
-                name in STATED and value >= 0,
-                *(
-                    f"forecast_request.job.{name}",
-                    value,
-                    f"a number >= 0 under one of {', '.join(STATED)}",
-                ),
-            )
-        require(
-            self.older_than_s > 0, "forecast_request.older_than_s", self.older_than_s, "seconds > 0"
-        )
-        require(0 < self.wait_s < inf, "forecast_request.wait_s", self.wait_s, "seconds > 0")
-        require(is_count(self.most), "forecast_request.most", self.most, "an integer >= 1")
+            accepted = f"a number >= 0 under one of {', '.join(STATED)}"
+            require(name in STATED and value >= 0, f"forecast_request.job.{name}", value, accepted)
+        oldest, wait_s = self.older_than_s, self.wait_s
+        require(oldest > 0, "forecast_request.older_than_s", oldest, "seconds > 0")
+        require(0 < wait_s < inf, "forecast_request.wait_s", wait_s, "seconds > 0")
+        require_count("forecast_request.most", self.most)
 
     def content(self) -> RecordDict:
         """Return the content of a query."""
