@@ -34,6 +34,7 @@ from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import FedBuff, StaleStrategy
 from fedstale.strategies.schedule import k_sync
 from fedstale.strategies.selection import (
+    RELEASED,
     ExpectedUtility,
     Fastest,
     LeastAvailable,
@@ -43,7 +44,6 @@ from fedstale.strategies.selection import (
     Random,
     Selector,
 )
-from fedstale.strategies.selection.oort import RELEASED
 from fedstale.strategies.server.validation import Validation
 from fedstale.traces.forecast import embedded
 

@@ -27,16 +27,18 @@ from threadpoolctl import threadpool_limits
 
 from fedstale.errors import ProtocolError
 from fedstale.strategies.arrays import Array, Model
-from fedstale.strategies.robust.base import (
+from fedstale.strategies.robust import (
+    CTMA,
+    Bulyan,
     CentredClipping,
     GeometricMedian,
+    Krum,
     Median,
+    MultiKrum,
     Rule,
     TrimmedMean,
 )
-from fedstale.strategies.robust.ctma import CTMA
-from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum
-from fedstale.strategies.selection.base import ExpectedUtility
+from fedstale.strategies.selection import ExpectedUtility
 from fedstale.strategies.server.caps import CappedMerge
 from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.merge import Merge, Merged, Normalise
@@ -44,7 +46,7 @@ from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.robust_merge import RobustMerge
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server.versions import Snapshot
-from fedstale.strategies.weighting.base import ByAge, Update, polynomial
+from fedstale.strategies.weighting import ByAge, Update, polynomial
 
 N_DEVICES, N_BAD, MERGE_SIZE, N_MERGES = 25, 3, 15, 15
 EXAMPLES, CONCENTRATION, HIDDEN = 56, 1.0, 24

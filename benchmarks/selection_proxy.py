@@ -36,6 +36,7 @@ from fedstale.agents.env.scenario import Stage
 from fedstale.agents.env.simulator import World
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies.selection import (
+    RELEASED,
     ExpectedUtility,
     Fastest,
     LeastAvailable,
@@ -45,7 +46,6 @@ from fedstale.strategies.selection import (
     Random,
     Selector,
 )
-from fedstale.strategies.selection.oort import RELEASED
 from fedstale.strategies.server.clients import Candidates
 from fedstale.traces.forecast import embedded
 
