@@ -169,7 +169,7 @@ class Schedule:
             require(most <= jobs, "buffer_size", most, accepted)
 
     def n_sent(self, n_free: int) -> int:
-        """Return how many of some free nodes a server step may send to; at least one."""
+        """Return how many of the free nodes may be sent to at once; at least one."""
         return max(int(n_free * self.fraction_train), 1)
 
 

@@ -1,6 +1,6 @@
 """One sentence for each setting that is unknown or out of range: field, value, what is right."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 from fedstale.errors import ConfigError
@@ -40,18 +40,30 @@ def require_choice(field: str, value: object, *choices: str) -> None:
     require(value in choices, field, value, "|".join(choices))
 
 
-def require_known(name: str, known: Iterable[str], owner: str) -> None:
-    """Raise ConfigError unless a setting exists, and name the nearest one that does.
+def require_known(
+    name: str, known: Iterable[str], owner: str, parts: Mapping[str, Iterable[str]]
+) -> None:
+    """Raise unless a setting exists, and name the part that has it or the nearest one there is.
+
+    Args:
+        name: of the setting, as the user wrote it.
+        known: settings that exist.
+        owner: what they belong to.
+        parts: settings of its parts, by the text of each part, such as "schedule=Schedule".
+
+    Raises:
+        ConfigError: it does not exist.
 
     Example:
-        >>> require_known("bufer_size", ["concurrency", "buffer_size"], "FedBuff")
+        >>> require_known("bufer_size", ["concurrency", "buffer_size"], "FedBuff", {})
         Traceback (most recent call last):
         fedstale.errors.ConfigError: FedBuff has no setting 'bufer_size': expected 'buffer_size'
     """
     names = list(known)
     if name not in names:
-        near = get_close_matches(name, names, n=1)
-        accepted = repr(near[0]) if near else f"one of {', '.join(names)}"
+        near = [f"{part}({name}=...)" for part, settings in parts.items() if name in settings]
+        near += map(repr, get_close_matches(name, names, n=1))
+        accepted = near[0] if near else f"one of {', '.join(names)}"
         raise ConfigError(f"{owner} has no setting {name!r}: expected {accepted}")
 
 

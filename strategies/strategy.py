@@ -167,8 +167,12 @@ class StaleStrategy(Strategy):
     def __new__(cls, *args: object, **settings: object) -> Self:
         """Refuse settings that the class does not have; a subclass names its own in `__init__`."""
         known = signature(cls).parameters
+        parts = {
+            f"{name}={part.__name__}": [field.name for field in fields(part)]
+            for name, part in (("schedule", Schedule), ("validation", Validation))
+        }
         for name in settings:
-            require_known(name, known, cls.__name__)
+            require_known(name, known, cls.__name__, parts)
         return super().__new__(cls)
 
     def __init__(

@@ -298,6 +298,15 @@ def test_a_strategy_is_described_by_what_is_not_at_its_default():
             lambda: FedProx(fraction_fit=0.5),
             "FedProx has no setting 'fraction_fit': expected 'fraction_train'",
         ),
+        (
+            lambda: FedBuff(20, deadline_s=60.0),
+            "FedBuff has no setting 'deadline_s': expected schedule=Schedule(deadline_s=...)",
+        ),
+        (
+            lambda: FedAvg(weighted_by_key="n"),
+            "FedAvg has no setting 'weighted_by_key': expected "
+            "validation=Validation(weighted_by_key=...)",
+        ),
         (lambda: FedAvg(zzz=1), "FedAvg has no setting 'zzz': expected one of concurrency, "),
     ],
 )
