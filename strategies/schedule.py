@@ -149,7 +149,7 @@ class Schedule:
             accepted = "an integer >= 1, or None for every node that is online"
             require_count("concurrency", jobs, accepted)
         if size is not None and not isinstance(size, AdaSync):
-            accepted = "an integer >= 1 (1 merges every reply at once), AdaSync, None"
+            accepted = "an integer >= 1 (1 steps at every reply), AdaSync, None"
             require_count("buffer_size", size, accepted)
         require_choice("send", self.send, "after_step", "after_reply")
         require_choice("stragglers", self.stragglers, "keep", "cancel")
