@@ -29,14 +29,16 @@ from fedstale.agents.play import Score, heuristic, play
 from fedstale.agents.policy.features import Single
 from fedstale.agents.policy.scorer import Weights, score
 from fedstale.errors import ConfigError
-from fedstale.strategies.selection.base import (
+from fedstale.strategies.selection import (
+    PAPER,
+    RELEASED,
     Fastest,
     LeastAvailable,
+    Oort,
     PowerOfChoice,
     Random,
     Selector,
 )
-from fedstale.strategies.selection.oort import PAPER, RELEASED, Oort
 from fedstale.traces.arrays import Mask
 
 Floats = npt.NDArray[np.float64]

@@ -16,7 +16,7 @@ import pandas as pd
 from fedstale.agents.env.episodes import Episodes, online_share
 from fedstale.agents.env.simulator import Reward, Round, World
 from fedstale.agents.policy.features import Single
-from fedstale.strategies.selection.base import Selector
+from fedstale.strategies.selection import Selector
 from fedstale.traces.arrays import Array, Index, Mask
 
 Score = Callable[[Single, Single, Single, Mask], npt.NDArray[np.floating]]

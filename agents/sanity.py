@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstale.strategies.selection.base import Selector
+from fedstale.strategies.selection import Selector
 from fedstale.strategies.server.clients import Candidates
 
 MOST_LIARS = 0.1

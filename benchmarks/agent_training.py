@@ -31,20 +31,19 @@ from fedstale.agents import AgentSelector
 from fedstale.agents.env.forecast_table import ForecastTable
 from fedstale.agents.env.scenario import Stage
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.strategies import (
+from fedstale.strategies import FedBuff, StaleStrategy
+from fedstale.strategies.schedule import k_sync
+from fedstale.strategies.selection import (
+    RELEASED,
     ExpectedUtility,
     Fastest,
-    FedBuff,
     LeastAvailable,
     MostReliable,
     Oort,
     PowerOfChoice,
     Random,
     Selector,
-    StaleStrategy,
-    k_sync,
 )
-from fedstale.strategies.selection.oort import RELEASED
 from fedstale.strategies.server.validation import Validation
 from fedstale.traces.forecast import embedded
 

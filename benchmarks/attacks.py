@@ -26,7 +26,7 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies import ByAge, StaleStrategy, Validation, polynomial
+from fedstale.strategies import StaleStrategy, Validation
 from fedstale.strategies.arrays import Array, Model
 from fedstale.strategies.robust import (
     CTMA,
@@ -45,6 +45,7 @@ from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
+from fedstale.strategies.weighting import ByAge, polynomial
 
 N_DEVICES, N_BAD, MERGE_SIZE, N_MERGES = 25, 3, 15, 15
 EXAMPLES, CONCENTRATION, HIDDEN = 56, 1.0, 24

@@ -54,7 +54,8 @@ import json
 import time
 
 import numpy as np
-from fedstale.strategies import FedBuff, StaleStrategy, k_sync
+from fedstale.strategies import FedBuff, StaleStrategy
+from fedstale.strategies.schedule import k_sync
 from fedstale.strategies.server.superlink import without_stalls
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.serverapp import ServerApp

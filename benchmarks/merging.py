@@ -25,10 +25,10 @@ from results_file import write_result
 from yardstick import naive_clients_per_s
 
 from fedstale.simulation.compat import Run, identity
-from fedstale.strategies import ClientUpdate, FedBuff, Gap, GapAware, StaleStrategy
-from fedstale.strategies.arrays import add_scaled
-from fedstale.strategies.cores import n_threads
+from fedstale.strategies import FedBuff, GapAware, StaleStrategy
+from fedstale.strategies.arrays import add_scaled, n_threads
 from fedstale.strategies.server.node_set import NodeSet
+from fedstale.strategies.weighting import ClientUpdate, Gap
 
 FLOAT_BYTES = 4
 MERGE_FLOATS = 8

@@ -29,14 +29,8 @@ from results_file import write_result
 
 from fedstale.simulation import Costs, Executor, TraceGrid
 from fedstale.simulation.executors import ClientCall, ClientReply
-from fedstale.strategies import (
-    Schedule,
-    StaleStrategy,
-    k_async,
-    k_batch_async,
-    k_batch_sync,
-    k_sync,
-)
+from fedstale.strategies import StaleStrategy
+from fedstale.strategies.schedule import Schedule, k_async, k_batch_async, k_batch_sync, k_sync
 from fedstale.strategies.server.runtime import Callback, Runtime
 from fedstale.traces import Availability, Series, TraceSet
 

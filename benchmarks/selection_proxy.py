@@ -35,7 +35,8 @@ from fedstale.agents.env.learning_proxy import Proxy
 from fedstale.agents.env.scenario import Stage
 from fedstale.agents.env.simulator import World
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.strategies import (
+from fedstale.strategies.selection import (
+    RELEASED,
     ExpectedUtility,
     Fastest,
     LeastAvailable,
@@ -45,7 +46,6 @@ from fedstale.strategies import (
     Random,
     Selector,
 )
-from fedstale.strategies.selection.oort import RELEASED
 from fedstale.strategies.server.clients import Candidates
 from fedstale.traces.forecast import embedded
 

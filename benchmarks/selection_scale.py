@@ -10,7 +10,7 @@ import numpy as np
 from results_file import write_result
 
 from fedstale.agents import AgentSelector
-from fedstale.strategies import ExpectedUtility, Random, Selector
+from fedstale.strategies.selection import ExpectedUtility, Random, Selector
 from fedstale.strategies.server.clients import Candidates
 
 K = 100

@@ -22,7 +22,9 @@ from fedstale.agents.env.learning_proxy import entropy_of
 from fedstale.agents.env.scenario import Stage
 from fedstale.agents.env.simulator import Reward, World
 from fedstale.simulation import Costs, RunEnded, TraceGrid
-from fedstale.strategies import Selector, StaleStrategy, k_sync
+from fedstale.strategies import StaleStrategy
+from fedstale.strategies.schedule import k_sync
+from fedstale.strategies.selection import Selector
 from fedstale.strategies.server.clients import Candidates, Table
 from fedstale.traces.arrays import Array, Index
 

@@ -17,18 +17,18 @@ import numpy as np
 from results_file import write_result
 from sklearn.datasets import load_digits
 
-from fedstale.strategies import (
+from fedstale.strategies.arrays import Array, Model
+from fedstale.strategies.server_optimizer import Momentum
+from fedstale.strategies.weighting import (
     ByAge,
     ClientUpdate,
     DirectionalGap,
     Gap,
-    Momentum,
     Weighting,
     constant,
     polynomial,
     staleness_aware,
 )
-from fedstale.strategies.arrays import Array, Model
 
 UPDATES = {16: 500, 64: 2000, 128: 2000}
 BATCH = 32

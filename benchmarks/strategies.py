@@ -33,28 +33,29 @@ from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import (
     CA2FL,
     FADAS,
-    SGD,
-    AdaSync,
     AsyncFedED,
-    ByAge,
-    DirectionalGap,
     FedAsync,
     FedAvg,
     FedAvgOverSelected,
     FedBuff,
     FedStale,
-    Gap,
-    Oort,
-    RelevanceAware,
     StaleStrategy,
     Validation,
+)
+from fedstale.strategies.arrays import Array
+from fedstale.strategies.schedule import AdaSync, k_async
+from fedstale.strategies.selection import Oort
+from fedstale.strategies.server_optimizer import SGD
+from fedstale.strategies.weighting import (
+    ByAge,
+    DirectionalGap,
+    Gap,
+    RelevanceAware,
     Weighting,
     constant,
     inverse,
-    k_async,
     polynomial,
 )
-from fedstale.strategies.arrays import Array
 
 IN_FLIGHT, MERGE_SIZE = 20, 5
 TARGET = 0.8
@@ -99,7 +100,7 @@ def buffered(**parts: Any) -> Make:  # noqa: ANN401 - options of a strategy
     def make(rate: float, seed: int) -> StaleStrategy:
         new = {name: part() if callable(part) else part for name, part in parts.items()}
         size = new.pop("buffer_size", MERGE_SIZE)
-        return FedBuff(IN_FLIGHT, size, rate=rate, seed=seed, **new)
+        return FedBuff(IN_FLIGHT, size, eta=rate, seed=seed, **new)
 
     return make
 
@@ -131,12 +132,12 @@ STRATEGIES: dict[str, Trial] = {
     "FedBuff, 1/(1+tau)": Trial(make=buffered(weighting=lambda: ByAge(inverse()))),
     "CA2FL": Trial(
         make=lambda rate, seed: CA2FL(
-            IN_FLIGHT, MERGE_SIZE, rate=rate, seed=seed, n_clients=N_DEVICES
+            IN_FLIGHT, MERGE_SIZE, eta=rate, seed=seed, n_clients=N_DEVICES
         )
     ),
     # Adaptive steps have the size of the rate, whatever that of the updates.
     "FADAS": Trial(
-        make=lambda rate, seed: FADAS(IN_FLIGHT, MERGE_SIZE, rate=rate, seed=seed), per_rate=0.1
+        make=lambda rate, seed: FADAS(IN_FLIGHT, MERGE_SIZE, eta=rate, seed=seed), per_rate=0.1
     ),
     # One update a step, so a step is a fifth.
     "AsyncFedED": Trial(

@@ -1,5 +1,10 @@
-"""What the server does with updates: whom to ask, when to wait, how to weigh, how to step."""
+"""What the server does with updates: which nodes to ask, when to wait, how to weigh, how to step.
 
+The strategies are here; their parts are in `selection`, `schedule`, `weighting`, `robust` and
+`server_optimizer`: `weighting.Gap()`, `schedule.k_async(20, 5)`.
+"""
+
+from fedstale.strategies import robust, schedule, selection, server_optimizer, weighting
 from fedstale.strategies.aliases import (
     CA2FL,
     FADAS,
@@ -19,98 +24,21 @@ from fedstale.strategies.aliases import (
     FedYogi,
     GapAware,
 )
-from fedstale.strategies.delay_adaptive import DelayAdaptive
-from fedstale.strategies.robust.base import (
-    CentredClipping,
-    GeometricMedian,
-    Median,
-    Rule,
-    TrimmedMean,
-)
-from fedstale.strategies.robust.ctma import CTMA
-from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum
-from fedstale.strategies.schedule import (
-    AdaSync,
-    LearntDeadline,
-    Schedule,
-    k_async,
-    k_batch_async,
-    k_batch_sync,
-    k_sync,
-    over_selection,
-    semi_synchronous,
-)
-from fedstale.strategies.selection.base import (
-    ExpectedUtility,
-    Fastest,
-    Filtered,
-    LeastAvailable,
-    MostReliable,
-    PowerOfChoice,
-    Random,
-    Selector,
-)
-from fedstale.strategies.selection.forecast_request import ForecastRequest
-from fedstale.strategies.selection.oort import Oort
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
-from fedstale.strategies.server.clients import Candidate, Candidates, Situation
-from fedstale.strategies.server.metrics import Progress, StopWhen
+from fedstale.strategies.server.metrics import StopWhen
 from fedstale.strategies.server.runtime import Callback, Runtime
 from fedstale.strategies.server.validation import Validation
-from fedstale.strategies.server_optimizer import (
-    SGD,
-    Adagrad,
-    Adam,
-    AMSGrad,
-    Momentum,
-    ServerOptimizer,
-    Yogi,
-)
-from fedstale.strategies.strategy import StaleStrategy
-from fedstale.strategies.weighting.base import (
-    ByAge,
-    ClientUpdate,
-    Weighting,
-    constant,
-    exponential,
-    hinge,
-    inverse,
-    inverse_root,
-    polynomial,
-    staleness_aware,
-)
-from fedstale.strategies.weighting.cached import CachedUpdates
-from fedstale.strategies.weighting.euclidean import EuclideanStaleness
-from fedstale.strategies.weighting.gap import DirectionalGap, Gap
-from fedstale.strategies.weighting.relevance import RelevanceAware
+from fedstale.strategies.strategy import Options, StaleStrategy
 
 __all__ = [
     "CA2FL",
-    "CTMA",
     "FADAS",
     "REFL",
-    "SGD",
-    "AMSGrad",
-    "AdaSync",
-    "Adagrad",
-    "Adam",
     "AdaptiveSync",
     "AsyncFedED",
-    "Bulyan",
-    "ByAge",
-    "CachedUpdates",
     "Callback",
-    "Candidate",
-    "Candidates",
-    "CentredClipping",
     "Checkpoints",
-    "ClientUpdate",
-    "DelayAdaptive",
     "DirectionAware",
-    "DirectionalGap",
-    "EuclideanStaleness",
-    "ExpectedUtility",
-    "Fastest",
     "FedAdagrad",
     "FedAdam",
     "FedAsync",
@@ -121,47 +49,16 @@ __all__ = [
     "FedProx",
     "FedStale",
     "FedYogi",
-    "Filtered",
-    "ForecastRequest",
-    "Gap",
     "GapAware",
-    "GeometricMedian",
-    "Krum",
-    "LearntDeadline",
-    "LeastAvailable",
-    "Median",
-    "Momentum",
-    "MostReliable",
-    "MultiKrum",
-    "Oort",
-    "PowerOfChoice",
-    "Progress",
-    "Random",
-    "RelevanceAware",
-    "Rule",
+    "Options",
     "Runtime",
-    "Schedule",
-    "Selector",
-    "ServerOptimizer",
-    "Situation",
     "StaleStrategy",
     "StopWhen",
-    "TrimmedMean",
     "Validation",
-    "Weighting",
-    "Yogi",
-    "constant",
-    "exponential",
-    "hinge",
-    "inverse",
-    "inverse_root",
-    "k_async",
-    "k_batch_async",
-    "k_batch_sync",
-    "k_sync",
-    "over_selection",
-    "polynomial",
     "read_checkpoint",
-    "semi_synchronous",
-    "staleness_aware",
+    "robust",
+    "schedule",
+    "selection",
+    "server_optimizer",
+    "weighting",
 ]

@@ -1,8 +1,11 @@
-"""The published strategies, each a line or two of composition."""
+"""The published strategies: each composes the parts of a `StaleStrategy`, and adds no behaviour.
 
-from typing import Any
+Every class takes its own settings first, then any option of `StaleStrategy`, which replaces the
+part that the class would have composed: `FedBuff(20, 5, selector=Oort())`.
+"""
 
-from fedstale.strategies.delay_adaptive import fadas
+from typing import Unpack
+
 from fedstale.strategies.schedule import (
     AdaSync,
     Schedule,
@@ -12,249 +15,478 @@ from fedstale.strategies.schedule import (
     over_selection,
 )
 from fedstale.strategies.selection.base import LeastAvailable
-from fedstale.strategies.server_optimizer import SGD, Adagrad, Adam, Momentum, Rate, Yogi
-from fedstale.strategies.strategy import StaleStrategy
-from fedstale.strategies.weighting.base import AgeCurve, ByAge, constant, polynomial
+from fedstale.strategies.server_optimizer import (
+    SGD,
+    Adagrad,
+    Adam,
+    AMSGrad,
+    DelayAdaptive,
+    Momentum,
+    Rate,
+    ServerOptimizer,
+    Yogi,
+)
+from fedstale.strategies.strategy import Options, StaleStrategy
+from fedstale.strategies.weighting.base import AgeCurve, ByAge, Weighting, constant, polynomial
 from fedstale.strategies.weighting.cached import CachedUpdates
 from fedstale.strategies.weighting.euclidean import EuclideanStaleness
 from fedstale.strategies.weighting.gap import DirectionalGap, Gap, Grain
 from fedstale.strategies.weighting.relevance import RelevanceAware
 
-Options = Any
-"""Any other argument of `StaleStrategy`."""
+_INVERSE_ROOT = polynomial(0.5)
 
 
-def _compose(options: dict[str, Options], **parts: Options) -> StaleStrategy:
-    """Return a strategy of these parts, unless the options replace some."""
-    return StaleStrategy(**_with(options, **parts))
+class RoundOptions(Options, total=False):
+    """The settings that `FedAvg` adds to those of `StaleStrategy`."""
+
+    fraction_train: float
+    min_available_nodes: int
 
 
-def _with(options: dict[str, Options], **parts: Options) -> dict[str, Options]:
-    return parts | options
+def _buffered(
+    concurrency: int,
+    buffer_size: int | AdaSync,
+    weighting: Weighting,
+    server_optimizer: ServerOptimizer,
+) -> Options:
+    """Return the options of FedBuff and what is like it but for its weights and its steps."""
+    return Options(
+        schedule=k_batch_async(concurrency, buffer_size),
+        weighting=weighting,
+        server_optimizer=server_optimizer,
+        normalise="buffer_size",
+    )
 
 
-def FedAvg(concurrency: int | None = None, **options: Options) -> StaleStrategy:  # noqa: N802
-    """Send to some nodes or to all, wait for every reply, and average by examples.
+class FedAvg(StaleStrategy):
+    """Sends to some nodes or to all, waits for every reply, and averages by examples.
+
+    Args:
+        concurrency: nodes to send to; all that are free if not given.
+        fraction_train: share of the free nodes to send to instead, in (0, 1], at least one.
+        min_available_nodes: free nodes to wait for before sending, >= 1; Flower's default is 2.
+        **options: of `StaleStrategy`.
 
     Reference:
         McMahan et al. Communication-Efficient Learning of Deep Networks from Decentralized Data.
         AISTATS 2017.
     """
-    return _compose(options, schedule=Schedule(concurrency=concurrency))
+
+    def __init__(
+        self,
+        concurrency: int | None = None,
+        *,
+        fraction_train: float = 1.0,
+        min_available_nodes: int = 1,
+        **options: Unpack[Options],
+    ) -> None:
+        schedule = Schedule(
+            concurrency=concurrency,
+            fraction_train=fraction_train,
+            min_available_nodes=min_available_nodes,
+        )
+        super().__init__(**(Options(schedule=schedule) | options))
 
 
-def FedAvgOverSelected(  # noqa: N802
-    buffer_size: int, factor: float = 1.3, **options: Options
-) -> StaleStrategy:
-    """Send to more nodes than needed, average the first replies, and forget the others.
+class FedAvgOverSelected(StaleStrategy):
+    """Sends to more nodes than needed, averages the first replies, and cancels the other jobs.
+
+    Args:
+        buffer_size: replies to wait for, >= 1.
+        factor: nodes to send to, over `buffer_size`, >= 1.
+        **options: of `StaleStrategy`.
 
     Reference:
         Bonawitz et al. Towards Federated Learning at Scale: System Design. MLSys 2019.
     """
-    return _compose(options, schedule=over_selection(buffer_size, factor))
+
+    def __init__(self, buffer_size: int, factor: float = 1.3, **options: Unpack[Options]) -> None:
+        super().__init__(**(Options(schedule=over_selection(buffer_size, factor)) | options))
 
 
-def FedProx(  # noqa: N802
-    concurrency: int | None = None, *, mu: float = 0.01, **options: Options
-) -> StaleStrategy:
-    """Run FedAvg with clients that add mu/2 |w - w_received|^2 to their loss.
+class FedProx(FedAvg):
+    """Runs FedAvg with clients that add mu/2 |w - w_received|^2 to their loss.
 
     A client reads mu from its config as `proximal-mu`, as with Flower's strategy of this name; one
     that does not is a client of FedAvg.
 
+    Args:
+        concurrency: as for `FedAvg`.
+        proximal_mu: mu, >= 0; Flower's default is 0.
+        **options: of `FedAvg`.
+
     Reference:
         Li et al. Federated Optimization in Heterogeneous Networks. MLSys 2020.
     """
-    return FedAvg(concurrency, **_with(options, train_config={"proximal-mu": mu}))
+
+    def __init__(
+        self,
+        concurrency: int | None = None,
+        *,
+        proximal_mu: float = 0.01,
+        **options: Unpack[RoundOptions],
+    ) -> None:
+        config = {"proximal-mu": proximal_mu, **(options.get("train_config") or {})}
+        super().__init__(concurrency, **(options | RoundOptions(train_config=config)))
 
 
-def FedAvgM(  # noqa: N802
-    concurrency: int | None = None, *, rate: Rate = 1.0, beta: float = 0.9, **options: Options
-) -> StaleStrategy:
-    """Run FedAvg with momentum on the server."""
-    return _compose(
-        options,
-        schedule=Schedule(concurrency=concurrency),
-        server_optimizer=Momentum(rate, beta=beta),
-    )
+class FedAvgM(FedAvg):
+    """Runs FedAvg with momentum on the server.
+
+    Args:
+        concurrency: as for `FedAvg`.
+        server_learning_rate: number > 0, or a function of the number of the step.
+        server_momentum: in [0, 1); Flower's default is 0, which is FedAvg.
+        **options: of `FedAvg`.
+
+    Reference:
+        Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated
+        Visual Classification. 2019.
+    """
+
+    def __init__(
+        self,
+        concurrency: int | None = None,
+        *,
+        server_learning_rate: Rate = 1.0,
+        server_momentum: float = 0.9,
+        **options: Unpack[RoundOptions],
+    ) -> None:
+        optimizer = Momentum(server_learning_rate, beta=server_momentum)
+        super().__init__(concurrency, **(RoundOptions(server_optimizer=optimizer) | options))
 
 
-def FedAdam(concurrency: int | None = None, rate: Rate = 0.1, **options: Options) -> StaleStrategy:  # noqa: N802
-    """Run FedAvg with Adam on the server."""
-    return _compose(
-        options, schedule=Schedule(concurrency=concurrency), server_optimizer=Adam(rate)
-    )
+class FedAdam(FedAvg):
+    """Runs FedAvg with Adam on the server.
+
+    Args:
+        concurrency: as for `FedAvg`.
+        eta: the server's learning rate, > 0, or a function of the number of the step.
+        beta_1: decay of the first moment, in [0, 1).
+        beta_2: decay of the second moment, in [0, 1).
+        tau: degree of adaptability, > 0.
+        **options: of `FedAvg`.
+
+    Reference:
+        Reddi et al. Adaptive Federated Optimization. ICLR 2021.
+    """
+
+    def __init__(
+        self,
+        concurrency: int | None = None,
+        eta: Rate = 0.1,
+        *,
+        beta_1: float = 0.9,
+        beta_2: float = 0.99,
+        tau: float = 1e-3,
+        **options: Unpack[RoundOptions],
+    ) -> None:
+        optimizer = Adam(eta, beta_1=beta_1, beta_2=beta_2, tau=tau)
+        super().__init__(concurrency, **(RoundOptions(server_optimizer=optimizer) | options))
 
 
-def FedYogi(concurrency: int | None = None, rate: Rate = 0.01, **options: Options) -> StaleStrategy:  # noqa: N802
-    """Run FedAvg with Yogi on the server."""
-    return _compose(
-        options, schedule=Schedule(concurrency=concurrency), server_optimizer=Yogi(rate)
-    )
+class FedYogi(FedAvg):
+    """Runs FedAvg with Yogi on the server; arguments as for `FedAdam`.
+
+    Reference:
+        Reddi et al. Adaptive Federated Optimization. ICLR 2021.
+    """
+
+    def __init__(
+        self,
+        concurrency: int | None = None,
+        eta: Rate = 0.01,
+        *,
+        beta_1: float = 0.9,
+        beta_2: float = 0.99,
+        tau: float = 1e-3,
+        **options: Unpack[RoundOptions],
+    ) -> None:
+        optimizer = Yogi(eta, beta_1=beta_1, beta_2=beta_2, tau=tau)
+        super().__init__(concurrency, **(RoundOptions(server_optimizer=optimizer) | options))
 
 
-def FedAdagrad(  # noqa: N802
-    concurrency: int | None = None, rate: Rate = 0.1, **options: Options
-) -> StaleStrategy:
-    """Run FedAvg with Adagrad on the server."""
-    return _compose(
-        options, schedule=Schedule(concurrency=concurrency), server_optimizer=Adagrad(rate)
-    )
+class FedAdagrad(FedAvg):
+    """Runs FedAvg with Adagrad on the server; arguments as for `FedAdam`.
+
+    Reference:
+        Reddi et al. Adaptive Federated Optimization. ICLR 2021.
+    """
+
+    def __init__(
+        self,
+        concurrency: int | None = None,
+        eta: Rate = 0.1,
+        *,
+        tau: float = 1e-3,
+        **options: Unpack[RoundOptions],
+    ) -> None:
+        optimizer = Adagrad(eta, tau=tau)
+        super().__init__(concurrency, **(RoundOptions(server_optimizer=optimizer) | options))
 
 
-def FedBuff(  # noqa: N802
-    concurrency: int, buffer_size: int | AdaSync = 10, *, rate: Rate = 1.0, **options: Options
-) -> StaleStrategy:
-    """Merge every few updates, weighted by 1/sqrt(1 + staleness) and divided by their number.
+class FedBuff(StaleStrategy):
+    """Steps after every few updates, weighted by 1/sqrt(1 + tau) and divided by their number.
+
+    Args:
+        concurrency: jobs in flight, >= 1.
+        buffer_size: updates of a server step, >= 1, or `AdaSync`.
+        staleness: weight of an update as a function of its staleness tau, exactly 1 at 0.
+        eta: the server's learning rate, > 0, or a function of the number of the step.
+        **options: of `StaleStrategy`.
 
     Reference:
         Nguyen et al. Federated Learning with Buffered Asynchronous Aggregation. AISTATS 2022.
+
+    Example:
+        >>> FedBuff(20, 5, seed=1)  # doctest: +NORMALIZE_WHITESPACE
+        FedBuff(concurrency=20, buffer_size=5, send='after_reply', stragglers='keep',
+        weighting=ByAge(polynomial(a=0.5)), normalise='buffer_size', seed=1)
     """
-    return _compose(
-        options,
-        schedule=k_batch_async(concurrency, buffer_size),
-        weighting=ByAge(polynomial(0.5)),
-        server_optimizer=SGD(rate),
-        normalise="buffer_size",
-    )
+
+    def __init__(
+        self,
+        concurrency: int,
+        buffer_size: int | AdaSync = 10,
+        *,
+        staleness: AgeCurve = _INVERSE_ROOT,
+        eta: Rate = 1.0,
+        **options: Unpack[Options],
+    ) -> None:
+        parts = _buffered(concurrency, buffer_size, ByAge(staleness), SGD(eta))
+        super().__init__(**(parts | options))
 
 
-def FedAsync(  # noqa: N802
-    concurrency: int, *, mix: Rate = 0.6, curve: AgeCurve | None = None, **options: Options
-) -> StaleStrategy:
-    """Mix each reply into the model at once: theta <- (1 - a s(tau)) theta + a s(tau) theta_i.
+class FedAsync(StaleStrategy):
+    """Mixes each reply into the model: theta <- (1 - a s(tau)) theta + a s(tau) theta_i.
+
+    Args:
+        concurrency: jobs in flight, >= 1.
+        mix: a, > 0, or a function of the number of the step.
+        staleness: s, a function of the staleness tau, exactly 1 at 0.
+        **options: of `StaleStrategy`.
 
     Reference:
         Xie, Koyejo, Gupta. Asynchronous Federated Optimization. 2019.
     """
-    return _compose(
-        options,
-        schedule=k_batch_async(concurrency, 1),
-        weighting=ByAge(curve or polynomial(0.5)),
-        server_optimizer=SGD(mix),
-        normalise="buffer_size",
-        update="model",
-    )
+
+    def __init__(
+        self,
+        concurrency: int,
+        *,
+        mix: Rate = 0.6,
+        staleness: AgeCurve = _INVERSE_ROOT,
+        **options: Unpack[Options],
+    ) -> None:
+        parts = _buffered(concurrency, 1, ByAge(staleness), SGD(mix))
+        super().__init__(**(parts | Options(update="model") | options))
 
 
-def GapAware(  # noqa: N802
-    concurrency: int,
-    buffer_size: int | AdaSync = 10,
-    *,
-    of: Grain = "parameter",
-    **options: Options,
-) -> StaleStrategy:
-    """Run FedBuff with updates divided by the gap instead of the root of their age.
+class GapAware(StaleStrategy):
+    """Runs FedBuff with updates divided by the gap instead of the root of their age.
+
+    Args:
+        concurrency: jobs in flight, >= 1.
+        buffer_size: updates of a server step, >= 1, or `AdaSync`.
+        of: one gap for each "parameter", for each "layer" or for the "model".
+        eta: the server's learning rate, > 0, or a function of the number of the step.
+        **options: of `StaleStrategy`.
 
     Reference:
         Barkai, Hakimi, Schuster. Gap-Aware Mitigation of Gradient Staleness. ICLR 2020.
     """
-    return FedBuff(concurrency, buffer_size, **_with(options, weighting=Gap(of=of)))
+
+    def __init__(
+        self,
+        concurrency: int,
+        buffer_size: int | AdaSync = 10,
+        *,
+        of: Grain = "parameter",
+        eta: Rate = 1.0,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**(_buffered(concurrency, buffer_size, Gap(of=of), SGD(eta)) | options))
 
 
-def DirectionAware(  # noqa: N802
-    concurrency: int, buffer_size: int | AdaSync = 10, *, share: float = 0.1, **options: Options
-) -> StaleStrategy:
-    """Run FedBuff with updates divided by the directional gap; fedstale's own."""
-    return FedBuff(
-        concurrency, buffer_size, **_with(options, weighting=DirectionalGap(share=share))
-    )
+class DirectionAware(StaleStrategy):
+    """Runs FedBuff with updates divided by the directional gap; fedstale's own.
+
+    Args:
+        concurrency: jobs in flight, >= 1.
+        buffer_size: updates of a server step, >= 1, or `AdaSync`.
+        share: of the plain gap that counts in any direction, in [0, 1].
+        eta: the server's learning rate, > 0, or a function of the number of the step.
+        **options: of `StaleStrategy`.
+    """
+
+    def __init__(
+        self,
+        concurrency: int,
+        buffer_size: int | AdaSync = 10,
+        *,
+        share: float = 0.1,
+        eta: Rate = 1.0,
+        **options: Unpack[Options],
+    ) -> None:
+        parts = _buffered(concurrency, buffer_size, DirectionalGap(share=share), SGD(eta))
+        super().__init__(**(parts | options))
 
 
-def REFL(  # noqa: N802
-    concurrency: int, buffer_size: int = 10, *, beta: float = 0.35, **options: Options
-) -> StaleStrategy:
-    """Ask those who will rarely be there, go on without the last, and weigh these when they come.
+class REFL(StaleStrategy):
+    """Picks devices that will rarely be online, steps without the last, and weighs those later.
+
+    Args:
+        concurrency: jobs in flight, >= 1.
+        buffer_size: updates of a server step, >= 1.
+        beta: share of the deviation in the weight of a stale update, in [0, 1].
+        **options: of `StaleStrategy`.
 
     Reference:
         Abdelmoniem, Sahu, Canini, Fahmy. REFL: Resource-Efficient Federated Learning.
         EuroSys 2023.
     """
-    return _compose(
-        options,
-        selector=LeastAvailable(),
-        schedule=k_async(concurrency, buffer_size),
-        weighting=RelevanceAware(beta),
-        normalise="weights",
-    )
+
+    def __init__(
+        self,
+        concurrency: int,
+        buffer_size: int = 10,
+        *,
+        beta: float = 0.35,
+        **options: Unpack[Options],
+    ) -> None:
+        parts = Options(
+            selector=LeastAvailable(),
+            schedule=k_async(concurrency, buffer_size),
+            weighting=RelevanceAware(beta),
+            normalise="weights",
+        )
+        super().__init__(**(parts | options))
 
 
-def FADAS(  # noqa: N802
-    concurrency: int,
-    buffer_size: int | AdaSync = 10,
-    *,
-    rate: Rate = 0.1,
-    tau_c: int = 1,
-    **options: Options,
-) -> StaleStrategy:
-    """Merge every few updates, whatever their age, by AMSGrad with a delay-adaptive rate.
+class FADAS(StaleStrategy):
+    """Steps after every few updates, whatever their age, by AMSGrad with a delay-adaptive rate.
+
+    Args:
+        concurrency: jobs in flight, >= 1.
+        buffer_size: updates of a server step, >= 1, or `AdaSync`.
+        eta: the server's learning rate, > 0, or a function of the number of the step.
+        tau_c: largest staleness that leaves eta alone, an integer >= 1.
+        **options: of `StaleStrategy`.
 
     Reference:
         Wang, Wang, Lu, Chen. FADAS: Towards Federated Adaptive Asynchronous Optimization.
         ICML 2024.
     """
-    parts = _with(options, weighting=ByAge(constant()), server_optimizer=fadas(rate, tau_c))
-    return FedBuff(concurrency, buffer_size, **parts)
+
+    def __init__(
+        self,
+        concurrency: int,
+        buffer_size: int | AdaSync = 10,
+        *,
+        eta: Rate = 0.1,
+        tau_c: int = 1,
+        **options: Unpack[Options],
+    ) -> None:
+        optimizer = DelayAdaptive(AMSGrad(eta), tau_c)
+        parts = _buffered(concurrency, buffer_size, ByAge(constant()), optimizer)
+        super().__init__(**(parts | options))
 
 
-def AsyncFedED(  # noqa: N802
-    concurrency: int, *, lam: float = 1.0, epsilon: float = 1.0, **options: Options
-) -> StaleStrategy:
-    """Step by each update at once, times lambda / (gamma + epsilon).
+class AsyncFedED(StaleStrategy):
+    """Steps by each update as it comes, times lambda / (gamma + epsilon).
+
+    Args:
+        concurrency: jobs in flight, >= 1.
+        lam: lambda, > 0.
+        epsilon: number > 0; gamma is how far the model has moved, in lengths of the update.
+        **options: of `StaleStrategy`.
 
     Reference:
         Wang, Yang, He, Shi, Chen. AsyncFedED: Asynchronous Federated Learning with Euclidean
         Distance based Adaptive Weight Aggregation. 2022.
     """
-    weighting = EuclideanStaleness(epsilon)
-    return FedBuff(concurrency, 1, rate=lam / epsilon, **_with(options, weighting=weighting))
+
+    def __init__(
+        self,
+        concurrency: int,
+        *,
+        lam: float = 1.0,
+        epsilon: float = 1.0,
+        **options: Unpack[Options],
+    ) -> None:
+        parts = _buffered(concurrency, 1, EuclideanStaleness(epsilon), SGD(lam / epsilon))
+        super().__init__(**(parts | options))
 
 
-def CA2FL(  # noqa: N802
-    concurrency: int,
-    buffer_size: int | AdaSync = 10,
-    *,
-    rate: Rate = 1.0,
-    n_clients: int | None = None,
-    **options: Options,
-) -> StaleStrategy:
-    """Run FedBuff with updates calibrated by the last one of every device.
+class CA2FL(StaleStrategy):
+    """Runs FedBuff, whatever the age, with updates calibrated by the last one of every device.
+
+    Args:
+        concurrency: jobs in flight, >= 1.
+        buffer_size: updates of a server step, >= 1, or `AdaSync`.
+        eta: the server's learning rate, > 0, or a function of the number of the step.
+        n_clients: number of devices that there are, if it is known; >= 1.
+        **options: of `StaleStrategy`.
 
     Reference:
         Wang, Cao, Wu, Chen, Chen. Tackling the Data Heterogeneity in Asynchronous Federated
         Learning with Cached Update Calibration. ICLR 2024.
     """
-    parts = _with(options, weighting=CachedUpdates(1.0, n_clients=n_clients))
-    return FedBuff(concurrency, buffer_size, rate=rate, **parts)
+
+    def __init__(
+        self,
+        concurrency: int,
+        buffer_size: int | AdaSync = 10,
+        *,
+        eta: Rate = 1.0,
+        n_clients: int | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        cached = CachedUpdates(1.0, n_clients=n_clients)
+        super().__init__(**(_buffered(concurrency, buffer_size, cached, SGD(eta)) | options))
 
 
-def FedStale(  # noqa: N802
-    concurrency: int | None = None,
-    *,
-    beta: float = 0.5,
-    n_clients: int | None = None,
-    **options: Options,
-) -> StaleStrategy:
-    """Run FedAvg, all devices alike, with the last update of those who do not take part.
+class FedStale(FedAvg):
+    """Runs FedAvg, all devices alike, with the last update of those who do not take part.
 
     At beta = 1 this is FedVARP. It shares this package's name and nothing else.
+
+    Args:
+        concurrency: as for `FedAvg`.
+        beta: how far cached updates count, in [0, 1].
+        n_clients: number of devices that there are, if it is known; >= 1.
+        **options: of `FedAvg`.
 
     Reference:
         Rodio, Neglia. FedStale: Leveraging Stale Client Updates in Federated Learning. ECAI 2024.
     """
-    return _compose(
-        options,
-        schedule=Schedule(concurrency=concurrency),
-        weighting=CachedUpdates(beta, n_clients=n_clients),
-        normalise="buffer_size",
-    )
+
+    def __init__(
+        self,
+        concurrency: int | None = None,
+        *,
+        beta: float = 0.5,
+        n_clients: int | None = None,
+        **options: Unpack[RoundOptions],
+    ) -> None:
+        cached = CachedUpdates(beta, n_clients=n_clients)
+        parts = RoundOptions(weighting=cached, normalise="buffer_size")
+        super().__init__(concurrency, **(parts | options))
 
 
-def AdaptiveSync(concurrency: int, start: int = 1, **options: Options) -> StaleStrategy:  # noqa: N802
-    """Wait for more and more of the devices as the loss falls; forget the others each time.
+class AdaptiveSync(StaleStrategy):
+    """Waits for more and more of the devices as the loss falls, and cancels the others.
+
+    Args:
+        concurrency: devices to send to, >= 1.
+        start: devices to wait for at the first loss, >= 1.
+        **options: of `StaleStrategy`.
 
     Reference:
         Dutta, Wang, Joshi. Slow and Stale Gradients Can Win the Race. IEEE JSAIT 2021.
     """
-    size = AdaSync(start=start, most=concurrency, form="worker")
-    return _compose(options, schedule=k_sync(concurrency, size), normalise="buffer_size")
+
+    def __init__(self, concurrency: int, start: int = 1, **options: Unpack[Options]) -> None:
+        size = AdaSync(start=start, most=concurrency, form="worker")
+        parts = Options(schedule=k_sync(concurrency, size), normalise="buffer_size")
+        super().__init__(**(parts | options))

@@ -1,20 +1,24 @@
-"""Models as named NumPy arrays, and a walk over them in chunks that fit in a core's cache.
+"""Models as named NumPy arrays, walked in chunks that fit in a core's cache, on all cores.
 
 Everything that a server does to a model is element by element, so it is done chunk by chunk and in
-place: a model of any size then needs no temporary copy of itself, and the chunks of a large one are
-shared among the cores. Chunks do not depend on the number of cores, and what is summed over them is
-added in their order, so results are the same to the last bit on any number.
+place: a model of any size needs no temporary copy of itself, and the chunks of a large one are
+shared among threads (NumPy releases the interpreter while it computes). Chunks do not depend on the
+number of threads, and what is summed over them is added in their order, so results are the same to
+the last bit on any number. That number follows `OMP_NUM_THREADS`, which also tells BLAS and torch,
+and otherwise the cores that this process may run on.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
+from functools import cache, partial
 from math import inf, sqrt
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-
-from fedstale.strategies import cores
 
 Array = npt.NDArray[Any]
 Model = dict[str, Array]
@@ -28,6 +32,9 @@ LARGE = 1 << 20
 
 LANES = 512
 """Running sums of `chunk_sum`: together they fit in the first-level cache."""
+
+MOST_THREADS = 16
+"""Such work is bound by memory, which a few cores saturate."""
 
 
 def chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
@@ -64,7 +71,7 @@ def over_chunks(work: Callable[..., Result], *models: Mapping[str, Array]) -> li
         return []
     if is_large(models[0]):
         parts = [part for name in models[0] for part in chunks(*[model[name] for model in models])]
-        return cores.each(work, parts)
+        return each(work, parts)
     results = []
     for name, first in models[0].items():
         arrays = [model[name] for model in models]
@@ -150,3 +157,73 @@ def norm_of(model: Model) -> float:
 def _square(x: Array) -> float:
     wide = x.astype("float64", copy=False)
     return inner(wide, wide)
+
+
+def n_threads() -> int:
+    """Return how many threads share large work, from 1 to `MOST_THREADS`."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if asked.isdecimal() and int(asked):
+        return min(int(asked), MOST_THREADS)
+    return min(n_cores(), MOST_THREADS)
+
+
+def each(work: Callable[..., Result], items: Sequence[Iterable[Any]]) -> list[Result]:
+    """Call work(*item) for every item, on all cores.
+
+    Threads take items as they get to them, so that a core which others use as well delays none.
+    Settings such as `np.errstate` hold in all of them.
+
+    Args:
+        work: must not depend on the order of the items, nor call `each`.
+        items: the arguments of each call.
+
+    Returns:
+        What the calls returned, in the order of the items.
+
+    Raises:
+        Exception: what a call raised; no call is running any more then.
+
+    Example:
+        >>> each(max, [(1, 2), (4, 3)])
+        [2, 4]
+    """
+    n_helpers = min(n_threads(), len(items)) - 1
+    if n_helpers < 1:
+        return [work(*item) for item in items]
+    todo: SimpleQueue[int] = SimpleQueue()
+    for k in range(len(items)):
+        todo.put(k)
+    results: dict[int, Result] = {}
+
+    def drain() -> None:
+        while True:
+            try:
+                k = todo.get_nowait()
+            except Empty:
+                return
+            results[k] = work(*items[k])
+
+    pool = _pool(n_threads() - 1)
+    helpers = [pool.submit(copy_context().run, drain) for _ in range(n_helpers)]
+    try:
+        drain()
+    finally:
+        wait(helpers)
+    for helper in helpers:
+        helper.result()
+    return [results[k] for k in range(len(items))]
+
+
+def n_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _pool(n: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(n, thread_name_prefix="fedstale-cores")
+
+
+# The threads of a pool do not live on in a forked child, which makes its own when it needs one.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -1,19 +1,14 @@
-"""When the server sends, how many updates it waits for, and what becomes of the rest.
+"""When the server sends jobs, how many updates make a server step, and what becomes of stragglers.
 
-One description covers the K-family of Dutta et al. and what grew out of it. `concurrency` is the
-number of jobs out (their P), `buffer_size` the number of updates per step (their K).
+`Schedule` describes all of it; the functions below it are the published schedules. `concurrency` is
+the number of jobs in flight (P in Dutta et al.), `buffer_size` the number of updates of a server
+step (their K). The buffer size may grow with progress (`AdaSync`), and a deadline may follow the
+durations of jobs (`LearntDeadline`).
 
 Reference:
-    Dutta, Wang, Joshi. Slow and Stale Gradients Can Win the Race. IEEE JSAIT 2021.
+    Dutta, Wang, Joshi. Slow and Stale Gradients Can Win the Race. IEEE JSAIT 2021 (the K-family
+    and AdaSync).
     Bonawitz et al. Towards Federated Learning at Scale: System Design. MLSys 2019 (over-selection).
-
-AdaSync: merge few updates while the loss is high, and more as it falls.
-
-Early on, any update helps and waiting is the cost; later, the noise of a small merge is. AdaSync
-raises the merge size with the square root of how far the loss has fallen.
-
-Reference:
-    Dutta, Wang, Joshi. Slow and Stale Gradients Can Win the Race. IEEE JSAIT 2021.
 """
 
 from collections.abc import Sequence
@@ -23,7 +18,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedstale.strategies.settings import is_count, require
+from fedstale.strategies.settings import require, require_choice, require_count
+
+Stragglers = Literal["keep", "cancel"]
 
 # Rounding must not turn a size that is exactly whole into the next one.
 _SLACK = 1e-9
@@ -31,7 +28,9 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaSync:
-    """How the merge size grows.
+    """A buffer size that grows with the square root of how far the training loss has fallen.
+
+    Early on any update helps and waiting is the cost; later the noise of a small buffer is.
 
     Example:
         >>> adasync = AdaSync(start=2, most=16)
@@ -40,22 +39,22 @@ class AdaSync:
     """
 
     start: int = 1
-    """k0, the merge size at the first loss, >= 1."""
+    """k0, the buffer size at the first loss, >= 1."""
     most: int
-    """Largest merge size, >= start."""
+    """Largest buffer size, >= start."""
     form: Literal["batch", "worker"] = "batch"
     """"batch" for schedules that send after each reply, "worker" for K-sync and K-async."""
     smoothing: float = 0.9
     """Decay of the running mean of the training loss, in [0, 1)."""
 
     def __post_init__(self) -> None:
-        require(is_count(self.start), "buffer_size.start", self.start, "an integer >= 1")
+        require_count("buffer_size.start", self.start)
         require(self.most >= self.start, "buffer_size.most", self.most, "an integer >= start")
-        require(self.form in {"batch", "worker"}, "buffer_size.form", self.form, "batch|worker")
+        require_choice("buffer_size.form", self.form, "batch", "worker")
         require(0 <= self.smoothing < 1, "buffer_size.smoothing", self.smoothing, "one in [0, 1)")
 
     def size(self, *, first_loss: float, loss: float, concurrency: int) -> int:
-        """Return the merge size for a training loss.
+        """Return the buffer size for a training loss.
 
         With the batch form k = k0 sqrt(F0 / F); with the worker form k is the positive root of
         k^2 / (P - k) = k0^2 / (P - k0) F0 / F, which stays below P workers. Both are rounded up,
@@ -64,7 +63,7 @@ class AdaSync:
         Args:
             first_loss: F0, smoothed training loss at the beginning; NaN while unknown.
             loss: F, smoothed training loss now.
-            concurrency: P, jobs that are out at a time.
+            concurrency: P, jobs in flight.
         """
         if not isfinite(first_loss) or not isfinite(loss) or first_loss <= 0.0:
             return self.start
@@ -82,8 +81,135 @@ class AdaSync:
         return min(max(ceil(k - _SLACK), self.start), self.most)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearntDeadline:
+    """A deadline that follows how long devices have taken.
+
+    Example:
+        >>> LearntDeadline(quantile=0.5).seconds([10.0, 20.0, 90.0])
+        20.0
+    """
+
+    quantile: float = 0.9
+    """Share of recent jobs that would have met it, in (0, 1]."""
+    at_least_s: float = 0.0
+    """Shortest deadline in s."""
+    at_most_s: float = inf
+    """Longest deadline in s; also holds while no duration has been observed."""
+
+    def __post_init__(self) -> None:
+        require(0 < self.quantile <= 1, "deadline_s.quantile", self.quantile, "one in (0, 1]")
+        shortest, longest = self.at_least_s, self.at_most_s
+        accepted = "seconds from 0 to at_most_s"
+        require(0 <= shortest <= longest, "deadline_s.at_least_s", shortest, accepted)
+
+    def seconds(self, durations_s: Sequence[float]) -> float:
+        """Return the deadline in s, given recent durations in s."""
+        if not durations_s:
+            return self.at_most_s
+        quantile = float(np.quantile(np.asarray(durations_s), self.quantile))
+        return min(max(quantile, self.at_least_s), self.at_most_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How many jobs are in flight, how many updates make a server step, and when to send.
+
+    Example:
+        >>> k_async(concurrency=8, buffer_size=4).stragglers
+        'keep'
+    """
+
+    concurrency: int | None = None
+    """Jobs in flight, >= 1; None sends to every free node, or to `fraction_train` of them."""
+    buffer_size: int | AdaSync | None = None
+    """Updates of a server step, >= 1; None waits for every job that was sent."""
+    send: Literal["after_step", "after_reply"] = "after_step"
+    """Send again after a server step, or whenever a job has ended."""
+    stragglers: Stragglers = "cancel"
+    """Jobs in flight at a server step: keep them for a later step as stale updates, or cancel."""
+    distinct: bool = False
+    """With "after_reply": no device contributes twice to one server step."""
+    deadline_s: float | LearntDeadline = inf
+    """Step with the updates there are this long after the last step, in s; if there are none, with
+    the next one."""
+    fraction_train: float = 1.0
+    """Share of the free nodes to send to, in (0, 1], rounded down but at least one node; below 1
+    only without `concurrency` and with "after_step". Flower's share is that of all connected nodes,
+    which are the free ones when every reply was waited for."""
+    min_available_nodes: int = 1
+    """Free nodes to wait for before sending after a server step, >= 1. Flower counts all connected
+    nodes, also those that have not answered yet, and its default is 2."""
+
+    def __post_init__(self) -> None:
+        jobs, size, share = self.concurrency, self.buffer_size, self.fraction_train
+        most = size.most if isinstance(size, AdaSync) else size
+        after_step = self.send == "after_step"
+        if jobs is not None:
+            accepted = "an integer >= 1, or None for every node that is online"
+            require_count("concurrency", jobs, accepted)
+        if size is not None and not isinstance(size, AdaSync):
+            accepted = "an integer >= 1 (1 steps at every reply), AdaSync, None"
+            require_count("buffer_size", size, accepted)
+        require_choice("send", self.send, "after_step", "after_reply")
+        require_choice("stragglers", self.stragglers, "keep", "cancel")
+        require_count("min_available_nodes", self.min_available_nodes)
+        if not isinstance(self.deadline_s, LearntDeadline):
+            accepted = "seconds > 0 (inf for none), or LearntDeadline"
+            require(self.deadline_s > 0, "deadline_s", self.deadline_s, accepted)
+        require(0 < share <= 1, "fraction_train", share, "a share in (0, 1]")
+        if jobs is not None or not after_step:
+            accepted = '1, with a concurrency or send = "after_reply"'
+            require(share == 1, "fraction_train", share, accepted)
+        if not after_step:
+            accepted = 'an integer >= 1 when send = "after_reply"'
+            require(size is not None, "buffer_size", size, accepted)
+        elif jobs is not None and most is not None:
+            accepted = f"at most concurrency = {jobs}, or more could never arrive"
+            require(most <= jobs, "buffer_size", most, accepted)
+
+    def n_sent(self, n_free: int) -> int:
+        """Return how many of the free nodes may be sent to at once; at least one."""
+        return max(int(n_free * self.fraction_train), 1)
+
+
+def k_sync(concurrency: int, buffer_size: int | AdaSync) -> Schedule:
+    """Wait for the first K devices, cancel the others, and send to all again."""
+    return Schedule(concurrency=concurrency, buffer_size=buffer_size)
+
+
+def k_batch_sync(concurrency: int, buffer_size: int | AdaSync) -> Schedule:
+    """Wait for the first K updates, several from a fast device; cancel the other jobs."""
+    return Schedule(concurrency=concurrency, buffer_size=buffer_size, send="after_reply")
+
+
+def k_async(concurrency: int, buffer_size: int | AdaSync) -> Schedule:
+    """Wait for the first K devices and send to these again; the others become stale."""
+    return Schedule(concurrency=concurrency, buffer_size=buffer_size, stragglers="keep")
+
+
+def k_batch_async(concurrency: int, buffer_size: int | AdaSync) -> Schedule:
+    """Send again after every reply and step after every K; the schedule of FedBuff."""
+    return Schedule(
+        concurrency=concurrency, buffer_size=buffer_size, send="after_reply", stragglers="keep"
+    )
+
+
+def over_selection(buffer_size: int, factor: float = 1.3) -> Schedule:
+    """Send to more devices than are needed, take the first updates, and cancel the other jobs."""
+    require(factor >= 1, "factor", factor, "a number >= 1, such as 1.3")
+    return Schedule(concurrency=ceil(buffer_size * factor), buffer_size=buffer_size)
+
+
+def semi_synchronous(
+    concurrency: int | None, deadline_s: float | LearntDeadline, *, stragglers: Stragglers = "keep"
+) -> Schedule:
+    """Step with what has arrived by a deadline; later replies count in the next step."""
+    return Schedule(concurrency=concurrency, deadline_s=deadline_s, stragglers=stragglers)
+
+
 class SmoothedLoss:
-    """Exponential running mean, and its first value.
+    """Exponential running mean of the training loss, and its first value; `AdaSync` reads both.
 
     Example:
         >>> loss = SmoothedLoss(0.5)
@@ -105,130 +231,3 @@ class SmoothedLoss:
         if not isfinite(self.first):
             self.first = self.now = loss
         self.now = self.decay * self.now + (1.0 - self.decay) * loss
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearntDeadline:
-    """A deadline that follows how long devices have taken.
-
-    Example:
-        >>> LearntDeadline(quantile=0.5).seconds([10.0, 20.0, 90.0])
-        20.0
-    """
-
-    quantile: float = 0.9
-    """Share of recent jobs that would have made it, in (0, 1]."""
-    at_least_s: float = 0.0
-    """Shortest deadline in s."""
-    at_most_s: float = inf
-    """Longest deadline in s; also holds while no duration has been seen."""
-
-    def __post_init__(self) -> None:
-        require(0 < self.quantile <= 1, "deadline_s.quantile", self.quantile, "one in (0, 1]")
-        require(
-            0 <= self.at_least_s <= self.at_most_s,
-            *("deadline_s.at_least_s", self.at_least_s, "seconds from 0 to at_most_s"),
-        )
-
-    def seconds(self, durations_s: Sequence[float]) -> float:
-        """Return the deadline in s, given recent durations in s."""
-        if not durations_s:
-            return self.at_most_s
-        quantile = float(np.quantile(np.asarray(durations_s), self.quantile))
-        return min(max(quantile, self.at_least_s), self.at_most_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """How many jobs are out, how many updates make a step, and what becomes of the rest.
-
-    Example:
-        >>> k_async(concurrency=8, buffer_size=4).stragglers
-        'keep'
-    """
-
-    concurrency: int | None = None
-    """Jobs out at a time, >= 1; None sends to every node that is online."""
-    buffer_size: int | AdaSync | None = None
-    """Updates per step, >= 1; None waits for every job that was sent."""
-    send: Literal["after_step", "after_reply"] = "after_step"
-    """Send again when the model has moved, or whenever a job has ended."""
-    stragglers: Literal["keep", "cancel"] = "cancel"
-    """Jobs still out at a merge: merge them later as stale ones, or forget them."""
-    distinct: bool = False
-    """With "after_reply": no device contributes twice to one merge."""
-    deadline_s: float | LearntDeadline = inf
-    """Merge what there is this long after the last merge, in s; with nothing there, the next
-    reply."""
-    min_online: int = 1
-    """Free nodes to wait for before sending after a merge, >= 1."""
-
-    def __post_init__(self) -> None:
-        size, flight = self.buffer_size, self.concurrency
-        require(
-            flight is None or is_count(flight),
-            *("concurrency", flight, "an integer >= 1, or None for every node that is online"),
-        )
-        require(
-            size is None or isinstance(size, AdaSync) or is_count(size),
-            *("buffer_size", size, "an integer >= 1 (1 merges every reply at once), AdaSync, None"),
-        )
-        require(
-            self.send in {"after_step", "after_reply"},
-            "send",
-            self.send,
-            "after_step|after_reply",
-        )
-        require(self.stragglers in {"keep", "cancel"}, "stragglers", self.stragglers, "keep|cancel")
-        require(is_count(self.min_online), "min_online", self.min_online, "an integer >= 1")
-        require(
-            isinstance(self.deadline_s, LearntDeadline) or self.deadline_s > 0,
-            *("deadline_s", self.deadline_s, "seconds > 0 (inf for none), or LearntDeadline"),
-        )
-        require(
-            not (self.send == "after_reply" and size is None),
-            *("buffer_size", size, 'an integer >= 1 when send = "after_reply"'),
-        )
-        most = size.most if isinstance(size, AdaSync) else size
-        require(
-            self.send == "after_reply" or flight is None or most is None or most <= flight,
-            *("buffer_size", most, f"at most concurrency = {flight}, or more could never arrive"),
-        )
-
-
-def k_sync(concurrency: int, buffer_size: int | AdaSync) -> Schedule:
-    """Wait for the first K devices, forget the others, and send to all again."""
-    return Schedule(concurrency=concurrency, buffer_size=buffer_size)
-
-
-def k_batch_sync(concurrency: int, buffer_size: int | AdaSync) -> Schedule:
-    """Wait for the first K updates, several from a fast device; forget the others."""
-    return Schedule(concurrency=concurrency, buffer_size=buffer_size, send="after_reply")
-
-
-def k_async(concurrency: int, buffer_size: int | AdaSync) -> Schedule:
-    """Wait for the first K devices and send to these again; the others go on and come late."""
-    return Schedule(concurrency=concurrency, buffer_size=buffer_size, stragglers="keep")
-
-
-def k_batch_async(concurrency: int, buffer_size: int | AdaSync) -> Schedule:
-    """Send again after every reply and step after every K; FedBuff's way of waiting."""
-    return Schedule(
-        concurrency=concurrency, buffer_size=buffer_size, send="after_reply", stragglers="keep"
-    )
-
-
-def over_selection(buffer_size: int, factor: float = 1.3) -> Schedule:
-    """Send to more devices than are needed, merge the first, and forget the others."""
-    require(factor >= 1, "factor", factor, "a number >= 1, such as 1.3")
-    return Schedule(concurrency=ceil(buffer_size * factor), buffer_size=buffer_size)
-
-
-def semi_synchronous(
-    concurrency: int | None,
-    deadline_s: float | LearntDeadline,
-    *,
-    stragglers: Literal["keep", "cancel"] = "keep",
-) -> Schedule:
-    """Merge what has arrived by a deadline; later replies come into the next merge."""
-    return Schedule(concurrency=concurrency, deadline_s=deadline_s, stragglers=stragglers)

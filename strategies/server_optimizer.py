@@ -1,42 +1,49 @@
-"""What the server does with a merged update: one step of an optimizer on the global model.
+"""What the server does with an aggregated update: one step of an optimizer on the global model.
 
-The merged update stands for the negative gradient. With `SGD(rate=1)` the model moves by exactly
-the merged update, which is FedAvg. The adaptive rules are those of Reddi et al.
+The aggregated update d stands for the negative gradient. With `SGD(eta=1)` the model moves by
+exactly d, which is FedAvg. The adaptive rules are those of Reddi et al.; `DelayAdaptive` lowers
+the rate of any optimizer while updates are very stale. Symbols are those of Flower's strategies:
+eta, beta_1, beta_2, tau.
 
 Reference:
     Reddi et al. Adaptive Federated Optimization. ICLR 2021.
     Hsu, Qi, Brown. Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification. 2019 (server momentum).
+    Wang, Wang, Lu, Chen. FADAS: Towards Federated Adaptive Asynchronous Optimization. ICML 2024
+    (`DelayAdaptive`).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from math import sqrt
+from typing import Literal
 
 import numpy as np
 
 from fedstale.strategies.arrays import Array, Model, over_chunks, zeros_like
-from fedstale.strategies.settings import require
+from fedstale.strategies.settings import require, require_choice, require_count
 
 Rate = float | Callable[[int], float]
+"""A learning rate, or a function from the number of the step, from 1, to it."""
+Beyond = Literal["divide", "cap"]
 
 
 class ServerOptimizer(ABC):
-    """Steps a model in place; holds what it remembers between steps."""
+    """Steps a model in place, and holds its moments from step to step."""
 
     moments: tuple[str, ...] = ()
-    """Names of the arrays that it remembers, each in the shape of the model."""
+    """Names of its moments, each in the shape of the model."""
 
-    def __init__(self, rate: Rate) -> None:
+    def __init__(self, eta: Rate) -> None:
         """Start before the first step.
 
         Args:
-            rate: learning rate, or a function from the number of the step, from 1, to it.
+            eta: learning rate, or a function from the number of the step, from 1, to it.
         """
-        require(callable(rate) or rate > 0, "server_optimizer.rate", rate, "a number > 0")
-        self._rate = rate
+        require(callable(eta) or eta > 0, "server_optimizer.eta", eta, "a number > 0")
+        self.eta = eta
         self.damping = 1.0
-        """What the rate is multiplied by; see `DelayAdaptive`."""
+        """What eta is multiplied by; see `DelayAdaptive`."""
         self.n_steps = 0
         self.state: dict[str, Model] = {}
 
@@ -46,16 +53,16 @@ class ServerOptimizer(ABC):
         return self.damping * self.rate_at(max(self.n_steps, 1))
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate that was asked for in a step, counted from 1."""
-        return self._rate(step) if callable(self._rate) else self._rate
+        """Return eta in a step, counted from 1."""
+        return self.eta(step) if callable(self.eta) else self.eta
 
     def step(self, model: Model, delta: Model, *, staleness: int = 0) -> None:
-        """Move a model by a merged update, in place; the update is used up.
+        """Move a model by an aggregated update, in place; the update is used up.
 
         Args:
             model: it is written to.
-            delta: the merged update.
-            staleness: of the stalest update in the merge, >= 0; only `DelayAdaptive` asks.
+            delta: the aggregated update.
+            staleness: of the stalest update in it, >= 0; only `DelayAdaptive` reads it.
         """
         if not self.state and self.moments:
             self.state = {moment: zeros_like(delta) for moment in self.moments}
@@ -68,7 +75,7 @@ class ServerOptimizer(ABC):
         """Step one chunk in place; d may be overwritten."""
 
     def reset(self) -> None:
-        """Forget the past, as after a step that had to be undone."""
+        """Discard the moments, as after a step that had to be undone."""
         self.state = {}
 
     def state_dict(self) -> dict[str, Array | float]:
@@ -88,15 +95,15 @@ class ServerOptimizer(ABC):
                 self.state.setdefault(moment, {})[name] = np.array(value)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(rate={self._rate!r})"
+        return f"{type(self).__name__}(eta={self.eta!r})"
 
 
 class SGD(ServerOptimizer):
-    """theta <- theta + rate d."""
+    """theta <- theta + eta d."""
 
-    def __init__(self, rate: Rate = 1.0) -> None:
-        """Step by the merged update itself at rate 1."""
-        super().__init__(rate)
+    def __init__(self, eta: Rate = 1.0) -> None:
+        """Step by the aggregated update itself at eta = 1."""
+        super().__init__(eta)
 
     def _step(self, theta: Array, d: Array, *moments: Array) -> None:
         d *= d.dtype.type(self.rate)
@@ -104,14 +111,17 @@ class SGD(ServerOptimizer):
 
 
 class Momentum(ServerOptimizer):
-    """v <- beta v + d; theta <- theta + rate v, or theta + rate (d + beta v) for Nesterov's."""
+    """v <- beta v + d; theta <- theta + eta v, or theta + eta (d + beta v) for Nesterov's.
+
+    eta and beta are `server_learning_rate` and `server_momentum` of Flower's FedAvgM.
+    """
 
     moments = ("v",)
 
-    def __init__(self, rate: Rate = 1.0, *, beta: float = 0.9, nesterov: bool = False) -> None:
+    def __init__(self, eta: Rate = 1.0, *, beta: float = 0.9, nesterov: bool = False) -> None:
         """Set the momentum beta in [0, 1)."""
         require(0 <= beta < 1, "server_optimizer.beta", beta, "a number in [0, 1)")
-        super().__init__(rate)
+        super().__init__(eta)
         self.beta, self.nesterov = beta, nesterov
 
     def _step(self, theta: Array, d: Array, *moments: Array) -> None:
@@ -123,22 +133,22 @@ class Momentum(ServerOptimizer):
         theta += step
 
     def __repr__(self) -> str:
-        return f"Momentum(rate={self._rate!r}, beta={self.beta}, nesterov={self.nesterov})"
+        return f"Momentum(eta={self.eta!r}, beta={self.beta}, nesterov={self.nesterov})"
 
 
 class _Adaptive(ServerOptimizer):
-    """m <- beta_1 m + (1 - beta_1) d; theta <- theta + rate m / (sqrt(v) + tau)."""
+    """m <- beta_1 m + (1 - beta_1) d; theta <- theta + eta m / (sqrt(v) + tau)."""
 
     moments: tuple[str, ...] = ("m", "v")
 
     def __init__(
-        self, rate: Rate = 0.1, *, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3
+        self, eta: Rate = 0.1, *, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3
     ) -> None:
         """Set the decays of both moments in [0, 1), and tau > 0, which bounds the adaptivity."""
         require(0 <= beta_1 < 1, "server_optimizer.beta_1", beta_1, "a number in [0, 1)")
         require(0 <= beta_2 < 1, "server_optimizer.beta_2", beta_2, "a number in [0, 1)")
         require(tau > 0, "server_optimizer.tau", tau, "a number > 0, such as 0.001")
-        super().__init__(rate)
+        super().__init__(eta)
         self.beta_1, self.beta_2, self.tau = beta_1, beta_2, tau
 
     def _step(self, theta: Array, d: Array, *moments: Array) -> None:
@@ -155,18 +165,18 @@ class _Adaptive(ServerOptimizer):
 
     @abstractmethod
     def _second_moment(self, square: Array, *seconds: Array) -> Array:
-        """Update what follows m in place with the squared update; return what takes v's place."""
+        """Update the moments after m in place with d^2; return the one under the root."""
 
     def _corrected_rate(self) -> float:
         return self.rate
 
     def __repr__(self) -> str:
         betas = f"beta_1={self.beta_1}, beta_2={self.beta_2}"
-        return f"{type(self).__name__}(rate={self._rate!r}, {betas}, tau={self.tau})"
+        return f"{type(self).__name__}(eta={self.eta!r}, {betas}, tau={self.tau})"
 
 
 class Adam(_Adaptive):
-    """v <- beta_2 v + (1 - beta_2) d^2, with the rate corrected for the bias of both moments.
+    """v <- beta_2 v + (1 - beta_2) d^2, with eta corrected for the bias of both moments.
 
     Differences from the paper:
         The bias correction uses the exponent t + 1 in step t, as Flower's FedAdam does.
@@ -185,7 +195,7 @@ class Adam(_Adaptive):
 
 
 class AMSGrad(_Adaptive):
-    """v as in Adam, v_max <- max(v_max, v); theta <- theta + rate m / (sqrt(v_max) + tau).
+    """v as in Adam, v_max <- max(v_max, v); theta <- theta + eta m / (sqrt(v_max) + tau).
 
     The moments are not corrected for their bias; the code of the authors of FADAS does that.
 
@@ -209,10 +219,10 @@ class Yogi(_Adaptive):
     """v <- v - (1 - beta_2) d^2 sign(v - d^2)."""
 
     def __init__(
-        self, rate: Rate = 0.01, *, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3
+        self, eta: Rate = 0.01, *, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3
     ) -> None:
         """Set the decays and tau as for Adam."""
-        super().__init__(rate, beta_1=beta_1, beta_2=beta_2, tau=tau)
+        super().__init__(eta, beta_1=beta_1, beta_2=beta_2, tau=tau)
 
     def _second_moment(self, square: Array, *seconds: Array) -> Array:
         (v,) = seconds
@@ -226,11 +236,97 @@ class Yogi(_Adaptive):
 class Adagrad(_Adaptive):
     """v <- v + d^2, without momentum unless beta_1 is given."""
 
-    def __init__(self, rate: Rate = 0.1, *, beta_1: float = 0.0, tau: float = 1e-3) -> None:
-        """Set the decay of the first moment, and tau."""
-        super().__init__(rate, beta_1=beta_1, beta_2=0.0, tau=tau)
+    def __init__(self, eta: Rate = 0.1, *, beta_1: float = 0.0, tau: float = 1e-3) -> None:
+        """Set the decay of the first moment, and tau as for Adam."""
+        super().__init__(eta, beta_1=beta_1, beta_2=0.0, tau=tau)
 
     def _second_moment(self, square: Array, *seconds: Array) -> Array:
         (v,) = seconds
         v += square
         return v
+
+
+class DelayAdaptive(ServerOptimizer):
+    """FADAS: lowers the rate of an optimizer while the stalest update of a step is beyond tau_c.
+
+    With tau_max the largest staleness in the buffer, the rate is that of the optimizer as long as
+    tau_max <= tau_c. Beyond,
+
+        eta_t = eta / tau_max          beyond="divide", the authors' code,
+        eta_t = min(eta, 1 / tau_max)  beyond="cap", the paper.
+
+    "cap" does nothing as long as eta is below 1 / tau_max, which rates of adaptive optimizers
+    mostly are. Moments take in every aggregated update alike.
+
+    Checked: "divide" and tau_c = 1 in the authors' code; "cap" in a third party's summary of the
+    paper.
+    Not checked: the paper's text.
+
+    Reference:
+        Wang, Wang, Lu, Chen. FADAS: Towards Federated Adaptive Asynchronous Optimization.
+        ICML 2024.
+
+    Example:
+        >>> optimizer = DelayAdaptive(SGD(1.0), tau_c=2)
+        >>> theta = {"w": np.zeros(1)}
+        >>> for staleness in (0, 2, 4):
+        ...     optimizer.step(theta, {"w": np.ones(1)}, staleness=staleness)
+        ...     print(theta["w"], optimizer.rate)
+        [1.] 1.0
+        [2.] 1.0
+        [2.25] 0.25
+    """
+
+    def __init__(
+        self, optimizer: ServerOptimizer, tau_c: int = 1, *, beyond: Beyond = "divide"
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            optimizer: makes the steps.
+            tau_c: largest staleness that leaves the rate alone, an integer >= 1.
+            beyond: "divide" or "cap"; see the class.
+        """
+        require_count("server_optimizer.tau_c", tau_c)
+        require_choice("server_optimizer.beyond", beyond, "divide", "cap")
+        self.optimizer, self.tau_c, self.beyond = optimizer, tau_c, beyond
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the latest step."""
+        return self.optimizer.rate
+
+    def rate_at(self, step: int) -> float:
+        """Return the optimizer's eta in a step."""
+        return self.optimizer.rate_at(step)
+
+    def step(self, model: Model, delta: Model, *, staleness: int = 0) -> None:
+        """Step by the optimizer at a rate that suits the staleness."""
+        self.optimizer.damping = self._damping(staleness)
+        self.optimizer.step(model, delta, staleness=staleness)
+
+    def _damping(self, staleness: int) -> float:
+        if staleness <= self.tau_c:
+            return 1.0
+        if self.beyond == "divide":
+            return 1.0 / staleness
+        eta = self.optimizer.rate_at(self.optimizer.n_steps + 1)
+        return min(1.0, 1.0 / (staleness * eta))
+
+    def _step(self, theta: Array, d: Array, *moments: Array) -> None:
+        self.optimizer._step(theta, d, *moments)
+
+    def reset(self) -> None:
+        """Discard the optimizer's moments."""
+        self.optimizer.reset()
+
+    def state_dict(self) -> dict[str, Array | float]:
+        """Return the optimizer's state."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
+        """Continue from a checkpoint."""
+        self.optimizer.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return f"DelayAdaptive({self.optimizer!r}, tau_c={self.tau_c}, beyond={self.beyond!r})"

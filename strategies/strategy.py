@@ -1,16 +1,18 @@
 """`StaleStrategy`: a Flower strategy for devices that report late, composed of exchangeable parts.
 
-A selector says whom to send to, a schedule when and how many to wait for, a weighting how much a
-late update counts, and a server optimizer what to do with the merged update. Everything published
-is a composition of these; see `aliases`.
+A selector says which nodes to send to, a schedule when and how many updates to wait for, a
+weighting how much a stale update counts, and a server optimizer what to do with the aggregated
+update. Everything published is a composition of these; see `aliases`.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
+from dataclasses import fields
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, Self, TypedDict
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -29,30 +31,150 @@ from fedstale.strategies.server.runtime import NoCheckpoints
 from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
-from fedstale.strategies.settings import is_count, require
+from fedstale.strategies.settings import (
+    require,
+    require_choice,
+    require_count,
+    require_known,
+)
 from fedstale.strategies.weighting.base import ByAge, Weighting, constant
 
 logger = logging.getLogger(__name__)
+
+UpdateForm = Literal["delta", "model"]
+
+
+class Options(TypedDict, total=False):
+    """The settings of `StaleStrategy`, for the signature of a strategy that passes them on.
+
+    `def __init__(self, mine: float, **options: Unpack[Options])` completes in an editor and is
+    checked by mypy and pyright.
+    """
+
+    selector: Selector | None
+    schedule: Schedule | None
+    weighting: Weighting | None
+    server_optimizer: ServerOptimizer | None
+    normalise: Normalise
+    update: UpdateForm
+    robust: Rule | None
+    validation: Validation | None
+    forecast_request: ForecastRequest | None
+    train_config: Mapping[str, float | str] | None
+    fraction_evaluate: float
+    min_evaluate_nodes: int
+    evaluate_every: int
+    stop_when: Callable[[Progress], bool] | None
+    configrecord_key: str
+    loss_key: str
+    square_loss_key: str
+    recheck_s: float
+    checkpoints: Checkpoints | str | Path | None
+    resume: str | Path | None
+    version_memory_bytes: int | None
+    seed: int
+
+
+class _WholeSignature:
+    """The signature of a strategy, with the settings that it passes on by `**options`."""
+
+    def __get__(self, strategy: object, cls: "type[StaleStrategy]") -> Signature:
+        """Return the arguments of a class, then those of its parents that are not among them.
+
+        A default of a parent is shown as `...`, since the class may compose another.
+        """
+        own = list(signature(cls.__init__).parameters.values())[1:]
+        if own and own[-1].kind is Parameter.VAR_KEYWORD:
+            names = {parameter.name for parameter in own}
+            parent = next(base for base in cls.__mro__[1:] if issubclass(base, StaleStrategy))
+            own[-1:] = [
+                Parameter(
+                    passed.name,
+                    Parameter.KEYWORD_ONLY,
+                    default=passed.default if passed.default is Parameter.empty else ...,
+                    annotation=passed.annotation,
+                )
+                for passed in signature(parent).parameters.values()
+                if passed.name not in names and passed.kind is not Parameter.VAR_POSITIONAL
+            ]
+        return Signature(own)
 
 
 class StaleStrategy(Strategy):
     """Runs one event loop over a grid: select, send, receive, weigh, step, evaluate.
 
-    A "round" of the `Result` is one version of the model, that is, one merge. Stock ClientApps work
-    unchanged: they receive `server-round` in their config and answer with weights, a number of
-    examples and metrics. A bad reply is refused with its reason and never ends a run.
+    A "round" of the `Result` is one version of the model, that is, one server step. Stock
+    ClientApps work unchanged: they receive `server-round` in their config and answer with weights,
+    a number of examples and metrics. A bad reply is rejected with its reason and never ends a run.
 
     Integer and boolean arrays, such as BatchNorm's counters, are averaged without any staleness
     weight and rounded; neither weightings nor server optimizers see them.
 
+    Settings that Flower's strategies have too carry Flower's names; where one differs, its
+    description says how.
+
+    Args:
+        selector: which nodes to send to; `Random()` if not given.
+        schedule: when to send and what to wait for; if not given, all nodes and all replies.
+        weighting: of stale updates; if not given, age does not matter.
+        server_optimizer: `SGD(eta=1)` if not given.
+        normalise: divide the sum of a buffer by the "examples" behind it (FedAvg), by its
+            "buffer_size" (FedBuff) or by the sum of "weights".
+        update: "delta" adds what a device changed; "model" pulls the server towards the device's
+            whole model, as FedAsync does.
+        robust: rule that aggregates although some nodes are adversarial, as `TrimmedMean(f=2)`; it
+            keeps the updates of one buffer. If not given, updates are averaged as they come.
+        validation: what checks replies, with the keys of records.
+        forecast_request: which nodes to ask for a forecast before any is chosen, as
+            `ForecastRequest()`; none if not given: a selector then sees the forecasts that came
+            with replies.
+        train_config: sent with every training job; what `start` is given comes first.
+        fraction_evaluate: share of the online nodes that evaluate a version, chosen at random, in
+            [0, 1]. Flower's default is 1; and its 0 switches `min_evaluate_nodes` off.
+        min_evaluate_nodes: nodes that evaluate a version at least, of those online; 0 for none.
+            Flower's default is 2, and it waits until so many are online.
+        evaluate_every: versions from one evaluation to the next, on nodes and on the server.
+        stop_when: checked after each server step; see `StopWhen`.
+        configrecord_key: name of the ConfigRecord in messages.
+        loss_key: metric with a device's mean training loss.
+        square_loss_key: metric with the mean of its squared per-example losses over the round.
+        recheck_s: time after which to look again for nodes, in s, when too few are online.
+        checkpoints: where to keep what a run must not lose: a folder, or `Checkpoints` for one in
+            some versions only. A grid that keeps the run itself, as a simulation does, comes first.
+        resume: a checkpoint, or a folder of them, to go on from; jobs in flight then are lost, and
+            their devices free.
+        version_memory_bytes: memory that model versions in flight may take together, the current
+            one included, >= 0; past it the oldest ones wait on disk, in the folder of
+            `checkpoints` or else the system's temporary folder (TMPDIR), in files that vanish with
+            the process. No limit if not given. Results are the same to the last bit.
+        seed: of all choices.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range.
+
     Example:
-        >>> from fedstale.strategies import Gap, StaleStrategy, k_batch_async
-        >>> strategy = StaleStrategy(
-        ...     schedule=k_batch_async(concurrency=20, buffer_size=5), weighting=Gap(), seed=1
-        ... )
-        >>> strategy.weighting
-        Gap(of='parameter', decay=0.97, steps='maximal')
+        >>> from fedstale.strategies import schedule, weighting
+        >>> StaleStrategy(
+        ...     schedule=schedule.k_batch_async(concurrency=20, buffer_size=5),
+        ...     weighting=weighting.ByAge(weighting.polynomial(0.5)),
+        ...     seed=1,
+        ... )  # doctest: +NORMALIZE_WHITESPACE
+        StaleStrategy(concurrency=20, buffer_size=5, send='after_reply', stragglers='keep',
+        weighting=ByAge(polynomial(a=0.5)), seed=1)
     """
+
+    __signature__ = _WholeSignature()
+
+    def __new__(cls, *args: object, **settings: object) -> Self:
+        """Refuse settings that the class does not have; a subclass names its own in `__init__`."""
+        known = signature(cls).parameters
+        parts = {
+            f"{name}={part.__name__}": [field.name for field in fields(part)]
+            for name, part in (("schedule", Schedule), ("validation", Validation))
+        }
+        for name in settings:
+            require_known(name, known, cls.__name__, parts)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -62,15 +184,16 @@ class StaleStrategy(Strategy):
         weighting: Weighting | None = None,
         server_optimizer: ServerOptimizer | None = None,
         normalise: Normalise = "examples",
-        update: Literal["delta", "model"] = "delta",
+        update: UpdateForm = "delta",
         robust: Rule | None = None,
         validation: Validation | None = None,
         forecast_request: ForecastRequest | None = None,
         train_config: Mapping[str, float | str] | None = None,
-        evaluate_nodes: int = 0,
+        fraction_evaluate: float = 0.0,
+        min_evaluate_nodes: int = 0,
         evaluate_every: int = 1,
         stop_when: Callable[[Progress], bool] | None = None,
-        config_key: str = "config",
+        configrecord_key: str = "config",
         loss_key: str = "train_loss",
         square_loss_key: str = "square_loss",
         recheck_s: float = 30.0,
@@ -79,60 +202,21 @@ class StaleStrategy(Strategy):
         version_memory_bytes: int | None = None,
         seed: int = 0,
     ) -> None:
-        """Compose a strategy.
-
-        Args:
-            selector: whom to send to; `Random()` if not given.
-            schedule: when to send and what to wait for; if not given, all nodes and all replies.
-            weighting: of late updates; if not given, age does not matter.
-            server_optimizer: `SGD(rate=1)` if not given.
-            normalise: divide the sum of a merge by the "examples" behind it (FedAvg), by its
-                "buffer_size" (FedBuff) or by the sum of "weights".
-            update: "delta" adds what a device changed; "model" pulls the server towards the
-                device's whole model, as FedAsync does.
-            robust: rule that merges although some nodes are adversarial, as `TrimmedMean(f=2)`;
-                it keeps the updates of one merge. If not given, updates are averaged as they come.
-            validation: what checks replies, with the keys of records.
-            forecast_request: which nodes to ask for a forecast before any is chosen, as
-                `ForecastRequest()`; none if not given: a selector then sees the forecasts that came
-                with replies.
-            train_config: sent with every training job; what `start` is given comes first.
-            evaluate_nodes: nodes that evaluate a version, chosen at random; 0 for none.
-            evaluate_every: versions from one evaluation to the next, on nodes and on the server.
-            stop_when: checked after each merge; see `StopWhen`.
-            config_key: name of the ConfigRecord in messages.
-            loss_key: metric with a device's mean training loss.
-            square_loss_key: metric with the mean of its squared per-example losses over the round.
-            recheck_s: how long to wait before looking again for nodes, in s, when too few are
-                online.
-            checkpoints: where to keep what a run must not lose: a folder, or `Checkpoints` for
-                one in some versions only. A grid that keeps the run itself, as a simulation does,
-                comes first.
-            resume: a checkpoint, or a folder of them, to go on from; jobs that were out then are
-                lost, and their devices free.
-            version_memory_bytes: memory that model versions in flight may take together, the
-                current one included, >= 0; past it the oldest ones wait on disk, in the folder of
-                `checkpoints` or else the system's temporary folder (TMPDIR), in files that vanish
-                with the process. No limit if not given. Results are the same to the last bit.
-            seed: of all choices.
-
-        Raises:
-            ConfigError: a setting is out of range.
-        """
         self.selector = Random() if selector is None else selector
         self.schedule = Schedule() if schedule is None else schedule
         self.weighting = ByAge(constant()) if weighting is None else weighting
         self.server_optimizer = SGD() if server_optimizer is None else server_optimizer
         self.normalise: Normalise = normalise
-        self.update: Literal["delta", "model"] = update
+        self.update: UpdateForm = update
         self.validation = Validation() if validation is None else validation
         self.robust, self.forecast_request = robust, forecast_request
         self.rejections: Counter[str] = Counter()
-        """What the gate of the latest run refused, capped and clipped; see `Reputation.counts`."""
+        """Replies of the latest run that were rejected, capped or clipped, by reason."""
         self.train_config = dict(train_config or {})
-        self.evaluate_nodes, self.evaluate_every = evaluate_nodes, evaluate_every
-        self.stop_when = stop_when or (lambda _: False)
-        self.config_key, self.loss_key = config_key, loss_key
+        self.fraction_evaluate = fraction_evaluate
+        self.min_evaluate_nodes, self.evaluate_every = min_evaluate_nodes, evaluate_every
+        self.stop_when = stop_when or _never
+        self.configrecord_key, self.loss_key = configrecord_key, loss_key
         self.square_loss_key, self.recheck_s, self.seed = square_loss_key, recheck_s, seed
         if isinstance(checkpoints, str | Path):
             checkpoints = Checkpoints(checkpoints)
@@ -143,40 +227,24 @@ class StaleStrategy(Strategy):
         self._check()
 
     def _check(self) -> None:
-        require(
-            self.normalise in {"examples", "buffer_size", "weights"},
-            *("normalise", self.normalise, "examples|buffer_size|weights"),
-        )
-        require(self.update in {"delta", "model"}, "update", self.update, "delta|model")
-        require(
-            self.evaluate_nodes == 0 or is_count(self.evaluate_nodes),
-            *("evaluate_nodes", self.evaluate_nodes, "an integer >= 0 (0 asks nobody)"),
-        )
-        require(
-            is_count(self.evaluate_every),
-            *("evaluate_every", self.evaluate_every, "an integer >= 1 (1 evaluates each version)"),
-        )
-        size = self.schedule.buffer_size
-        if self.robust is not None and isinstance(size, int):
-            require(
-                size >= self.robust.least,
-                *(
-                    "schedule.buffer_size",
-                    size,
-                    f"at least {self.robust.least} for {self.robust!r}",
-                ),
-            )
-            require(
-                self.schedule.send == "after_step" or self.schedule.distinct,
-                *("schedule.distinct", False, "True: a rule counts nodes, not updates"),
-            )
-        limit = self.version_memory_bytes
-        require(
-            limit is None or limit == 0 or is_count(limit),
-            *("version_memory_bytes", limit, "a whole number of bytes >= 0, or None for no limit"),
-        )
+        require_choice("normalise", self.normalise, "examples", "buffer_size", "weights")
+        require_choice("update", self.update, "delta", "model")
+        share, every = self.fraction_evaluate, self.evaluate_every
+        require(0 <= share <= 1, "fraction_evaluate", share, "a share in [0, 1] (0 asks no node)")
+        accepted = "an integer >= 0 (0 asks no node)"
+        require_count("min_evaluate_nodes", self.min_evaluate_nodes, accepted, least=0)
+        require_count("evaluate_every", every, "an integer >= 1 (1 evaluates each version)")
+        size, rule = self.schedule.buffer_size, self.robust
+        if rule is not None and isinstance(size, int):
+            accepted = f"at least {rule.least} for {rule!r}"
+            require(size >= rule.least, "schedule.buffer_size", size, accepted)
+            once = self.schedule.send == "after_step" or self.schedule.distinct
+            require(once, "schedule.distinct", False, "True: a rule counts nodes, not updates")
+        if self.version_memory_bytes is not None:
+            accepted = "a whole number of bytes >= 0, or None for no limit"
+            require_count("version_memory_bytes", self.version_memory_bytes, accepted, least=0)
         require(self.recheck_s > 0, "recheck_s", self.recheck_s, "seconds > 0")
-        if self.normalise == "weights" and self.schedule.buffer_size == 1:
+        if self.normalise == "weights" and size == 1:
             logger.warning(
                 "normalise = 'weights' with buffer_size = 1 divides each update by its own weight, "
                 "which undoes every penalty: choose 'buffer_size' or 'examples'"
@@ -243,20 +311,18 @@ class StaleStrategy(Strategy):
         return self.result
 
     def summary(self) -> None:
-        """Log the settings."""
-        logger.info("%s:", type(self).__name__)
-        for name in (
-            "selector",
-            "schedule",
-            "weighting",
-            "server_optimizer",
-            "normalise",
-            "update",
-            "robust",
-            "validation",
-            "forecast_request",
-        ):
-            logger.info("  %s = %s", name, getattr(self, name))
+        """Log the algorithm and its settings; those at their default are left out."""
+        logger.info("%r", self)
+
+    def __repr__(self) -> str:
+        usual = StaleStrategy()
+        of_schedule = [field.name for field in fields(Schedule)]
+        others = [name for name in Options.__annotations__ if name != "schedule"]
+        changed = [
+            *_changed(self.schedule, usual.schedule, of_schedule),
+            *_changed(self, usual, others),
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     # Flower's verbs of a round. There are no rounds here.
 
@@ -289,3 +355,16 @@ class StaleStrategy(Strategy):
             f"{type(self).__name__} merges replies as they come and has no separate steps of a "
             "round: call start(), and do not wrap it in a strategy that calls them itself"
         )
+
+
+def _changed(part: object, usual: object, names: Iterable[str]) -> Iterator[str]:
+    """Yield the attributes that are not at their default, as `name=value`."""
+    for name in names:
+        value = repr(getattr(part, name))
+        if value != repr(getattr(usual, name)):
+            yield f"{name}={value}"
+
+
+def _never(progress: Progress) -> bool:
+    """Stop at no progress."""
+    return False

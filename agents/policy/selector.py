@@ -16,7 +16,7 @@ from fedstale.agents.policy import files as export
 from fedstale.agents.policy.features import features
 from fedstale.agents.policy.scorer import Floats, score
 from fedstale.errors import FedstaleError
-from fedstale.strategies.selection.base import ExpectedUtility, Selector
+from fedstale.strategies.selection import ExpectedUtility, Selector
 from fedstale.strategies.server.clients import Candidates
 from fedstale.strategies.settings import require
 from fedstale.traces.arrays import Index

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstale.strategies.selection.base import Selector
+from fedstale.strategies.selection import Selector
 from fedstale.strategies.server.clients import Candidates
 from fedstale.strategies.settings import is_count, require
 

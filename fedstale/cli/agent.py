@@ -80,7 +80,7 @@ def train_agent(
         from fedstale.agents.policy import files as export
         from fedstale.agents.training.train import Training
         from fedstale.cli.agent_trainings import Task, train_all
-        from fedstale.strategies.cores import n_cores
+        from fedstale.strategies.arrays import n_cores
 
         if not resume and (out / "agent.toml").exists():
             raise ConfigError(f"{out}: holds an agent; expected a new folder, or --resume")

@@ -53,7 +53,7 @@ def compare(
     """
     with one_sentence():
         from fedstale.errors import ConfigError
-        from fedstale.strategies.cores import n_cores
+        from fedstale.strategies.arrays import n_cores
 
         if workers is not None and workers < 1:
             raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")

@@ -1,1 +1,34 @@
-"""Whom to send to: selectors, and asking devices for their forecasts before they are chosen."""
+"""Which nodes get the next jobs, from what the server knows of them."""
+
+from fedstale.strategies.selection.base import (
+    ExpectedUtility,
+    Fastest,
+    Filtered,
+    LeastAvailable,
+    MostReliable,
+    PowerOfChoice,
+    Random,
+    Selector,
+)
+from fedstale.strategies.selection.forecast_request import ForecastRequest
+from fedstale.strategies.selection.oort import PAPER, RELEASED, Oort, OortSettings
+from fedstale.strategies.server.clients import Candidate, Candidates, Situation
+
+__all__ = [
+    "PAPER",
+    "RELEASED",
+    "Candidate",
+    "Candidates",
+    "ExpectedUtility",
+    "Fastest",
+    "Filtered",
+    "ForecastRequest",
+    "LeastAvailable",
+    "MostReliable",
+    "Oort",
+    "OortSettings",
+    "PowerOfChoice",
+    "Random",
+    "Selector",
+    "Situation",
+]

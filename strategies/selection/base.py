@@ -1,4 +1,4 @@
-"""Whom to send the next jobs to: the interface, and the published one-line rules.
+"""Which nodes get the next jobs: the interface, and the published rules of a few lines.
 
 A selector sees candidates, that is, what the server honestly knows, and returns some of their ids.
 """
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.strategies.server.clients import Candidate, Candidates, Floats
-from fedstale.strategies.settings import is_count, require
+from fedstale.strategies.settings import require, require_count
 
 
 class Selector(ABC):
@@ -31,8 +31,8 @@ class Selector(ABC):
             rng: the only source of randomness.
 
         Returns:
-            min(k, number of candidates) ids, or fewer where the rule refuses some; none refuses
-            all for now, and the server asks again later.
+            min(k, number of candidates) ids, or fewer where the rule leaves some out. If it returns
+            none, the server asks again later.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Selector(ABC):
 
 
 class Random(Selector):
-    """Each candidate is as likely as any other, as in FedAvg."""
+    """Picks uniformly at random, as FedAvg does."""
 
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
@@ -61,12 +61,12 @@ class Random(Selector):
 
 
 class Fastest(Selector):
-    """FedCS: the fastest candidates of those that can make the deadline.
+    """FedCS: picks the fastest candidates of those that can meet the deadline.
 
     Differences from the paper:
         Devices are not asked for their resources: the median of observed durations stands for
-        them. A node never seen is taken to be as fast as the deadline allows, after all that are
-        known to make it.
+        them. A node never observed is taken to be as fast as the deadline allows, after all that
+        are known to meet it.
 
     Reference:
         Nishio, Yonetani. Client Selection for Federated Learning with Heterogeneous Resources in
@@ -87,7 +87,7 @@ class Fastest(Selector):
 
 
 class PowerOfChoice(Selector):
-    """Draw d candidates by their number of examples; of these, pick those with the largest loss.
+    """Draws d candidates by their number of examples, and picks those with the largest loss.
 
     Differences from the paper:
         The loss is that of a node's last reply (the paper's cheaper variant), and a node without
@@ -100,7 +100,7 @@ class PowerOfChoice(Selector):
 
     def __init__(self, d: int) -> None:
         """Set the number of candidates to draw, d >= 1."""
-        require(is_count(d), "selector.d", d, "an integer >= 1, larger than the number to pick")
+        require_count("selector.d", d, "an integer >= 1, larger than the number to pick")
         self.d = d
 
     def select(
@@ -117,10 +117,10 @@ class PowerOfChoice(Selector):
 
 
 class MostReliable(Selector):
-    """The likeliest to finish, whatever they are good for.
+    """Picks the nodes that are most likely to finish, whatever their utility.
 
     The probability is the device's own forecast where it sends one, corrected by what came of its
-    earlier ones. The same reliable devices are asked for ever, so it is for data that many hold.
+    earlier ones. The same reliable devices are picked each time, so it suits data that many hold.
     """
 
     def select(
@@ -131,7 +131,7 @@ class MostReliable(Selector):
 
 
 class ExpectedUtility(Selector):
-    """Pick by p_finish x utility: what a job sent now is expected to bring.
+    """Picks by p_finish x utility: what a job sent now is expected to bring.
 
     The utility is Oort's statistical utility. A node without one gets the largest known, so that
     every node is tried. The probability is the device's own forecast where it sends one, corrected
@@ -149,7 +149,7 @@ class ExpectedUtility(Selector):
 
 
 class LeastAvailable(Selector):
-    """REFL's intelligent participant selection: those first who will rarely be there again.
+    """REFL's intelligent participant selection: first those that will rarely be online again.
 
     The forecaster's probability `p_available` stands in the oracle's place; a node that forecasts
     nothing counts as always available.
@@ -166,14 +166,15 @@ class LeastAvailable(Selector):
 
 
 class Filtered(Selector):
-    """Let another selector choose among the candidates that meet a condition.
+    """Lets another selector choose among the candidates that meet a condition.
 
     Example:
-        >>> reliable = Filtered(lambda c: c.times_failed == 0, Random())
+        >>> Filtered(lambda c: c.times_failed == 0, Random()).then
+        Random()
     """
 
     def __init__(self, where: Callable[[Candidate], bool], then: Selector) -> None:
-        """Set the condition, and who chooses among those who meet it."""
+        """Set the condition, and the selector that chooses among those that meet it."""
         self.where, self.then = where, then
 
     def select(

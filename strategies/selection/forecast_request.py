@@ -1,8 +1,8 @@
-"""Asks nodes how their next job would go, before anybody is chosen.
+"""Forecast requests: nodes are asked how their next job would go before any is chosen.
 
 A forecast that came with a node's last reply may be hours old, and a node that was never sent a job
 has made none. A query is a message without a model: small, quick, and answered by the device from
-its own past (`fedstale.client.ForecastMod`).
+its own history (`fedstale.client.ForecastMod`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from fedstale.strategies.server.clients import Floats
-from fedstale.strategies.settings import is_count, require
+from fedstale.strategies.settings import require, require_count
 
 QUERY = "query.forecast"
-"""Type of the messages that ask for a forecast."""
+"""Type of the messages that request a forecast."""
 JOB_RECORD = "fedstale.job"
 """Name of the ConfigRecord that says which job to forecast."""
 STATED = ("work", "download_bytes", "upload_bytes", "deadline_s")
@@ -24,7 +24,7 @@ STATED = ("work", "download_bytes", "upload_bytes", "deadline_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastRequest:
-    """Whom to ask for a forecast, and how long to wait for the answers.
+    """Which nodes to ask for a forecast, and how long to wait for the answers.
 
     Example:
         >>> ForecastRequest(job={"work": 300.0, "deadline_s": 1800.0}).wait_s
@@ -37,36 +37,29 @@ class ForecastRequest:
     older_than_s: float = 300.0
     """Age in s of a forecast from which on its node is asked again, > 0."""
     wait_s: float = 30.0
-    """Longest wait in s for the answers before somebody is chosen; later answers do not count."""
+    """Longest wait in s for the answers before nodes are chosen; later answers do not count."""
     most: int = 1000
     """Nodes asked at a time; of more, those whose forecast is oldest."""
 
     def __post_init__(self) -> None:
         for name, value in self.job.items():
-            require(
-                name in STATED and value >= 0,
-                *(
-                    f"forecast_request.job.{name}",
-                    value,
-                    f"a number >= 0 under one of {', '.join(STATED)}",
-                ),
-            )
-        require(
-            self.older_than_s > 0, "forecast_request.older_than_s", self.older_than_s, "seconds > 0"
-        )
-        require(0 < self.wait_s < inf, "forecast_request.wait_s", self.wait_s, "seconds > 0")
-        require(is_count(self.most), "forecast_request.most", self.most, "an integer >= 1")
+            accepted = f"a number >= 0 under one of {', '.join(STATED)}"
+            require(name in STATED and value >= 0, f"forecast_request.job.{name}", value, accepted)
+        oldest, wait_s = self.older_than_s, self.wait_s
+        require(oldest > 0, "forecast_request.older_than_s", oldest, "seconds > 0")
+        require(0 < wait_s < inf, "forecast_request.wait_s", wait_s, "seconds > 0")
+        require_count("forecast_request.most", self.most)
 
     def content(self) -> RecordDict:
-        """Return what a query says."""
+        """Return the content of a query."""
         return RecordDict({JOB_RECORD: ConfigRecord({k: float(v) for k, v in self.job.items()})})
 
     def due(self, nodes: Sequence[int], heard_at: Floats, now: float) -> list[int]:
-        """Return whom to ask now.
+        """Return the nodes to ask now.
 
         Args:
-            nodes: who may be asked, n.
-            heard_at: instants of their last forecasts, or of the last questions, in s; NaN for
+            nodes: those that may be asked, n.
+            heard_at: instants of their last forecasts, or of the last requests, in s; NaN for
                 never; shape (n,).
             now: the instant in s.
         """

@@ -39,7 +39,7 @@ class OortSettings:
     first_percentile: float = 0.1
     """Share of known nodes that meet the first preferred duration T, in (0, 1]."""
     pacer_step: float = 0.1
-    """How much that share grows when the utility gained falls; at 1 nobody is slow."""
+    """How much that share grows when the utility gained falls; at 1 no node is slow."""
 
     def __post_init__(self) -> None:
         for name in ("exploration", "exploration_decay", "exploration_least", "cutoff"):
@@ -58,9 +58,9 @@ RELEASED = OortSettings(
 )
 """The defaults of the authors' FedScale, as far as they have a counterpart here.
 
-Its cut-off is 0.05 although its comment says 95%, so nearly everybody may be drawn. The authors'
-Oort repository has had other defaults: a least share of 0.2, clip 0.95 and 0.98, T at 10% or nobody
-slow, steps of 5% and 10%, a cut-off of 0.7, a decay of 0.95 and 0.98.
+Its cut-off is 0.05 although its comment says 95%, so nearly every node may be drawn. The authors'
+Oort repository has had other defaults: a least share of 0.2, clip 0.95 and 0.98, T at 10% or no
+node slow, steps of 5% and 10%, a cut-off of 0.7, a decay of 0.95 and 0.98.
 """
 
 
@@ -74,7 +74,7 @@ class Oort(Selector):
             x (T / t)^alpha if its duration t exceeds the preferred duration T,
 
     with R the number of selections and L the one after which the node was last picked. The share of
-    exploration falls from selection to selection; whoever is within c of the utility of the last
+    exploration falls from selection to selection; a node within c of the utility of the last
     exploited node may be drawn, with a probability in proportion to its utility.
 
     Differences from the paper:
@@ -111,13 +111,13 @@ class Oort(Selector):
             self._share * self.settings.exploration_decay, self.settings.exploration_least
         )
         answered = ~np.isnan(candidates.utility)
-        known, fresh = candidates.take(answered), candidates.take(~answered)
+        known, unknown = candidates.take(answered), candidates.take(~answered)
         k = min(k, len(candidates))
-        n_explore = min(len(fresh), max(round(k * self._share), k - len(known)))
+        n_explore = min(len(unknown), max(round(k * self._share), k - len(known)))
         exploited = known.take(self._exploit(known, k - n_explore, rng))
         with np.errstate(divide="ignore"):
-            speeds = 1.0 / fresh.forecast_duration_s
-        explored = fresh.take(_draw(np.where(np.isinf(speeds), np.nan, speeds), n_explore, rng))
+            speeds = 1.0 / unknown.forecast_duration_s
+        explored = unknown.take(_draw(np.where(np.isinf(speeds), np.nan, speeds), n_explore, rng))
         chosen = [int(node) for node in (*exploited.node_ids, *explored.node_ids)]
         self._picked_at.update(dict.fromkeys(chosen, self._round))
         self._gained.append(float(exploited.utility.sum()))
@@ -125,7 +125,7 @@ class Oort(Selector):
         return chosen
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the round, who was picked when, and where exploration and pacer stand."""
+        """Return the round, the round of each node's last pick, and the exploration and pacer."""
         return {
             "round": self._round,
             "picked_at": {str(node): at for node, at in self._picked_at.items()},
@@ -183,6 +183,6 @@ def _draw(shares: Floats, k: int, rng: np.random.Generator) -> Index:
         return np.zeros(0, dtype=np.int64)
     known = shares[~np.isnan(shares)]
     shares = np.where(np.isnan(shares), known.mean() if known.size else 1.0, shares)
-    # Nobody is impossible, or fewer than k could be drawn.
+    # No share is 0, or fewer than k could be drawn.
     shares = np.maximum(shares, 1e-9 * max(float(shares.max()), 1e-9))
     return rng.choice(shares.size, size=k, replace=False, p=shares / shares.sum())

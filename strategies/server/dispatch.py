@@ -43,7 +43,8 @@ class Outbox:
     ) -> None:
         """Set what every message holds besides the model."""
         self._grid, self._configs, self.timeout_s = grid, configs, timeout_s
-        self._arrays_key, self._config_key = strategy.validation.arrays_key, strategy.config_key
+        self._arrayrecord_key = strategy.validation.arrayrecord_key
+        self._configrecord_key = strategy.configrecord_key
         self._ask = strategy.forecast_request
         self._version, self._record = 0, initial
         self._latest: dict[Purpose, tuple[int, RecordDict, int]] = {}
@@ -96,7 +97,7 @@ class Outbox:
             values = {**self._configs[purpose], "server-round": server_round}
             config = ConfigRecord(cast(dict[str, ConfigRecordValues], values))
             record = self.record(version, snapshot)
-            content = RecordDict({self._arrays_key: record, self._config_key: config})
+            content = RecordDict({self._arrayrecord_key: record, self._configrecord_key: config})
             n_bytes = sum(len(array.data) for array in record.values())
             self._latest[purpose] = (version, content, n_bytes)
         return content, n_bytes

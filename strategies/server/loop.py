@@ -146,7 +146,7 @@ class EventLoop:
             return
         free = self._free_nodes()
         after_step = self.schedule.send == "after_step"
-        if len(free) < (self.schedule.min_online if after_step else 1):
+        if len(free) < (self.schedule.min_available_nodes if after_step else 1):
             self.short = True
             return
         if self._is_asking(free):
@@ -154,7 +154,7 @@ class EventLoop:
         # A reply that comes after the step counts only where stragglers are kept.
         now = self.clock.now()
         deadline_s = inf if self.schedule.stragglers == "keep" else max(self.deadline - now, 0.0)
-        k = int(min(free_slots, len(free)))
+        k = int(min(free_slots, self.schedule.n_sent(len(free))))
         chosen = self.dispatch.choose(free, k, now, deadline_s)
         self._push(chosen, "train")
         self.may_send = not (after_step and chosen)
@@ -371,9 +371,10 @@ class EventLoop:
         if self.evaluate_fn is not None:
             record = self.outbox.record(version, self.versions.current)
             self.scores.on_server(version, self.evaluate_fn(version, record))
-        if self.strategy.evaluate_nodes and version:
+        share, least = self.strategy.fraction_evaluate, self.strategy.min_evaluate_nodes
+        if (share or least) and version:
             online = self.nodes.online()
-            k = min(self.strategy.evaluate_nodes, len(online))
+            k = min(max(int(len(online) * share), least), len(online))
             if k:
                 self.evaluations.start(version, k)
                 chosen = self.rng.choice(len(online), k, replace=False)

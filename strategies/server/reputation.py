@@ -239,7 +239,7 @@ class Reputation:
 
     def _note_examples(self, node_id: int, claimed: float, counted: float) -> None:
         if counted < claimed:
-            self._note_limit("capped", node_id, self.validation.examples_key, claimed, counted)
+            self._note_limit("capped", node_id, self.validation.weighted_by_key, claimed, counted)
 
     def _note_limit(self, kind: str, node_id: int, what: str, was: float, now: float) -> None:
         self.counts[kind] += 1

@@ -136,8 +136,8 @@ _F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 class Validation:
     """Checks replies; holds the settings of these checks and of `Reputation`."""
 
-    arrays_key: str = "arrays"
-    examples_key: str = "num-examples"
+    arrayrecord_key: str = "arrays"
+    weighted_by_key: str = "num-examples"
     most_examples: float = 1e9
     """More than this is taken for a mistake, or for an attempt to own the average."""
     examples_cap: float | None = 1.5
@@ -250,14 +250,14 @@ class Validation:
             RejectionError: a ProtocolError; no usable number of examples, or too much else.
         """
         for record in records_in(reply.content, MetricRecord).values():
-            if self.examples_key not in record:
+            if self.weighted_by_key not in record:
                 continue
-            examples = record[self.examples_key]
+            examples = record[self.weighted_by_key]
             if isinstance(examples, list) or not 0 < examples <= self.most_examples:
                 text = "a list" if isinstance(examples, list) else f"{examples!r:.40}"
                 raise RejectionError(
                     "examples",
-                    f"{self.examples_key} = {text}: expected a number above 0, at most "
+                    f"{self.weighted_by_key} = {text}: expected a number above 0, at most "
                     f"{self.most_examples:g}",
                 )
             if len(record) > MOST_METRICS or any(len(key) > MOST_NAME for key in record):
@@ -269,19 +269,20 @@ class Validation:
             scalars = {
                 key: _float(value)
                 for key, value in record.items()
-                if key != self.examples_key and not isinstance(value, list)
+                if key != self.weighted_by_key and not isinstance(value, list)
             }
             return float(examples), scalars
-        raise RejectionError("examples", f"no MetricRecord holds {self.examples_key!r}")
+        raise RejectionError("examples", f"no MetricRecord holds {self.weighted_by_key!r}")
 
     def _arrays(self, content: RecordDict) -> ArrayRecord:
         records = records_in(content, ArrayRecord)
-        if self.arrays_key in records:
-            return records[self.arrays_key]
+        if self.arrayrecord_key in records:
+            return records[self.arrayrecord_key]
         if len(records) != 1:
             raise RejectionError(
                 "names",
-                f"{len(records)} ArrayRecords: expected one, or one called {self.arrays_key!r}",
+                f"{len(records)} ArrayRecords: expected one, or one called "
+                f"{self.arrayrecord_key!r}",
             )
         return next(iter(records.values()))
 

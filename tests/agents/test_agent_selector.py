@@ -11,8 +11,7 @@ from fedstale.agents.policy import selector
 from fedstale.agents.policy.selector import AgentSelector
 from fedstale.agents.policy.shadow import Shadow
 from fedstale.errors import ConfigError
-from fedstale.strategies.selection.base import ExpectedUtility, Random, Selector
-from fedstale.strategies.selection.oort import Oort
+from fedstale.strategies.selection import ExpectedUtility, Oort, Random, Selector
 from fedstale.strategies.server.clients import Candidates
 
 

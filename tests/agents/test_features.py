@@ -18,7 +18,7 @@ from fedstale.agents.policy.features import (
     features,
     priors,
 )
-from fedstale.strategies import ExpectedUtility
+from fedstale.strategies.selection import ExpectedUtility
 from fedstale.strategies.server.clients import Candidates
 
 FLOATS = (

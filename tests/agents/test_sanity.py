@@ -3,7 +3,7 @@ from made_agent import save
 
 from fedstale.agents import AgentSelector
 from fedstale.agents.sanity import faults, share_of_liars
-from fedstale.strategies import ExpectedUtility, Selector
+from fedstale.strategies.selection import ExpectedUtility, Selector
 
 
 def test_the_agent_that_comes_with_fedstale_is_sound():

@@ -19,8 +19,9 @@ from fedstale.agents.env.simulator import Reward, World
 from fedstale.agents.play import gini, heuristic, play, top
 from fedstale.errors import ConfigError, TraceError
 from fedstale.simulation import Costs, TraceGrid
-from fedstale.strategies import (
-    ByAge,
+from fedstale.strategies import StaleStrategy
+from fedstale.strategies.schedule import k_async, k_sync, semi_synchronous
+from fedstale.strategies.selection import (
     ExpectedUtility,
     Fastest,
     LeastAvailable,
@@ -28,14 +29,10 @@ from fedstale.strategies import (
     PowerOfChoice,
     Random,
     Selector,
-    StaleStrategy,
-    inverse_root,
-    k_async,
-    k_sync,
-    semi_synchronous,
 )
 from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.runtime import Callback
+from fedstale.strategies.weighting import ByAge, inverse_root
 from fedstale.traces import Job, TraceSet
 from fedstale.traces.forecast import LastValue, Observer, draw
 

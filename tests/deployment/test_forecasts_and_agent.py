@@ -26,7 +26,8 @@ from dataclasses import asdict
 import numpy as np
 from fedstale.agents import AgentSelector
 from fedstale.deployment.run_folder import recorded
-from fedstale.strategies import ForecastRequest, GapAware
+from fedstale.strategies.selection import ForecastRequest
+from fedstale.strategies import GapAware
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
 

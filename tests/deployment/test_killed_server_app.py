@@ -33,7 +33,9 @@ import json
 import os
 
 import numpy as np
-from fedstale.strategies import SGD, StaleStrategy, k_batch_async
+from fedstale.strategies.server_optimizer import SGD
+from fedstale.strategies import StaleStrategy
+from fedstale.strategies.schedule import k_batch_async
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
 

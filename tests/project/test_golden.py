@@ -43,9 +43,9 @@ import pytest
 import tomli_w
 from safetensors.numpy import load_file
 
+from fedstale import strategies
 from fedstale.config import SimulationConfig
 from fedstale.simulation.run import simulate
-from fedstale.strategies import aliases
 from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import Availability, Series, TraceSet
 
@@ -457,10 +457,10 @@ def test_a_resumed_run_is_recorded_as_the_one_that_was_never_killed(name):
 def test_every_published_strategy_is_in_some_run():
     published = {
         name
-        for name, value in vars(aliases).items()
-        if callable(value)
-        and getattr(value, "__module__", "") == aliases.__name__
-        and name[0] != "_"
+        for name, value in vars(strategies).items()
+        if isinstance(value, type)
+        and issubclass(value, strategies.StaleStrategy)
+        and value is not strategies.StaleStrategy
     }
     words = str([settings.get("run_config") for settings in RUNS.values()])
     assert len(published) == 17

@@ -15,27 +15,13 @@ from safetensors.numpy import load
 from virtual_grid import VirtualGrid, adder, identity, record
 
 from fedstale.errors import ConfigError, ResumeError
-from fedstale.strategies import (
-    Adam,
-    AdaSync,
-    AMSGrad,
-    CachedUpdates,
-    Checkpoints,
-    DelayAdaptive,
-    DirectionalGap,
-    Gap,
-    Momentum,
-    Oort,
-    Random,
-    RelevanceAware,
-    Schedule,
-    StaleStrategy,
-    k_batch_async,
-    read_checkpoint,
-    semi_synchronous,
-)
+from fedstale.strategies import Checkpoints, StaleStrategy, read_checkpoint
+from fedstale.strategies.schedule import AdaSync, Schedule, k_batch_async, semi_synchronous
+from fedstale.strategies.selection import Oort, Random
 from fedstale.strategies.server.checkpoint import packed, unpacked
 from fedstale.strategies.server.runtime import Checkpointer
+from fedstale.strategies.server_optimizer import Adam, AMSGrad, DelayAdaptive, Momentum
+from fedstale.strategies.weighting import CachedUpdates, DirectionalGap, Gap, RelevanceAware
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +96,7 @@ STRATEGIES = {
         schedule=k_batch_async(concurrency=5, buffer_size=2),
         weighting=Gap(),
         server_optimizer=Momentum(0.5, beta=0.9),
-        evaluate_nodes=2,
+        min_evaluate_nodes=2,
     ),
     "directional, Adam, Oort": lambda: StaleStrategy(
         selector=Oort(),

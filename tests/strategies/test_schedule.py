@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import AdaSync, LearntDeadline, over_selection
-from fedstale.strategies.schedule import SmoothedLoss
+from fedstale.strategies.schedule import (
+    AdaSync,
+    LearntDeadline,
+    Schedule,
+    SmoothedLoss,
+    over_selection,
+)
 
 
 @pytest.mark.parametrize(("loss", "size"), [(4.0, 2), (3.9, 3), (1.0, 4), (0.25, 8), (1e-9, 10)])
@@ -70,6 +75,12 @@ def test_over_selection_rounds_up():
     assert sqrt(2) < ceil(sqrt(2))
 
 
+def test_a_share_of_the_nodes_is_rounded_down_and_at_least_one():
+    half = Schedule(fraction_train=0.5)
+    assert [half.n_sent(n) for n in (1, 2, 5, 10)] == [1, 1, 2, 5]
+    assert Schedule().n_sent(7) == 7
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -80,8 +91,13 @@ def test_over_selection_rounds_up():
         lambda: LearntDeadline(quantile=0.0),
         lambda: LearntDeadline(at_least_s=3.0, at_most_s=2.0),
         lambda: over_selection(10, 0.5),
+        lambda: Schedule(min_available_nodes=0),
+        lambda: Schedule(fraction_train=0.0),
+        lambda: Schedule(fraction_train=1.5),
+        lambda: Schedule(fraction_train=0.5, concurrency=4),
+        lambda: Schedule(fraction_train=0.5, buffer_size=2, send="after_reply"),
     ],
 )
-def test_settings_out_of_range_are_refused(make):
+def test_settings_out_of_range_are_rejected(make):
     with pytest.raises(ConfigError, match="expected"):
         make()

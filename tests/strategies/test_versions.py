@@ -12,18 +12,11 @@ from hypothesis import strategies as st
 from virtual_grid import VirtualGrid, adder, identity, record
 
 from fedstale.errors import ConfigError, FedstaleError
-from fedstale.strategies import (
-    CachedUpdates,
-    Checkpoints,
-    DirectionalGap,
-    Gap,
-    RelevanceAware,
-    StaleStrategy,
-    k_batch_async,
-    read_checkpoint,
-)
+from fedstale.strategies import Checkpoints, StaleStrategy, read_checkpoint
+from fedstale.strategies.schedule import k_batch_async
 from fedstale.strategies.server import versions as versions_module
 from fedstale.strategies.server.versions import Snapshot, Versions
+from fedstale.strategies.weighting import CachedUpdates, DirectionalGap, Gap, RelevanceAware
 
 
 def snapshot(value=0.0):

@@ -19,7 +19,7 @@ from fedstale.simulation.compat import own_copy, with_content
 from fedstale.simulation.executors.base import ClientCall, ClientReply, Executor, InlineExecutor
 from fedstale.simulation.executors.processes import ProcessExecutor
 from fedstale.simulation.flower_app import ClientLoader, FlowerApp
-from fedstale.strategies.cores import n_cores
+from fedstale.strategies.arrays import n_cores
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from replies import BASE, good, job, open_buffer, reply
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies import ByAge, StaleStrategy, Validation, inverse
+from fedstale.strategies import StaleStrategy, Validation
 from fedstale.strategies.arrays import norm_of
 from fedstale.strategies.robust import Median, TrimmedMean
 from fedstale.strategies.robust.base import heaviest
@@ -15,7 +15,7 @@ from fedstale.strategies.server.buffer import Buffer, RobustMean, RunningMean, c
 from fedstale.strategies.server.checkpoint import packed, unpacked
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
-from fedstale.strategies.weighting import ClientUpdate
+from fedstale.strategies.weighting import ByAge, ClientUpdate, inverse
 
 LIKE = Snapshot({"w": np.zeros(3, np.float32)}, {"n": np.array(4)}, ("w", "n"))
 

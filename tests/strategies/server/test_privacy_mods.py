@@ -6,7 +6,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from virtual_grid import VirtualGrid, content, record
 
-from fedstale.strategies import FedAvg, FedBuff, Gap
+from fedstale.strategies import FedAvg, FedBuff
+from fedstale.strategies.weighting import Gap
 
 CONTEXT = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
 

@@ -8,27 +8,12 @@ from flwr.app import MetricRecord
 from virtual_grid import VirtualGrid, adder, content, record
 
 from fedstale.errors import ConfigError, FedstaleError
-from fedstale.strategies import (
-    FedAvg,
-    FedBuff,
-    Gap,
-    Schedule,
-    StaleStrategy,
-    Validation,
-    k_async,
-    k_batch_async,
-    semi_synchronous,
-)
-from fedstale.strategies.robust import (
-    CTMA,
-    Bulyan,
-    CentredClipping,
-    GeometricMedian,
-    Krum,
-    Median,
-    MultiKrum,
-    TrimmedMean,
-)
+from fedstale.strategies import FedAvg, FedBuff, StaleStrategy, Validation
+from fedstale.strategies.robust.base import CentredClipping, GeometricMedian, Median, TrimmedMean
+from fedstale.strategies.robust.ctma import CTMA
+from fedstale.strategies.robust.krum import Bulyan, Krum, MultiKrum
+from fedstale.strategies.schedule import Schedule, k_async, k_batch_async, semi_synchronous
+from fedstale.strategies.weighting import Gap
 
 pytestmark = pytest.mark.usefixtures("_identity")
 

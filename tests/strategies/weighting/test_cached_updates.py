@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import (
+from fedstale.strategies.server.checkpoint import packed, unpacked
+from fedstale.strategies.weighting import (
     ByAge,
     CachedUpdates,
     ClientUpdate,
@@ -15,7 +16,6 @@ from fedstale.strategies import (
     constant,
     inverse,
 )
-from fedstale.strategies.server.checkpoint import packed, unpacked
 
 ZERO = {"w": np.zeros(2, np.float32), "b": np.zeros(1)}
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import ClientUpdate, EuclideanStaleness
+from fedstale.strategies.weighting import ClientUpdate, EuclideanStaleness
 
 
 def stale(delta, moved, staleness=2):

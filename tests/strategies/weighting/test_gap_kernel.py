@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstale.strategies import ClientUpdate, DirectionalGap, Gap, arrays
+from fedstale.strategies import arrays
 from fedstale.strategies.arrays import CHUNK, LANES
+from fedstale.strategies.weighting import ClientUpdate, DirectionalGap, Gap
 from fedstale.strategies.weighting import gap_kernel as compiled
 from fedstale.strategies.weighting.gap import divide_by_gap
 
@@ -100,7 +101,7 @@ def test_the_loop_is_compiled_for_large_models_in_one_real_dtype_only(monkeypatc
 def test_a_small_update_is_weighed_without_importing_numba():
     code = """
 import sys, numpy as np
-from fedstale.strategies import Gap, ClientUpdate
+from fedstale.strategies.weighting import Gap, ClientUpdate
 theta = [{"w": np.full(9, x)} for x in (0.0, 1.0)]
 gap = Gap()
 gap.observe(*theta, 1.0)

@@ -7,8 +7,8 @@ import pytest
 from replies import open_buffer
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import ClientUpdate, RelevanceAware
 from fedstale.strategies.server.versions import Snapshot
+from fedstale.strategies.weighting import ClientUpdate, RelevanceAware
 from fedstale.strategies.weighting.base import ByAge, constant
 
 ZERO = {"w": np.zeros(2)}

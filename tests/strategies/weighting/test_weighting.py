@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import (
+from fedstale.strategies.weighting import (
     ByAge,
     ClientUpdate,
     DirectionalGap,

@@ -6,18 +6,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fedstale.agents import AgentSelector
 from fedstale.deployment.run_folder import recorded
-from fedstale.strategies import (
-    DirectionAware,
-    ExpectedUtility,
-    Fastest,
-    FedBuff,
-    ForecastRequest,
-    GapAware,
-    LeastAvailable,
-    MostReliable,
-    Oort,
-    Random,
-)
+from fedstale.strategies import DirectionAware, FedBuff, GapAware, selection
 from shakespeare_app import play, task
 
 app = ServerApp()
@@ -26,12 +15,12 @@ app = ServerApp()
 IN_ROUNDS = {"fedavg": FedAvg}
 AS_THEY_COME = {"fedbuff": FedBuff, "gap-aware": GapAware, "direction-aware": DirectionAware}
 SELECTORS = {
-    "random": Random,
-    "fedcs": Fastest,
-    "oort": Oort,
-    "refl": LeastAvailable,
-    "likeliest": MostReliable,
-    "likely": ExpectedUtility,
+    "random": selection.Random,
+    "fedcs": selection.Fastest,
+    "oort": selection.Oort,
+    "refl": selection.LeastAvailable,
+    "likeliest": selection.MostReliable,
+    "likely": selection.ExpectedUtility,
     "agent": AgentSelector,
 }
 
@@ -69,7 +58,7 @@ def _strategy(name: str, context: Context) -> Strategy:
             concurrency=int(config["concurrency"]),
             buffer_size=int(config["buffer-size"]),
             selector=SELECTORS[selector](),
-            forecast_request=ForecastRequest() if config["forecasts"] else None,
+            forecast_request=selection.ForecastRequest() if config["forecasts"] else None,
             checkpoints=str(config["checkpoints"]) or None,
             resume=str(config["resume"]) or None,
             seed=int(config["seed"]),

@@ -3,49 +3,49 @@ import multiprocessing
 import numpy as np
 import pytest
 
-from fedstale.strategies import cores
+from fedstale.strategies import arrays
 from fedstale.strategies.arrays import CHUNK, add_scaled, over_chunks
 
 
 def test_threads_follow_openmp_and_else_the_cores_of_this_process(monkeypatch):
-    monkeypatch.setattr(cores, "n_cores", lambda: 3)
+    monkeypatch.setattr(arrays, "n_cores", lambda: 3)
     for said, expected in (("2", 2), ("4,2", 4), ("0", 3), ("many", 3), ("", 3), ("999", 16)):
         monkeypatch.setenv("OMP_NUM_THREADS", said)
-        assert cores.n_threads() == expected
+        assert arrays.n_threads() == expected
     monkeypatch.delenv("OMP_NUM_THREADS")
-    assert cores.n_threads() == 3
+    assert arrays.n_threads() == 3
 
 
 @pytest.mark.parametrize("threads", ["1", "2", "3", "16"])
 def test_results_come_in_the_order_of_the_items(monkeypatch, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    assert cores.each(lambda x: x * x, [(x,) for x in range(100)]) == [x * x for x in range(100)]
-    assert cores.each(lambda: 1, []) == []
+    assert arrays.each(lambda x: x * x, [(x,) for x in range(100)]) == [x * x for x in range(100)]
+    assert arrays.each(lambda: 1, []) == []
 
 
 def test_an_error_in_any_thread_is_raised(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     with pytest.raises(ZeroDivisionError):
-        cores.each(lambda x: 1 / x, [(x,) for x in (1, 2, 0, 4, 5)])
+        arrays.each(lambda x: 1 / x, [(x,) for x in (1, 2, 0, 4, 5)])
 
 
 def test_errstate_of_the_caller_holds_in_all_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     big = [(np.full(1000, 3e38, np.float32),) for _ in range(200)]
     with np.errstate(over="ignore"):
-        assert all(np.isinf(x).all() for x in cores.each(lambda x: x + x, big))
+        assert all(np.isinf(x).all() for x in arrays.each(lambda x: x + x, big))
     with pytest.warns(RuntimeWarning, match="overflow"):
-        cores.each(lambda x: x + x, big)
+        arrays.each(lambda x: x + x, big)
 
 
 def test_a_forked_child_has_threads_of_its_own(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    cores.each(abs, [(-1,), (-2,)])
-    assert cores._pool.cache_info().currsize
+    arrays.each(abs, [(-1,), (-2,)])
+    assert arrays._pool.cache_info().currsize
     queue = multiprocessing.get_context("fork").SimpleQueue()
     child = multiprocessing.get_context("fork").Process(
         target=lambda: queue.put(
-            (cores._pool.cache_info().currsize, cores.each(abs, [(-3,), (4,)]))
+            (arrays._pool.cache_info().currsize, arrays.each(abs, [(-3,), (4,)]))
         )
     )
     child.start()

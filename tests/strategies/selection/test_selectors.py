@@ -1,4 +1,4 @@
-"""Whom to send to: a contract for all selectors, and each published rule."""
+"""Which nodes to send to: a contract for all selectors, and each published rule."""
 
 from dataclasses import fields
 from math import inf, log, nan, sqrt
@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import (
+from fedstale.strategies.selection import (
+    RELEASED,
     Candidate,
     Candidates,
     ExpectedUtility,
@@ -18,22 +19,22 @@ from fedstale.strategies import (
     LeastAvailable,
     MostReliable,
     Oort,
+    OortSettings,
     PowerOfChoice,
     Random,
 )
-from fedstale.strategies.selection.oort import RELEASED, OortSettings
 from fedstale.strategies.server.clients import History, Table
 
 SELECTORS = {
     "random": Random,
     "fedcs": Fastest,
     "power": lambda: PowerOfChoice(5),
-    "likeliest": MostReliable,
-    "likely": ExpectedUtility,
+    "most reliable": MostReliable,
+    "expected utility": ExpectedUtility,
     "refl": LeastAvailable,
     "oort": Oort,
     "oort released": lambda: Oort(RELEASED),
-    "only": lambda: Filtered(lambda c: True, Random()),
+    "filtered": lambda: Filtered(lambda c: True, Random()),
 }
 
 numbers = st.one_of(st.just(nan), st.floats(0.0, 1e6))
@@ -118,7 +119,7 @@ def test_power_of_choice_draws_by_the_number_of_examples():
     assert drawn == [10] * 50
 
 
-def test_likeliest_asks_only_who_will_finish():
+def test_the_most_reliable_are_those_that_will_finish():
     known = pool(
         times_finished=[0, 8, 3],
         times_failed=[8, 0, 1],
@@ -128,7 +129,7 @@ def test_likeliest_asks_only_who_will_finish():
     assert MostReliable().select(known, 3, 0.0, RNG(0)) == [11, 12, 10]
 
 
-def test_likely_and_useful_takes_the_largest_product():
+def test_expected_utility_takes_the_largest_product():
     known = pool(
         forecast=[{"p_finish": 0.1}, {"p_finish": 0.9}, {"p_finish": 1.0}],
         examples=[10.0, 5.0, 1.0],
@@ -142,12 +143,12 @@ def test_without_a_forecast_the_record_of_a_node_speaks_for_it():
     assert [c.p_finish for c in known] == [0.5, 0.9, 0.1]
 
 
-def test_refl_takes_those_first_who_will_rarely_be_there():
+def test_refl_takes_those_first_that_will_rarely_be_online():
     known = pool(forecast=[{"p_available": 0.9}, {}, {"p_available": 0.2}])
     assert LeastAvailable().select(known, 3, 0.0, RNG(0)) == [12, 10, 11]
 
 
-def test_only_keeps_to_its_condition():
+def test_a_filter_keeps_to_its_condition():
     known = pool(times_failed=[0, 3, 0])
     only = Filtered(lambda c: c.times_failed == 0, Random())
     assert set(only.select(known, 3, 0.0, RNG(0))) == {10, 12}
@@ -212,7 +213,7 @@ def test_oort_lets_slower_nodes_in_when_the_utility_falls():
         lambda: OortSettings(clip=0.0),
     ],
 )
-def test_settings_out_of_range_are_refused(make):
+def test_settings_out_of_range_are_rejected(make):
     with pytest.raises(ConfigError, match="expected"):
         make()
 

@@ -11,29 +11,25 @@ from virtual_grid import VirtualGrid, adder, content, identity, record
 
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.strategies import (
-    ByAge,
-    DirectionalGap,
     FedAsync,
     FedAvg,
     FedBuff,
-    Filtered,
-    Gap,
     GapAware,
-    Momentum,
-    Random,
-    Schedule,
     StaleStrategy,
     StopWhen,
     Validation,
-    constant,
-    inverse,
+)
+from fedstale.strategies.schedule import (
+    Schedule,
     k_async,
     k_batch_async,
     k_batch_sync,
     k_sync,
-    polynomial,
     semi_synchronous,
 )
+from fedstale.strategies.selection import Filtered, Random
+from fedstale.strategies.server_optimizer import Momentum
+from fedstale.strategies.weighting import ByAge, DirectionalGap, Gap, constant, inverse, polynomial
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +59,7 @@ def test_fedavg_averages_by_examples():
 def test_metrics_are_averaged_by_examples_and_told_to_the_observer():
     nodes = {10: adder(1.0, examples=1, loss=2.0), 11: adder(4.0, examples=3, loss=6.0)}
     result, grid = start(
-        FedAvg(evaluate_nodes=2), nodes, 2, evaluate_fn=lambda v, _: MetricRecord({"v": v})
+        FedAvg(min_evaluate_nodes=2), nodes, 2, evaluate_fn=lambda v, _: MetricRecord({"v": v})
     )
     assert dict(result.train_metrics_clientapp[1]) == {"loss": 5.0}
     assert [dict(result.evaluate_metrics_serverapp[v]) for v in range(3)] == [
@@ -75,7 +71,7 @@ def test_metrics_are_averaged_by_examples_and_told_to_the_observer():
     assert {source for _, _, source, _ in grid.metrics} == {"train", "server", "evaluate"}
 
 
-def test_k_sync_takes_the_first_and_forgets_the_others():
+def test_k_sync_takes_the_first_and_cancels_the_others():
     nodes = {10: adder(1.0, 1.0), 11: adder(2.0, 2.0), 12: adder(100.0, 3.0)}
     result, grid = start(StaleStrategy(schedule=k_sync(3, 2)), nodes, 2)
     np.testing.assert_allclose(w(result), 3.0)
@@ -91,7 +87,7 @@ def test_k_batch_sync_takes_two_updates_of_one_device():
     assert {f["staleness"] for _, f in grid.merged} == {0}
 
 
-def test_k_async_lets_the_slow_go_on_and_merges_them_as_stale():
+def test_k_async_keeps_stragglers_and_aggregates_them_as_stale():
     nodes = {10: adder(1.0, 1.0), 11: adder(10.0, 2.5)}
     strategy = StaleStrategy(
         schedule=k_async(2, 1), weighting=ByAge(inverse()), normalise="buffer_size"
@@ -103,7 +99,7 @@ def test_k_async_lets_the_slow_go_on_and_merges_them_as_stale():
     np.testing.assert_allclose(w(result), 2.0 + 10.0 / 3.0)
 
 
-def test_k_batch_async_sends_to_a_device_again_before_the_merge():
+def test_k_batch_async_sends_to_a_device_again_before_the_server_step():
     nodes = {10: adder(1.0, 1.0), 11: adder(1.0, 1.5)}
     strategy = FedBuff(2, 4, weighting=ByAge(constant()))
     _, grid = start(strategy, nodes, 1)
@@ -112,7 +108,7 @@ def test_k_batch_async_sends_to_a_device_again_before_the_merge():
     assert len(grid.merged) == 4
 
 
-def test_a_device_contributes_once_to_a_merge_if_asked_for():
+def test_a_device_contributes_once_to_a_server_step_if_asked_for():
     nodes = {n: adder(1.0, 1.0 + n) for n in range(3)}
     schedule = Schedule(
         concurrency=1, buffer_size=3, send="after_reply", stragglers="keep", distinct=True
@@ -123,7 +119,7 @@ def test_a_device_contributes_once_to_a_merge_if_asked_for():
     assert sorted(receivers[3:6]) == [0, 1, 2]
 
 
-def test_a_merge_for_which_too_few_distinct_devices_exist_does_not_hang():
+def test_a_buffer_for_which_too_few_distinct_devices_exist_does_not_hang():
     nodes = {n: adder(1.0) for n in range(2)}
     schedule = Schedule(
         concurrency=2, buffer_size=5, send="after_reply", stragglers="keep", distinct=True
@@ -135,14 +131,14 @@ def test_a_merge_for_which_too_few_distinct_devices_exist_does_not_hang():
 
 def test_fedasync_mixes_models():
     nodes = {10: adder(1.0, 1.0), 11: adder(10.0, 2.5)}
-    result, _ = start(FedAsync(2, mix=0.5, curve=inverse()), nodes, 3)
+    result, _ = start(FedAsync(2, mix=0.5, staleness=inverse()), nodes, 3)
     theta = 0.5
     theta += 0.5 * ((theta + 1.0) - theta)
     theta += 0.5 / 3 * (10.0 - theta)
     np.testing.assert_allclose(w(result), theta)
 
 
-def test_a_deadline_merges_what_there_is_and_late_ones_come_next():
+def test_a_deadline_aggregates_what_there_is_and_stale_updates_come_next():
     nodes = {10: adder(1.0, 1.0), 11: adder(5.0, 7.0)}
     result, grid = start(StaleStrategy(schedule=semi_synchronous(2, 4.0)), nodes, 2)
     assert [(i, f["version"], f["staleness"]) for i, f in grid.merged] == [
@@ -173,7 +169,7 @@ def test_a_reply_at_the_very_deadline_counts():
     assert not grid.refused
 
 
-def test_nobody_online_is_waited_for():
+def test_with_no_node_online_the_server_waits():
     grid = VirtualGrid({10: adder(1.0)}, online=lambda now: [10] if now >= 5000 else [])
     result, _ = start(FedAvg(), grid, 1)
     np.testing.assert_allclose(w(result), 1.0)
@@ -217,7 +213,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_reply_is_refused_with_its_reason_and_changes_nothing(kind):
+def test_a_bad_reply_is_rejected_with_its_reason_and_changes_nothing(kind):
     node, reason = BAD[kind]
     result, grid = start(FedAvg(), {10: adder(1.0, 2.0), 11: node}, 1)
     np.testing.assert_array_equal(w(result), 1.0)
@@ -236,7 +232,7 @@ def test_a_federation_of_bad_replies_ends_with_an_error_and_not_in_a_loop(
         start(StaleStrategy(schedule=schedule), {10: node, 11: node}, 1)
 
 
-def test_a_reply_to_an_unknown_job_is_refused():
+def test_a_reply_to_an_unknown_job_is_rejected():
     nodes = {10: adder(1.0, 2.0)}
     grid = VirtualGrid(nodes)
     push = grid.push_messages
@@ -256,7 +252,7 @@ def test_a_reply_to_an_unknown_job_is_refused():
     np.testing.assert_array_equal(w(result), 1.0)
 
 
-def test_a_merge_that_would_leave_the_finite_range_is_dropped():
+def test_a_server_step_that_would_leave_the_finite_range_is_dropped():
     huge = np.full(2, 1.5e308)
     calls = []
 
@@ -283,7 +279,7 @@ def test_a_weighting_that_always_says_nan_ends_the_run_with_an_error():
 
 
 @pytest.mark.parametrize("normalise", ["examples", "buffer_size", "weights"])
-def test_a_weighting_that_gives_everybody_nothing_keeps_the_model_finite(normalise):
+def test_a_weighting_that_gives_all_updates_nothing_keeps_the_model_finite(normalise):
     curve = lambda tau: 1.0 if tau == 0 else 0.0  # noqa: E731
     nodes = {10: adder(1.0, 1.0), 11: adder(10.0, 1.5)}
     strategy = StaleStrategy(schedule=k_async(2, 1), weighting=ByAge(curve), normalise=normalise)
@@ -370,7 +366,7 @@ def test_a_selector_that_breaks_its_contract_is_named():
         start(FedAvg(selector=Wrong()), {1: adder(1.0), 2: adder(1.0)})
 
 
-def test_a_selector_that_refuses_everybody_is_asked_again_later():
+def test_a_selector_that_picks_no_node_is_asked_again_later():
     tries = []
 
     def later(candidate):
@@ -533,6 +529,36 @@ def test_evaluation_every_few_versions_also_covers_the_last():
     assert sorted(result.evaluate_metrics_serverapp) == [0, 3, 6, 7]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"fraction_evaluate": 0.5}, 2),
+        ({"min_evaluate_nodes": 3}, 3),
+        ({"fraction_evaluate": 0.5, "min_evaluate_nodes": 3}, 3),
+        ({"fraction_evaluate": 1.0, "min_evaluate_nodes": 3}, 5),
+        ({"min_evaluate_nodes": 9}, 5),
+        ({"fraction_evaluate": 0.1}, 0),
+        ({}, 0),
+    ],
+)
+def test_a_share_of_the_nodes_evaluates_and_at_least_so_many(options, expected):
+    _, grid = start(FedAvg(**options), {n: adder(1.0) for n in range(5)}, 1)
+    kinds = [message.metadata.message_type for _, message in grid.sent]
+    assert kinds.count("evaluate") == expected
+
+
+def test_a_share_of_the_nodes_trains_in_each_round():
+    _, grid = start(FedAvg(fraction_train=0.5), {n: adder(1.0) for n in range(5)}, 3)
+    assert [message.metadata.group_id for _, message in grid.sent] == ["0", "0", "1", "1", "2", "2"]
+
+
+def test_a_round_waits_for_as_many_nodes_as_it_was_told():
+    nodes = {n: adder(1.0) for n in range(3)}
+    grid = VirtualGrid(nodes, online=lambda now: range(3) if now >= 100.0 else range(2))
+    start(FedAvg(min_available_nodes=3), grid, 1)
+    assert [at for at, _ in grid.sent] == [120.0] * 3
+
+
 def test_no_rounds_return_the_initial_model():
     result, grid = start(FedAvg(), {1: adder(1.0)}, 0)
     np.testing.assert_array_equal(w(result), 0.0)
@@ -554,12 +580,13 @@ def test_the_settings_of_users_reach_the_clients():
         lambda: k_async(2, 3),
         lambda: Schedule(send="after_reply"),
         lambda: Schedule(deadline_s=0.0),
-        lambda: Schedule(min_online=0),
+        lambda: Schedule(min_available_nodes=0),
         lambda: Schedule(stragglers="drop"),
         lambda: StaleStrategy(normalise="mean"),
         lambda: StaleStrategy(update="weights"),
         lambda: StaleStrategy(evaluate_every=0),
-        lambda: StaleStrategy(evaluate_nodes=-1),
+        lambda: StaleStrategy(min_evaluate_nodes=-1),
+        lambda: StaleStrategy(fraction_evaluate=1.5),
         lambda: StaleStrategy(recheck_s=0.0),
         lambda: StopWhen(elapsed_s=0.0),
     ],
@@ -574,7 +601,7 @@ def test_a_bad_configuration_never_starts_a_run(make):
     [record(), record(w=np.array([np.nan])), record(w=np.array([1j]))],
     ids=["empty", "NaN", "complex"],
 )
-def test_a_model_that_cannot_be_trained_is_refused_before_the_run(arrays):
+def test_a_model_that_cannot_be_trained_is_rejected_before_the_run(arrays):
     with pytest.raises(ConfigError, match="initial_arrays"):
         start(FedAvg(), {1: adder(1.0)}, 1, arrays)
 
@@ -595,8 +622,8 @@ def test_records_may_have_other_names():
         metrics = MetricRecord({"n": 2})
         return 1.0, RecordDict({"model": record(w=x + 1.0), "m": metrics})
 
-    gate = Validation(arrays_key="model", examples_key="n")
-    result, grid = start(FedAvg(validation=gate, config_key="c"), {1: node}, 1)
+    gate = Validation(arrayrecord_key="model", weighted_by_key="n")
+    result, grid = start(FedAvg(validation=gate, configrecord_key="c"), {1: node}, 1)
     np.testing.assert_array_equal(w(result), 1.0)
     assert "c" in grid.sent[0][1].content
 

@@ -1,4 +1,4 @@
-"""Queries for forecasts: who is asked, how long answers are waited for, what they change."""
+"""Forecast requests: which nodes are asked, how long answers are waited for, what they change."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,9 @@ from flwr.app.error import Error
 from virtual_grid import VirtualGrid, adder, identity, record
 
 from fedstale.errors import ConfigError
-from fedstale.strategies import ExpectedUtility, ForecastRequest, Schedule, StaleStrategy
+from fedstale.strategies import StaleStrategy
+from fedstale.strategies.schedule import Schedule
+from fedstale.strategies.selection import ExpectedUtility, ForecastRequest
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
 
 
@@ -37,7 +39,10 @@ def node(p=None, *, after_s=1.0, silent=False, failing=False):
 def run(nodes, rounds=1, **options):
     grid = VirtualGrid(nodes)
     strategy = StaleStrategy(
-        selector=ExpectedUtility(), schedule=Schedule(concurrency=1), evaluate_nodes=0, **options
+        selector=ExpectedUtility(),
+        schedule=Schedule(concurrency=1),
+        min_evaluate_nodes=0,
+        **options,
     )
     result = strategy.start(grid, record(w=np.zeros(2)), num_rounds=rounds, timeout=600.0)
     sent = [(at, m.metadata.dst_node_id, m.metadata.message_type) for at, m in grid.sent]
