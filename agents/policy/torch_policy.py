@@ -49,14 +49,14 @@ class ScorerNetwork(nn.Module):
         spread = (square - mean.square()).clamp(min=1e-12).sqrt()
         return torch.cat([context, mean, spread], dim=1)
 
-    def forward(self, features: Tensor, summary: Tensor, prior: Tensor) -> Tensor:
+    def forward(self, features: Tensor, summary: Tensor, heuristic: Tensor) -> Tensor:
         """Return scores of shape (b, n)."""
         w = self.weights
         about = torch.tanh(summary @ w["pool"] + w["pool_bias"])
         offset = about @ w["context"] + w["candidate_bias"]
         hidden = torch.relu(features @ w["candidate"] + offset.unsqueeze(1))
         hidden = torch.relu(hidden @ w["hidden"] + w["hidden_bias"])
-        return w["beta"] * prior + (hidden @ w["last"]).squeeze(-1)
+        return w["beta"] * heuristic + (hidden @ w["last"]).squeeze(-1)
 
     def exported(self) -> Weights:
         """Return the weights for `fedstale.agents.policy.scorer`."""
@@ -76,7 +76,8 @@ class ScorerPolicy(MaskableActorCriticPolicy):
     """Actor and critic for observations of `SelectionEnv`.
 
     Args:
-        observation_space: a Dict of `features` (n, f), `context` (g,), `prior` (n,), `mask` (n,).
+        observation_space: a Dict of `features` (n, f), `context` (g,), `heuristic` (n,) and `mask`
+            (n,).
         action_space: Discrete(n).
         lr_schedule: learning rate by remaining progress.
         temperature: what scores are divided by, > 0.
@@ -125,7 +126,7 @@ class ScorerPolicy(MaskableActorCriticPolicy):
     def _both(self, obs: Observation) -> tuple[Tensor, Tensor]:
         features, mask = obs["features"].float(), obs["mask"].float()
         summary = self.scorer.summary(features, obs["context"].float(), mask)
-        logits = self.scorer(features, summary, obs["prior"].float()) / self.temperature
+        logits = self.scorer(features, summary, obs["heuristic"].float()) / self.temperature
         return logits, self.value_net(self.critic(summary))
 
     def _distribution(

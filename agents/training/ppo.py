@@ -11,37 +11,37 @@ import numpy as np
 import torch
 from sb3_contrib import MaskablePPO
 
-from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.env.vector_env import VectorSelectionEnv
 from fedstale.agents.policy.scorer import Weights
 from fedstale.agents.policy.torch_policy import ScorerPolicy
-from fedstale.agents.training.train import Learner, State, Training, start_weights
+from fedstale.agents.training.base import Learner, State, Training
 
 PICKS = 64
 """Picks of each window between updates."""
 TEMPERATURE = 0.25
-"""What scores are divided by while picks are drawn."""
+"""Divisor of the scores while picks are sampled."""
 
 
 class PPOLearner(Learner):
     """Stable-Baselines3's MaskablePPO, one update at a time.
 
-    Windows that were under way at a checkpoint are not taken up again: a resumed training begins
-    new ones, and is as good as, but not equal to, one that did not stop.
+    Windows that were played at a checkpoint are not continued: a resumed training begins new ones,
+    and is as good as, but not equal to, one that did not stop.
 
     Args:
-        stage: where the windows are.
+        scenario: where the windows are.
         training: how; `rate` is ten times that of Adam, which takes many steps in an update.
         reward: prices.
     """
 
-    def __init__(self, stage: Stage, training: Training, reward: Reward) -> None:
-        self._stage, self._training, self._reward = stage, training, reward
+    def __init__(self, scenario: Scenario, training: Training, reward: Reward) -> None:
+        self._training = training
         self._env = VectorSelectionEnv(
-            stage,
+            scenario,
             4 * training.windows,
-            n_max=stage.settings.devices[1],
+            n_max=scenario.settings.devices[1],
             reward=reward,
             seed=training.seed,
         )
@@ -59,7 +59,7 @@ class PPOLearner(Learner):
             target_kl=0.05,
             policy_kwargs={
                 "temperature": TEMPERATURE,
-                "start": start_weights(training),
+                "start": training.start_weights(),
                 "train_beta": training.residual,
             },
             seed=training.seed,
@@ -72,7 +72,7 @@ class PPOLearner(Learner):
         return cast("ScorerPolicy", self._model.policy)
 
     def update(self) -> dict[str, float]:
-        """Play, and learn from what was played."""
+        """Make a rollout, and learn from it."""
         model, training = self._model, self._training
         model.lr_schedule = lambda _: training.rate_at(self._updates) / 10.0
         picks = PICKS * self._env.num_envs
