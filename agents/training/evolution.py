@@ -72,7 +72,7 @@ class Evolution:
         self.mean = self.mean + rate * self.scale * first / (np.sqrt(second) + _EPSILON)
 
     def state_dict(self) -> State:
-        """Return everything that a later `ask` depends on."""
+        """Return everything that a later `ask` depends on; windows follow from the generation."""
         return {
             "mean": self.mean,
             "first": self._first,
@@ -91,7 +91,7 @@ class Evolution:
         return np.random.default_rng(key).standard_normal((self.pairs, self.mean.size))
 
 
-class EvolutionLearner(Learner):
+class EvolutionLearner(Evolution, Learner):
     """Changes agents at random, lets all play the same new windows, and follows the better ones.
 
     Args:
@@ -104,7 +104,7 @@ class EvolutionLearner(Learner):
         start = training.start_weights()
         scale = {name: np.ones_like(value) for name, value in start.items()}
         scale["beta"][:] = float(training.residual)
-        self._evolution = Evolution(
+        super().__init__(
             flat(start).astype(np.float64),
             pairs=training.pairs,
             sigma=training.sigma,
@@ -116,16 +116,16 @@ class EvolutionLearner(Learner):
 
     def update(self) -> dict[str, float]:
         """Play one generation."""
-        evolution, training = self._evolution, self._training
-        key = np.random.SeedSequence(training.seed, spawn_key=(8, evolution.generation))
+        training = self._training
+        key = np.random.SeedSequence(training.seed, spawn_key=(8, self.generation))
         each = training.windows
         episodes = self._scenario.draw(each, np.random.default_rng(key))
-        members = evolution.ask()
+        members = self.ask()
         repeated = episodes.take(np.tile(np.arange(each), len(members)))
         pick = training_picks_of(self._simulator, by_population(members, each))
         played = rollout(self._simulator, repeated, pick, self._reward)
         fitness = played.terms["reward"].reshape(-1, each).mean(axis=1)
-        evolution.tell(fitness, training.rate_at(evolution.generation))
+        self.tell(fitness, training.rate_at(self.generation))
         return {
             "reward": float(fitness.mean()),
             "best_member": float(fitness.max()),
@@ -134,15 +134,7 @@ class EvolutionLearner(Learner):
 
     def weights(self) -> Weights:
         """Return the mean of the population."""
-        return unflat(self._evolution.mean, N_FEATURES, N_CONTEXT)
-
-    def state_dict(self) -> State:
-        """Return the state of the search; windows follow from the generation."""
-        return self._evolution.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        """Continue the search."""
-        self._evolution.load_state_dict(state)
+        return unflat(self.mean, N_FEATURES, N_CONTEXT)
 
 
 def ranks(fitness: Array) -> Array:

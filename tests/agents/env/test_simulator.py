@@ -157,7 +157,7 @@ def test_a_round_costs_what_the_trips_cost():
     traces = fleet([ALWAYS, [(0.0, 60.0)], ALWAYS], compute=[1.0, 1.0, 0.25])
     simulator = simulator_of(traces, episodes([0, 1, 2], concurrency=3, buffer_size=1))
     made = send(simulator, 0, 1, 2)
-    # The first reply ends the round; the slow one is forgotten, the lost one is not seen yet.
+    # The first reply ends the round; the slow one is discarded, the lost one is not seen yet.
     assert made.time_s[0] == pytest.approx(100.0)
     assert (made.sent[0], made.aggregated[0], made.failed[0], made.discarded[0]) == (3, 1, 0, 2)
     assert made.wasted_s[0] == pytest.approx(60.0 + 400.0)
@@ -236,8 +236,8 @@ def test_p_finish_of_an_over_reporting_client_falls():
             send(simulator, 0)
         else:
             send(simulator)
-    liar = simulator.candidates(0)
-    assert liar.p_finish[liar.node_ids.tolist().index(0)] < 0.5
+    over_reporting = simulator.candidates(0)
+    assert over_reporting.p_finish[over_reporting.node_ids.tolist().index(0)] < 0.5
 
 
 def test_forecasts_are_as_old_as_the_last_reply_unless_the_server_requests_them():

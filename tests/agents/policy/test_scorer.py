@@ -57,7 +57,7 @@ def test_a_fleet_taken_twice_scores_as_once():
     np.testing.assert_allclose(twice, np.tile(once, 2), atol=1e-5)
 
 
-def test_who_is_not_there_changes_nobodys_score():
+def test_columns_without_a_candidate_change_no_score():
     features, context, heuristic = drawn()
     mask = np.array([True, True, False, True, False, True, True])
     among = scorer.score(trained(), features, context, heuristic, mask)
@@ -96,7 +96,7 @@ def test_weights_survive_being_flattened():
 def test_the_network_in_torch_gives_the_same_scores_and_starts_from_the_same_weights():
     torch = pytest.importorskip("torch")
     pytest.importorskip("sb3_contrib")
-    from fedstale.agents.policy.torch_policy import ScorerNetwork
+    from fedstale.agents.training.ppo import ScorerNetwork
 
     network = ScorerNetwork(F, G, seed=1)
     features, context, heuristic = drawn(batch=(4,))

@@ -212,7 +212,7 @@ def test_the_selector_plays_as_the_scores_that_it_was_trained_by(tmp_path):
     assert not selector.falls_back
     by_selector = episode_metrics(ground.simulator(8), episodes, selector)
     by_score = episode_metrics(ground.simulator(8), episodes, by_agent(weights))
-    for name in ("sent", "merged", "reward", "unique"):
+    for name in ("sent", "aggregated", "reward", "unique"):
         np.testing.assert_allclose(by_selector[name], by_score[name], atol=1e-6, err_msg=name)
 
 
@@ -235,7 +235,7 @@ def test_the_policy_draws_by_the_scores_over_its_temperature():
     torch = pytest.importorskip("torch")
     pytest.importorskip("sb3_contrib")
     from fedstale.agents.env.gym_env import observation_space
-    from fedstale.agents.policy.torch_policy import ScorerPolicy
+    from fedstale.agents.training.ppo import ScorerPolicy
 
     space = observation_space(5)
     weights = random_weights()
