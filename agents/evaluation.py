@@ -1,33 +1,34 @@
-"""Is a trained agent any better: everybody plays the same windows of devices and hours held out.
+"""Compare a trained agent with other policies on held-out windows, and test it for known faults.
 
-Each contender plays every window from its beginning with the same devices, data, jobs and noise,
-so differences are taken within windows. The heuristic `p_finish x utility` is the one to beat: an
+Every contender plays each window from its beginning with the same devices, data, jobs and noise, so
+differences are taken within windows. The heuristic `p_finish x utility` is the one to beat: an
 agent starts as it.
 
-Intervals of a difference between two selectors that played the same windows.
+Windows differ far more from one another than policies do on one window, so the intervals of a
+difference between two policies resample only differences within a window. A trained agent is a draw
+too: where there are several training seeds, they are resampled along with the windows.
 
-Windows differ far more from one another than selectors do on one window, so only differences within
-a window are resampled. A trained agent is a draw too: where there are several training seeds, they
-are resampled along with the windows.
+Reward on windows of recorded devices says little of other fleets: of one without any history yet,
+or of one where half of the clients report chances that they never keep. `faults` simulates both.
 
 Reference:
     Efron, Tibshirani. An Introduction to the Bootstrap. Chapman & Hall, 1993 (percentile interval).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedstale.agents.env.episodes import Episodes
-from fedstale.agents.env.forecast_table import NoForecasts, TrueForecasts
-from fedstale.agents.env.scenario import Stage
-from fedstale.agents.env.simulator import Reward
-from fedstale.agents.play import Score, heuristic, play
-from fedstale.agents.policy.features import Single
-from fedstale.agents.policy.scorer import Weights, score
+from fedstale.agents.env.episodes import Episodes, online_share
+from fedstale.agents.env.rounds import TERMS, Policy, Rollout, picks_of, rollout
+from fedstale.agents.env.scenario import Scenario
+from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
+from fedstale.agents.policy.files import Agent
+from fedstale.agents.policy.scorer import by_agent, by_heuristic
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
     PAPER,
@@ -39,164 +40,89 @@ from fedstale.strategies.selection import (
     Random,
     Selector,
 )
-from fedstale.traces.arrays import Mask
+from fedstale.strategies.server.clients import Candidates
+from fedstale.traces.arrays import Array, Mask
 
-Floats = npt.NDArray[np.float64]
-
-_RESAMPLES = 2_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """Mean of one minus mean of the other, with its 95 % interval."""
-
-    mean: float
-    """Mean difference; NaN where no window has both."""
-    low: float
-    """2.5 % quantile of the resampled means."""
-    high: float
-    """97.5 % quantile of the resampled means."""
-    windows: int
-    """Windows that both have a value for."""
-
-
-def paired(one: Floats, other: Floats, *, seed: int = 0) -> Difference:
-    """Return the mean difference with its bootstrap interval.
-
-    Args:
-        one: value of each training seed on each window; shape (seeds, windows), or (windows,).
-        other: the same of the other selector; the windows are the same, the seeds need not be.
-        seed: of the resampling.
-
-    Example:
-        >>> found = paired(np.array([2.0, 5.0, 9.0]), np.array([1.0, 4.0, 8.0]))
-        >>> found.mean, round(found.low, 6), round(found.high, 6), found.windows
-        (1.0, 1.0, 1.0, 3)
-    """
-    one, other = np.atleast_2d(one), np.atleast_2d(other)
-    known = np.isfinite(one).all(axis=0) & np.isfinite(other).all(axis=0)
-    one, other = one[:, known], other[:, known]
-    n = one.shape[1]
-    if not n:
-        return Difference(mean=np.nan, low=np.nan, high=np.nan, windows=0)
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
-    windows = rng.integers(n, size=(_RESAMPLES, n))
-    # Numbers of times that each seed and each window was drawn; a mean is then a product.
-    weights = np.stack([np.bincount(row, minlength=n) for row in windows]) / n
-    low, high = np.quantile(_means(one, weights, rng) - _means(other, weights, rng), [0.025, 0.975])
-    return Difference(
-        mean=float(one.mean() - other.mean()), low=float(low), high=float(high), windows=n
-    )
-
-
-def _means(values: Floats, weights: Floats, rng: np.random.Generator) -> Floats:
-    seeds = values.shape[0]
-    by_seed = weights @ values.T
-    if seeds == 1:
-        return by_seed[:, 0]
-    drawn = rng.integers(seeds, size=(len(weights), seeds))
-    return np.take_along_axis(by_seed, drawn, axis=1).mean(axis=1)
-
-
-METRICS = (
-    "reward",
-    "gain",
-    "time",
-    "waste",
-    "valid_ratio",
-    "wasted_s",
-    "unique",
-    "gini",
-    "low_share",
-)
-"""What is compared; see `fedstale.agents.play.play`."""
+METRICS = (*TERMS, "valid_ratio", "wasted_s", "unique", "gini", "low_share")
+"""What is compared; see `episode_metrics`."""
 AGENT, HEURISTIC = "agent", "p_finish x utility"
 LEAST_WINDOWS = 10
+MOST_OVER_REPORTING = 0.1
+"""Share of the last picks that over-reporting clients, which never finish, may get."""
+
+_RESAMPLES = 2_000
+_STEP_S, _STEPS, _PICKED = 600.0, 60, 8
+# Chances that honest clients report, and keep, and chances that over-reporting clients report.
+_REPORTED = ((0.7, 1.0), (0.9, 0.97))
 
 Watch = Callable[[str, int, int], None]
-"""Is told who plays next, how many have played, and how many are to."""
+"""Called with the contender that plays next, how many have played, and how many are to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """Who picks, and what devices say to it."""
+    """A policy, and what devices report to it."""
 
-    policies: Sequence[Selector | Score]
+    policies: Sequence[Policy]
     """One for each training seed."""
-    stage: Stage
+    scenario: Scenario
     """Where it plays; differs from the others' in forecasts alone."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Evaluation:
-    """What came of it."""
+    """Metrics of all contenders."""
 
     windows: pd.DataFrame
-    """One row for each contender, training seed and window, as `play` gives it."""
+    """One row for each contender, training seed and window; see `episode_metrics`."""
     table: pd.DataFrame
     """One row for each contender and metric: mean, and the agent's mean minus it with interval."""
 
 
-def scoring(weights: Weights) -> Score:
-    """Return an agent as a scoring function."""
-
-    def scores(
-        features: Single, context: Single, prior: Single, mask: Mask
-    ) -> npt.NDArray[np.floating]:
-        return score(weights, features, context, prior, mask)
-
-    return scores
-
-
 def contenders(
-    stage: Stage,
-    agents: Sequence[Weights],
+    scenario: Scenario,
+    agents: Sequence[Agent],
     *,
-    persistence: Stage | None = None,
-    reactive: Sequence[Weights] = (),
-    scratch: Sequence[Weights] = (),
+    persistence: Scenario | None = None,
+    reactive: Sequence[Agent] = (),
+    scratch: Sequence[Agent] = (),
 ) -> dict[str, Contender]:
-    """Return the agent and everybody that it is compared with.
+    """Return the agent and all policies that it is compared with.
 
     Args:
-        stage: held-out devices and hours; its forecasts are the forecaster's.
-        agents: trained weights, one for each training seed.
-        persistence: the same stage on which devices say that all stays as it is.
-        reactive: weights that were trained without forecasts.
-        scratch: weights that were trained without the heuristic's score.
+        scenario: held-out devices and hours; its forecasts are the forecaster's.
+        agents: trained agents, one for each training seed.
+        persistence: the same scenario in which devices forecast that nothing changes.
+        reactive: agents that were trained without forecasts.
+        scratch: agents that were trained without the heuristic's score.
 
     Raises:
         ConfigError: there is no agent.
     """
     if not agents:
         raise ConfigError("evaluate: expected at least one trained agent")
-    silent = stage.with_forecasts(NoForecasts())
-    true = stage.with_forecasts(TrueForecasts(stage.traces, stage.kinds))
-    most = max(2, round(stage.settings.devices[1] * stage.settings.asked_share[1]))
-    alone: dict[str, tuple[Selector | Score, Stage]] = {
-        HEURISTIC: (heuristic, stage),
-        "random": (Random(), stage),
-        "FedCS": (Fastest(), stage),
-        "Oort, paper's constants": (Oort(PAPER), stage),
-        "Oort, released constants": (Oort(RELEASED), stage),
-        "REFL IPS": (LeastAvailable(), stage),
-        "power of choice": (PowerOfChoice(2 * most), stage),
-        f"{HEURISTIC}, no forecasts": (heuristic, silent),
-        f"{HEURISTIC}, true forecasts": (heuristic, true),
-    }
-    made = {AGENT: Contender(policies=[scoring(w) for w in agents], stage=stage)}
-    made |= {k: Contender(policies=[policy], stage=on) for k, (policy, on) in alone.items()}
-    variants: list[tuple[str, Sequence[Weights], Stage | None]] = [
-        ("agent, no forecasts", agents, silent),
-        ("agent, persistence", agents, persistence),
-        ("agent, true forecasts", agents, true),
-        ("agent trained without forecasts", reactive, silent),
-        ("agent from scratch", scratch, stage),
+    silent, true = scenario.with_forecasts("none"), scenario.with_forecasts("oracle")
+    settings = scenario.settings
+    most = max(2, round(settings.devices[1] * settings.concurrency_share[1]))
+    trained = [by_agent(agent.weights) for agent in agents]
+    played: list[tuple[str, Sequence[Policy], Scenario]] = [
+        (AGENT, trained, scenario),
+        (HEURISTIC, [by_heuristic], scenario),
+        ("random", [Random()], scenario),
+        ("FedCS", [Fastest()], scenario),
+        ("Oort, paper's constants", [Oort(PAPER)], scenario),
+        ("Oort, released constants", [Oort(RELEASED)], scenario),
+        ("REFL IPS", [LeastAvailable()], scenario),
+        ("power of choice", [PowerOfChoice(2 * most)], scenario),
+        (f"{HEURISTIC}, no forecasts", [by_heuristic], silent),
+        (f"{HEURISTIC}, true forecasts", [by_heuristic], true),
+        ("agent, no forecasts", trained, silent),
+        ("agent, persistence", trained if persistence else [], persistence or scenario),
+        ("agent, true forecasts", trained, true),
+        ("agent trained without forecasts", [by_agent(a.weights) for a in reactive], silent),
+        ("agent from scratch", [by_agent(a.weights) for a in scratch], scenario),
     ]
-    for name, weights, on in variants:
-        if weights and on is not None:
-            made[name] = Contender(policies=[scoring(w) for w in weights], stage=on)
-    return made
+    return {name: Contender(policies=some, scenario=on) for name, some, on in played if some}
 
 
 def evaluate(
@@ -209,7 +135,7 @@ def evaluate(
     at_a_time: int = 128,
     watch: Watch | None = None,
 ) -> Evaluation:
-    """Let everybody play the same windows, and compare.
+    """Let every contender play the same windows, and compare them.
 
     Args:
         playing: contenders by name.
@@ -228,32 +154,162 @@ def evaluate(
     if against not in playing:
         raise ConfigError(f"against = {against!r}: expected one of {', '.join(playing)}")
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(9,)))
-    episodes = next(iter(playing.values())).stage.draw(windows, rng)
+    episodes = next(iter(playing.values())).scenario.draw(windows, rng)
     played = []
     for i, (name, contender) in enumerate(playing.items()):
         if watch is not None:
             watch(name, i, len(playing))
-        played += _played(name, contender, episodes, seed=seed, reward=reward, at_a_time=at_a_time)
+        simulator = contender.scenario.simulator(min(at_a_time, windows))
+        for number, policy in enumerate(contender.policies):
+            table = episode_metrics(simulator, episodes, policy, seed=seed, reward=reward)
+            window = np.arange(windows)
+            played.append(table.assign(contender=name, training_seed=number, window=window))
     table = pd.concat(played, ignore_index=True)
     return Evaluation(windows=table, table=compared(table, against, seed=seed))
 
 
-def _played(
-    name: str,
-    contender: Contender,
+def episode_metrics(
+    simulator: Simulator,
     episodes: Episodes,
+    policy: Policy,
     *,
-    seed: int,
-    reward: Reward | None,
-    at_a_time: int,
-) -> list[pd.DataFrame]:
-    world = contender.stage.world(min(at_a_time, len(episodes)))
-    rows = []
-    for number, policy in enumerate(contender.policies):
-        table = play(world, episodes, policy, seed=seed, reward=reward)
-        window = np.arange(len(table))
-        rows.append(table.assign(contender=name, training_seed=number, window=window))
-    return rows
+    seed: int = 0,
+    reward: Reward | None = None,
+) -> pd.DataFrame:
+    """Play every episode to its end, and return metrics of each.
+
+    Args:
+        simulator: with room for the episodes; as many of them at a time as it holds.
+        episodes: to play.
+        policy: picks the devices.
+        seed: of the selector's choices, and of ties between scores.
+        reward: prices of time and waste; the defaults if None.
+
+    Returns:
+        One row for each episode: the terms of the reward; progress (fall of the log loss),
+        valid_ratio (updates aggregated over jobs ended), wasted_s and spent_s (device-seconds),
+        sent, aggregated, failed, discarded, rounds, time_s; unique (devices with an aggregated
+        update over devices), gini (of the number of jobs sent to each device), low_share (share of
+        the aggregated updates from the third of the devices that is online least), staleness (mean
+        of the aggregated).
+    """
+    starts = range(0, len(episodes), simulator.b)
+    seeds = np.random.SeedSequence(seed, spawn_key=(43,)).spawn(len(starts))
+    tables = []
+    for start, part_seed in zip(starts, seeds, strict=True):
+        part = episodes.take(np.arange(start, min(start + simulator.b, len(episodes))))
+        pick = picks_of(simulator, policy, len(part), part_seed)
+        tables.append(_metrics(simulator, part, rollout(simulator, part, pick, reward or Reward())))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _metrics(simulator: Simulator, episodes: Episodes, played: Rollout) -> pd.DataFrame:
+    rows, present, outcome = np.arange(len(episodes)), episodes.present, played.outcome
+    sent = simulator.known["times_picked"][rows] * present
+    finished = simulator.known["times_finished"][rows] * present
+    n = present.sum(axis=1)
+    online = online_share(
+        simulator.traces,
+        episodes.devices,
+        episodes.start,
+        episodes.end - episodes.start,
+        looks=100,
+    )
+    order = np.argsort(np.where(present, online, np.inf), axis=1, kind="stable")
+    low = present & (np.argsort(order, axis=1, kind="stable") < n[:, None] / 3.0)
+    ended = outcome.aggregated + outcome.failed + outcome.discarded
+    sums = [f.name for f in fields(RoundOutcome) if f.name not in {*TERMS, "staleness"}]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        columns = {
+            **played.terms,
+            **{name: getattr(outcome, name) for name in sums},
+            "rounds": simulator.n_rounds[rows],
+            "valid_ratio": outcome.aggregated / ended,
+            "unique": (finished > 0).sum(axis=1) / n,
+            "gini": gini(sent, present),
+            "low_share": np.where(low, finished, 0).sum(axis=1) / finished.sum(axis=1),
+            "staleness": outcome.staleness / outcome.aggregated,
+            "devices": n,
+            "concurrency": episodes.concurrency,
+            "keeps_stragglers": episodes.keeps_stragglers,
+            "requests_forecasts": episodes.requests_forecasts,
+        }
+    return pd.DataFrame(columns)
+
+
+def gini(counts: npt.NDArray[np.int64], present: Mask) -> Array:
+    """Return the Gini coefficient of counts: 0 if all are equal, near 1 if one has them all.
+
+    Args:
+        counts: >= 0; shape (m, n).
+        present: which counts are counted; shape (m, n).
+
+    Returns:
+        Shape (m,); NaN where all counts are 0.
+
+    Example:
+        >>> gini(np.array([[1, 1, 0], [3, 0, 9]]), np.array([[True, True, False], [True] * 3]))
+        array([0. , 0.5])
+    """
+    x = np.sort(np.where(present, counts, np.inf), axis=1)
+    n = present.sum(axis=1)
+    rank = np.arange(1, x.shape[1] + 1)
+    inside = rank <= n[:, None]
+    x = np.where(inside, x, 0.0)
+    weights = np.where(inside, 2 * rank - n[:, None] - 1, 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray((weights * x).sum(axis=1) / (n * x.sum(axis=1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Mean of one minus mean of the other, with its 95 % interval."""
+
+    mean: float
+    """Mean difference; NaN where no window has both."""
+    low: float
+    """2.5 % quantile of the resampled means."""
+    high: float
+    """97.5 % quantile of the resampled means."""
+    windows: int
+    """Windows that both have a value for."""
+
+
+def paired(one: Array, other: Array, *, seed: int = 0) -> Difference:
+    """Return the mean difference with its bootstrap interval.
+
+    Args:
+        one: value of each training seed on each window; shape (seeds, windows), or (windows,).
+        other: the same of the other policy; the windows are the same, the seeds need not be.
+        seed: of the resampling.
+
+    Example:
+        >>> found = paired(np.array([2.0, 5.0, 9.0]), np.array([1.0, 4.0, 8.0]))
+        >>> found.mean, round(found.low, 6), round(found.high, 6), found.windows
+        (1.0, 1.0, 1.0, 3)
+    """
+    one, other = np.atleast_2d(one), np.atleast_2d(other)
+    known = np.isfinite(one).all(axis=0) & np.isfinite(other).all(axis=0)
+    one, other = one[:, known], other[:, known]
+    n = one.shape[1]
+    if not n:
+        return Difference(mean=np.nan, low=np.nan, high=np.nan, windows=0)
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
+    windows = rng.integers(n, size=(_RESAMPLES, n))
+    # Numbers of times that each seed and each window was drawn; a mean is then a product.
+    weights = np.stack([np.bincount(row, minlength=n) for row in windows]) / n
+    low, high = np.quantile(_means(one, weights, rng) - _means(other, weights, rng), [0.025, 0.975])
+    mean = float(one.mean() - other.mean())
+    return Difference(mean=mean, low=float(low), high=float(high), windows=n)
+
+
+def _means(values: Array, weights: Array, rng: np.random.Generator) -> Array:
+    seeds = values.shape[0]
+    by_seed = weights @ values.T
+    if seeds == 1:
+        return by_seed[:, 0]
+    drawn = rng.integers(seeds, size=(len(weights), seeds))
+    return np.take_along_axis(by_seed, drawn, axis=1).mean(axis=1)
 
 
 def compared(windows: pd.DataFrame, against: str, *, seed: int = 0) -> pd.DataFrame:
@@ -292,13 +348,8 @@ def compared(windows: pd.DataFrame, against: str, *, seed: int = 0) -> pd.DataFr
     return pd.DataFrame(rows)
 
 
-def of_size(stage: Stage, n: int) -> Stage:
-    """Return the same stage whose windows have n devices, or as many as appear in them."""
-    return replace(stage, settings=replace(stage.settings, devices=(n, n)))
-
-
 def wide(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the comparison as people read it: a row for each contender, best reward first."""
+    """Return the comparison with a row for each contender, best reward first."""
     means = table.pivot(index="contender", columns="metric", values="mean")[list(METRICS)]
     reward = table[table["metric"].eq("reward")].set_index("contender")
     means = means.loc[means["reward"].sort_values(ascending=False).index]
@@ -310,3 +361,81 @@ def wide(table: pd.DataFrame) -> pd.DataFrame:
     means.insert(1, "agent's advantage", interval)
     means["wasted_s"] = means["wasted_s"].round(0)
     return means.rename_axis(columns=None)
+
+
+def faults(selector: Selector) -> list[str]:
+    """Return what is wrong with an agent, in sentences; none if it is sound.
+
+    Args:
+        selector: the agent; it must decide by its candidates alone, not by earlier calls.
+    """
+    found = []
+    if not all(_picks_the_most_reliable(selector, n, known=k) for n in (10, 40) for k in (0, 1)):
+        found.append("of clients alike in all else it does not pick those most likely to finish")
+    share = max(over_reporting_share(selector, *reported) for reported in _REPORTED)
+    if share >= MOST_OVER_REPORTING:
+        found.append(f"over-reporting clients, which never finish, get {share:.0%} of its picks")
+    return found
+
+
+def over_reporting_share(selector: Selector, honest: float, over_reported: float) -> float:
+    """Return which share of the last picks goes to over-reporting clients.
+
+    Of 40 clients that are alike otherwise, half report one chance to finish, and keep it; the
+    others report another chance and never finish. Eight are picked every ten minutes, sixty times.
+
+    Args:
+        selector: picks the clients.
+        honest: chance that the first half reports.
+        over_reported: chance that the second half reports.
+    """
+    n = 40
+    over_reports, rng = np.arange(n) < n // 2, np.random.default_rng(1)
+    reported = np.where(over_reports, over_reported, honest)
+    finished, failed, expected, picked_at = np.zeros((4, n))
+    shares = []
+    for step in range(_STEPS):
+        now = _STEP_S * step
+        candidates = Candidates.of(
+            np.arange(n),
+            forecast_p_finish=reported,
+            forecast_at=np.full(n, now),
+            examples=np.full(n, 50.0),
+            loss=np.ones(n),
+            duration_s=np.where(finished > 0, 300.0, np.nan),
+            picked_at=np.where(finished + failed > 0, picked_at, np.nan),
+            expected_finishes=expected,
+            times_picked=(finished + failed).astype(int),
+            times_finished=finished.astype(int),
+            times_failed=failed.astype(int),
+        )
+        chosen = np.array(selector.select(candidates, _PICKED, now, rng))
+        shares.append(over_reports[chosen].mean())
+        finishes = ~over_reports[chosen] & (rng.random(_PICKED) < honest)
+        finished[chosen] += finishes
+        failed[chosen] += ~finishes
+        expected[chosen] += reported[chosen]
+        picked_at[chosen] = now
+    return float(np.mean(shares[_STEPS // 2 :]))
+
+
+def _picks_the_most_reliable(selector: Selector, n: int, *, known: int) -> bool:
+    """Return whether the fifth that is picked is the fifth with the highest reported chances."""
+    history: dict[str, Any] = {
+        "examples": np.full(n, 50.0),
+        "loss": np.ones(n),
+        "duration_s": np.full(n, 300.0),
+        "picked_at": np.zeros(n),
+        "expected_finishes": np.full(n, 3.0),
+        "times_picked": np.full(n, 4),
+        "times_finished": np.full(n, 3),
+        "times_failed": np.ones(n, dtype=int),
+    }
+    candidates = Candidates.of(
+        np.arange(n),
+        forecast_p_finish=np.linspace(0.1, 0.9, n),
+        forecast_at=np.zeros(n),
+        **(history if known else {}),
+    )
+    chosen = selector.select(candidates, n // 5, _STEP_S, np.random.default_rng(0))
+    return min(chosen) == n - n // 5

@@ -1,7 +1,7 @@
 """Does the embedded agent, trained on 32 to 256 devices, also help among 16 or 100,000.
 
 Devices are generated, so that there are enough of them; the agent has seen neither them nor so many
-at a time. Everybody plays the same windows of three hours.
+at a time. All contenders play the same windows of three hours.
 
 Run it with: python benchmarks/agent_sizes.py [--quick] [--sizes N ...]
 """
@@ -13,9 +13,9 @@ import numpy as np
 from results_file import write_result
 
 from fedstale.agents.env.episodes import EpisodeSettings
-from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.evaluation import AGENT, HEURISTIC, contenders, evaluate
-from fedstale.agents.policy import files as export
+from fedstale.agents.policy import files
 from fedstale.traces import TraceSet
 
 HOUR_S = 3600.0
@@ -24,12 +24,12 @@ SIZES = {16: 200, 64: 200, 1_024: 40, 100_000: 10}
 COMPARED = (AGENT, HEURISTIC, "random", "FedCS", "REFL IPS")
 
 
-def stage_of(n: int) -> Stage:
-    """Return a stage whose windows have n devices."""
-    # Not everybody appears within a window.
+def scenario_of(n: int) -> Scenario:
+    """Return a scenario whose windows have n devices."""
+    # Not every device appears within a window.
     traces = TraceSet.synthetic(max(4 * n, 1_000) if n < 10_000 else 2 * n, days=2, seed=11)
     few = n < 10_000
-    return Stage.of(
+    return Scenario.of(
         traces,
         start=18 * HOUR_S,
         end=(30 if few else 22) * HOUR_S,
@@ -38,7 +38,7 @@ def stage_of(n: int) -> Stage:
             devices=(n, n),
             window_s=3 * HOUR_S,
             rounds=12,
-            asked_share=(0.05, 0.25) if few else (0.001, 0.01),
+            concurrency_share=(0.05, 0.25) if few else (0.001, 0.01),
         ),
     )
 
@@ -48,13 +48,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="up to 64 devices, 20 windows")
     parser.add_argument("--sizes", type=int, nargs="+", choices=SIZES, help="only these")
-    parser.add_argument("--agent", type=Path, default=export.embedded(), help="its folder")
+    parser.add_argument("--agent", type=Path, default=files.embedded(), help="its folder")
     options = parser.parse_args()
-    weights = export.load(options.agent).weights
+    agent = files.load(options.agent)
     rows: list[dict[str, object]] = []
     sizes = {16: 20, 64: 20} if options.quick else {n: SIZES[n] for n in options.sizes or SIZES}
     for n, windows in sizes.items():
-        playing = contenders(stage_of(n), [weights])
+        playing = contenders(scenario_of(n), [agent])
         found = evaluate(
             {name: playing[name] for name in COMPARED},
             windows=windows,

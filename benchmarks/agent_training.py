@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from recorded_fleets import LENGTH_S
-from recorded_stages import TURN_S, recorded_stages
+from recorded_scenarios import TURN_S, recorded_scenarios
 from results_file import write_result
 from scipy.stats import t as student
 from selection_training import HOURS_S, Trained, Window, train, training_kind
@@ -29,7 +29,7 @@ from threadpoolctl import threadpool_limits
 
 from fedstale.agents import AgentSelector
 from fedstale.agents.env.forecast_table import ForecastTable
-from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.scenario import Scenario
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import FedBuff, StaleStrategy
 from fedstale.strategies.schedule import k_sync
@@ -73,14 +73,18 @@ Row = dict[str, Any]
 def wait(window: Window, selector: Selector) -> StaleStrategy:
     """Return FedAvg that goes on with the first replies; every example counts."""
     schedule = k_sync(window.concurrency, window.buffer_size)
-    gate = Validation(examples_cap=None)
-    return StaleStrategy(selector=selector, schedule=schedule, validation=gate, seed=window.seed)
+    validation = Validation(examples_cap=None)
+    return StaleStrategy(
+        selector=selector, schedule=schedule, validation=validation, seed=window.seed
+    )
 
 
 def late(window: Window, selector: Selector) -> StaleStrategy:
     """Return FedBuff, which merges late replies too."""
-    gate = Validation(examples_cap=None)
-    return FedBuff(window.concurrency, 4, selector=selector, validation=gate, seed=window.seed)
+    validation = Validation(examples_cap=None)
+    return FedBuff(
+        window.concurrency, 4, selector=selector, validation=validation, seed=window.seed
+    )
 
 
 MODES = {"wait": wait, "late": late}
@@ -178,21 +182,19 @@ def tables(runs: list[Row]) -> list[Row]:
     return rows
 
 
-def stage_of(recordings: Path, cache: Path | None) -> tuple[Stage, ForecastTable]:
-    """Return the phones and hours that nobody has learnt from, and what these phones forecast."""
-    test = recorded_stages(recordings, forecasts="none").testing
+def scenario_of(recordings: Path, cache: Path | None) -> tuple[Scenario, ForecastTable]:
+    """Return the phones and hours that no model has learnt from, and what these phones forecast."""
+    test = recorded_scenarios(recordings, forecasts="none").testing
     kinds = training_kind(test)
-    stage = Stage.of(test.traces, forecasts="none", start=TURN_S, end=LENGTH_S, kinds=kinds)
-    everybody = [(stage.devices, embedded())]
-    said = ForecastTable.made(
-        stage.traces, kinds, everybody, start=TURN_S, end=LENGTH_S, cache=cache
-    )
-    return stage, said
+    scenario = Scenario.of(test.traces, forecasts="none", start=TURN_S, end=LENGTH_S, kinds=kinds)
+    parts = [(scenario.devices, embedded())]
+    said = ForecastTable.of(scenario.traces, kinds, parts, start=TURN_S, end=LENGTH_S, cache=cache)
+    return scenario, said
 
 
 def run_all(  # noqa: PLR0917 - one benchmark's parts
     task: ModuleType,
-    stage: Stage,
+    scenario: Scenario,
     said: ForecastTable,
     wanted: list[tuple[str, int, float, str, Callable[[], Selector]]],
     done: list[Row],
@@ -204,7 +206,7 @@ def run_all(  # noqa: PLR0917 - one benchmark's parts
     for mode, seed, alpha, name, make in wanted:
         key = (mode, seed, alpha, name)
         if key not in kept:
-            window = Window.drawn(stage, task, alpha, seed)
+            window = Window.drawn(scenario, task, alpha, seed)
             found = outcome(train(window, make(), said, MODES[mode]), TARGETS[alpha])
             row = {"schedule": mode, "seed": seed, "alpha": alpha, "selector": name, **found}
             kept[key] = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
@@ -248,7 +250,7 @@ def main() -> None:
         if mode == "wait" or name in LATE
         if not only or (mode in only and name in only)
     ]
-    stage, said = stage_of(options.recordings, options.cache)
+    scenario, said = scenario_of(options.recordings, options.cache)
     done = []
     if options.keep is not None and options.keep.exists():
         done = [json.loads(line) for line in options.keep.read_text().splitlines()]
@@ -257,7 +259,7 @@ def main() -> None:
         app.load_client()
         from digits_app import task  # only now, while the app is open
 
-        runs = run_all(task, stage, said, wanted, done, options.keep)
+        runs = run_all(task, scenario, said, wanted, done, options.keep)
     rows = tables(runs)
     for row in rows:
         print(row, flush=True)

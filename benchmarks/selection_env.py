@@ -11,18 +11,19 @@ import time
 from pathlib import Path
 
 import numpy as np
-from recorded_stages import recorded_stages
+from recorded_scenarios import recorded_scenarios
 from results_file import spread, write_result
 
 from fedstale.agents.env.gym_env import N_MAX, SelectionEnv
-from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.vector_env import VectorSelectionEnv
-from fedstale.agents.play import heuristic, play
+from fedstale.agents.evaluation import episode_metrics
+from fedstale.agents.policy.scorer import by_heuristic
 
 
-def vectorised(stage: Stage, n_envs: int, n_steps: int, repeats: int) -> dict[str, object]:
+def vectorised(scenario: Scenario, n_envs: int, n_steps: int, repeats: int) -> dict[str, object]:
     """Return picks per second of many episodes at once, their drawing and baseline included."""
-    env, rng = VectorSelectionEnv(stage, n_envs, seed=0), np.random.default_rng(0)
+    env, rng = VectorSelectionEnv(scenario, n_envs, seed=0), np.random.default_rng(0)
     env.reset()
     rates, closed = [], 0
     for _ in range(repeats):
@@ -38,9 +39,9 @@ def vectorised(stage: Stage, n_envs: int, n_steps: int, repeats: int) -> dict[st
     return {**what, "picks per round": round(rounds, 1), **spread(rates)}
 
 
-def single(stage: Stage, n_steps: int, repeats: int) -> dict[str, object]:
+def single(scenario: Scenario, n_steps: int, repeats: int) -> dict[str, object]:
     """Return picks per second of one episode at a time."""
-    env, rng = SelectionEnv(stage=stage), np.random.default_rng(0)
+    env, rng = SelectionEnv(scenario), np.random.default_rng(0)
     env.reset(seed=0)
     rates = []
     for _ in range(repeats):
@@ -54,13 +55,13 @@ def single(stage: Stage, n_steps: int, repeats: int) -> dict[str, object]:
     return {**what, **spread(rates)}
 
 
-def whole(stage: Stage, n: int, repeats: int) -> dict[str, object]:
+def whole(scenario: Scenario, n: int, repeats: int) -> dict[str, object]:
     """Return picks per second of whole rounds, as evaluation plays them."""
-    episodes, world = stage.draw(n, np.random.default_rng(0)), stage.world(n)
+    episodes, simulator = scenario.draw(n, np.random.default_rng(0)), scenario.simulator(n)
     rates = []
     for seed in range(repeats):
         begin = time.process_time()
-        table = play(world, episodes, heuristic, seed=seed)
+        table = episode_metrics(simulator, episodes, by_heuristic, seed=seed)
         rates.append(float(table["sent"].sum()) / (time.process_time() - begin))
     return {"what": "picks per second of whole rounds", "episodes": n, **spread(rates)}
 
@@ -72,11 +73,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer steps, one size")
     parser.add_argument("--cache", type=Path, help="folder to keep forecasts in")
     options = parser.parse_args()
-    stage = recorded_stages(options.recordings, cache=options.cache).training
+    scenario = recorded_scenarios(options.recordings, cache=options.cache).training
     steps, repeats = (60, 2) if options.quick else (300, 5)
     sizes = [256] if options.quick else [16, 64, 256, 1024]
-    rows = [vectorised(stage, n, steps, repeats) for n in sizes]
-    rows += [single(stage, 5 * steps, repeats), whole(stage, 256, repeats)]
+    rows = [vectorised(scenario, n, steps, repeats) for n in sizes]
+    rows += [single(scenario, 5 * steps, repeats), whole(scenario, 256, repeats)]
     for row in rows:
         print(row, flush=True)
     command = "OMP_NUM_THREADS=1 python benchmarks/selection_env.py RECORDINGS"

@@ -3,7 +3,7 @@
 The constants are fitted by least squares to runs of the built-in app `digits` under `TraceGrid`
 (`selection_training`): to the change of the log loss on each digit over six merges, and to what
 devices report. Then selectors train other windows, phones and deals, for real and in the proxy's
-world, and their rankings are compared by Spearman's coefficient.
+simulator, and their rankings are compared by Spearman's coefficient.
 
 Run it with: python benchmarks/selection_proxy.py RECORDINGS [--quick] [--write]
 """
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 from numpy.typing import NDArray
-from recorded_stages import recorded_stages
+from recorded_scenarios import recorded_scenarios
 from results_file import write_result
 from scipy.optimize import least_squares
 from scipy.stats import spearmanr
@@ -31,9 +31,9 @@ from selection_training import (
 from threadpoolctl import threadpool_limits
 
 from fedstale.agents.env.forecast_table import Forecasts, ForecastTable, NoForecasts, TrueForecasts
-from fedstale.agents.env.learning_proxy import Proxy
-from fedstale.agents.env.scenario import Stage
-from fedstale.agents.env.simulator import World
+from fedstale.agents.env.learning_proxy import LearningProxy
+from fedstale.agents.env.scenario import Scenario
+from fedstale.agents.env.simulator import Simulator
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies.selection import (
     RELEASED,
@@ -49,7 +49,7 @@ from fedstale.strategies.selection import (
 from fedstale.strategies.server.clients import Candidates
 from fedstale.traces.forecast import embedded
 
-CONSTANTS = Path(__file__).parent.parent / "agents" / "proxy.toml"
+CONSTANTS = Path(__file__).parent.parent / "agents" / "env" / "learning_proxy.toml"
 ALPHAS = (0.1, 0.3, 1.0)
 FIT_SEEDS, TEST_SEEDS = range(201, 204), range(1, 7)
 FIT_SIZES = (2, 6, 12)
@@ -88,7 +88,7 @@ SELECTORS: dict[str, tuple[Callable[[], Selector], str]] = {
 }
 
 
-def fitted(runs: list[Run]) -> tuple[Proxy, dict[str, float]]:
+def fitted(runs: list[Run]) -> tuple[LearningProxy, dict[str, float]]:
     """Return the proxy that explains some runs best, and how well it does.
 
     The proxy starts from the real losses at every sixth merge and is compared with them six merges
@@ -99,8 +99,8 @@ def fitted(runs: list[Run]) -> tuple[Proxy, dict[str, float]]:
     first = float(np.mean([run["losses"][0].mean() for run in runs]))
     names = ("eta", "delta", "nu", "rho", "fade", "ceiling")
 
-    def proxy_of(x: NDArray[np.float64]) -> Proxy:
-        return Proxy(first_loss=first, **dict(zip(names, x.tolist(), strict=True)))
+    def proxy_of(x: NDArray[np.float64]) -> LearningProxy:
+        return LearningProxy(first_loss=first, **dict(zip(names, x.tolist(), strict=True)))
 
     def error(x: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.concatenate([ahead(proxy_of(x), run) for run in runs])
@@ -127,7 +127,7 @@ def fitted(runs: list[Run]) -> tuple[Proxy, dict[str, float]]:
         "loss_mixed": float(mixed),
         "loss_noise": float(left.std()),
     }
-    proxy = Proxy(**{name: round(value, 4) for name, value in constants.items()})
+    proxy = LearningProxy(**{name: round(value, 4) for name, value in constants.items()})
     return proxy, {
         "runs": len(runs),
         "merges": sum(len(run["sizes"]) for run in runs),
@@ -136,13 +136,13 @@ def fitted(runs: list[Run]) -> tuple[Proxy, dict[str, float]]:
     }
 
 
-def ahead(proxy: Proxy, run: Run) -> NDArray[np.float64]:
+def ahead(proxy: LearningProxy, run: Run) -> NDArray[np.float64]:
     """Return the errors of a proxy's log losses, six merges ahead."""
     real, n = run["losses"], len(run["sizes"])
     start = np.arange(0, n - AHEAD + 1, AHEAD)
     losses = real[start]
     for step in range(AHEAD):
-        losses = proxy.merged(losses, run["ratios"][start + step], run["sizes"][start + step])
+        losses = proxy.after_step(losses, run["ratios"][start + step], run["sizes"][start + step])
     true = np.maximum(real[start + AHEAD], 0.02)
     each = np.log(np.maximum(losses, 0.02)) - np.log(true)
     # The mean is what counts, and one number against ten.
@@ -150,24 +150,24 @@ def ahead(proxy: Proxy, run: Run) -> NDArray[np.float64]:
     return np.concatenate([each.ravel(), mean])
 
 
-def ends(proxy: Proxy, run: Run) -> tuple[float, float]:
+def ends(proxy: LearningProxy, run: Run) -> tuple[float, float]:
     """Return the log loss over the second half of a run, real and as the proxy has it."""
     losses = [run["losses"][:1]]
     for ratios, size in zip(run["ratios"], run["sizes"], strict=True):
-        losses.append(proxy.merged(losses[-1], ratios[None], np.array([size])))
+        losses.append(proxy.after_step(losses[-1], ratios[None], np.array([size])))
     half = len(losses) // 2
     made = np.concatenate(losses)[half:]
     return tuple(float(np.log(x.mean(axis=1)).mean()) for x in (run["losses"][half:], made))  # type: ignore[return-value]
 
 
 def compared(
-    windows: list[Window], proxy: Proxy, said: dict[str, Forecasts], stage: Stage
+    windows: list[Window], proxy: LearningProxy, said: dict[str, Forecasts], scenario: Scenario
 ) -> list[dict[str, Any]]:
-    """Return what each selector reaches, for real and in the proxy's world; means over windows."""
+    """Return what each selector reaches, for real and in simulation; means over windows."""
     rows = []
     for name, (make, told) in SELECTORS.items():
-        world = World(
-            stage.traces, stage.kinds, said[told], b=1, n=windows[0].devices.size, proxy=proxy
+        simulator = Simulator(
+            scenario.traces, scenario.kinds, said[told], b=1, n=windows[0].devices.size, proxy=proxy
         )
         found = []
         for window in windows:
@@ -178,7 +178,7 @@ def compared(
                     late_progress(run.at, run.losses),
                     float(np.mean(run.accuracy[-last:])),
                     run.valid_ratio,
-                    *proxied(world, window, make()),
+                    *proxied(simulator, window, make()),
                 )
             )
         columns = ("real_progress", "real_accuracy", "real_valid_ratio")
@@ -222,25 +222,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--quick", action="store_true", help="few seeds, one concentration")
-    parser.add_argument("--write", action="store_true", help="write the constants to agents/")
+    parser.add_argument("--write", action="store_true", help="write the constants to agents/env/")
     parser.add_argument("--cache", type=Path, help="folder to keep forecasts in")
     options = parser.parse_args()
     fit_seeds, test_seeds = (
         (FIT_SEEDS[:1], TEST_SEEDS[:2]) if options.quick else (FIT_SEEDS, TEST_SEEDS)
     )
-    stages = recorded_stages(options.recordings, forecasts="none")
-    kinds = training_kind(stages.training)
+    scenarios = recorded_scenarios(options.recordings, forecasts="none")
+    kinds = training_kind(scenarios.training)
     # The constants come from the phones that agents learn on; the test is on phones of its own.
     both = {
-        name: Stage.of(
-            stage.traces,
+        name: Scenario.of(
+            scenario.traces,
             forecasts="none",
-            devices=np.arange(stage.traces.n_devices),
+            devices=np.arange(scenario.traces.n_devices),
             start=12 * 3600.0,
             end=44 * 3600.0,
             kinds=kinds,
         )
-        for name, stage in (("fit", stages.training), ("test", stages.testing))
+        for name, scenario in (("fit", scenarios.training), ("test", scenarios.testing))
     }
     rows: list[dict[str, Any]] = []
     app = FlowerApp.find("digits")
@@ -260,7 +260,7 @@ def main() -> None:
         proxy, quality = fitted(runs)
         print(proxy, quality, flush=True)
         test = both["test"]
-        table = ForecastTable.made(
+        table = ForecastTable.of(
             test.traces,
             kinds,
             [(test.devices, embedded())],
@@ -290,7 +290,7 @@ def main() -> None:
         )
     )
     if options.write:
-        constants = {name: float(getattr(proxy, name)) for name in Proxy.__slots__}
+        constants = {name: float(getattr(proxy, name)) for name in LearningProxy.__slots__}
         provenance = {
             "app": "digits, trained under TraceGrid",
             "recordings": "FLASH, AI Benchmark, PlanetLab, 5G production dataset (Download)",

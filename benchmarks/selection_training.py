@@ -1,4 +1,4 @@
-"""One real training run of `digits` with some selector, and the same hours in the proxy's world.
+"""One real training run of `digits` with some selector, and the same hours as the proxy has them.
 
 A hundred recorded phones that appear within four hours train the built-in app; the server asks
 each for a forecast before it picks. Every merge is written down: what the model's loss was on each
@@ -19,8 +19,8 @@ from numpy_digits import NumpyDigits, forward, read_model
 from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, JobKinds
 from fedstale.agents.env.forecast_table import Forecasts
 from fedstale.agents.env.learning_proxy import entropy_of
-from fedstale.agents.env.scenario import Stage
-from fedstale.agents.env.simulator import Reward, World
+from fedstale.agents.env.scenario import Scenario
+from fedstale.agents.env.simulator import Reward, Simulator
 from fedstale.simulation import Costs, RunEnded, TraceGrid
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.schedule import k_sync
@@ -40,7 +40,7 @@ SPENT = ("download_s", "compute_s", "upload_s")
 class Window:
     """Phones, hours and data of one seed."""
 
-    stage: Stage
+    scenario: Scenario
     devices: Index
     start: float
     task: ModuleType
@@ -60,19 +60,19 @@ class Window:
 
     @classmethod
     def drawn(
-        cls, stage: Stage, task: ModuleType, alpha: float, seed: int, buffer_size: int = 6
+        cls, scenario: Scenario, task: ModuleType, alpha: float, seed: int, buffer_size: int = 6
     ) -> "Window":
         """Return a window with phones that appear in it."""
         rng = np.random.default_rng((seed, 61))
-        assert stage.traces.availability is not None
+        assert scenario.traces.availability is not None
         for _ in range(100):
-            start = stage.start + rng.random() * (stage.end - stage.start - HOURS_S)
-            first, _ = stage.traces.availability.window_at_or_after(stage.devices, start)
-            there = stage.devices[first < start + HOURS_S]
+            start = scenario.start + rng.random() * (scenario.end - scenario.start - HOURS_S)
+            first, _ = scenario.traces.availability.window_at_or_after(scenario.devices, start)
+            there = scenario.devices[first < start + HOURS_S]
             if there.size >= N_DEVICES:
                 devices = rng.permutation(there)[:N_DEVICES]
                 return cls(
-                    stage=stage,
+                    scenario=scenario,
                     devices=devices,
                     start=start,
                     task=task,
@@ -96,24 +96,24 @@ class Window:
             kind=np.zeros(1, dtype=np.int64),
             concurrency=np.array([self.concurrency]),
             buffer_size=np.array([self.buffer_size]),
-            keeps=np.zeros(1, dtype=bool),
+            keeps_stragglers=np.zeros(1, dtype=bool),
             deadline_s=np.array([np.inf]),
             age_weights=np.ones((1, AGES)),
             cooldown_s=np.zeros(1),
-            asks=np.ones(1, dtype=bool),
-            lies=np.zeros(shape, dtype=bool),
+            requests_forecasts=np.ones(1, dtype=bool),
+            over_reports=np.zeros(shape, dtype=bool),
             mixtures=self.mixtures[None],
             examples=self.examples[None],
             noise=rng.standard_normal((*shape, NOISES)),
         )
 
 
-def training_kind(stage: Stage) -> JobKinds:
+def training_kind(scenario: Scenario) -> JobKinds:
     """Return the job that training is, for the device with the mean number of examples."""
-    made = JobKinds.of_fleet(stage.traces, minutes=(1.0,), megabytes=(5.0,), patience=(1.0,))
-    usual = made.usual_s - made.work / _rate(made) + WORK / _rate(made)
+    made = JobKinds.of_fleet(scenario.traces, minutes=(1.0,), megabytes=(5.0,), patience=(1.0,))
+    usual = made.median_s - made.work / _rate(made) + WORK / _rate(made)
     return JobKinds(
-        work=np.array([WORK]), n_bytes=made.n_bytes, ttl_s=np.array([TTL_S]), usual_s=usual
+        work=np.array([WORK]), n_bytes=made.n_bytes, ttl_s=np.array([TTL_S]), median_s=usual
     )
 
 
@@ -192,7 +192,7 @@ def train(
     """Train for the hours of the window."""
     trained = Trained()
     test_images, test_labels = (part.numpy() for part in window.task.load_data(window.seed)[1])
-    traces = window.stage.traces.between(window.start, window.start + HOURS_S)
+    traces = window.scenario.traces.between(window.start, window.start + HOURS_S)
     config = {
         "local-epochs": 5,
         "batch-size": 8,
@@ -270,23 +270,25 @@ def late_progress(at: npt.ArrayLike, losses: npt.ArrayLike) -> float:
     return float(logs[0] - logs[np.maximum(version, 0)].mean())
 
 
-def proxied(world: World, window: Window, selector: Selector) -> tuple[float, float, float]:
-    """Return what the proxy's world makes of a window: late progress, valid ratio and reward."""
+def proxied(simulator: Simulator, window: Window, selector: Selector) -> tuple[float, float, float]:
+    """Return what a window gives in simulation: late progress, valid ratio and reward."""
     episode = window.episode()
-    world.reset(episode)
+    simulator.reset(episode)
     rng, rows = np.random.default_rng(window.seed), np.zeros(1, dtype=np.int64)
-    at, losses, merged, ended, reward = [0.0], [world.losses[0].copy()], 0.0, 0.0, 0.0
-    while not world.done[0]:
-        chosen = selector.select(world.candidates(0), int(world.slots[0]), float(world.now[0]), rng)
-        picked = np.zeros((1, world.n), dtype=bool)
+    at, losses, merged, ended, reward = [0.0], [simulator.losses[0].copy()], 0.0, 0.0, 0.0
+    while not simulator.done[0]:
+        chosen = selector.select(
+            simulator.candidates(0), int(simulator.slots[0]), float(simulator.now[0]), rng
+        )
+        picked = np.zeros((1, simulator.n), dtype=bool)
         picked[0, chosen] = True
-        world.dispatch(rows, picked)
-        made = world.advance(rows)
-        merged += made.merged[0]
-        ended += made.merged[0] + made.failed[0] + made.forgotten[0]
-        reward += Reward().terms(made, world.usual_s, world.buffer_size)["reward"][0]
-        at.append(world.opened[0] - window.start)
-        losses.append(world.losses[0].copy())
+        simulator.dispatch(rows, picked)
+        made = simulator.advance(rows)
+        merged += made.aggregated[0]
+        ended += made.aggregated[0] + made.failed[0] + made.discarded[0]
+        reward += simulator.reward_terms(rows, made, Reward())["reward"][0]
+        at.append(simulator.stepped_at[0] - window.start)
+        losses.append(simulator.losses[0].copy())
     return late_progress(at, losses), merged / max(ended, 1.0), reward
 
 

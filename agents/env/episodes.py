@@ -1,12 +1,11 @@
-"""What an episode is: a window of real traces, some of its devices, a job, a schedule, and data.
+"""Episodes of the selection environment: a window of time, its devices, a job, a schedule and data.
 
-Everything that may differ between deployments is drawn anew for each episode, so that an agent
-cannot learn one fleet by heart: how many devices, how many are asked at a time, how long a job
-takes, whether the server waits for all or merges late replies, how data are dealt, and whether
-forecasts are asked for or only come with replies.
+Everything that differs between deployments is drawn anew for each episode, so that an agent cannot
+learn one fleet by heart: the number of devices, the concurrency, the duration of a job, whether
+stragglers are kept, how data are distributed over devices, and whether the server requests
+forecasts or has those that came with the last replies.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,18 +14,17 @@ import numpy.typing as npt
 
 from fedstale.agents.env.learning_proxy import deal
 from fedstale.errors import ConfigError, TraceError
-from fedstale.strategies.schedule import Schedule, k_async, k_sync
 from fedstale.strategies.settings import is_count
 from fedstale.strategies.weighting.base import AgeCurve, constant, inverse_root, polynomial
-from fedstale.traces import TraceSet
+from fedstale.traces import Job, TraceSet
 from fedstale.traces.arrays import Array, Index, Mask
 
 GROUPS = 10
 """Groups of data that a model is to learn."""
 AGES = 64
-"""Staleness from which on a late update weighs as at this one."""
+"""Largest staleness with a weight of its own; staler updates have the last weight."""
 NOISES = 4
-"""Draws of noise that a device's reports go through in turn."""
+"""Draws of noise in the losses that a device reports, used in turn."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -38,12 +36,22 @@ class JobKinds:
     n_bytes: Array
     """Size of the message and of the reply."""
     ttl_s: Array
-    """Time after which a reply is refused, in s, finite."""
-    usual_s: Array
-    """What it takes a device with the fleet's median rates, in s."""
+    """Time after which a reply is rejected, in s, finite."""
+    median_s: Array
+    """Duration on a device with the median rates of the fleet, in s."""
 
     def __len__(self) -> int:
         return self.work.size
+
+    def jobs(self, kind: Index) -> Job:
+        """Return the jobs of some kinds, as `TraceSet.trips` takes them; shape (n,)."""
+        n_bytes = self.n_bytes[kind]
+        return Job(
+            work=self.work[kind],
+            download_bytes=n_bytes,
+            upload_bytes=n_bytes,
+            ttl_s=self.ttl_s[kind],
+        )
 
     @classmethod
     def of_fleet(
@@ -55,13 +63,13 @@ class JobKinds:
         patience: tuple[float, ...] = (8.0, 5.0, 4.0, 3.0),
         seed: int = 0,
     ) -> "JobKinds":
-        """Return jobs by what they would cost the median device of a fleet.
+        """Return jobs by their cost on the median device of a fleet.
 
         Args:
             traces: the fleet.
             minutes: of training on the median device; one each kind.
             megabytes: each way.
-            patience: time to live, in multiples of the usual time.
+            patience: time to live, in multiples of the duration on the median device.
             seed: of the instants at which rates are sampled.
 
         Raises:
@@ -71,7 +79,7 @@ class JobKinds:
             >>> fleet = TraceSet.constant(
             ...     3, compute=2, downlink_bit_per_s=8e6, uplink_bit_per_s=8e6
             ... )
-            >>> JobKinds.of_fleet(fleet, minutes=(1,), megabytes=(10,), patience=(5,)).usual_s
+            >>> JobKinds.of_fleet(fleet, minutes=(1,), megabytes=(10,), patience=(5,)).median_s
             array([80.])
         """
         traces.require("availability", "compute", "downlink", "uplink")
@@ -87,13 +95,13 @@ class JobKinds:
         compute, downlink, uplink = rates
         work = 60.0 * np.array(minutes, dtype=np.float64) * compute
         n_bytes = np.rint(1e6 * np.array(megabytes, dtype=np.float64))
-        usual = work / compute + n_bytes * 8.0 / downlink + n_bytes * 8.0 / uplink
-        return cls(work=work, n_bytes=n_bytes, ttl_s=usual * np.array(patience), usual_s=usual)
+        median = work / compute + n_bytes * 8.0 / downlink + n_bytes * 8.0 / uplink
+        return cls(work=work, n_bytes=n_bytes, ttl_s=median * np.array(patience), median_s=median)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSettings:
-    """From what episodes are drawn; pairs are the least and the most."""
+    """The ranges that episodes are drawn from; pairs are (least, most)."""
 
     window_s: float = 6 * 3600.0
     """Longest time of an episode in s, > 0."""
@@ -101,21 +109,21 @@ class EpisodeSettings:
     """Most rounds of an episode, >= 1."""
     devices: tuple[int, int] = (32, 256)
     """Devices that appear in the window; drawn on a logarithmic scale."""
-    asked_share: tuple[float, float] = (0.1, 0.6)
-    """Jobs out at a time over devices online at a time; drawn on a logarithmic scale."""
-    merge_share: tuple[float, float] = (0.6, 1.0)
-    """Updates of a merge over jobs out, in (0, 1]."""
-    late_share: float = 0.5
-    """Share of the episodes whose server keeps late jobs and merges them."""
+    concurrency_share: tuple[float, float] = (0.1, 0.6)
+    """Concurrency over the mean number of devices online; drawn on a logarithmic scale."""
+    buffer_share: tuple[float, float] = (0.6, 1.0)
+    """Buffer size over concurrency, in (0, 1]."""
+    keep_share: float = 0.5
+    """Share of the episodes whose server keeps stragglers and aggregates their stale updates."""
     deadline_share: float = 0.3
-    """Share of the episodes whose server merges what there is after a deadline."""
-    query_share: float = 0.5
-    """Share of the episodes whose server asks for forecasts; in the others they are as old as the
-    last reply."""
-    liar_share: float = 0.5
-    """Share of the episodes in which some devices always claim to finish."""
-    liars: float = 0.3
-    """Share of devices that do, there."""
+    """Share of the episodes whose server aggregates what has arrived by a deadline."""
+    request_share: float = 0.5
+    """Share of the episodes whose server requests forecasts before each choice; in the others they
+    are as old as the last reply."""
+    over_reporting_share: float = 0.5
+    """Share of the episodes with over-reporting clients, which always report a chance of 1."""
+    over_reporting_clients: float = 0.3
+    """Share of over-reporting clients in such an episode."""
     skew: tuple[float, float] = (0.1, 3.0)
     """Concentration of the mixtures of data; drawn on a logarithmic scale."""
     spread: tuple[float, float] = (0.2, 1.2)
@@ -129,14 +137,15 @@ class EpisodeSettings:
             "window_s": self.window_s > 0,
             "rounds": is_count(self.rounds),
             "devices": is_count(low) and is_count(high) and 1 <= low <= high,
-            "asked_share": 0 < self.asked_share[0] <= self.asked_share[1] <= 1,
-            "merge_share": 0 < self.merge_share[0] <= self.merge_share[1] <= 1,
+            "concurrency_share": 0 < self.concurrency_share[0] <= self.concurrency_share[1] <= 1,
+            "buffer_share": 0 < self.buffer_share[0] <= self.buffer_share[1] <= 1,
             "skew": 0 < self.skew[0] <= self.skew[1],
             "spread": 0 <= self.spread[0] <= self.spread[1],
             "cooldown_s": 0 <= self.cooldown_s < np.inf,
         }
-        shares = ("late_share", "deadline_share", "query_share", "liar_share", "liars")
-        checks |= {name: 0 <= getattr(self, name) <= 1 for name in shares}
+        shares = {"keep_share", "deadline_share", "request_share"}
+        shares |= {"over_reporting_share", "over_reporting_clients"}
+        checks |= {name: 0 <= getattr(self, name) <= 1 for name in sorted(shares)}
         for name, good in checks.items():
             if not good:
                 raise ConfigError(
@@ -152,7 +161,7 @@ class Episodes:
     devices: Index
     """Position of each device in the traces; shape (b, n)."""
     present: Mask
-    """Whether there is a device; shape (b, n)."""
+    """Whether the episode has a device in this column; shape (b, n)."""
     start: Array
     """Instants in s; shape (b,)."""
     end: Array
@@ -160,36 +169,64 @@ class Episodes:
     rounds: Index
     """Most rounds; shape (b,)."""
     kind: Index
-    """Which job; shape (b,)."""
+    """Position of the job in `JobKinds`; shape (b,)."""
     concurrency: Index
-    """Jobs out at a time; shape (b,)."""
+    """Jobs in flight at a time; shape (b,)."""
     buffer_size: Index
-    """Updates of a merge; shape (b,)."""
-    keeps: Mask
-    """Whether jobs still out at a merge are merged later, or forgotten; shape (b,)."""
+    """Updates of a server step; shape (b,)."""
+    keeps_stragglers: Mask
+    """Whether jobs in flight at a server step are aggregated later, or discarded; shape (b,)."""
     deadline_s: Array
-    """Time after which what there is is merged, in s or inf; shape (b,)."""
+    """Time after which the server aggregates what has arrived, in s or inf; shape (b,)."""
     age_weights: Array
     """Weight of an update by its staleness; shape (b, AGES)."""
     cooldown_s: Array
-    """Time for which a picked device rests, in s; shape (b,)."""
-    asks: Mask
-    """Whether forecasts are asked for at every choice; shape (b,)."""
-    lies: Mask
-    """Whether a device always claims to finish; shape (b, n)."""
+    """Time for which a picked device is no candidate, in s; shape (b,)."""
+    requests_forecasts: Mask
+    """Whether the server requests forecasts before every choice; shape (b,)."""
+    over_reports: Mask
+    """Whether a device always reports a chance of 1 to finish; shape (b, n)."""
     mixtures: Array
-    """Share of each group in a device's data; shape (b, n, groups)."""
+    """Share of each group in a device's data; shape (b, n, GROUPS)."""
     examples: Array
     """Number of examples of a device; shape (b, n)."""
     noise: Array
-    """Standard normal noise of a device's reports, used in turn; shape (b, n, NOISES)."""
+    """Standard normal noise in the losses that a device reports; shape (b, n, NOISES)."""
 
     def __len__(self) -> int:
         return self.start.size
 
+    @classmethod
+    def empty(cls, b: int, n: int) -> "Episodes":
+        """Return b episodes without devices that wait for every reply of one job at a time."""
+        return cls(
+            devices=np.zeros((b, n), dtype=np.int64),
+            present=np.zeros((b, n), dtype=bool),
+            start=np.zeros(b),
+            end=np.zeros(b),
+            rounds=np.zeros(b, dtype=np.int64),
+            kind=np.zeros(b, dtype=np.int64),
+            concurrency=np.ones(b, dtype=np.int64),
+            buffer_size=np.ones(b, dtype=np.int64),
+            keeps_stragglers=np.zeros(b, dtype=bool),
+            deadline_s=np.full(b, np.inf),
+            age_weights=np.ones((b, AGES)),
+            cooldown_s=np.zeros(b),
+            requests_forecasts=np.zeros(b, dtype=bool),
+            over_reports=np.zeros((b, n), dtype=bool),
+            mixtures=np.zeros((b, n, GROUPS)),
+            examples=np.ones((b, n)),
+            noise=np.zeros((b, n, NOISES)),
+        )
+
     def take(self, which: npt.NDArray[Any]) -> "Episodes":
         """Return some episodes, by position or by a mask."""
         return Episodes(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
+
+    def put(self, rows: Index, episodes: "Episodes") -> None:
+        """Write other episodes, of as many devices, into some rows."""
+        for f in fields(self):
+            getattr(self, f.name)[rows] = getattr(episodes, f.name)
 
     @property
     def n_max(self) -> int:
@@ -197,8 +234,6 @@ class Episodes:
         return self.devices.shape[1]
 
 
-# How the server treats late replies, and how it weighs them.
-_SCHEDULES: Mapping[bool, Callable[[int, int], Schedule]] = {False: k_sync, True: k_async}
 _CURVES: tuple[AgeCurve, ...] = (constant(), polynomial(0.5), inverse_root())
 
 
@@ -231,7 +266,7 @@ def draw_episodes(
         settings: what to draw from; the defaults if None.
 
     Raises:
-        TraceError: there is no time, or nobody appears in it.
+        TraceError: the span is empty, or no device is online in it.
         ConfigError: n_max is below the least number of devices.
     """
     settings = settings or EpisodeSettings()
@@ -244,109 +279,93 @@ def draw_episodes(
         raise TraceError("no devices to draw episodes from: expected at least one")
     window = min(settings.window_s, end - start)
     begins = start + rng.random(n) * (end - start - window)
-    who, present = _appearing(traces, pool, begins, window, n_max, settings.devices, rng)
-    online_at_a_time = _online_at_a_time(traces, who, present, begins, window)
+    drawn, present = _appearing(
+        traces, pool, begins, window=window, n_max=n_max, wanted=settings.devices, rng=rng
+    )
+    online = (online_share(traces, drawn, begins, window, looks=8) * present).sum(axis=1)
     kind = rng.integers(len(kinds), size=n)
-    asked = online_at_a_time * _log_uniform(rng, settings.asked_share, n)
-    concurrency = np.rint(asked).astype(np.int64)
+    wanted = np.rint(online * _log_uniform(rng, settings.concurrency_share, n)).astype(np.int64)
     # One device at a time is no choice of a set.
-    concurrency = np.minimum(np.maximum(concurrency, 2), present.sum(axis=1))
-    merge = np.rint(concurrency * rng.uniform(*settings.merge_share, n)).astype(np.int64)
-    keeps = rng.random(n) < settings.late_share
-    merge = np.clip(merge, 1, concurrency)
-    made = [
-        _SCHEDULES[bool(late)](int(f), int(m))
-        for late, f, m in zip(keeps, concurrency, merge, strict=True)
-    ]
+    concurrency = np.minimum(np.maximum(wanted, 2), present.sum(axis=1))
+    buffer_size = np.rint(concurrency * rng.uniform(*settings.buffer_share, n)).astype(np.int64)
+    keeps_stragglers = rng.random(n) < settings.keep_share
     deadline = np.where(
-        rng.random(n) < settings.deadline_share, kinds.usual_s[kind] * rng.uniform(1, 3, n), np.inf
+        rng.random(n) < settings.deadline_share, kinds.median_s[kind] * rng.uniform(1, 3, n), np.inf
     )
     curve = rng.integers(len(_CURVES), size=n)
     weights = np.array([[c(age) for age in range(AGES)] for c in _CURVES])[curve]
     skew, spread = _log_uniform(rng, settings.skew, n), rng.uniform(*settings.spread, n)
-    mixtures, examples = deal(rng, who.shape, GROUPS, skew, spread)
-    lies = (rng.random(n) < settings.liar_share)[:, None] & (rng.random(who.shape) < settings.liars)
+    mixtures, examples = deal(rng, drawn.shape, GROUPS, skew, spread)
+    over_reports = (rng.random(n) < settings.over_reporting_share)[:, None]
+    over_reports = over_reports & (rng.random(drawn.shape) < settings.over_reporting_clients)
     return Episodes(
-        devices=who,
+        devices=drawn,
         present=present,
         start=begins,
         end=begins + window,
         rounds=np.full(n, settings.rounds),
         kind=kind,
-        concurrency=np.array([s.concurrency for s in made], dtype=np.int64),
-        buffer_size=np.array([s.buffer_size for s in made], dtype=np.int64),
-        keeps=np.array([s.stragglers == "keep" for s in made]),
+        concurrency=concurrency,
+        buffer_size=np.clip(buffer_size, 1, concurrency),
+        keeps_stragglers=keeps_stragglers,
         deadline_s=deadline,
         age_weights=weights,
         cooldown_s=np.full(n, settings.cooldown_s),
-        asks=rng.random(n) < settings.query_share,
-        lies=lies,
+        requests_forecasts=rng.random(n) < settings.request_share,
+        over_reports=over_reports,
         mixtures=mixtures,
         examples=examples,
-        noise=rng.standard_normal((*who.shape, NOISES)),
+        noise=rng.standard_normal((*drawn.shape, NOISES)),
     )
 
 
 def online_share(
-    traces: TraceSet, devices: Index, start: Array, end: Array, looks: int = 24
+    traces: TraceSet, devices: Index, start: Array, window_s: float | Array, *, looks: int
 ) -> Array:
-    """Return in what share of some looks each device is online in the window of its row.
+    """Return at which share of some instants each device is online in the window of its row.
 
     Args:
         traces: the devices.
         devices: positions; shape (b, n).
         start: of each row's window in s; shape (b,).
-        end: of each row's window in s; shape (b,).
-        looks: number of looks, evenly spread.
+        window_s: length of the windows in s; one, or shape (b,).
+        looks: number of instants, evenly spread.
     """
     traces.require("availability")
     assert traces.availability is not None
-    seen = np.zeros(devices.shape)
+    count = np.zeros(devices.shape)
     for look in (np.arange(looks) + 0.5) / looks:
-        when = np.repeat(start + look * (end - start), devices.shape[1])
-        seen += traces.availability.is_available(devices.ravel(), when).reshape(devices.shape)
-    return seen / looks
+        when = np.repeat(start + look * window_s, devices.shape[1])
+        count += traces.availability.is_available(devices.ravel(), when).reshape(devices.shape)
+    return count / looks
 
 
-def _online_at_a_time(
-    traces: TraceSet, who: Index, present: Mask, begins: Array, window: float
-) -> Array:
-    """Return how many devices of each episode are online at a time, in the mean; shape (b,)."""
-    assert traces.availability is not None
-    looks = 8
-    row, column = np.nonzero(present)
-    found = np.zeros(begins.size)
-    for look in (np.arange(looks) + 0.5) / looks:
-        there = traces.availability.is_available(who[row, column], begins[row] + look * window)
-        found += np.bincount(row[there], minlength=begins.size)
-    return found / looks
-
-
-def _appearing(  # noqa: PLR0917 - one draw's arrays
+def _appearing(
     traces: TraceSet,
     pool: Index,
     begins: Array,
+    *,
     window: float,
     n_max: int,
     wanted: tuple[int, int],
     rng: np.random.Generator,
 ) -> tuple[Index, Mask]:
-    """Return devices that appear in each window, and where there is one; (b, n_max) each.
+    """Return devices that appear in each window, and which columns hold one; (b, n_max) each.
 
     Raises:
-        TraceError: too few windows have anybody in them.
+        TraceError: no device appears in any window.
     """
     traces.require("availability")
     assert traces.availability is not None
-    who = np.zeros((begins.size, n_max), dtype=np.int64)
-    present = np.zeros(who.shape, dtype=bool)
+    devices = np.zeros((begins.size, n_max), dtype=np.int64)
+    present = np.zeros(devices.shape, dtype=bool)
     for i in range(begins.size):
         first, _ = traces.availability.window_at_or_after(pool, begins[i])
-        there = pool[first < begins[i] + window]
+        appearing = pool[first < begins[i] + window]
         most = min(wanted[1], n_max)
         count = int(np.rint(_log_uniform(rng, (wanted[0], most), 1)[0]))
-        drawn = rng.permutation(there)[:count]
-        who[i, : drawn.size], present[i, : drawn.size] = drawn, True
+        drawn = rng.permutation(appearing)[:count]
+        devices[i, : drawn.size], present[i, : drawn.size] = drawn, True
     empty = ~present.any(axis=1)
     if empty.all():
         raise TraceError(
@@ -354,10 +373,10 @@ def _appearing(  # noqa: PLR0917 - one draw's arrays
             "with devices that appear"
         )
     if empty.any():
-        # A window without anybody is no episode: another takes its place.
+        # A window without devices is no episode: another takes its place.
         full = rng.choice(np.flatnonzero(~empty), size=int(empty.sum()))
-        who[empty], present[empty], begins[empty] = who[full], present[full], begins[full]
-    return who, present
+        devices[empty], present[empty], begins[empty] = devices[full], present[full], begins[full]
+    return devices, present
 
 
 def _log_uniform(rng: np.random.Generator, pair: tuple[float, float], n: int) -> Array:

@@ -1,9 +1,9 @@
-"""What devices say of themselves during episodes, worked out beforehand.
+"""What devices forecast of themselves during episodes, computed beforehand.
 
-A forecast takes tens of microseconds, and an episode asks for thousands. So every device forecasts
-once for each kind of job and each step of time at which it is online, from its past up to that
-instant, and an episode looks the last one up. Forecasters that learnt from a device are kept
-from forecasting it: the table is made of parts, each with a forecaster of its own.
+A forecast takes tens of microseconds, and an episode needs thousands. So every device forecasts
+once for each kind of job and each step of time at which it is online, from its history up to that
+instant, and an episode looks the last one up. A table is made of parts, each with a forecaster of
+its own, so that no device is forecast by a forecaster that learnt from it.
 """
 
 import hashlib
@@ -17,26 +17,26 @@ import numpy.typing as npt
 
 from fedstale.agents.env.episodes import JobKinds
 from fedstale.errors import TraceError
-from fedstale.traces import Job, Status, TraceSet
+from fedstale.traces import Status, TraceSet
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.forecast import Forecaster, Observer
 from fedstale.traces.forecast.grid import HORIZONS_S
 from fedstale.traces.io.atomic import replacing
 
-Said = tuple[Array, Array, Array]
+Reported = tuple[Array, Array, Array]
 """Chance to finish, chance to stay online, and duration in s; shape (n,) each."""
 
 AVAILABLE_S = 1800.0
-"""For how long the chance to stay online is told, in s; a horizon of the forecasters."""
+"""Horizon of the chance to stay online, in s; one of the forecasters' horizons."""
 
 _CHUNK = 20_000
 
 
 class Forecasts(Protocol):
-    """Says what devices said of themselves."""
+    """Tells what devices forecast."""
 
-    def at(self, devices: Index, kind: Index, now: Array) -> Said:
-        """Return what devices that are online say of a job.
+    def at(self, devices: Index, kind: Index, now: Array) -> Reported:
+        """Return what devices that are online forecast of a job.
 
         Args:
             devices: positions in the traces; shape (n,).
@@ -44,15 +44,15 @@ class Forecasts(Protocol):
             now: instants in s; shape (n,).
 
         Returns:
-            Three arrays of shape (n,); NaN where a device says nothing.
+            Three arrays of shape (n,); NaN where a device has no forecast.
         """
         ...
 
 
 class NoForecasts:
-    """Devices say nothing; the server has only what it observes."""
+    """Devices forecast nothing; the server has only what it observes."""
 
-    def at(self, devices: Index, kind: Index, now: Array) -> Said:
+    def at(self, devices: Index, kind: Index, now: Array) -> Reported:
         """Return NaN."""
         del kind, now
         unknown = np.full(devices.shape, np.nan)
@@ -71,42 +71,36 @@ class TrueForecasts:
         traces.require("availability", "compute", "downlink", "uplink")
         self._traces, self._kinds = traces, kinds
 
-    def at(self, devices: Index, kind: Index, now: Array) -> Said:
+    def at(self, devices: Index, kind: Index, now: Array) -> Reported:
         """Return what will happen; the duration of a job that is lost is its time to live."""
-        traces, kinds = self._traces, self._kinds
+        traces, jobs = self._traces, self._kinds.jobs(kind)
         assert traces.availability is not None
-        outcome = traces.trips(devices, now, _job(kinds, kind))
-        made = outcome.status == Status.REPORTED
+        outcome = traces.trips(devices, now, jobs)
+        finished = outcome.status == Status.REPORTED
         _, end = traces.availability.window_at_or_after(devices, now)
-        stays = end - now > AVAILABLE_S
         with np.errstate(invalid="ignore"):
-            took = outcome.reported - now
-        return (
-            made.astype(np.float64),
-            stays.astype(np.float64),
-            np.where(made, took, kinds.ttl_s[kind]),
-        )
+            duration = np.where(finished, outcome.reported - now, jobs.ttl_s)
+        return finished.astype(np.float64), (end - now > AVAILABLE_S).astype(np.float64), duration
 
 
 class ForecastTable:
-    """Forecasts of every device on a grid of instants; see `made`."""
+    """Forecasts of every device on a grid of instants; see `ForecastTable.of`.
+
+    Args:
+        values: chance to finish, chance to stay online and duration in s; NaN where the device
+            was not online; shape (3, devices of the table, steps, kinds).
+        rows: of each device of the traces in the table, -1 if it has none; shape (devices,).
+        start: instant of the first step in s.
+        step_s: from one step to the next in s.
+    """
 
     def __init__(
         self, values: npt.NDArray[np.float32], rows: Index, start: float, step_s: float
     ) -> None:
-        """Take over a table.
-
-        Args:
-            values: chance to finish, chance to stay online and duration in s; NaN where the device
-                was not online; shape (3, devices of the table, steps, kinds).
-            rows: of each device of the traces in the table, -1 if it has none; shape (devices,).
-            start: instant of the first step in s.
-            step_s: from one step to the next in s.
-        """
         self.values, self.rows, self.start, self.step_s = values, rows, start, step_s
 
     @classmethod
-    def made(
+    def of(
         cls,
         traces: TraceSet,
         kinds: JobKinds,
@@ -126,34 +120,35 @@ class ForecastTable:
             start: first instant in s, >= 0.
             end: last instant in s.
             step_s: from one forecast to the next in s, > 0.
-            cache: file to keep the table in; made anew if it belongs to something else.
+            cache: file to keep the table in; replaced if it belongs to something else.
 
         Raises:
             TraceError: a device occurs twice, or the span is empty.
         """
         devices = [np.asarray(d, dtype=np.int64) for d, _ in parts]
-        everyone = np.concatenate(devices) if devices else np.zeros(0, dtype=np.int64)
-        if np.unique(everyone).size < everyone.size:
+        every = np.concatenate(devices) if devices else np.zeros(0, dtype=np.int64)
+        if np.unique(every).size < every.size:
             raise TraceError("forecasts: a device occurs in two parts; expected disjoint parts")
         if not (0 <= start < end and step_s > 0):
             raise TraceError(f"forecasts from {start} to {end} s by {step_s}: expected a span")
         rows = np.full(traces.n_devices, -1, dtype=np.int64)
-        rows[everyone] = np.arange(everyone.size)
+        rows[every] = np.arange(every.size)
         key = _key(traces, kinds, parts, (start, end, step_s))
-        found = None if cache is None else _read(Path(cache), key)
-        if found is None:
+        values = None if cache is None else _read(Path(cache), key)
+        if values is None:
             n_steps = int(np.ceil((end - start) / step_s))
             steps: Array = start + step_s * np.arange(n_steps, dtype=np.float64)
-            found = np.full((3, everyone.size, steps.size, len(kinds)), np.nan, dtype=np.float32)
+            values = np.full((3, every.size, n_steps, len(kinds)), np.nan, dtype=np.float32)
             observer, at = Observer(traces), 0
-            for (_, forecaster), who in zip(parts, devices, strict=True):
-                _fill(found[:, at : at + who.size], observer, who, forecaster, kinds, steps, step_s)
-                at += who.size
+            for (_, forecaster), some in zip(parts, devices, strict=True):
+                part = values[:, at : at + some.size]
+                _fill(part, observer, some, forecaster, kinds, steps=steps, step_s=step_s)
+                at += some.size
             if cache is not None:
-                _write(Path(cache), key, found)
-        return cls(found, rows, start, step_s)
+                _write(Path(cache), key, values)
+        return cls(values, rows, start, step_s)
 
-    def at(self, devices: Index, kind: Index, now: Array) -> Said:
+    def at(self, devices: Index, kind: Index, now: Array) -> Reported:
         """Return the last forecasts at or before some instants; see `Forecasts`."""
         n_steps = self.values.shape[2]
         step = np.floor((now - self.start) / self.step_s).astype(np.int64)
@@ -164,45 +159,35 @@ class ForecastTable:
         return found[0], found[1], found[2]
 
 
-def _fill(  # noqa: PLR0917 - one part of a table
+def _fill(
     values: npt.NDArray[np.float32],
     observer: Observer,
     devices: Index,
     forecaster: Forecaster,
     kinds: JobKinds,
+    *,
     steps: Array,
     step_s: float,
 ) -> None:
+    """Write the values of the devices of one part; shape (3, devices, steps, kinds)."""
+    if forecaster.reads_the_future:
+        raise TraceError(f"{forecaster.kind}: use TrueForecasts, which reads the traces itself")
     availability = observer.traces.availability
     assert availability is not None
-    who = np.repeat(np.arange(devices.size), steps.size)
-    when = np.tile(steps, devices.size)
-    # A device that comes online within a step forecasts when it comes.
-    first, _ = availability.window_at_or_after(devices[who], when)
-    there = np.flatnonzero(first < when + step_s)
-    horizon = int(np.searchsorted(HORIZONS_S, AVAILABLE_S))
+    row = np.repeat(np.arange(devices.size), steps.size)
     step = np.tile(np.arange(steps.size), devices.size)
-    for i in range(0, there.size, _CHUNK):
-        some = there[i : i + _CHUNK]
-        seen = observer.at(devices[who[some]], first[some])
-        at = who[some], step[some]
-        if forecaster.reads_the_future:
-            raise TraceError(f"{forecaster.kind}: use TrueForecasts, which reads the traces itself")
-        outlook = forecaster.outlook(seen)
-        available = outlook.stays[:, horizon]
+    # A device that comes online within a step forecasts when it comes.
+    first, _ = availability.window_at_or_after(devices[row], steps[step])
+    online = np.flatnonzero(first < steps[step] + step_s)
+    horizon = int(np.searchsorted(HORIZONS_S, AVAILABLE_S))
+    for i in range(0, online.size, _CHUNK):
+        some = online[i : i + _CHUNK]
+        outlook = forecaster.outlook(observer.at(devices[row[some]], first[some]))
         for kind in range(len(kinds)):
-            said = outlook.forecast(_job(kinds, np.full(some.size, kind)))
-            for row, column in enumerate((said.p_finish, available, said.total_s[:, 1])):
-                values[row, *at, kind] = column
-
-
-def _job(kinds: JobKinds, kind: Index) -> Job:
-    return Job(
-        work=kinds.work[kind],
-        download_bytes=kinds.n_bytes[kind],
-        upload_bytes=kinds.n_bytes[kind],
-        ttl_s=kinds.ttl_s[kind],
-    )
+            forecast = outlook.forecast(kinds.jobs(np.full(some.size, kind)))
+            reported = forecast.p_finish, outlook.stays[:, horizon], forecast.total_s[:, 1]
+            for place, column in enumerate(reported):
+                values[place, row[some], step[some], kind] = column
 
 
 def _key(
@@ -211,16 +196,16 @@ def _key(
     parts: Sequence[tuple[npt.ArrayLike, Forecaster]],
     span: tuple[float, float, float],
 ) -> str:
-    """Return what a table depends on, hashed; traces by their ids and some of their values."""
+    """Return a hash of what a table depends on; of traces, their ids and some of their values."""
     digest = hashlib.sha256(repr((span, len(parts), AVAILABLE_S)).encode())
     digest.update("\n".join(map(str, traces.device_ids)).encode())
-    everyone, middle = np.arange(traces.n_devices), 0.5 * (span[0] + span[1])
+    every, middle = np.arange(traces.n_devices), 0.5 * (span[0] + span[1])
     if traces.availability is not None:
-        for array in traces.availability.window_at_or_after(everyone, middle):
+        for array in traces.availability.window_at_or_after(every, middle):
             digest.update(array.tobytes())
     for series in (traces.compute, traces.downlink, traces.uplink):
         if series is not None:
-            digest.update(series.integral(everyone, span[0], span[1]).tobytes())
+            digest.update(series.integral(every, span[0], span[1]).tobytes())
     for array in (kinds.work, kinds.n_bytes, kinds.ttl_s):
         digest.update(array.tobytes())
     for devices, forecaster in parts:
@@ -239,7 +224,7 @@ def _read(path: Path, key: str) -> npt.NDArray[np.float32] | None:
             values: npt.NDArray[np.float32] = stored["values"]
             return values
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        # A cache that is missing, cut off or of another version is made anew.
+        # A cache that is missing, cut off or of another version is computed again.
         return None
 
 

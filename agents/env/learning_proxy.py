@@ -1,18 +1,18 @@
-"""How a model would learn from a merge, in a few numbers instead of a training run.
+"""How a model would learn from a server step, in a few numbers instead of a training run.
 
 Data come in groups (labels, topics, languages), and every device holds a mixture of them. The model
-has a loss on each group, which falls with the share that the group had in a merge, and rises
+has a loss on each group, which falls with the share that the group had in a server step, and rises
 towards a ceiling where the group had none, since other groups move the model. So a device is useful
 while its groups are learnt badly; picking the same reliable devices for ever is not, unless they
 hold everything.
 
     log L_g <- log L_g + s^nu (rho exp(-lambda r_g) log(C / L_g) - eta r_g (L_g / L_0)^delta)
 
-with r_g the group's share of the merge over its share of the fleet, and s the mean size of the
-merged devices over that of the fleet: who has more data takes more steps. A device reports a loss
-of its own, c (sum_g q_g L_g)^omega exp(mu H) times noise, with H the entropy of its mixture in
-nats: it has trained when it measures, and a mixture is harder to fit than one group. The constants
-are fitted to training runs; `learning_proxy.toml` says to which.
+with r_g the group's share of the aggregated data over its share of the fleet's, and s the mean size
+of the aggregated devices over that of the fleet: a device with more data takes more steps. A device
+reports a loss of its own, c (sum_g q_g L_g)^omega exp(mu H) times noise, with H the entropy of its
+mixture in nats: it has trained when it measures, and a mixture is harder to fit than one group. The
+constants are fitted to training runs, which `learning_proxy.toml` names.
 
 This is a model made for this package; no paper is followed.
 """
@@ -36,18 +36,18 @@ _LARGEST_RATIO = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proxy:
+class LearningProxy:
     """The constants of the learning proxy.
 
     Example:
-        >>> proxy = Proxy(eta=0.2, delta=0.0, nu=0.0, rho=0.1, fade=2.0, ceiling=np.e)
-        >>> after = proxy.merged(np.ones((1, 2)), np.array([[2.0, 0.0]]), np.ones(1))
+        >>> proxy = LearningProxy(eta=0.2, delta=0.0, nu=0.0, rho=0.1, fade=2.0, ceiling=np.e)
+        >>> after = proxy.after_step(np.ones((1, 2)), np.array([[2.0, 0.0]]), np.ones(1))
         >>> np.log(after).round(3)
         array([[-0.398,  0.1  ]])
     """
 
     eta: float
-    """How fast a group is learnt that has its share of the merge, > 0."""
+    """How fast a group is learnt that has its share of a server step, > 0."""
     delta: float
     """How much slower a group is learnt as its loss falls, >= 0."""
     nu: float
@@ -80,15 +80,15 @@ class Proxy:
                 "(0, ceiling], and the others >= 0"
             )
 
-    def merged(self, losses: Floats, ratios: Floats, sizes: Floats) -> Floats:
-        """Return the losses after a merge.
+    def after_step(self, losses: Floats, ratios: Floats, sizes: Floats) -> Floats:
+        """Return the losses after a server step.
 
         Args:
             losses: of each group; shape (b, groups).
-            ratios: share of each group in the merge, late updates at their weight, over its share
+            ratios: share of each group in the step, stale updates at their weight, over its share
                 of the fleet; shape (b, groups).
-            sizes: mean number of examples of the merged devices, weighted as their updates are,
-                over the mean of the fleet; shape (b,).
+            sizes: mean number of examples of the aggregated devices, weighted as their updates
+                are, over the mean of the fleet; shape (b,).
         """
         ratios = np.clip(ratios, 0.0, _LARGEST_RATIO)
         losses = np.maximum(losses, _LEAST)
@@ -97,10 +97,10 @@ class Proxy:
         moved = np.asarray(sizes)[:, None] ** self.nu * (forgotten - learnt)
         return np.clip(losses * np.exp(np.clip(moved, -50.0, 50.0)), _LEAST, self.ceiling)
 
-    def usual(self, losses: Floats) -> Floats:
-        """Return by how much a merge of the fleet's own mixture lowers log loss; shape (b,).
+    def fleet_progress(self, losses: Floats) -> Floats:
+        """Return by how much a step with the fleet's own mixture lowers log loss; shape (b,).
 
-        What such a merge forgets is left out, so that it is positive.
+        What such a step forgets is left out, so that the result is positive.
         """
         mean = losses.mean(axis=1)
         return np.asarray(self.eta * (mean / self.first_loss) ** self.delta)
@@ -130,12 +130,12 @@ def entropy_of(mixtures: Floats) -> Floats:
 
 
 @lru_cache(maxsize=1)
-def fitted() -> Proxy:
+def fitted() -> LearningProxy:
     """Return the proxy with the constants that come with the package."""
     return read_proxy(_CONSTANTS)
 
 
-def read_proxy(path: str | Path) -> Proxy:
+def read_proxy(path: str | Path) -> LearningProxy:
     """Read a proxy's constants.
 
     Raises:
@@ -143,7 +143,7 @@ def read_proxy(path: str | Path) -> Proxy:
     """
     try:
         values: dict[str, Any] = tomllib.loads(Path(path).read_text())["constants"]
-        return Proxy(**values)
+        return LearningProxy(**values)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         raise ConfigError(f"{path}: expected a table [constants] of a proxy: {problem}") from None
 
@@ -151,7 +151,7 @@ def read_proxy(path: str | Path) -> Proxy:
 def deal(
     rng: np.random.Generator, shape: tuple[int, int], n_groups: int, skew: Floats, spread: Floats
 ) -> tuple[Floats, Floats]:
-    """Return what data devices hold.
+    """Return the data that devices hold.
 
     Args:
         rng: of the draw.

@@ -1,7 +1,7 @@
-"""Where episodes take place: traces, which of their devices and hours, jobs, and what devices say.
+"""Scenarios: traces, which of their devices and hours, jobs, and the forecasts of the devices.
 
-Training, validation and testing are three stages that share no device and, the last one, no hour
-with the others. A stage draws episodes and makes the worlds that they are played in.
+Training, validation and testing are three scenarios that share no device and, the last one, no hour
+with the others. A scenario draws episodes and makes the simulators that they are played in.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from fedstale.agents.env.episodes import Episodes, EpisodeSettings, JobKinds, draw_episodes
 from fedstale.agents.env.forecast_table import Forecasts, ForecastTable, NoForecasts, TrueForecasts
-from fedstale.agents.env.learning_proxy import Proxy
-from fedstale.agents.env.simulator import World
+from fedstale.agents.env.learning_proxy import LearningProxy
+from fedstale.agents.env.simulator import Simulator
 from fedstale.errors import ConfigError
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import Index
@@ -26,22 +26,22 @@ from fedstale.traces.forecast.split import Split, split
 
 Mode = Literal["forecaster", "persistence", "oracle", "none"]
 MODES: tuple[Mode, ...] = ("forecaster", "persistence", "oracle", "none")
-"""What devices say: a forecaster's word, that all stays as it is, the truth, or nothing."""
+"""What devices report: a forecaster's forecast, that nothing changes, the truth, or nothing."""
 
 Parts = Sequence[tuple[npt.ArrayLike, Forecaster]]
 """Positions of devices, and the forecaster that they use."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Stage:
-    """Devices, hours, jobs and forecasts; see `Stage.of`."""
+class Scenario:
+    """Devices, hours, jobs and forecasts; see `Scenario.of`."""
 
     traces: TraceSet
     """Complete devices."""
     kinds: JobKinds
     """Jobs of the episodes."""
     forecasts: Forecasts
-    """What devices say."""
+    """What devices report."""
     devices: Index
     """Positions of the devices to draw from."""
     start: float
@@ -50,11 +50,11 @@ class Stage:
     """Last instant of any episode in s."""
     settings: EpisodeSettings = field(default_factory=EpisodeSettings)
     """What episodes are drawn from."""
-    proxy: Proxy | None = None
+    proxy: LearningProxy | None = None
     """How a model learns; the constants that come with the package if None."""
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "Stage":
-        """Return itself: a stage does not change, and may be large."""
+    def __deepcopy__(self, memo: dict[int, object]) -> "Scenario":
+        """Return itself: a scenario does not change, and may be large."""
         return self
 
     @classmethod
@@ -69,15 +69,15 @@ class Stage:
         end: float | None = None,
         kinds: JobKinds | None = None,
         settings: EpisodeSettings | None = None,
-        proxy: Proxy | None = None,
+        proxy: LearningProxy | None = None,
         step_s: float = 300.0,
         cache: str | Path | None = None,
-    ) -> "Stage":
-        """Return a stage; devices forecast here, which takes some seconds for each thousand.
+    ) -> "Scenario":
+        """Return a scenario; devices forecast here, which takes some seconds for each thousand.
 
         Args:
             traces: complete devices.
-            forecasts: what devices say; "persistence" learns its spread from the devices given.
+            forecasts: what devices report; "persistence" learns its spread from the devices given.
             forecaster: of all devices, or of some each; the one that comes with the package if
                 None. It must not have learnt from the devices that it forecasts; see
                 `cross_fitted`.
@@ -94,42 +94,52 @@ class Stage:
             TraceError: the traces lack a channel, or there is nothing to draw from.
             ConfigError: the mode does not exist.
         """
-        if forecasts not in MODES:
-            raise ConfigError(f"forecasts = {forecasts!r}: expected one of {', '.join(MODES)}")
         traces.require("availability", "compute", "downlink", "uplink")
         pool = np.arange(traces.n_devices) if devices is None else np.asarray(devices)
         last = float(record_s(traces)[pool].max()) if end is None else float(end)
-        last = last if np.isfinite(last) else start + 86_400.0
-        kinds = kinds or JobKinds.of_fleet(traces)
-        said: Forecasts
-        if forecasts == "none":
-            said = NoForecasts()
-        elif forecasts == "oracle":
-            said = TrueForecasts(traces, kinds)
-        else:
-            if forecasts == "persistence":
-                parts: Parts = cross_fitted(traces, pool, kind=LastValue.kind, until=last)
-            elif forecaster is None or isinstance(forecaster, Forecaster):
-                parts = [(pool, forecaster or embedded())]
-            else:
-                parts = forecaster
-            said = ForecastTable.made(
-                traces, kinds, parts, start=start, end=last, step_s=step_s, cache=cache
-            )
-        return cls(
+        silent = cls(
             traces=traces,
-            kinds=kinds,
-            forecasts=said,
+            kinds=kinds or JobKinds.of_fleet(traces),
+            forecasts=NoForecasts(),
             devices=pool,
             start=start,
-            end=last,
+            end=last if np.isfinite(last) else start + 86_400.0,
             settings=settings or EpisodeSettings(),
             proxy=proxy,
         )
+        return silent.with_forecasts(forecasts, forecaster=forecaster, step_s=step_s, cache=cache)
 
-    def with_forecasts(self, forecasts: Forecasts) -> "Stage":
-        """Return the same stage on which devices say something else."""
-        return replace(self, forecasts=forecasts)
+    def with_forecasts(
+        self,
+        forecasts: Mode,
+        *,
+        forecaster: Forecaster | Parts | None = None,
+        step_s: float = 300.0,
+        cache: str | Path | None = None,
+    ) -> "Scenario":
+        """Return the same scenario with other forecasts; see `Scenario.of`."""
+        traces, kinds = self.traces, self.kinds
+        if forecasts not in MODES:
+            raise ConfigError(f"forecasts = {forecasts!r}: expected one of {', '.join(MODES)}")
+        if forecasts == "none":
+            return replace(self, forecasts=NoForecasts())
+        if forecasts == "oracle":
+            return replace(self, forecasts=TrueForecasts(traces, kinds))
+        parts: Parts
+        if forecasts == "persistence":
+            parts = cross_fitted(traces, self.devices, kind=LastValue.kind, until=self.end)
+        elif forecaster is None or isinstance(forecaster, Forecaster):
+            parts = [(self.devices, forecaster or embedded())]
+        else:
+            parts = forecaster
+        table = ForecastTable.of(
+            traces, kinds, parts, start=self.start, end=self.end, step_s=step_s, cache=cache
+        )
+        return replace(self, forecasts=table)
+
+    def with_devices(self, n: int) -> "Scenario":
+        """Return the same scenario whose windows have n devices, or as many as appear in them."""
+        return replace(self, settings=replace(self.settings, devices=(n, n)))
 
     def draw(self, n: int, rng: np.random.Generator) -> Episodes:
         """Return n episodes."""
@@ -145,10 +155,10 @@ class Stage:
             settings=self.settings,
         )
 
-    def world(self, b: int) -> World:
-        """Return a world with room for b of this stage's episodes at a time."""
+    def simulator(self, b: int) -> Simulator:
+        """Return a simulator with room for b of this scenario's episodes at a time."""
         n = self.settings.devices[1]
-        return World(self.traces, self.kinds, self.forecasts, b=b, n=n, proxy=self.proxy)
+        return Simulator(self.traces, self.kinds, self.forecasts, b=b, n=n, proxy=self.proxy)
 
 
 def cross_fitted(
@@ -181,82 +191,81 @@ def cross_fitted(
             f"{pool.size} devices in {folds} folds: expected at least 2 folds of 2 devices each"
         )
     order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(47,))).permutation(pool)
-    observer, made = Observer(traces), []
+    observer, fitted = Observer(traces), []
     for k in range(folds):
         held_out = np.sort(order[k::folds])
-        learnt = np.setdiff1d(order, held_out)
-        cut = max(1, learnt.size // 5)
-        stop, learn = learnt[:cut], learnt[cut:]
+        others = np.setdiff1d(order, held_out)
+        cut = max(1, others.size // 5)
         training, validation = (
-            draw(observer, who, start=0.0, until=until, n=size, seed=seed, short_history=0.2)
-            for who, size in ((learn, n), (stop, max(n // 5, 100)))
+            draw(observer, some, start=0.0, until=until, n=size, seed=seed, short_history=0.2)
+            for some, size in ((others[cut:], n), (others[:cut], max(n // 5, 100)))
         )
-        made.append((held_out, forecaster_class(kind)().fit(training, validation, seed=seed)))
-    return made
+        fitted.append((held_out, forecaster_class(kind)().fit(training, validation, seed=seed)))
+    return fitted
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Stages:
-    """The three stages of an agent's life."""
+class Scenarios:
+    """The scenarios that one agent is trained, validated and tested on."""
 
-    training: Stage
+    training: Scenario
     """To learn on."""
-    validation: Stage
-    """To watch the learning on: other devices, the same hours."""
-    testing: Stage
+    validation: Scenario
+    """To compare agents on during training: other devices, the same hours."""
+    testing: Scenario
     """To test on: other devices and later hours."""
     split: Split
     """Which devices and hours are in which."""
 
+    @classmethod
+    def of(
+        cls,
+        traces: TraceSet,
+        *,
+        forecaster: Forecaster | None = None,
+        forecasts: Mode = "forecaster",
+        seed: int = 0,
+        settings: EpisodeSettings | None = None,
+        cache: str | Path | None = None,
+    ) -> "Scenarios":
+        """Divide one set of traces into the three scenarios.
 
-def stages(
-    traces: TraceSet,
-    *,
-    forecaster: Forecaster | None = None,
-    forecasts: Mode = "forecaster",
-    seed: int = 0,
-    settings: EpisodeSettings | None = None,
-    cache: str | Path | None = None,
-) -> Stages:
-    """Return the three stages that one set of traces is divided into.
+        Args:
+            traces: complete devices, at least 10.
+            forecaster: of all devices; it must not have learnt from them. If None, one is trained
+                for each half of the training devices on the other half, and devices that are only
+                validated or tested on use the first of these.
+            forecasts: what devices report.
+            seed: of the division.
+            settings: what episodes are drawn from.
+            cache: folder to keep forecasts in.
 
-    Args:
-        traces: complete devices, at least 10.
-        forecaster: of all devices; it must not have learnt from them. If None, one is trained for
-            each half of the training devices on the other half, and devices that are only
-            validated or tested on use the first of these.
-        forecasts: what devices say.
-        seed: of the division.
-        settings: what episodes are drawn from.
-        cache: folder to keep forecasts in.
+        Raises:
+            TraceError: there are too few devices.
+        """
+        parts = split(traces, seed=seed)
+        kinds = JobKinds.of_fleet(traces.take(parts.training))
+        learning: Forecaster | Parts | None = forecaster
+        if forecasts == "forecaster" and forecaster is None:
+            learning = cross_fitted(traces, parts.training, until=parts.turn, seed=seed)
+            forecaster = learning[0][1]
 
-    Raises:
-        TraceError: there are too few devices.
-    """
-    parts = split(traces, seed=seed)
-    kinds = JobKinds.of_fleet(traces.take(parts.training))
-    fitted: Parts | None = None
-    if forecasts == "forecaster" and forecaster is None:
-        fitted = cross_fitted(traces, parts.training, until=parts.turn, seed=seed)
-    made = {}
-    for name, start, end in (
-        ("training", 0.0, parts.turn),
-        ("validation", 0.0, parts.turn),
-        ("testing", parts.turn, parts.end),
-    ):
-        devices = getattr(parts, name)
-        used = forecaster
-        if fitted is not None and name != "training":
-            used = fitted[0][1]
-        made[name] = Stage.of(
-            traces,
-            forecasts=forecasts,
-            forecaster=fitted if fitted is not None and name == "training" else used,
-            devices=devices,
-            start=start,
-            end=end,
-            kinds=kinds,
-            settings=settings,
-            cache=None if cache is None else Path(cache) / f"forecasts-{name}.npz",
+        def scenario(name: str, start: float, end: float) -> Scenario:
+            return Scenario.of(
+                traces,
+                forecasts=forecasts,
+                forecaster=learning if name == "training" else forecaster,
+                devices=getattr(parts, name),
+                start=start,
+                end=end,
+                kinds=kinds,
+                settings=settings,
+                cache=None if cache is None else Path(cache) / f"forecasts-{name}.npz",
+            )
+
+        return cls(
+            training=scenario("training", 0.0, parts.turn),
+            validation=scenario("validation", 0.0, parts.turn),
+            testing=scenario("testing", parts.turn, parts.end),
+            split=parts,
         )
-    return Stages(**made, split=parts)

@@ -1,10 +1,10 @@
 """`VectorSelectionEnv`: many episodes of `SelectionEnv` at once, all in NumPy, for training.
 
-It is a vectorised environment of Stable-Baselines3, so `MaskablePPO` takes it as it is; an episode
+It is a vectorised environment of Stable-Baselines3, which `MaskablePPO` takes as it is; an episode
 that ends is followed by the next one in the same step.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from fedstale.agents.env.gym_env import N_MAX, observation_space
 from fedstale.agents.env.rounds import Rounds
-from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.errors import ConfigError
 from fedstale.strategies.settings import is_count
@@ -27,17 +27,17 @@ class VectorSelectionEnv(VecEnv):
     """Steps b episodes with one call.
 
     Args:
-        stage: where episodes take place.
+        scenario: where episodes take place.
         n_envs: b, episodes at a time, >= 1.
         n_max: candidates that are shown in each.
         reward: prices; the defaults if None.
-        baseline: whether to take off what the heuristic earns.
+        baseline: whether to subtract what the heuristic earns.
         seed: of everything drawn.
     """
 
     def __init__(
         self,
-        stage: Stage,
+        scenario: Scenario,
         n_envs: int,
         *,
         n_max: int = N_MAX,
@@ -50,7 +50,7 @@ class VectorSelectionEnv(VecEnv):
                 raise ConfigError(f"{name} = {value!r}: expected an integer >= 1")
         self.render_mode = None
         self._rounds = Rounds(
-            stage,
+            scenario,
             b=n_envs,
             n_max=n_max,
             reward=reward or Reward(),
@@ -67,10 +67,10 @@ class VectorSelectionEnv(VecEnv):
             self._rounds.reseed(np.random.default_rng(seeds[0]))
         self._reset_seeds()
         self._rounds.begin(np.arange(self.num_envs))
-        return self._seen()
+        return self._observation()
 
     def step_async(self, actions: npt.NDArray[Any]) -> None:
-        """Take note of the actions; shape (b,)."""
+        """Keep the actions; shape (b,)."""
         self._actions = np.asarray(actions, dtype=np.int64).reshape(self.num_envs)
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -88,17 +88,17 @@ class VectorSelectionEnv(VecEnv):
             if ended.size:
                 dones[ended] = True
                 for row in ended.tolist():
-                    seen = {k: v[row].copy() for k, v in self._rounds.seen.items()}
-                    infos[row] |= {"terminal_observation": seen, "TimeLimit.truncated": True}
+                    last = {k: v[row].copy() for k, v in self._rounds.observation.items()}
+                    infos[row] |= {"terminal_observation": last, "TimeLimit.truncated": True}
                 self._rounds.begin(ended)
-        return self._seen(), rewards, dones, infos
+        return self._observation(), rewards, dones, infos
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
         """Return which places may be picked; shape (b, n_max)."""
         return self._rounds.mask.copy()
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing: no resource is open."""
 
     def env_method(
         self,
@@ -111,11 +111,11 @@ class VectorSelectionEnv(VecEnv):
         del args, kwargs
         if method_name != "action_masks":
             raise ConfigError(f"method {method_name!r}: expected 'action_masks'")
-        return list(self.action_masks()[self._which(indices)])
+        return list(self.action_masks()[list(self._get_indices(indices))])
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """Return an attribute, which all episodes share."""
-        return [getattr(self, attr_name)] * len(self._which(indices))
+        return [getattr(self, attr_name)] * len(list(self._get_indices(indices)))
 
     def set_attr(
         self,
@@ -123,18 +123,13 @@ class VectorSelectionEnv(VecEnv):
         value: Any,  # noqa: ANN401 - as Stable-Baselines3 declares it
         indices: Indices = None,
     ) -> None:
-        """Refuse: episodes share everything."""
+        """Raise ConfigError: episodes share all attributes."""
         raise ConfigError(f"{attr_name} = {value!r}: expected it when the environment is made")
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
         """Return that no episode is wrapped."""
         del wrapper_class
-        return [False] * len(self._which(indices))
+        return [False] * len(list(self._get_indices(indices)))
 
-    def _which(self, indices: Indices) -> Sequence[int]:
-        if indices is None:
-            return range(self.num_envs)
-        return [indices] if isinstance(indices, int) else list(indices)
-
-    def _seen(self) -> VecEnvObs:
-        return {name: values.copy() for name, values in self._rounds.seen.items()}
+    def _observation(self) -> VecEnvObs:
+        return {name: values.copy() for name, values in self._rounds.observation.items()}

@@ -1,14 +1,13 @@
-"""What the agent sees: every candidate as the same few numbers, however many candidates there are.
+"""The observation: every candidate as the same few numbers, however many candidates there are.
 
-Times, losses and sizes are told as logarithms of their ratio to the median over the candidates,
-chances as log-odds, ages as logarithms of seconds; what is unknown is 0 with a flag. Nothing is an
+Times, losses and sizes are logarithms of their ratio to the median over the candidates,
+chances are log-odds, ages logarithms of seconds; an unknown number is 0, with a flag. Nothing is an
 id or a position, and nothing is summed or maximised over candidates, so what is learnt on sixteen
-holds for a hundred thousand. One function serves a server and the environment: a real server
-gives one `Candidates`, the environment many at once.
+holds for a hundred thousand. A real server has one `Candidates` (`features`), the environment many
+(`batch`).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,54 +19,52 @@ Single = npt.NDArray[np.float32]
 AnyFloats = npt.NDArray[np.floating]
 Mask = npt.NDArray[np.bool_]
 
-SCHEMA: Mapping[str, object] = {
-    "version": 1,
-    "features": (
-        "p_finish_logit",
-        "forecast_unknown",
-        "forecast_age",
-        "p_available_logit",
-        "p_available_unknown",
-        "stated_duration_ratio",
-        "stated_duration_to_deadline",
-        "stated_duration_unknown",
-        "duration_ratio",
-        "duration_to_deadline",
-        "duration_unknown",
-        "utility_ratio",
-        "utility_unknown",
-        "loss_ratio",
-        "examples_ratio",
-        "versions_since",
-        "staleness",
-        "picked_since",
-        "times_picked",
-        "times_picked_ratio",
-        "forecast_reliability",
-        "success_logit",
-        "prior_rank",
-    ),
-    "context": (
-        "asked_share",
-        "in_flight_share",
-        "version",
-        "utility_known_share",
-        "forecast_known_share",
-        "mean_p_finish",
-        "median_duration_to_deadline",
-        "picked_share",
-    ),
-}
-"""Names of the numbers in their order, and a version that changes when their meaning does."""
+FEATURES = (
+    "p_finish_logit",
+    "forecast_unknown",
+    "forecast_age",
+    "p_available_logit",
+    "p_available_unknown",
+    "forecast_duration_ratio",
+    "forecast_duration_to_deadline",
+    "forecast_duration_unknown",
+    "duration_ratio",
+    "duration_to_deadline",
+    "duration_unknown",
+    "utility_ratio",
+    "utility_unknown",
+    "loss_ratio",
+    "examples_ratio",
+    "versions_since",
+    "staleness",
+    "picked_since",
+    "times_picked",
+    "times_picked_ratio",
+    "forecast_reliability",
+    "success_logit",
+    "heuristic_rank",
+)
+"""Numbers of each candidate, in their order."""
+CONTEXT = (
+    "slots_share",
+    "in_flight_share",
+    "version",
+    "utility_known_share",
+    "forecast_known_share",
+    "mean_p_finish",
+    "median_duration_to_deadline",
+    "picked_share",
+)
+"""Numbers of a choice, in their order."""
+SCHEMA: Mapping[str, object] = {"version": 1, "features": FEATURES, "context": CONTEXT}
+"""All names, and a version that changes when their meaning does."""
 
-FEATURES: tuple[str, ...] = SCHEMA["features"]  # type: ignore[assignment]
-CONTEXT: tuple[str, ...] = SCHEMA["context"]  # type: ignore[assignment]
 N_FEATURES, N_CONTEXT = len(FEATURES), len(CONTEXT)
 
 LIMIT = 8.0
 """No feature is larger than this, or smaller than its negative."""
-PRIOR_LIMIT = 20.0
-"""No prior is larger than this, or smaller than its negative."""
+HEURISTIC_LIMIT = 20.0
+"""No score of the heuristic is larger than this, or smaller than its negative."""
 
 COLUMNS = (
     "forecast_p_finish",
@@ -105,7 +102,7 @@ _CHUNK = 16_384
 _SHORT = 128
 
 _PLACE = {name: i for i, name in enumerate(FEATURES)}
-_RANK, _VERSION = _PLACE["prior_rank"], CONTEXT.index("version")
+_RANK, _VERSION = _PLACE["heuristic_rank"], CONTEXT.index("version")
 
 Columns = Mapping[str, npt.NDArray[np.generic]]
 
@@ -119,21 +116,21 @@ def features(
     version: int,
     deadline_s: float,
 ) -> tuple[Single, Single, Single]:
-    """Return what the agent sees of one choice.
+    """Return the observation of one choice.
 
     Args:
-        candidates: who may be picked; n of them.
+        candidates: clients that may be picked; n of them.
         now: the instant in s.
         k: how many are to be picked, >= 1.
-        n_in_flight: jobs that are out already.
+        n_in_flight: jobs in flight.
         version: of the model.
         deadline_s: time in which a reply counts, in s; inf if there is no limit.
 
     Returns:
-        Features (n, f), context (g,) and prior (n,): log(p_finish x utility), the score of
+        Features (n, f), context (g,) and heuristic (n,): log(p_finish x utility), the score of
         `ExpectedUtility`, up to a constant. All finite.
     """
-    # Devices say what they like: what is infinite times zero is unknown here.
+    # Reports are not trusted: infinity times zero is unknown here.
     with np.errstate(over="ignore", invalid="ignore"):
         get: dict[str, Floats] = {
             name: np.asarray(getattr(candidates, name), dtype=np.float64)[None] for name in COLUMNS
@@ -141,32 +138,36 @@ def features(
     n = len(candidates)
     # Written feature by feature, so each is one piece of memory.
     x = np.moveaxis(np.empty((N_FEATURES, 1, n), dtype=np.float32), 0, -1)
-    prior = np.empty((1, n), dtype=np.float32)
+    heuristic = np.empty((1, n), dtype=np.float32)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         limit = _log(np.array([[deadline_s]], dtype=np.float64))
         few: Mapping[str, AnyFloats] = (
             get if n <= _CHUNK else {name: _sample(values) for name, values in get.items()}
         )
-        usual = _usual(few, np.ones(few["utility"].shape, dtype=bool), most=_most(get["utility"]))
+        medians = _medians(
+            few, np.ones(few["utility"].shape, dtype=bool), largest=_largest(get["utility"])
+        )
         for start in range(0, n, _CHUNK):
             part = slice(start, start + _CHUNK)
             some = {name: values[:, part] for name, values in get.items()}
-            prior[:, part] = _fill(
-                x[:, part], some, usual, now=now, version=float(version), limit=limit
+            heuristic[:, part] = _fill(
+                x[:, part], some, medians, now=now, version=float(version), limit=limit
             )
-        ordered = np.sort(_sample(prior[0]))
-        x[0, :, _RANK] = _place(ordered, prior[0]) if n <= _CHUNK else _placed(ordered, prior[0])
+        ordered = np.sort(_sample(heuristic[0]))
+        x[0, :, _RANK] = (
+            _place(ordered, heuristic[0]) if n <= _CHUNK else _placed(ordered, heuristic[0])
+        )
     one = np.array([[1.0]])
     context = _context(
         x,
         np.ones((1, n), dtype=bool),
-        usual,
+        medians,
         k=k * one,
         n_in_flight=n_in_flight * one,
         limit=limit,
     )
     context[:, _VERSION] = np.log1p(max(version, 0))
-    return x[0], context[0], prior[0]
+    return x[0], context[0], heuristic[0]
 
 
 def batch(
@@ -179,19 +180,19 @@ def batch(
     version: npt.ArrayLike,
     deadline_s: npt.ArrayLike,
 ) -> tuple[Single, Single, Single]:
-    """Return what the agent sees of b choices at once.
+    """Return the observation of b choices at once.
 
     Args:
         columns: the fields `COLUMNS` of `Candidates`, each of shape (b, n).
-        mask: who is a candidate; shape (b, n).
+        mask: which of them are candidates; shape (b, n).
         now: instants in s; shape (b,), as all that follow; see `features`.
         k: how many are to be picked.
-        n_in_flight: jobs that are out.
+        n_in_flight: jobs in flight.
         version: of the model.
         deadline_s: in s.
 
     Returns:
-        Features (b, n, f), context (b, g) and prior (b, n); 0 where the mask is False.
+        Features (b, n, f), context (b, g) and heuristic (b, n); 0 where the mask is False.
     """
     now, k, n_in_flight, version, deadline_s = (
         np.asarray(x, dtype=np.float64)[:, None] for x in (now, k, n_in_flight, version, deadline_s)
@@ -200,63 +201,51 @@ def batch(
     x = np.empty((*mask.shape, N_FEATURES), dtype=np.float32)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         limit = _log(deadline_s)
-        usual = _usual(get, mask)
-        prior = np.where(mask, _fill(x, get, usual, now=now, version=version, limit=limit), 0.0)
-        x[..., _RANK] = _rank(prior, mask)
+        medians = _medians(get, mask)
+        heuristic = np.where(
+            mask, _fill(x, get, medians, now=now, version=version, limit=limit), 0.0
+        )
+        x[..., _RANK] = _rank(heuristic, mask)
     x *= mask[..., None]
-    context = _context(x, mask, usual, k=k, n_in_flight=n_in_flight, limit=limit)
+    context = _context(x, mask, medians, k=k, n_in_flight=n_in_flight, limit=limit)
     context[:, _VERSION] = np.log1p(np.maximum(version, 0.0))[:, 0]
-    return x, np.clip(context, -LIMIT, LIMIT), prior.astype(np.float32)
+    return x, np.clip(context, -LIMIT, LIMIT), heuristic.astype(np.float32)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Usual:
-    """Medians over the candidates of each row, and the largest utility; shape (b, 1) each."""
-
-    stated: Single
-    duration: Single
-    utility: Single
-    loss: Single
-    examples: Single
-    picked: Single
-    most: Single
+# Columns whose logarithms are compared with their median over the candidates of a choice.
+_COMPARED = ("forecast_duration_s", "duration_s", "utility", "loss", "examples", "times_picked")
 
 
-def _usual(get: Mapping[str, AnyFloats], mask: Mask, most: Floats | None = None) -> _Usual:
-    utility = _log(get["utility"])
-    if most is None:
-        most = _most(np.where(mask, get["utility"], np.nan))
-    logs = (
-        _log(get["forecast_duration_s"]),
-        _log(get["duration_s"]),
-        utility,
-        _log(get["loss"]),
-        _log(get["examples"]),
-        np.log1p(get["times_picked"]),
-    )
-    stated, duration, middle, loss, examples, picked = (
-        _median(values, mask).astype(np.float32) for values in logs
-    )
-    return _Usual(stated, duration, middle, loss, examples, picked, most.astype(np.float32))
+def _medians(
+    get: Mapping[str, AnyFloats], mask: Mask, largest: Floats | None = None
+) -> dict[str, Single]:
+    """Return medians over the candidates of each row, and the largest utility; (b, 1) each."""
+    if largest is None:
+        largest = _largest(np.where(mask, get["utility"], np.nan))
+    medians = {"largest": largest.astype(np.float32)}
+    for name in _COMPARED:
+        logs = np.log1p(get[name]) if name == "times_picked" else _log(get[name])
+        medians[name] = _median(logs, mask).astype(np.float32)
+    return medians
 
 
-def _most(utility: Floats) -> Floats:
+def _largest(utility: Floats) -> Floats:
     """Return the logarithm of the largest utility that is known, 0 if none is; shape (b, 1)."""
     known = np.where(np.isfinite(utility) & (utility >= 0.0), utility, -1.0)
-    most = known.max(axis=1, keepdims=True, initial=-1.0)
-    return np.where(most < 0.0, 0.0, np.maximum(np.log(most), _NONE))
+    largest = known.max(axis=1, keepdims=True, initial=-1.0)
+    return np.where(largest < 0.0, 0.0, np.maximum(np.log(largest), _NONE))
 
 
 def _fill(
     x: Single,
     get: Mapping[str, Floats],
-    usual: _Usual,
+    medians: Mapping[str, Single],
     *,
     now: float | Floats,
     version: float | Floats,
     limit: AnyFloats,
 ) -> AnyFloats:
-    """Write all features but the rank, and return the prior; shape (b, n)."""
+    """Write all features but the rank, and return the heuristic's scores; shape (b, n)."""
 
     # 32 bits are enough from here on, but not for instants, only for their differences.
     def put(name: str, values: Single | Mask) -> None:
@@ -275,54 +264,58 @@ def _fill(
     put("p_available_logit", _logit(p_available))
     put("p_available_unknown", ~np.isfinite(p_available))
     limit = limit.astype(np.float32)
-    for name, column, middle in (
-        ("stated_duration", "forecast_duration_s", usual.stated),
-        ("duration", "duration_s", usual.duration),
-    ):
-        logs = _log(single(column))
-        put(f"{name}_ratio", _ratio(logs - middle))
+    for name in ("forecast_duration", "duration"):
+        logs = _log(single(f"{name}_s"))
+        put(f"{name}_ratio", _ratio(logs - medians[f"{name}_s"]))
         put(f"{name}_to_deadline", _ratio(logs - limit))
         put(f"{name}_unknown", np.isnan(logs))
     utility = single("utility")
     utilities = _log(utility)
-    put("utility_ratio", _ratio(utilities - usual.utility))
+    put("utility_ratio", _ratio(utilities - medians["utility"]))
     put("utility_unknown", ~np.isfinite(utility))
-    put("loss_ratio", _ratio(_log(single("loss")) - usual.loss))
-    put("examples_ratio", _ratio(_log(single("examples")) - usual.examples))
+    put("loss_ratio", _ratio(_log(single("loss")) - medians["loss"]))
+    put("examples_ratio", _ratio(_log(single("examples")) - medians["examples"]))
     put("versions_since", _age(since(version, "last_version")))
     put("staleness", _age(single("staleness")))
     put("picked_since", _age(since(now, "picked_at")))
     picked = np.log1p(single("times_picked"))
     put("times_picked", np.minimum(picked, LIMIT))
-    put("times_picked_ratio", _ratio(picked - usual.picked))
+    put("times_picked_ratio", _ratio(picked - medians["times_picked"]))
     finished, failed = single("times_finished"), single("times_failed")
     put(
         "forecast_reliability",
         _ratio(np.log((finished + 4.0) / (single("expected_finishes") + 4.0))),
     )
     put("success_logit", _logit((finished + 1.0) / (finished + failed + 2.0)))
-    return _likely(p_finish, utilities, utility == 0.0, usual.most, usual.utility)
+    return _likely(p_finish, utilities, utility == 0.0, medians["largest"], medians["utility"])
 
 
 def _context(
-    x: Single, mask: Mask, usual: _Usual, *, k: Floats, n_in_flight: Floats, limit: AnyFloats
+    x: Single,
+    mask: Mask,
+    medians: Mapping[str, Single],
+    *,
+    k: Floats,
+    n_in_flight: Floats,
+    limit: AnyFloats,
 ) -> Single:
-    """Return what there is to say of each choice; `version` is left 0."""
+    """Return the context of each choice; `version` is left 0."""
     n = np.maximum(mask.sum(axis=1, keepdims=True), 1)
     # What is no candidate is 0 in x.
     total = {
         name: x[..., _PLACE[name]].sum(axis=1, keepdims=True, dtype=np.float64) / n
         for name in ("utility_unknown", "forecast_unknown", "p_finish_logit")
     }
-    there = np.minimum(mask.sum(axis=1, keepdims=True), 1)
-    middle = np.where(np.isnan(usual.stated), usual.duration, usual.stated)
+    some = np.minimum(mask.sum(axis=1, keepdims=True), 1)
+    forecast = medians["forecast_duration_s"]
+    middle = np.where(np.isnan(forecast), medians["duration_s"], forecast)
     context = np.concatenate(
         [
             np.log(np.maximum(k, 1) / n),
             n_in_flight / np.maximum(n_in_flight + k, 1.0),
             np.zeros_like(k),
-            there - total["utility_unknown"],
-            there - total["forecast_unknown"],
+            some - total["utility_unknown"],
+            some - total["forecast_unknown"],
             total["p_finish_logit"],
             _ratio(middle - limit),
             np.zeros_like(k),
@@ -332,30 +325,30 @@ def _context(
     return np.clip(context, -LIMIT, LIMIT).astype(np.float32)
 
 
-def priors(p_finish: Floats, utility: Floats, mask: Mask) -> Floats:
+def heuristic_scores(p_finish: Floats, utility: Floats, mask: Mask) -> Floats:
     """Return log(p_finish x utility) against the median utility; shape (b, n).
 
-    Who has no utility yet gets the largest that is known, as in `ExpectedUtility`.
+    A client without a utility yet gets the largest that is known, as in `ExpectedUtility`.
 
     Args:
         p_finish: of `Candidates`; shape (b, n).
         utility: of `Candidates`; shape (b, n).
-        mask: who is a candidate; the prior of the others is 0; shape (b, n).
+        mask: which of them are candidates; the others score 0; shape (b, n).
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        logs, most = _log(utility), _most(np.where(mask, utility, np.nan))
-        found = _likely(p_finish, logs, utility == 0.0, most, _median(logs, mask))
+        logs, largest = _log(utility), _largest(np.where(mask, utility, np.nan))
+        found = _likely(p_finish, logs, utility == 0.0, largest, _median(logs, mask))
     return np.where(mask, found, 0.0)
 
 
 def _likely(
-    p_finish: AnyFloats, logs: AnyFloats, useless: Mask, most: AnyFloats, middle: AnyFloats
+    p_finish: AnyFloats, logs: AnyFloats, useless: Mask, largest: AnyFloats, middle: AnyFloats
 ) -> AnyFloats:
     # A utility of 0 is known, and is the least.
-    known = np.where(useless, _NONE, np.where(np.isnan(logs), most, logs))
-    base = np.where(np.isnan(middle), most, middle)
+    known = np.where(useless, _NONE, np.where(np.isnan(logs), largest, logs))
+    base = np.where(np.isnan(middle), largest, middle)
     chance = np.log(np.clip(np.nan_to_num(p_finish, nan=0.5), _LEAST_P, 1.0))
-    return np.clip(chance + known - base, -PRIOR_LIMIT, PRIOR_LIMIT)
+    return np.clip(chance + known - base, -HEURISTIC_LIMIT, HEURISTIC_LIMIT)
 
 
 def _log(x: AnyFloats) -> AnyFloats:
@@ -421,8 +414,8 @@ def _place(ordered: AnyFloats, x: AnyFloats) -> Floats:
 
 def _placed(ordered: AnyFloats, x: AnyFloats) -> Single:
     """Return `_place` from a table: a search for each of a million takes longer than all else."""
-    edges = np.linspace(-PRIOR_LIMIT, PRIOR_LIMIT, _BINS + 1)
+    edges = np.linspace(-HEURISTIC_LIMIT, HEURISTIC_LIMIT, _BINS + 1)
     low, high = np.searchsorted(ordered, edges[:-1]), np.searchsorted(ordered, edges[1:])
     table = (0.5 * (low + high) / ordered.size).astype(np.float32)
-    bins = (x + PRIOR_LIMIT) * (_BINS / (2.0 * PRIOR_LIMIT))
+    bins = (x + HEURISTIC_LIMIT) * (_BINS / (2.0 * HEURISTIC_LIMIT))
     return table[np.minimum(bins.astype(np.int32), _BINS - 1)]

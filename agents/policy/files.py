@@ -1,7 +1,7 @@
 """A trained agent on disk; see `fedstale.traces.io.models`.
 
 The description also names the features that the network expects: an agent that was trained on
-others is refused in one sentence.
+others is rejected in one sentence.
 """
 
 from dataclasses import dataclass
@@ -62,10 +62,10 @@ def load(folder: str | Path) -> Agent:
             altered or cut short.
     """
     folder = Path(folder)
-    about = describe(folder)
-    said = about.get("schema")
+    about = FILES.describe(folder)
+    schema = about.get("schema")
     for name, expected in _plain_schema().items():
-        found = said.get(name) if isinstance(said, dict) else None
+        found = schema.get(name) if isinstance(schema, dict) else None
         if found != expected:
             raise ProtocolError(
                 f"{folder / FILES.toml}: schema.{name} {_difference(found, expected)}; train the "
@@ -78,24 +78,15 @@ def load(folder: str | Path) -> Agent:
     )
 
 
-def describe(folder: str | Path) -> dict[str, Any]:
-    """Return what agent.toml says.
-
-    Raises:
-        ProtocolError: it is missing, or is no description of this version.
-    """
-    return FILES.describe(folder)
-
-
 def _plain_schema() -> dict[str, Any]:
     return {k: list(v) if isinstance(v, tuple) else v for k, v in SCHEMA.items()}
 
 
-def _difference(said: object, expected: object) -> str:
-    if isinstance(said, list) and isinstance(expected, list):
-        changed = sorted(set(map(str, said)) ^ set(expected))
+def _difference(found: object, expected: object) -> str:
+    if isinstance(found, list) and isinstance(expected, list):
+        changed = sorted(set(map(str, found)) ^ set(expected))
         return f"differ in {', '.join(changed)}" if changed else "are in another order"
-    return f"= {said!r}, expected {expected!r}"
+    return f"= {found!r}, expected {expected!r}"
 
 
 def _weights(folder: Path, about: dict[str, Any]) -> Weights:

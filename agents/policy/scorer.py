@@ -11,20 +11,26 @@ Reference:
     Zaheer et al. Deep Sets. NeurIPS 2017 (one network for each element, and a pooled context).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedstale.traces.arrays import Index
+
 Floats = npt.NDArray[np.floating[Any]]
 Mask = npt.NDArray[np.bool_]
-Weights = dict[str, npt.NDArray[np.float32]]
+Single = npt.NDArray[np.float32]
+Weights = dict[str, Single]
+Score = Callable[[Index, Single, Single, Single, Mask], Floats]
+"""From rows (m,), features (m, n, f), context (m, g), heuristic (m, n) and mask (m, n) to scores
+(m, n); rows are the positions of the episodes."""
 
 HIDDEN = 24
 """Width of the two hidden layers."""
 POOLED = 8
-"""Numbers that the context is squeezed into before candidates see it."""
+"""Numbers that the context is reduced to before it meets the candidates."""
 
 # Candidates are scored this many at a time, so that the hidden layers stay in the cache.
 _CHUNK = 8_192
@@ -75,7 +81,7 @@ def sizes(weights: Mapping[str, npt.NDArray[Any]]) -> tuple[int, int]:
     return n_features, weights["pool"].shape[-2] - 2 * n_features
 
 
-def flat(weights: Weights) -> npt.NDArray[np.float32]:
+def flat(weights: Weights) -> Single:
     """Return all weights in one vector."""
     return np.concatenate([weights[name].ravel() for name in shapes(*sizes(weights))])
 
@@ -106,10 +112,10 @@ def pooled(features: Floats, mask: Mask | None = None) -> Floats:
 
     Args:
         features: shape (..., n, f).
-        mask: which candidates are there; shape (..., n); None means all.
+        mask: which columns are candidates; shape (..., n); None means all.
 
     Returns:
-        Shape (..., 2 f); zeros where nobody is there.
+        Shape (..., 2 f); zeros without candidates.
     """
     n = features.shape[-2]
     here = np.ones((1, n), features.dtype) if mask is None else mask[..., None, :]
@@ -132,7 +138,7 @@ def score(
     weights: Weights,
     features: Floats,
     context: Floats,
-    prior: Floats,
+    heuristic: Floats,
     mask: Mask | None = None,
 ) -> Floats:
     """Return the score of every candidate.
@@ -141,12 +147,12 @@ def score(
         weights: of the network; leading axes, if any, must broadcast with those of the rest.
         features: of the candidates; shape (..., n, f).
         context: of the round; shape (..., g).
-        prior: log(p_finish x utility) of the candidates; shape (..., n).
-        mask: which candidates are there; shape (..., n); None means all. What the others score
-            means nothing.
+        heuristic: log(p_finish x utility) of the candidates; shape (..., n).
+        mask: which columns are candidates; shape (..., n); None means all. The scores of the
+            others mean nothing.
 
     Returns:
-        Scores; shape (..., n). Who scores more is to be picked first.
+        Scores; shape (..., n). The highest are to be picked.
     """
     about = np.concatenate([context, pooled(features, mask)], axis=-1)[..., None, :]
     about = np.tanh(about @ weights["pool"] + _row(weights["pool_bias"]))
@@ -156,7 +162,7 @@ def score(
     else:
         parts = range(0, features.shape[0], _CHUNK)
         learnt = np.concatenate([_learnt(weights, features[i : i + _CHUNK], offset) for i in parts])
-    return weights["beta"] * prior + learnt
+    return weights["beta"] * heuristic + learnt
 
 
 def _learnt(weights: Weights, features: Floats, offset: Floats) -> Floats:
@@ -167,3 +173,40 @@ def _learnt(weights: Weights, features: Floats, offset: Floats) -> Floats:
 
 def _row(bias: Floats) -> Floats:
     return bias[..., None, :]
+
+
+def by_heuristic(
+    rows: Index, features: Single, context: Single, heuristic: Single, mask: Mask
+) -> Floats:
+    """Return the heuristic's scores, which pick as `ExpectedUtility` does; a `Score`."""
+    del rows, features, context, mask
+    return heuristic
+
+
+def by_agent(weights: Weights) -> Score:
+    """Return the scores of one agent."""
+
+    def scores(
+        rows: Index, features: Single, context: Single, heuristic: Single, mask: Mask
+    ) -> Floats:
+        del rows
+        return score(weights, features, context, heuristic, mask)
+
+    return scores
+
+
+def by_population(vectors: Floats, each: int) -> Score:
+    """Return the scores of many agents, each of which plays some episodes in a row.
+
+    Args:
+        vectors: flat weights of the agents; shape (agents, d).
+        each: episodes of an agent.
+    """
+
+    def scores(
+        rows: Index, features: Single, context: Single, heuristic: Single, mask: Mask
+    ) -> Floats:
+        weights = unflat(vectors[rows // each], features.shape[-1], context.shape[-1])
+        return score(weights, features, context, heuristic, mask)
+
+    return scores

@@ -1,9 +1,7 @@
-"""The trained agent as a `Selector`: it scores everybody at once and picks the best k.
+"""The trained agent as a `Selector`: it scores all candidates at once and picks the best k.
 
-It needs NumPy alone. Whatever is wrong with its files or its numbers, a run goes on: the agent says
-so in one line of the log and the heuristic that it was trained to beat decides instead.
-
-The k best of very many, without sorting them all.
+It needs NumPy alone. Whatever is wrong with its files or its numbers, a run goes on: one line of
+the log says so, and the heuristic that the agent was trained to beat decides instead.
 """
 
 import logging
@@ -12,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstale.agents.policy import files as export
 from fedstale.agents.policy.features import features
+from fedstale.agents.policy.files import Agent, embedded, load
 from fedstale.agents.policy.scorer import Floats, score
 from fedstale.errors import FedstaleError
 from fedstale.strategies.selection import ExpectedUtility, Selector
@@ -25,10 +23,12 @@ from fedstale.traces.arrays import Index
 def top(scores: Floats, k: int, rng: np.random.Generator) -> Index:
     """Return the positions of the k largest scores, in falling order; chance breaks ties.
 
+    Very many scores are not sorted.
+
     Args:
         scores: finite; shape (n,).
         k: how many; all if there are fewer.
-        rng: of the choice among those as good as the last one.
+        rng: of the choice among the scores equal to the least one that is picked.
 
     Example:
         >>> top(np.array([1.0, 3.0, 2.0]), 2, np.random.default_rng(0)).tolist()
@@ -60,7 +60,7 @@ class AgentSelector(Selector):
         path: folder of agent.toml and agent.safetensors; None takes the agent that comes with
             fedstale.
         exploration: share of the picks that goes to candidates never picked before, by chance (to
-            anybody where there are none), in [0, 1].
+            all candidates where there are none), in [0, 1].
         fairness: share of the picks that goes to those picked least often, in [0, 1].
 
     Example:
@@ -84,12 +84,12 @@ class AgentSelector(Selector):
         )
         self.path, self.exploration, self.fairness = path, exploration, fairness
         self._heuristic = ExpectedUtility()
-        self._agent: export.Agent | None = None
-        self._told = False
+        self._agent: Agent | None = None
+        self._warned = False
         try:
-            self._agent = export.load(export.embedded() if path is None else path)
+            self._agent = load(embedded() if path is None else path)
         except FedstaleError as problem:
-            self._tell(str(problem))
+            self._warn(str(problem))
 
     @property
     def falls_back(self) -> bool:
@@ -129,27 +129,27 @@ class AgentSelector(Selector):
         if self._agent is None:
             return None
         at = candidates.situation
-        seen = features(
+        observation = features(
             candidates,
             now=now,
             k=k,
             n_in_flight=at.n_in_flight,
             version=at.version,
-            # There was a limit in training.
+            # Training always has a limit.
             deadline_s=at.deadline_s if isfinite(at.deadline_s) else _patience(candidates),
         )
-        scores = score(self._agent.weights, *seen)
+        scores = score(self._agent.weights, *observation)
         if np.isfinite(scores).all():
             return scores
-        self._tell(
+        self._warn(
             f"{np.count_nonzero(~np.isfinite(scores))} of {scores.size} scores are no numbers"
         )
         return None
 
-    def _tell(self, problem: str) -> None:
-        if not self._told:
+    def _warn(self, problem: str) -> None:
+        if not self._warned:
             logger.warning("the agent is not used, p_finish x utility decides: %s", problem)
-        self._told = True
+        self._warned = True
 
 
 def _patience(candidates: Candidates) -> float:
@@ -157,8 +157,8 @@ def _patience(candidates: Candidates) -> float:
     durations = candidates.duration_s
     known = durations[np.isfinite(durations)]
     if not known.size:
-        stated = candidates.forecast_duration_s
-        known = stated[np.isfinite(stated)]
+        forecast = candidates.forecast_duration_s
+        known = forecast[np.isfinite(forecast)]
     return _PATIENCE * float(np.median(known)) if known.size else inf
 
 

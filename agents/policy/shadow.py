@@ -1,14 +1,14 @@
-"""Watch one selector while another decides: what it would have picked, and what came of it.
+"""Run one selector in the shadow of another: what it would have picked, and how those jobs ended.
 
-So an operator can see for days what a trained agent would do, on the real fleet and at no risk,
+An operator can so see for days what a trained agent would do, on the real fleet and without risk,
 before it decides anything.
 """
 
 import json
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One selection: who was picked, and who would have been."""
+    """One selection: the nodes picked, and those that the watched selector would have picked."""
 
     now: float
     """Instant in s."""
@@ -41,38 +41,15 @@ class Choice:
         return len(both) / len(self.decided) if self.decided else float("nan")
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Ends of jobs that were seen."""
-
-    finished: int = 0
-    failed: int = 0
-
-
-@dataclass(slots=True)
-class _Open:
-    """A decided pick whose end has not been seen yet, with the counts from before it."""
-
-    finished: int
-    failed: int
-    agreed: bool
-
-
-@dataclass(slots=True)
-class _Ends:
-    agreed: _Tally = field(default_factory=_Tally)
-    alone: _Tally = field(default_factory=_Tally)
-
-
 class Shadow(Selector):
-    """Lets one selector decide and writes down what another would have done.
+    """Lets one selector decide and records what another would have done.
 
     The watched selector has a random generator of its own and its errors are logged once, so the
     decisions are exactly those of the deciding selector alone.
 
     Args:
         deciding: picks.
-        watching: is only asked.
+        watching: picks too, without effect.
         path: file to which every choice is added as a line of JSON; None writes none.
         seed: of the watched selector.
         kept: choices that are kept in `choices`, the last ones, >= 1.
@@ -87,16 +64,19 @@ class Shadow(Selector):
         seed: int = 0,
         kept: int = 1000,
     ) -> None:
-        """Set who decides and who is watched."""
+        """Set the selectors."""
         require(is_count(kept), "selector.kept", kept, "an integer >= 1")
         self.deciding, self.watching = deciding, watching
         self.path = path
         self.choices: deque[Choice] = deque(maxlen=kept)
         """The last choices, oldest first."""
         self._rng = np.random.default_rng(seed)
-        self._open: dict[int, _Open] = {}
-        self._ends = _Ends()
-        self._told: set[str] = set()
+        # Of each decided pick in flight: its node's finished and failed jobs before, and whether
+        # both selectors agreed on it.
+        self._in_flight: dict[int, tuple[int, int, bool]] = {}
+        # Jobs that ended, by whether both agreed on them, and whether they finished.
+        self._ended: Counter[tuple[bool, bool]] = Counter()
+        self._warned: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Shadow(deciding={self.deciding!r}, watching={self.watching!r})"
@@ -105,12 +85,12 @@ class Shadow(Selector):
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
         """Return what the deciding selector picks."""
-        self._close(candidates)
+        self._end(candidates)
         decided = self.deciding.select(candidates, k, now, rng)
         try:
             watched = self.watching.select(candidates, k, now, self._rng)
         except Exception as problem:
-            self._tell("the watched selector failed: %s", problem)
+            self._warn("the watched selector failed: %s", problem)
             return decided
         choice = Choice(
             now=now,
@@ -119,7 +99,7 @@ class Shadow(Selector):
             watched=tuple(int(node) for node in watched),
         )
         self.choices.append(choice)
-        self._follow(candidates, choice)
+        self._send(candidates, choice)
         self._write(choice)
         return decided
 
@@ -146,36 +126,34 @@ class Shadow(Selector):
             "choices": len(self.choices),
             "agreement": float(np.mean(agreements)) if agreements else float("nan"),
         }
-        for name, ends in (("agreed", self._ends.agreed), ("alone", self._ends.alone)):
-            n = ends.finished + ends.failed
+        for name, agreed in (("agreed", True), ("alone", False)):
+            finished = self._ended[agreed, True]
+            n = finished + self._ended[agreed, False]
             table[f"{name}_ended"] = n
-            table[f"{name}_finished_share"] = ends.finished / n if n else float("nan")
+            table[f"{name}_finished_share"] = finished / n if n else float("nan")
         return table
 
-    def _follow(self, candidates: Candidates, choice: Choice) -> None:
+    def _send(self, candidates: Candidates, choice: Choice) -> None:
+        """Record the counts from before the jobs of a choice."""
         where = {node: i for i, node in enumerate(candidates.node_ids.tolist())}
         finished, failed = candidates.times_finished, candidates.times_failed
         also = set(choice.watched)
         for node in choice.decided:
             i = where[node]
-            self._open[node] = _Open(int(finished[i]), int(failed[i]), node in also)
+            self._in_flight[node] = int(finished[i]), int(failed[i]), node in also
 
-    def _close(self, candidates: Candidates) -> None:
+    def _end(self, candidates: Candidates) -> None:
         """Count the ends of earlier picks that the candidates' counts now show."""
-        if not self._open:
+        if not self._in_flight:
             return
-        nodes = np.fromiter(self._open, dtype=np.uint64, count=len(self._open))
+        nodes = np.fromiter(self._in_flight, dtype=np.uint64, count=len(self._in_flight))
         for i in np.flatnonzero(np.isin(candidates.node_ids, nodes)):
             node = int(candidates.node_ids[i])
-            before = self._open[node]
-            tally = self._ends.agreed if before.agreed else self._ends.alone
-            if candidates.times_finished[i] > before.finished:
-                tally.finished += 1
-            elif candidates.times_failed[i] > before.failed:
-                tally.failed += 1
-            else:
-                continue
-            del self._open[node]
+            finished, failed, agreed = self._in_flight[node]
+            has_finished = bool(candidates.times_finished[i] > finished)
+            if has_finished or candidates.times_failed[i] > failed:
+                self._ended[agreed, has_finished] += 1
+                del self._in_flight[node]
 
     def _write(self, choice: Choice) -> None:
         if self.path is None:
@@ -192,9 +170,9 @@ class Shadow(Selector):
             with Path(self.path).open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as problem:
-            self._tell("the shadow's choices are not written: %s", problem)
+            self._warn("the shadow's choices are not written: %s", problem)
 
-    def _tell(self, text: str, problem: Exception) -> None:
-        if text not in self._told:
+    def _warn(self, text: str, problem: Exception) -> None:
+        if text not in self._warned:
             logger.warning(text, problem)
-        self._told.add(text)
+        self._warned.add(text)

@@ -1,6 +1,6 @@
-"""Evolution strategies: the gradient of a fitness out of pairs of mirrored random changes.
+"""Evolution strategies: the gradient of a fitness, estimated from pairs of mirrored random changes.
 
-A selection is judged by the end of a round, and a policy by whole windows, so the fitness is the
+A selection is rewarded at the end of a round, and a policy by whole windows, so the fitness is the
 reward of whole windows, played as the agent is deployed: the best k, no sampling. All members of a
 generation play the same windows, and only the order of their fitness counts.
 
@@ -11,16 +11,14 @@ Reference:
 """
 
 import numpy as np
-import numpy.typing as npt
 
-from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.rounds import rollout, training_picks_of
+from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
-from fedstale.agents.policy.scorer import Weights, flat, unflat
-from fedstale.agents.training.train import Learner, State, Training, start_weights
-from fedstale.agents.training.windows import by_population, rewards
-
-Floats = npt.NDArray[np.float64]
+from fedstale.agents.policy.scorer import Weights, by_population, flat, unflat
+from fedstale.agents.training.base import Learner, State, Training
+from fedstale.traces.arrays import Array
 
 _BETA1, _BETA2, _EPSILON = 0.9, 0.99, 1e-8
 
@@ -32,17 +30,17 @@ class Evolution:
         start: vector to begin with; shape (d,).
         pairs: mirrored pairs in a generation, >= 1.
         sigma: size of the changes.
-        scale: of each weight's changes and steps; 0 holds it where it is; shape (d,).
+        scale: of each weight's changes and steps; 0 keeps the weight constant; shape (d,).
         seed: of the changes.
     """
 
     def __init__(
         self,
-        start: Floats,
+        start: Array,
         *,
         pairs: int,
         sigma: float,
-        scale: Floats,
+        scale: Array,
         seed: int,
     ) -> None:
         self.mean = start.astype(np.float64)
@@ -51,12 +49,12 @@ class Evolution:
         self.generation = 0
         self._first, self._second = np.zeros_like(self.mean), np.zeros_like(self.mean)
 
-    def ask(self) -> Floats:
+    def ask(self) -> Array:
         """Return the members of this generation; shape (2 pairs, d), mirrored ones apart."""
         change = self._changes() * self.sigma * self.scale
         return np.concatenate([self.mean + change, self.mean - change])
 
-    def tell(self, fitness: Floats, rate: float) -> None:
+    def tell(self, fitness: Array, rate: float) -> None:
         """Move towards the members that did better.
 
         Args:
@@ -74,7 +72,7 @@ class Evolution:
         self.mean = self.mean + rate * self.scale * first / (np.sqrt(second) + _EPSILON)
 
     def state_dict(self) -> State:
-        """Return everything that a later `ask` depends on."""
+        """Return everything that a later `ask` depends on; windows follow from the generation."""
         return {
             "mean": self.mean,
             "first": self._first,
@@ -87,47 +85,47 @@ class Evolution:
         self.mean, self._first, self._second = (state[k] for k in ("mean", "first", "second"))
         self.generation = int(state["generation"][0])
 
-    def _changes(self) -> Floats:
+    def _changes(self) -> Array:
         """Return the changes of this generation, which follow from its number."""
         key = np.random.SeedSequence(self.seed, spawn_key=(2, self.generation))
         return np.random.default_rng(key).standard_normal((self.pairs, self.mean.size))
 
 
-class EvolutionLearner(Learner):
-    """Changes agents, lets all play the same new windows, and keeps the direction that paid.
+class EvolutionLearner(Evolution, Learner):
+    """Changes agents at random, lets all play the same new windows, and follows the better ones.
 
     Args:
-        stage: where the windows are.
+        scenario: where the windows are.
         training: how.
         reward: prices.
     """
 
-    def __init__(self, stage: Stage, training: Training, reward: Reward) -> None:
-        start = start_weights(training)
-        free = {name: np.ones(value.shape) for name, value in start.items()}
-        free["beta"][:] = float(training.residual)
-        self._evolution = Evolution(
+    def __init__(self, scenario: Scenario, training: Training, reward: Reward) -> None:
+        start = training.start_weights()
+        scale = {name: np.ones_like(value) for name, value in start.items()}
+        scale["beta"][:] = float(training.residual)
+        super().__init__(
             flat(start).astype(np.float64),
             pairs=training.pairs,
             sigma=training.sigma,
-            scale=np.concatenate([value.ravel() for value in free.values()]),
+            scale=flat(scale).astype(np.float64),
             seed=training.seed,
         )
-        self._stage, self._training, self._reward = stage, training, reward
-        self._world = stage.world(2 * training.pairs * training.windows)
+        self._scenario, self._training, self._reward = scenario, training, reward
+        self._simulator = scenario.simulator(2 * training.pairs * training.windows)
 
     def update(self) -> dict[str, float]:
         """Play one generation."""
-        evolution, training = self._evolution, self._training
-        key = np.random.SeedSequence(training.seed, spawn_key=(8, evolution.generation))
-        episodes = self._stage.draw(training.windows, np.random.default_rng(key))
-        members = evolution.ask()
+        training = self._training
+        key = np.random.SeedSequence(training.seed, spawn_key=(8, self.generation))
         each = training.windows
-        everyone = episodes.take(np.tile(np.arange(each), len(members)))
-        by = by_population(members, each)
-        paid = rewards(self._world, everyone, by, self._reward)["reward"].reshape(-1, each)
-        fitness = paid.mean(axis=1)
-        evolution.tell(fitness, training.rate_at(evolution.generation))
+        episodes = self._scenario.draw(each, np.random.default_rng(key))
+        members = self.ask()
+        repeated = episodes.take(np.tile(np.arange(each), len(members)))
+        pick = training_picks_of(self._simulator, by_population(members, each))
+        played = rollout(self._simulator, repeated, pick, self._reward)
+        fitness = played.terms["reward"].reshape(-1, each).mean(axis=1)
+        self.tell(fitness, training.rate_at(self.generation))
         return {
             "reward": float(fitness.mean()),
             "best_member": float(fitness.max()),
@@ -136,18 +134,10 @@ class EvolutionLearner(Learner):
 
     def weights(self) -> Weights:
         """Return the mean of the population."""
-        return unflat(self._evolution.mean, N_FEATURES, N_CONTEXT)
-
-    def state_dict(self) -> State:
-        """Return the state of the search; windows follow from the generation."""
-        return self._evolution.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        """Continue the search."""
-        self._evolution.load_state_dict(state)
+        return unflat(self.mean, N_FEATURES, N_CONTEXT)
 
 
-def ranks(fitness: Floats) -> Floats:
+def ranks(fitness: Array) -> Array:
     """Return ranks scaled to [-1/2, 1/2]; equal ones share their mean rank, NaN is the worst.
 
     Example:

@@ -1,47 +1,209 @@
-"""MaskablePPO on single picks, with checkpoints that hold nothing but arrays.
+"""MaskablePPO on single picks: the scorer as a torch network and policy, and its training.
+
+The network has the weights and the numbers of `fedstale.agents.policy.scorer`. The actor's logits
+are the scores, divided by a temperature: the deployed agent takes the k best, so sampling must not
+stray far from them. The critic sees the pooled context alone, since the value of a round belongs to
+no candidate. Checkpoints hold nothing but arrays.
 
 Reference:
     Schulman, Wolski, Dhariwal, Radford, Klimov. Proximal Policy Optimization Algorithms. 2017.
     Huang, Ontanon. A Closer Look at Invalid Action Masking in Policy Gradient Algorithms. 2020.
 """
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from sb3_contrib import MaskablePPO
+from sb3_contrib.common.maskable.distributions import MaskableDistribution
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from stable_baselines3.common.torch_layers import CombinedExtractor
+from stable_baselines3.common.type_aliases import Schedule
+from torch import Tensor, nn
 
-from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.env.vector_env import VectorSelectionEnv
-from fedstale.agents.policy.scorer import Weights
-from fedstale.agents.policy.torch_policy import ScorerPolicy
-from fedstale.agents.training.train import Learner, State, Training, start_weights
+from fedstale.agents.policy.scorer import POOLED, Weights, initial, shapes
+from fedstale.agents.training.base import Learner, State, Training
 
 PICKS = 64
 """Picks of each window between updates."""
 TEMPERATURE = 0.25
-"""What scores are divided by while picks are drawn."""
+"""Divisor of the scores while picks are sampled."""
+CRITIC = 32
+"""Width of the critic's hidden layer; it is not deployed."""
+
+
+class ScorerNetwork(nn.Module):
+    """`fedstale.agents.policy.scorer` in torch.
+
+    Args:
+        n_features: features of a candidate.
+        n_context: features of a round.
+        seed: of the weights before the last layer.
+    """
+
+    def __init__(self, n_features: int, n_context: int, seed: int = 0) -> None:
+        super().__init__()
+        self.n_features, self.n_context = n_features, n_context
+        weights = initial(n_features, n_context, np.random.default_rng(seed))
+        self.weights = nn.ParameterDict({k: torch.from_numpy(v) for k, v in weights.items()})
+
+    def summary(self, features: Tensor, context: Tensor, mask: Tensor) -> Tensor:
+        """Return context, mean and spread of the candidates; shape (b, g + 2 f)."""
+        here = mask.unsqueeze(-1)
+        count = mask.sum(dim=1, keepdim=True).clamp(min=1.0)
+        mean = (features * here).sum(dim=1) / count
+        square = (features.square() * here).sum(dim=1) / count
+        # The gradient of a root is infinite at 0, where all candidates are alike.
+        spread = (square - mean.square()).clamp(min=1e-12).sqrt()
+        return torch.cat([context, mean, spread], dim=1)
+
+    def forward(self, features: Tensor, summary: Tensor, heuristic: Tensor) -> Tensor:
+        """Return scores of shape (b, n)."""
+        w = self.weights
+        about = torch.tanh(summary @ w["pool"] + w["pool_bias"])
+        offset = about @ w["context"] + w["candidate_bias"]
+        hidden = torch.relu(features @ w["candidate"] + offset.unsqueeze(1))
+        hidden = torch.relu(hidden @ w["hidden"] + w["hidden_bias"])
+        return w["beta"] * heuristic + (hidden @ w["last"]).squeeze(-1)
+
+    def exported(self) -> Weights:
+        """Return the weights for `fedstale.agents.policy.scorer`."""
+        return {
+            name: self.weights[name].detach().cpu().numpy().astype(np.float32).copy()
+            for name in shapes(self.n_features, self.n_context)
+        }
+
+    def take_over(self, weights: Weights) -> None:
+        """Set the weights."""
+        with torch.no_grad():
+            for name, value in weights.items():
+                self.weights[name].copy_(torch.from_numpy(value))
+
+
+class ScorerPolicy(MaskableActorCriticPolicy):
+    """Actor and critic for observations of `SelectionEnv`.
+
+    Args:
+        observation_space: a Dict of `features` (n, f), `context` (g,), `heuristic` (n,) and `mask`
+            (n,).
+        action_space: Discrete(n).
+        lr_schedule: learning rate by remaining progress.
+        temperature: divisor of the scores, > 0.
+        start: weights to begin with; None begins as the heuristic.
+        seed: of the layers before the last.
+        train_beta: whether the heuristic's weight may change.
+        other: passed on.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Dict,
+        action_space: spaces.Discrete,
+        lr_schedule: Schedule,
+        *,
+        temperature: float = 0.25,
+        start: Weights | None = None,
+        seed: int = 0,
+        train_beta: bool = True,
+        **other: Any,  # noqa: ANN401 - Stable-Baselines3's own settings
+    ) -> None:
+        # The base class calls `_build`, which needs these; torch forbids modules before its turn.
+        object.__setattr__(self, "_settings", (temperature, start, seed, train_beta))
+        other["features_extractor_class"] = CombinedExtractor
+        super().__init__(observation_space, action_space, lr_schedule, **other)
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        self.temperature, start, seed, train_beta = cast(
+            "tuple[float, Weights | None, int, bool]", self._settings
+        )
+        space = cast("spaces.Dict", self.observation_space)
+        n_features = cast("tuple[int, ...]", space["features"].shape)[1]
+        n_context = cast("tuple[int, ...]", space["context"].shape)[0]
+        self.scorer = ScorerNetwork(n_features, n_context, seed)
+        if start is not None:
+            self.scorer.take_over(start)
+        self.scorer.weights["beta"].requires_grad_(train_beta)
+        n_summary = n_context + 2 * n_features
+        self.critic = nn.Sequential(
+            nn.Linear(n_summary, CRITIC), nn.Tanh(), nn.Linear(CRITIC, POOLED), nn.Tanh()
+        )
+        self.value_net = nn.Linear(POOLED, 1)
+        settings: dict[str, Any] = {"lr": lr_schedule(1), **self.optimizer_kwargs}
+        self.optimizer = self.optimizer_class(self.parameters(), **settings)
+
+    def _both(self, obs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        features, mask = obs["features"].float(), obs["mask"].float()
+        summary = self.scorer.summary(features, obs["context"].float(), mask)
+        logits = self.scorer(features, summary, obs["heuristic"].float()) / self.temperature
+        return logits, self.value_net(self.critic(summary))
+
+    def _distribution(
+        self, logits: Tensor, action_masks: np.ndarray | Tensor | None
+    ) -> MaskableDistribution:
+        distribution = self.action_dist.proba_distribution(action_logits=logits)
+        if action_masks is not None:
+            distribution.apply_masking(cast("np.ndarray", action_masks))
+        return distribution
+
+    def forward(  # type: ignore[override] # the base class takes any observation
+        self,
+        obs: dict[str, Tensor],
+        deterministic: bool = False,
+        action_masks: np.ndarray | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return actions, values and log probabilities."""
+        logits, values = self._both(obs)
+        distribution = self._distribution(logits, action_masks)
+        actions = distribution.get_actions(deterministic=deterministic)
+        return actions, values, distribution.log_prob(actions)
+
+    def evaluate_actions(  # type: ignore[override]
+        self, obs: dict[str, Tensor], actions: Tensor, action_masks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return values, log probabilities of the actions and entropy."""
+        logits, values = self._both(obs)
+        distribution = self._distribution(logits, action_masks)
+        return values, distribution.log_prob(actions), distribution.entropy()
+
+    def get_distribution(  # type: ignore[override]
+        self, obs: dict[str, Tensor], action_masks: np.ndarray | None = None
+    ) -> MaskableDistribution:
+        """Return the distribution of the next pick."""
+        return self._distribution(self._both(obs)[0], action_masks)
+
+    def predict_values(self, obs: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        """Return the values of states."""
+        return self._both(obs)[1]
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        kept = super()._get_constructor_parameters()
+        for name in ("net_arch", "features_extractor_class", "features_extractor_kwargs"):
+            kept.pop(name)
+        return kept | {"temperature": self.temperature}
 
 
 class PPOLearner(Learner):
     """Stable-Baselines3's MaskablePPO, one update at a time.
 
-    Windows that were under way at a checkpoint are not taken up again: a resumed training begins
-    new ones, and is as good as, but not equal to, one that did not stop.
+    Windows that were played at a checkpoint are not continued: a resumed training begins new ones,
+    and is as good as, but not equal to, one that did not stop.
 
     Args:
-        stage: where the windows are.
+        scenario: where the windows are.
         training: how; `rate` is ten times that of Adam, which takes many steps in an update.
         reward: prices.
     """
 
-    def __init__(self, stage: Stage, training: Training, reward: Reward) -> None:
-        self._stage, self._training, self._reward = stage, training, reward
+    def __init__(self, scenario: Scenario, training: Training, reward: Reward) -> None:
+        self._training = training
         self._env = VectorSelectionEnv(
-            stage,
+            scenario,
             4 * training.windows,
-            n_max=stage.settings.devices[1],
+            n_max=scenario.settings.devices[1],
             reward=reward,
             seed=training.seed,
         )
@@ -59,7 +221,7 @@ class PPOLearner(Learner):
             target_kl=0.05,
             policy_kwargs={
                 "temperature": TEMPERATURE,
-                "start": start_weights(training),
+                "start": training.start_weights(),
                 "train_beta": training.residual,
             },
             seed=training.seed,
@@ -72,7 +234,7 @@ class PPOLearner(Learner):
         return cast("ScorerPolicy", self._model.policy)
 
     def update(self) -> dict[str, float]:
-        """Play, and learn from what was played."""
+        """Make a rollout, and learn from it."""
         model, training = self._model, self._training
         model.lr_schedule = lambda _: training.rate_at(self._updates) / 10.0
         picks = PICKS * self._env.num_envs

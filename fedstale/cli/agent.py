@@ -1,11 +1,14 @@
-"""`fedstale train-agent` and `fedstale evaluate-agent`: learn whom to pick, and prove it.
+"""`fedstale train-agent` and `fedstale evaluate-agent`: learn to select clients, and evaluate it.
 
 Both split the traces by device and by time from the same seed, as the forecaster's commands do, so
-an agent is never tested on a device or an hour that it learnt from.
+an agent is never tested on a device or an hour that it learnt from. Several trainings, one for each
+seed, run in processes of their own, which map one copy of the traces and of the devices' forecasts
+into their memory; what a training gives does not depend on where it ran.
 """
 
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,17 +17,16 @@ import typer
 
 from fedstale import __version__
 from fedstale.cli.output import one_sentence
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, FedstaleError
 
 if TYPE_CHECKING:
-    from fedstale.agents.env.scenario import Stage, Stages
-    from fedstale.agents.evaluation import Evaluation
-    from fedstale.agents.policy.files import Agent
-    from fedstale.agents.policy.scorer import Weights
-    from fedstale.agents.training.train import Progress
-    from fedstale.cli.agent_trainings import Watch
+    from fedstale.agents import Agent, Evaluation, Scenario, Scenarios, Training, TrainingProgress
+    from fedstale.parallel import Say
     from fedstale.traces import TraceSet
     from fedstale.traces.forecast import Forecaster
+    from fedstale.traces.io.mapped import Shared
+
+Watch = Callable[["TrainingProgress"], None]
 
 _Traces = Annotated[
     str, typer.Option("--traces", metavar="PATH|synthetic:N", help="Complete device traces.")
@@ -34,16 +36,17 @@ _Forecaster = Annotated[
     typer.Option(
         "--forecaster",
         metavar="FOLDER|embedded|fit",
-        help="Who forecasts: a trained one that has not learnt from these devices, the one that "
-        "comes with fedstale, or new ones, each fitted to the half that it does not forecast.",
+        help="Source of forecasts: a trained forecaster that has not learnt from these devices, "
+        "the one that comes with fedstale, or new ones, each fitted to the half that it does not "
+        "forecast.",
     ),
 ]
-_Windows = Annotated[int, typer.Option(min=10, help="Held-out windows that everybody plays.")]
+_Windows = Annotated[int, typer.Option(min=10, help="Held-out windows that are played.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the table as JSON.")]
 _Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
-
-_EMBEDDED: list[Path | None] = [None]
+LOG = "log.txt"
+"""File in the output folder with what training processes print."""
 
 
 def train_agent(
@@ -59,7 +62,7 @@ def train_agent(
         int, typer.Option(min=1, help="Trainings; the best in validation is kept as the agent.")
     ] = 1,
     no_forecasts: Annotated[
-        bool, typer.Option("--no-forecasts", help="Devices say nothing: a reactive agent.")
+        bool, typer.Option("--no-forecasts", help="Without forecasts: a reactive agent.")
     ] = False,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Do not start as the heuristic.")
@@ -68,7 +71,7 @@ def train_agent(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write events for TensorBoard.")
     ] = False,
-    resume: Annotated[bool, typer.Option(help="Go on where an interrupted training was.")] = False,
+    resume: Annotated[bool, typer.Option(help="Continue an interrupted training.")] = False,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Trainings at a time; default one for each core.")
     ] = None,
@@ -77,61 +80,49 @@ def train_agent(
 ) -> None:
     """Train a selection agent on traces; writes agent.toml and agent.safetensors."""
     with one_sentence():
-        from fedstale.agents.policy import files as export
-        from fedstale.agents.training.train import Training
-        from fedstale.cli.agent_trainings import Task, train_all
+        from fedstale.agents import Training, save
         from fedstale.strategies.arrays import n_cores
 
         if not resume and (out / "agent.toml").exists():
             raise ConfigError(f"{out}: holds an agent; expected a new folder, or --resume")
-        with _board(out, wanted=tensorboard) as board:
-            parts = _stages(traces, forecaster, seed, silent=no_forecasts, cache=out / "cache")
-            tasks = [
-                Task(
-                    training=Training(
-                        algorithm=algorithm, updates=updates, seed=n, residual=not from_scratch
-                    ),
-                    folder=out / f"seed-{n}" if seeds > 1 else out,
-                    provenance={
-                        "fedstale": __version__,
-                        "traces": Path(traces).name,
-                        "devices": int(parts.training.devices.size),
-                        "forecaster": "none" if no_forecasts else Path(forecaster).name,
-                    },
-                    resume=resume,
+        with _shown(quiet=quiet or as_json) as shown, _events(out, wanted=tensorboard) as recorded:
+            scenarios = _scenarios(
+                traces, forecaster, seed, no_forecasts=no_forecasts, cache=out / "cache"
+            )
+            trainings = {
+                out / f"seed-{n}" if seeds > 1 else out: Training(
+                    algorithm=algorithm, updates=updates, seed=n, residual=not from_scratch
                 )
                 for n in range(seed, seed + seeds)
-            ]
-            with _shown(quiet=quiet or as_json) as shown:
-                agents = train_all(
-                    tasks, parts, workers=workers or n_cores(), out=out, watch=_both(shown, board)
-                )
-            best = _best(agents, [task.folder for task in tasks])
-            if seeds > 1:
-                export.save(best, out)
+            }
+
+            def watch(progress: "TrainingProgress") -> None:
+                shown(progress)
+                recorded(progress)
+
+            agents = train_all(
+                trainings,
+                scenarios,
+                provenance={
+                    "fedstale": __version__,
+                    "traces": Path(traces).name,
+                    "devices": int(scenarios.training.devices.size),
+                    "forecaster": "none" if no_forecasts else Path(forecaster).name,
+                },
+                resume=resume,
+                workers=workers or n_cores(),
+                out=out,
+                watch=watch,
+            )
+        best = _best(agents, list(trainings))
+        if seeds > 1:
+            save(best, out)
         result = _evaluated(
-            parts.testing,
-            [agent.weights for agent in agents],
-            windows=windows,
-            seed=seed,
-            quiet=quiet or as_json,
+            scenarios.testing, agents, windows=windows, seed=seed, quiet=quiet or as_json
         )
         _report(result, out, as_json=as_json)
         if not as_json:
             typer.echo(f"agent: {out}")
-
-
-def _best(agents: "list[Agent]", folders: list[Path]) -> "Agent":
-    """Return the best agent in validation of those that are sound, or of all if none is."""
-    from fedstale.agents.policy.selector import AgentSelector
-    from fedstale.agents.sanity import faults
-
-    found = [faults(AgentSelector(folder)) for folder in folders]
-    for folder, sentences in zip(folders, found, strict=True):
-        for sentence in sentences:
-            typer.echo(f"fedstale: {folder}: {sentence}", err=True)
-    sound = [agent for agent, sentences in zip(agents, found, strict=True) if not sentences]
-    return max(sound or agents, key=lambda agent: agent.provenance["validation"])
 
 
 def evaluate_agent(
@@ -169,16 +160,17 @@ def evaluate_agent(
 ) -> None:
     """Let an agent and every other selector play the same held-out windows, and compare."""
     with one_sentence():
-        from fedstale.agents.evaluation import of_size
+        from fedstale.agents.policy.files import embedded
 
-        loaded = [weights for folder in agents or _EMBEDDED for weights in _loaded(folder)]
+        loaded = [agent for folder in agents or [embedded()] for agent in _loaded(folder)]
+        cache = None if out is None else out / "cache"
         if all_devices:
-            testing = _everyone(_load(traces, seed), _forecaster(forecaster), out)
+            testing = _all_devices(traces, forecaster, seed, cache=cache)
         else:
-            cache = None if out is None else out / "cache"
-            testing = _stages(traces, forecaster, seed, silent=False, cache=cache).testing
+            scenarios = _scenarios(traces, forecaster, seed, no_forecasts=False, cache=cache)
+            testing = scenarios.testing
         if devices is not None:
-            testing = of_size(testing, devices)
+            testing = testing.with_devices(devices)
         result = _evaluated(
             testing,
             loaded,
@@ -191,83 +183,165 @@ def evaluate_agent(
         _report(result, out, as_json=as_json)
 
 
-def _stages(
-    traces: str, forecaster: str, seed: int, *, silent: bool, cache: Path | None
-) -> "Stages":
-    from fedstale.agents.env.scenario import stages
+def train_all(
+    trainings: Mapping[Path, "Training"],
+    scenarios: "Scenarios",
+    *,
+    provenance: Mapping[str, Any],
+    resume: bool,
+    workers: int,
+    out: Path,
+    watch: Watch,
+) -> list["Agent"]:
+    """Train agents, and return them in the order of their folders.
 
-    return stages(
-        _load(traces, seed),
+    Args:
+        trainings: by folder, each with a seed of its own.
+        scenarios: where all of them learn and are validated.
+        provenance: what the agents' descriptions are to say besides the settings.
+        resume: whether to continue interrupted trainings.
+        workers: processes at a time; with one, or one training, this process does all.
+        out: folder for what processes print and, meanwhile, for what they share.
+        watch: is told how far they are.
+
+    Raises:
+        FedstaleError: a folder holds an agent already and `resume` is not set, a checkpoint belongs
+            to another training or is damaged, or a process died.
+    """
+    from fedstale.agents import load
+    from fedstale.parallel import WorkerPool
+    from fedstale.traces.io.mapped import share
+
+    options = {"provenance": dict(provenance), "resume": resume}
+    if min(workers, len(trainings)) == 1:
+        for folder, training in trainings.items():
+            _train(scenarios, training, folder, options, watch)
+        return [load(folder) for folder in trainings]
+    out.mkdir(parents=True, exist_ok=True)
+    shared = share(scenarios, out / ".scenarios")
+    todo = deque((shared, training, folder, options) for folder, training in trainings.items())
+    try:
+        with WorkerPool(_train_shared, out / LOG) as pool:
+            while todo or pool.n_busy:
+                while todo and pool.n_busy < workers:
+                    pool.give(todo.popleft())
+                for (_, training, _, _), news, what in pool.heard():
+                    if news == "said":
+                        watch(what)
+                    elif news != "done":
+                        raise FedstaleError(f"seed {training.seed}: {what}")
+    finally:
+        shared.path.unlink()
+    return [load(folder) for folder in trainings]
+
+
+def _train_shared(
+    given: tuple["Shared[Scenarios]", "Training", Path, dict[str, Any]], say: "Say"
+) -> None:
+    shared, training, folder, options = given
+    _train(shared.open(), training, folder, options, say)
+
+
+def _train(
+    scenarios: "Scenarios",
+    training: "Training",
+    folder: Path,
+    options: dict[str, Any],
+    watch: Watch,
+) -> None:
+    from fedstale.agents import train
+
+    train(scenarios.training, scenarios.validation, training, folder, watch=watch, **options)
+
+
+def _best(agents: Sequence["Agent"], folders: Sequence[Path]) -> "Agent":
+    """Return the best agent in validation of those without faults, or of all if each has one."""
+    from fedstale.agents import AgentSelector, faults
+
+    sound = []
+    for agent, folder in zip(agents, folders, strict=True):
+        found = faults(AgentSelector(folder))
+        for fault in found:
+            typer.echo(f"fedstale: {folder}: {fault}", err=True)
+        if not found:
+            sound.append(agent)
+    return max(sound or agents, key=lambda agent: agent.provenance["validation"])
+
+
+def _loaded(folder: Path) -> list["Agent"]:
+    from fedstale.agents import load
+
+    parts = sorted(folder.glob("seed-*/agent.toml"))
+    return [load(part.parent) for part in parts] or [load(folder)]
+
+
+def _scenarios(
+    traces: str, forecaster: str, seed: int, *, no_forecasts: bool, cache: Path | None
+) -> "Scenarios":
+    from fedstale.agents import Scenarios
+
+    return Scenarios.of(
+        _read(traces, seed),
         forecaster=_forecaster(forecaster),
-        forecasts="none" if silent else "forecaster",
+        forecasts="none" if no_forecasts else "forecaster",
         seed=seed,
         cache=cache,
     )
 
 
-def _everyone(traces: "TraceSet", forecaster: "Forecaster | None", out: Path | None) -> "Stage":
-    from fedstale.agents.env.scenario import Stage
+def _all_devices(traces: str, forecaster: str, seed: int, *, cache: Path | None) -> "Scenario":
+    from fedstale.agents import Scenario
     from fedstale.traces.forecast.split import split
 
-    parts = split(traces, seed=0)
-    cache = None if out is None else out / "cache" / "forecasts-everyone.npz"
-    return Stage.of(traces, forecaster=forecaster, start=parts.turn, end=parts.end, cache=cache)
+    read = _read(traces, seed)
+    parts = split(read, seed=0)
+    return Scenario.of(
+        read,
+        forecaster=_forecaster(forecaster),
+        start=parts.turn,
+        end=parts.end,
+        cache=None if cache is None else cache / "forecasts-all.npz",
+    )
 
 
-def _forecaster(word: str) -> "Forecaster | None":
-    """Return the forecaster that a word means, None for new ones."""
+def _read(traces: str, seed: int) -> "TraceSet":
+    from fedstale.traces import TraceSet
+
+    return TraceSet.load(traces, seed=seed)
+
+
+def _forecaster(name: str) -> "Forecaster | None":
+    """Return the forecaster that an option names, None for new ones."""
     from fedstale.traces.forecast import embedded
     from fedstale.traces.forecast.files import load
 
-    if word == "fit":
+    if name == "fit":
         return None
-    return embedded() if word == "embedded" else load(word)
-
-
-def _loaded(folder: Path | None) -> "list[Weights]":
-    from fedstale.agents.policy import files as export
-
-    if folder is None:
-        return [export.load(export.embedded()).weights]
-    parts = sorted(folder.glob("seed-*/agent.toml"))
-    return [export.load(part.parent).weights for part in parts] or [export.load(folder).weights]
+    return embedded() if name == "embedded" else load(name)
 
 
 def _evaluated(
-    testing: "Stage",
-    agents: "list[Weights]",
+    testing: "Scenario",
+    agents: Sequence["Agent"],
     *,
     windows: int,
     seed: int,
     quiet: bool,
-    reactive: "list[Weights] | None" = None,
-    scratch: "list[Weights] | None" = None,
+    reactive: Sequence["Agent"] = (),
+    scratch: Sequence["Agent"] = (),
 ) -> "Evaluation":
-    from fedstale.agents.env.scenario import Stage
-    from fedstale.agents.evaluation import contenders, evaluate
+    from fedstale.agents import contenders, evaluate
 
-    persistence = Stage.of(
-        testing.traces,
-        forecasts="persistence",
-        devices=testing.devices,
-        start=testing.start,
-        end=testing.end,
-        kinds=testing.kinds,
-        settings=testing.settings,
-    )
+    persistence = testing.with_forecasts("persistence")
     playing = contenders(
-        testing,
-        agents,
-        persistence=persistence,
-        reactive=reactive or [],
-        scratch=scratch or [],
+        testing, agents, persistence=persistence, reactive=reactive, scratch=scratch
     )
 
-    def told(name: str, done: int, total: int) -> None:
+    def watch(name: str, done: int, total: int) -> None:
         if not quiet:
             typer.echo(f"evaluation {done + 1}/{total}: {name}", err=True)
 
-    return evaluate(playing, windows=windows, seed=seed, watch=told)
+    return evaluate(playing, windows=windows, seed=seed, watch=watch)
 
 
 def _report(result: "Evaluation", out: Path | None, *, as_json: bool) -> None:
@@ -291,55 +365,62 @@ def _report(result: "Evaluation", out: Path | None, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _shown(*, quiet: bool) -> Iterator["Watch"]:
+def _shown(*, quiet: bool) -> Iterator[Watch]:
     """Show progress: a bar a training on a terminal, a line a validation elsewhere."""
     if quiet:
-        yield lambda seed, progress: None
+        yield lambda progress: None
         return
     if not sys.stderr.isatty():
         yield _line
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("seed {task.fields[seed]}"),
         BarColumn(bar_width=20),
         TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[validation]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=Console(stderr=True)) as bars:
+    with Progress(*columns, console=Console(stderr=True)) as bars:
         rows: dict[int, Any] = {}
 
-        def watch(seed: int, progress: "Progress") -> None:
+        def watch(progress: "TrainingProgress") -> None:
+            seed = progress.seed
             if seed not in rows:
-                rows[seed] = bars.add_task("", total=progress.updates, seed=seed, said="")
+                rows[seed] = bars.add_task("", total=progress.updates, seed=seed, validation="")
             bars.update(rows[seed], completed=progress.update)
-            if "validation" in progress.numbers:
-                bars.update(rows[seed], said=f"held out {progress.numbers['validation']:+.2f}")
+            if "validation" in progress.metrics:
+                held_out = f"held out {progress.metrics['validation']:+.2f}"
+                bars.update(rows[seed], validation=held_out)
 
         yield watch
 
 
-def _line(seed: int, progress: "Progress") -> None:
-    if "validation" in progress.numbers:
+def _line(progress: "TrainingProgress") -> None:
+    if "validation" in progress.metrics:
         typer.echo(
-            f"seed {seed}  update {progress.update}/{progress.updates}  held out "
-            f"{progress.numbers['validation']:+.3f} +- "
-            f"{progress.numbers['validation_error']:.3f} over the heuristic, "
+            f"seed {progress.seed}  update {progress.update}/{progress.updates}  held out "
+            f"{progress.metrics['validation']:+.3f} +- "
+            f"{progress.metrics['validation_error']:.3f} over the heuristic, "
             f"{progress.left_s / 60:.1f} min left",
             err=True,
         )
 
 
 @contextmanager
-def _board(out: Path, *, wanted: bool) -> Iterator[Any]:
-    """Open a writer of TensorBoard events, or yield None."""
+def _events(out: Path, *, wanted: bool) -> Iterator[Watch]:
+    """Write progress as events for TensorBoard, if wanted."""
     if not wanted:
-        yield None
+        yield lambda progress: None
         return
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -348,26 +429,10 @@ def _board(out: Path, *, wanted: bool) -> Iterator[Any]:
             "tensorboard: not installed; run `pip install tensorboard`, or leave out --tensorboard "
             "(the same numbers are in progress.jsonl)"
         ) from None
-    writer = SummaryWriter(str(out / "tensorboard"))
-    try:
-        yield writer
-    finally:
-        writer.close()
+    with SummaryWriter(str(out / "tensorboard")) as writer:
 
+        def watch(progress: "TrainingProgress") -> None:
+            for name, value in progress.metrics.items():
+                writer.add_scalar(f"seed-{progress.seed}/{name}", value, progress.update)
 
-def _both(shown: "Watch", board: Any) -> "Watch":  # noqa: ANN401 - optional
-    """Return what tells both of them, the second only if there is one."""
-
-    def told(seed: int, progress: "Progress") -> None:
-        shown(seed, progress)
-        if board is not None:
-            for name, value in progress.numbers.items():
-                board.add_scalar(f"seed-{seed}/{name}", value, progress.update)
-
-    return told
-
-
-def _load(word: str, seed: int) -> "TraceSet":
-    from fedstale.traces import TraceSet
-
-    return TraceSet.load(word, seed=seed)
+        yield watch

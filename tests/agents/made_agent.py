@@ -1,13 +1,17 @@
-"""An agent that has learnt nothing, in a folder."""
+"""Agents that have learnt nothing, and one in a folder."""
 
 import numpy as np
 
-from fedstale.agents.policy import files as export
+from fedstale.agents.policy import files
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 
 
-def save(folder, **changes):
+def untrained(**changes):
     weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
-    export.save(export.Agent(weights={**weights, **changes}, provenance={}), folder)
+    return files.Agent(weights={**weights, **changes}, provenance={})
+
+
+def save(folder, **changes):
+    files.save(untrained(**changes), folder)
     return folder

@@ -3,12 +3,11 @@ from functools import cache
 import numpy as np
 import pandas as pd
 import pytest
+from made_agent import untrained
 
 from fedstale.agents.env.episodes import EpisodeSettings
-from fedstale.agents.env.scenario import Stage
-from fedstale.agents.evaluation import AGENT, HEURISTIC, contenders, evaluate, of_size, paired, wide
-from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
-from fedstale.agents.policy.scorer import initial
+from fedstale.agents.env.scenario import Scenario
+from fedstale.agents.evaluation import AGENT, HEURISTIC, contenders, evaluate, paired, wide
 from fedstale.errors import ConfigError
 from fedstale.traces import TraceSet
 
@@ -51,17 +50,15 @@ def test_nearly_all_intervals_hold_the_truth():
 
 
 @cache
-def stage():
-    few = EpisodeSettings(devices=(4, 8), rounds=4, window_s=3 * 3600.0, asked_share=(0.2, 0.5))
-    return Stage.of(TraceSet.synthetic(30, days=1, seed=0), forecasts="oracle", settings=few)
-
-
-def untrained():
-    return initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
+def scenario():
+    few = EpisodeSettings(
+        devices=(4, 8), rounds=4, window_s=3 * 3600.0, concurrency_share=(0.2, 0.5)
+    )
+    return Scenario.of(TraceSet.synthetic(30, days=1, seed=0), forecasts="oracle", settings=few)
 
 
 def test_an_untrained_agent_and_the_heuristic_do_the_same_on_every_window():
-    playing = contenders(stage(), [untrained(), untrained()])
+    playing = contenders(scenario(), [untrained(), untrained()])
     playing = {name: playing[name] for name in (AGENT, HEURISTIC, "random")}
     found = evaluate(playing, windows=12, seed=1, at_a_time=5)
     reward = found.table[found.table["metric"].eq("reward")].set_index("contender")
@@ -74,8 +71,10 @@ def test_an_untrained_agent_and_the_heuristic_do_the_same_on_every_window():
     pd.testing.assert_frame_equal(found.table, again.table)
 
 
-def test_everybody_that_the_agent_is_to_beat_plays():
-    names = set(contenders(stage(), [untrained()], reactive=[untrained()], persistence=stage()))
+def test_all_policies_that_the_agent_is_to_beat_play():
+    names = set(
+        contenders(scenario(), [untrained()], reactive=[untrained()], persistence=scenario())
+    )
     assert {
         "agent",
         "p_finish x utility",
@@ -93,24 +92,24 @@ def test_everybody_that_the_agent_is_to_beat_plays():
     assert "agent from scratch" not in names
 
 
-def test_windows_of_any_number_of_devices_can_be_asked_for():
-    episodes = of_size(stage(), 3).draw(5, np.random.default_rng(0))
+def test_windows_may_have_any_number_of_devices():
+    episodes = scenario().with_devices(3).draw(5, np.random.default_rng(0))
     assert (episodes.present.sum(axis=1) <= 3).all()
     assert episodes.n_max == 3
 
 
-def test_what_cannot_be_compared_is_refused():
-    playing = {"random": contenders(stage(), [untrained()])["random"]}
+def test_what_cannot_be_compared_is_rejected():
+    playing = {"random": contenders(scenario(), [untrained()])["random"]}
     with pytest.raises(ConfigError, match="expected at least 10"):
         evaluate(playing, windows=9)
     with pytest.raises(ConfigError, match="against = 'agent'"):
         evaluate(playing, windows=10)
     with pytest.raises(ConfigError, match="at least one trained agent"):
-        contenders(stage(), [])
+        contenders(scenario(), [])
 
 
 def test_the_table_is_shown_with_the_best_first():
-    playing = contenders(stage(), [untrained()])
+    playing = contenders(scenario(), [untrained()])
     playing = {name: playing[name] for name in (AGENT, "random")}
     table = evaluate(playing, windows=10).table
     shown = wide(table)

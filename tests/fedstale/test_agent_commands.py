@@ -9,11 +9,10 @@ import typer
 from typer.testing import CliRunner
 
 from fedstale.agents.evaluation import HEURISTIC
-from fedstale.agents.policy import files as export
+from fedstale.agents.policy import files
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 from fedstale.cli import agent as agent_commands
-from fedstale.cli import agent_trainings
 
 app = typer.Typer()
 app.command(name="train-agent")(agent_commands.train_agent)
@@ -26,11 +25,11 @@ def run(*words):
 
 def agent_in(folder):
     weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
-    export.save(export.Agent(weights=weights, provenance={}), folder)
+    files.save(files.Agent(weights=weights, provenance={}), folder)
     return folder
 
 
-def test_a_folder_with_an_agent_is_refused_in_one_sentence(tmp_path):
+def test_a_folder_with_an_agent_is_rejected_in_one_sentence(tmp_path):
     result = run("train-agent", "--traces", "synthetic:20", "--out", agent_in(tmp_path))
     assert result.exit_code == 2
     assert "holds an agent; expected a new folder, or --resume" in result.stderr
@@ -60,7 +59,7 @@ def test_without_tensorboard_it_is_said_how_to_install_it(tmp_path, monkeypatch)
     assert "pip install tensorboard" in result.stderr
 
 
-def test_an_agent_without_rivals_to_beat_is_refused(tmp_path):
+def test_an_agent_without_rivals_to_beat_is_rejected(tmp_path):
     result = run("evaluate-agent", "--traces", "synthetic:20", "--windows", 1)
     assert result.exit_code == 2
 
@@ -68,18 +67,18 @@ def test_an_agent_without_rivals_to_beat_is_refused(tmp_path):
 @pytest.fixture
 def small(monkeypatch):
     """Make trainings short."""
-    train_all = agent_trainings.train_all
+    train_all = agent_commands.train_all
 
-    def shortly(tasks, *args, **options):
+    def shortly(trainings, *args, **options):
         less = {"pairs": 2, "windows": 2, "validate_every": 1, "validation_windows": 4}
-        short = [replace(task, training=replace(task.training, **less)) for task in tasks]
+        short = {folder: replace(training, **less) for folder, training in trainings.items()}
         return train_all(short, *args, **options)
 
-    monkeypatch.setattr(agent_trainings, "train_all", shortly)
+    monkeypatch.setattr(agent_commands, "train_all", shortly)
 
 
 @pytest.mark.slow
-def test_two_seeds_are_trained_and_everybody_is_compared(tmp_path, small):
+def test_two_seeds_are_trained_and_all_contenders_are_compared(tmp_path, small):
     out = tmp_path / "agent"
     options = ("--traces", "synthetic:60", "--windows", 10)
     result = run("train-agent", *options, "--out", out, "--updates", 2, "--seeds", 2)
@@ -87,8 +86,8 @@ def test_two_seeds_are_trained_and_everybody_is_compared(tmp_path, small):
     assert len(re.findall(r"seed \d  update \d/2  held out", result.stderr)) == 4
     assert HEURISTIC in result.stdout
     assert "(2 training seeds)" in result.stdout
-    best = export.load(out).provenance["validation"]
-    each = [export.load(out / f"seed-{seed}").provenance["validation"] for seed in (0, 1)]
+    best = files.load(out).provenance["validation"]
+    each = [files.load(out / f"seed-{seed}").provenance["validation"] for seed in (0, 1)]
     assert best == max(each)
 
     again = run("train-agent", *options, "--out", out, "--updates", 2, "--seeds", 2, "--resume")

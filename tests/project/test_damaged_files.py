@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedstale.agents.env.learning_proxy import fitted, read_proxy
-from fedstale.agents.policy import files as export
+from fedstale.agents.policy import files as agent_files
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 from fedstale.compare import measured
@@ -86,7 +86,7 @@ def write_forecaster(folder):
 
 def write_agent(folder):
     weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
-    export.save(export.Agent(weights=weights, provenance={}), folder)
+    agent_files.save(agent_files.Agent(weights=weights, provenance={}), folder)
 
 
 def write_proxy(folder):
@@ -168,7 +168,7 @@ READERS = {
     "any source": Reader(data("x", pickle.dumps(CLIENTS)), lambda f: TraceSet.read(f / "x")),
     "population": Reader(text("p.toml", EMBEDDED), lambda f: population.load(f / "p.toml")),
     "forecaster": Reader(write_forecaster, forecast.Forecaster.load),
-    "agent": Reader(write_agent, export.load),
+    "agent": Reader(write_agent, agent_files.load),
     "proxy": Reader(write_proxy, lambda folder: read_proxy(folder / "proxy.toml")),
     "checkpoints": Reader(
         data("000000001.checkpoint", packed({"w": np.arange(9.0), "n": 1})), read_checkpoint

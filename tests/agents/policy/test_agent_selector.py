@@ -80,7 +80,7 @@ def test_forecasts_that_are_no_numbers_leave_the_rest_of_what_is_known(untrained
     assert [node % 9 for node in chosen] == [8, 8, 8, 8]
 
 
-def test_the_exploration_share_goes_to_whom_nobody_has_picked(untrained):
+def test_the_exploration_share_goes_to_clients_never_picked(untrained):
     nodes = fleet(300)
     new = set(nodes.node_ids[nodes.times_picked == 0].tolist())
     chosen = pick(AgentSelector(untrained, exploration=0.5), nodes, 20)
@@ -113,7 +113,7 @@ def test_a_share_smaller_than_one_pick_is_kept_on_average(untrained):
     ("setting", "value"),
     [("exploration", -0.1), ("exploration", 1.1), ("fairness", 2)],
 )
-def test_settings_out_of_range_are_refused(untrained, setting, value):
+def test_settings_out_of_range_are_rejected(untrained, setting, value):
     with pytest.raises(ConfigError, match=rf"selector\.{setting}"):
         AgentSelector(untrained, **{setting: value})
 
@@ -134,7 +134,7 @@ def test_scores_that_are_no_numbers_are_told_in_one_line_and_the_heuristic_decid
     tmp_path, caplog, monkeypatch
 ):
     chooser = AgentSelector(save(tmp_path))
-    monkeypatch.setattr(selector, "score", lambda weights, x, c, prior: prior * np.nan)
+    monkeypatch.setattr(selector, "score", lambda weights, x, c, heuristic: heuristic * np.nan)
     nodes = fleet(30)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstale.agents.env.learning_proxy import Proxy, deal, entropy_of, fitted, read_proxy
+from fedstale.agents.env.learning_proxy import LearningProxy, deal, entropy_of, fitted, read_proxy
 from fedstale.errors import ConfigError
 
 PLAIN = {"eta": 0.4, "delta": 1.0, "nu": 0.5, "rho": 0.1, "fade": 2.0, "ceiling": 4.0}
 
 
-def test_a_merge_by_hand():
-    proxy = Proxy(first_loss=2.0, **PLAIN)
+def test_a_server_step_by_hand():
+    proxy = LearningProxy(first_loss=2.0, **PLAIN)
     losses = np.array([[1.0, 0.5]])
-    after = proxy.merged(losses, np.array([[2.0, 0.0]]), np.array([4.0]))
+    after = proxy.after_step(losses, np.array([[2.0, 0.0]]), np.array([4.0]))
     first = 2.0 * (0.1 * np.exp(-4.0) * np.log(4.0) - 0.4 * 2.0 * 0.5)
     second = 2.0 * 0.1 * np.log(8.0)
     np.testing.assert_allclose(after, losses * np.exp([[first, second]]))
@@ -27,25 +27,25 @@ def test_a_merge_by_hand():
 def test_a_group_is_never_worse_than_forgotten():
     proxy, losses = fitted(), np.full((1, 3), 1.0)
     for _ in range(2000):
-        losses = proxy.merged(losses, np.array([[3.0, 0.0, 0.0]]), np.ones(1))
+        losses = proxy.after_step(losses, np.array([[3.0, 0.0, 0.0]]), np.ones(1))
     assert losses[0, 0] < 0.2
     np.testing.assert_allclose(losses[0, 1:], proxy.ceiling, rtol=1e-3)
 
 
-def test_the_usual_merge_has_the_mixture_of_the_fleet():
+def test_a_step_of_the_fleet_has_the_mixture_of_the_fleet():
     proxy = fitted()
     losses = np.full((1, 4), 1.3)
-    after = proxy.merged(losses, np.ones((1, 4)), np.ones(1))
+    after = proxy.after_step(losses, np.ones((1, 4)), np.ones(1))
     fall = np.log(losses.mean() / after.mean())
-    assert 0 < fall <= proxy.usual(losses)[0] < 1.2 * fall
+    assert 0 < fall <= proxy.fleet_progress(losses)[0] < 1.2 * fall
 
 
 def test_the_same_devices_for_ever_leave_groups_behind():
     proxy = fitted()
     narrow, broad = np.full((1, 4), proxy.first_loss), np.full((1, 4), proxy.first_loss)
     for _ in range(40):
-        narrow = proxy.merged(narrow, np.array([[4.0, 0.0, 0.0, 0.0]]), np.ones(1))
-        broad = proxy.merged(broad, np.ones((1, 4)), np.ones(1))
+        narrow = proxy.after_step(narrow, np.array([[4.0, 0.0, 0.0, 0.0]]), np.ones(1))
+        broad = proxy.after_step(broad, np.ones((1, 4)), np.ones(1))
     assert broad.mean() < narrow.mean()
     assert narrow[0, 0] < broad[0, 0]
 
@@ -59,8 +59,8 @@ def test_the_same_devices_for_ever_leave_groups_behind():
 def test_losses_stay_finite_and_a_larger_share_never_hurts_its_group(losses, ratios, size):
     proxy = fitted()
     start, sizes = np.array([losses]), np.array([size])
-    after = proxy.merged(start, np.array([ratios]), sizes)
-    more = proxy.merged(start, np.array([ratios]) + 0.5, sizes)
+    after = proxy.after_step(start, np.array([ratios]), sizes)
+    more = proxy.after_step(start, np.array([ratios]) + 0.5, sizes)
     assert np.isfinite(after).all()
     assert (after > 0).all()
     assert (more <= after + 1e-12).all()
@@ -95,16 +95,16 @@ def test_dealt_mixtures_are_shares_and_small_skew_is_uneven():
 )
 def test_constants_that_mean_nothing_are_refused(changed):
     with pytest.raises(ConfigError, match="proxy = "):
-        Proxy(**(PLAIN | changed))
+        LearningProxy(**(PLAIN | changed))
 
 
 def test_the_embedded_constants_say_what_they_were_fitted_to():
     told = tomllib.loads(
         (resources.files("fedstale.agents.env") / "learning_proxy.toml").read_text()
     )
-    assert set(told["constants"]) == {f.name for f in fields(Proxy)}
+    assert set(told["constants"]) == {f.name for f in fields(LearningProxy)}
     assert told["provenance"]["command"].startswith("python benchmarks/selection_proxy.py")
-    assert fitted() == Proxy(**told["constants"])
+    assert fitted() == LearningProxy(**told["constants"])
 
 
 def test_a_file_of_constants_that_is_none_is_named(tmp_path):

@@ -1,4 +1,4 @@
-"""Stages of an agent's life on recorded devices, of which no forecaster has learnt.
+"""Scenarios of an agent on recorded devices, of which no forecaster has learnt.
 
 The forecaster that comes with the package learnt from half of the phones, hosts and links
 (`recorded_fleets`, seed 0). The agent learns on the next quarter, on which that forecaster was only
@@ -10,25 +10,25 @@ from pathlib import Path
 from recorded_fleets import LENGTH_S, fleets
 
 from fedstale.agents.env.episodes import EpisodeSettings, JobKinds
-from fedstale.agents.env.scenario import Mode, Stage, Stages
+from fedstale.agents.env.scenario import Mode, Scenario, Scenarios
 from fedstale.traces.forecast.split import Split, split
 
 TURN_S = 30 * 3600.0
 SEED = 0
 
 
-def recorded_stages(
+def recorded_scenarios(
     recordings: Path,
     *,
     forecasts: Mode = "forecaster",
     settings: EpisodeSettings | None = None,
     cache: Path | None = None,
-) -> Stages:
-    """Return the three stages.
+) -> Scenarios:
+    """Return the three scenarios.
 
     Args:
         recordings: folder of the published files.
-        forecasts: what devices say.
+        forecasts: what devices report.
         settings: what episodes are drawn from.
         cache: folder to keep forecasts in.
     """
@@ -42,7 +42,7 @@ def recorded_stages(
         "testing": (test, range(test.n_devices), TURN_S, LENGTH_S),
     }
     made = {
-        name: Stage.of(
+        name: Scenario.of(
             traces,
             forecasts=forecasts,
             devices=list(devices),
@@ -54,7 +54,7 @@ def recorded_stages(
         )
         for name, (traces, devices, start, end) in places.items()
     }
-    return Stages(
+    return Scenarios(
         **made,
         split=Split(
             training=made["training"].devices,

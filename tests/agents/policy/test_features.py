@@ -9,14 +9,14 @@ from fedstale.agents.policy.features import (
     COLUMNS,
     CONTEXT,
     FEATURES,
+    HEURISTIC_LIMIT,
     LIMIT,
     N_CONTEXT,
     N_FEATURES,
-    PRIOR_LIMIT,
     SCHEMA,
     batch,
     features,
-    priors,
+    heuristic_scores,
 )
 from fedstale.strategies.selection import ExpectedUtility
 from fedstale.strategies.server.clients import Candidates
@@ -74,24 +74,24 @@ def test_numbers_of_one_candidate_by_hand():
         times_failed=[0, 1, 0],
         times_picked=[1, 2, 0],
     )
-    x, context, prior = see(nodes, k=2, n_in_flight=2)
+    x, context, heuristic = see(nodes, k=2, n_in_flight=2)
     value = dict(zip(FEATURES, x[0], strict=True))
     assert value["p_finish_logit"] == pytest.approx(np.log(0.625 / 0.375), rel=1e-5)
     assert value["forecast_age"] == pytest.approx(np.log1p(10.0) / 2, rel=1e-5)
-    assert value["stated_duration_ratio"] == pytest.approx(np.log(0.5), rel=1e-5)
-    assert value["stated_duration_to_deadline"] == pytest.approx(np.log(100 / 600), rel=1e-5)
+    assert value["forecast_duration_ratio"] == pytest.approx(np.log(0.5), rel=1e-5)
+    assert value["forecast_duration_to_deadline"] == pytest.approx(np.log(100 / 600), rel=1e-5)
     assert value["utility_ratio"] == pytest.approx(-0.5 * np.log(2.0), rel=1e-5)
     assert value["duration_unknown"] == 1.0
     assert x[1, FEATURES.index("forecast_unknown")] == 1.0
     # Certainty is cut to log-odds of 4.
     assert x[2, FEATURES.index("p_finish_logit")] == 4.0
     about = dict(zip(CONTEXT, context, strict=True))
-    assert about["asked_share"] == pytest.approx(np.log(2 / 3), rel=1e-5)
+    assert about["slots_share"] == pytest.approx(np.log(2 / 3), rel=1e-5)
     assert about["in_flight_share"] == 0.5
     assert about["utility_known_share"] == pytest.approx(2 / 3)
     # The third is unknown: it gets the largest utility, and its own word.
     np.testing.assert_allclose(
-        prior - prior[0], np.log([1.0, 2.0 * 0.5 / 0.625, 2.0 / 0.625]), rtol=1e-5
+        heuristic - heuristic[0], np.log([1.0, 2.0 * 0.5 / 0.625, 2.0 / 0.625]), rtol=1e-5
     )
 
 
@@ -106,14 +106,14 @@ def test_everything_is_finite_whatever_is_known(n, odd, seed):
     values = [*odd, 1.0]
     nodes = Candidates.of(np.arange(n), **{name: rng.choice(values, size=n) for name in FLOATS})
     for deadline in (np.inf, 0.0, 100.0):
-        x, context, prior = see(nodes, deadline_s=deadline, now=rng.choice([0.0, 1e12]))
+        x, context, heuristic = see(nodes, deadline_s=deadline, now=rng.choice([0.0, 1e12]))
         assert x.shape == (n, N_FEATURES)
         assert np.isfinite(x).all()
         assert np.isfinite(context).all()
-        assert np.isfinite(prior).all()
+        assert np.isfinite(heuristic).all()
         assert np.abs(x).max() <= LIMIT + 1e-5
         assert np.abs(context).max() <= LIMIT
-        assert np.abs(prior).max() <= PRIOR_LIMIT
+        assert np.abs(heuristic).max() <= HEURISTIC_LIMIT
 
 
 @pytest.mark.parametrize("n", [1, 2, 17, 300])
@@ -130,26 +130,29 @@ def test_many_choices_at_once_give_the_same_numbers_as_one_at_a_time(n):
         "version": np.array([0, 3, 50, 7]),
         "deadline_s": np.array([np.inf, 100.0, 600.0, 1e6]),
     }
-    x, context, prior = batch(columns, mask, **state)
+    x, context, heuristic = batch(columns, mask, **state)
     for i, nodes in enumerate(each):
         one = features(nodes.take(mask[i]), **{k: v[i] for k, v in state.items()})
         np.testing.assert_allclose(x[i, mask[i]], one[0], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(context[i], one[1], rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(prior[i, mask[i]], one[2], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(heuristic[i, mask[i]], one[2], rtol=1e-5, atol=1e-5)
         assert not x[i, ~mask[i]].any()
-        assert not prior[i, ~mask[i]].any()
+        assert not heuristic[i, ~mask[i]].any()
     np.testing.assert_allclose(
-        prior, priors(columns["p_finish"], columns["utility"], mask), rtol=1e-5, atol=1e-5
+        heuristic,
+        heuristic_scores(columns["p_finish"], columns["utility"], mask),
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 
 def test_order_does_not_matter():
     nodes, turn = some(50, 0), np.random.default_rng(0).permutation(50)
-    x, context, prior = see(nodes)
+    x, context, heuristic = see(nodes)
     again = see(nodes.take(turn))
     np.testing.assert_allclose(again[0], x[turn], rtol=1e-5)
     np.testing.assert_allclose(again[1], context, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(again[2], prior[turn], rtol=1e-5)
+    np.testing.assert_allclose(again[2], heuristic[turn], rtol=1e-5)
 
 
 def test_a_fleet_of_twice_the_same_devices_looks_the_same():
@@ -162,22 +165,22 @@ def test_a_fleet_of_twice_the_same_devices_looks_the_same():
 
 
 def test_ranks_among_very_many_are_read_off_a_sample():
-    x = see(some(50_000, 2))[0][:, FEATURES.index("prior_rank")]
+    x = see(some(50_000, 2))[0][:, FEATURES.index("heuristic_rank")]
     order = np.argsort(np.argsort(see(some(50_000, 2))[2]))
     assert np.abs(x - order / 50_000).max() < 0.1
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_prior_ranks_as_the_heuristic_does(seed):
+def test_the_heuristic_ranks_as_the_heuristic_does(seed):
     nodes = some(30, seed)
     chosen = ExpectedUtility().select(nodes, 10, 0.0, np.random.default_rng(0))
-    prior = see(nodes)[2]
-    least = np.sort(prior)[-10]
-    assert all(prior[i] >= least - 1e-5 for i in chosen)
+    heuristic = see(nodes)[2]
+    least = np.sort(heuristic)[-10]
+    assert all(heuristic[i] >= least - 1e-5 for i in chosen)
 
 
 def test_no_candidates_is_no_features():
-    x, context, prior = see(Candidates.of(np.zeros(0)))
+    x, context, heuristic = see(Candidates.of(np.zeros(0)))
     assert x.shape == (0, N_FEATURES)
-    assert prior.shape == (0,)
+    assert heuristic.shape == (0,)
     assert np.isfinite(context).all()

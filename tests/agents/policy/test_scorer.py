@@ -13,8 +13,8 @@ def drawn(seed=0, n=7, batch=()):
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(*batch, n, F)).astype(np.float32)
     context = rng.normal(size=(*batch, G)).astype(np.float32)
-    prior = rng.normal(size=(*batch, n)).astype(np.float32)
-    return features, context, prior
+    heuristic = rng.normal(size=(*batch, n)).astype(np.float32)
+    return features, context, heuristic
 
 
 def trained(seed=0):
@@ -24,62 +24,64 @@ def trained(seed=0):
 
 
 def test_an_untrained_scorer_gives_exactly_the_heuristics_score():
-    features, context, prior = drawn()
+    features, context, heuristic = drawn()
     weights = scorer.initial(F, G, np.random.default_rng(1))
-    np.testing.assert_array_equal(scorer.score(weights, features, context, prior), prior)
+    np.testing.assert_array_equal(scorer.score(weights, features, context, heuristic), heuristic)
 
 
 def test_the_score_is_the_formula_worked_out_by_loops():
-    features, context, prior = drawn()
+    features, context, heuristic = drawn()
     w = trained()
     mean = features.mean(axis=0)
     spread = features.std(axis=0)
     about = np.tanh(np.concatenate([context, mean, spread]) @ w["pool"] + w["pool_bias"])
-    for i, found in enumerate(scorer.score(w, features, context, prior)):
+    for i, found in enumerate(scorer.score(w, features, context, heuristic)):
         first = features[i] @ w["candidate"] + about @ w["context"] + w["candidate_bias"]
         second = np.maximum(first, 0) @ w["hidden"] + w["hidden_bias"]
-        expected = w["beta"][0] * prior[i] + (np.maximum(second, 0) @ w["last"])[0]
+        expected = w["beta"][0] * heuristic[i] + (np.maximum(second, 0) @ w["last"])[0]
         assert found == pytest.approx(expected, abs=1e-5)
 
 
 def test_scores_follow_candidates_in_whatever_order_they_come():
-    features, context, prior = drawn()
-    order = np.random.default_rng(2).permutation(len(prior))
-    straight = scorer.score(trained(), features, context, prior)
-    mixed = scorer.score(trained(), features[order], context, prior[order])
+    features, context, heuristic = drawn()
+    order = np.random.default_rng(2).permutation(len(heuristic))
+    straight = scorer.score(trained(), features, context, heuristic)
+    mixed = scorer.score(trained(), features[order], context, heuristic[order])
     np.testing.assert_allclose(mixed, straight[order], atol=1e-5)
 
 
 def test_a_fleet_taken_twice_scores_as_once():
-    features, context, prior = drawn()
-    once = scorer.score(trained(), features, context, prior)
-    twice = scorer.score(trained(), np.tile(features, (2, 1)), context, np.tile(prior, 2))
+    features, context, heuristic = drawn()
+    once = scorer.score(trained(), features, context, heuristic)
+    twice = scorer.score(trained(), np.tile(features, (2, 1)), context, np.tile(heuristic, 2))
     np.testing.assert_allclose(twice, np.tile(once, 2), atol=1e-5)
 
 
-def test_who_is_not_there_changes_nobodys_score():
-    features, context, prior = drawn()
+def test_columns_without_a_candidate_change_no_score():
+    features, context, heuristic = drawn()
     mask = np.array([True, True, False, True, False, True, True])
-    among = scorer.score(trained(), features, context, prior, mask)
-    alone = scorer.score(trained(), features[mask], context, prior[mask])
+    among = scorer.score(trained(), features, context, heuristic, mask)
+    alone = scorer.score(trained(), features[mask], context, heuristic[mask])
     np.testing.assert_allclose(among[mask], alone, atol=1e-5)
 
 
 def test_many_candidates_score_as_they_would_in_one_piece(monkeypatch):
-    features, context, prior = drawn(n=50)
-    whole = scorer.score(trained(), features, context, prior)
+    features, context, heuristic = drawn(n=50)
+    whole = scorer.score(trained(), features, context, heuristic)
     monkeypatch.setattr(scorer, "_CHUNK", 8)
-    np.testing.assert_allclose(scorer.score(trained(), features, context, prior), whole, atol=1e-5)
+    np.testing.assert_allclose(
+        scorer.score(trained(), features, context, heuristic), whole, atol=1e-5
+    )
 
 
 def test_a_population_of_scorers_scores_as_each_alone():
     vectors = np.stack([scorer.flat(trained(seed)) for seed in range(3)])
-    features, context, prior = drawn(batch=(3, 4))
+    features, context, heuristic = drawn(batch=(3, 4))
     spread = scorer.unflat(vectors[:, None], F, G)
-    together = scorer.score(spread, features, context, prior)
+    together = scorer.score(spread, features, context, heuristic)
     for p in range(3):
         for e in range(4):
-            alone = scorer.score(trained(p), features[p, e], context[p, e], prior[p, e])
+            alone = scorer.score(trained(p), features[p, e], context[p, e], heuristic[p, e])
             np.testing.assert_allclose(together[p, e], alone, atol=1e-5)
 
 
@@ -94,16 +96,16 @@ def test_weights_survive_being_flattened():
 def test_the_network_in_torch_gives_the_same_scores_and_starts_from_the_same_weights():
     torch = pytest.importorskip("torch")
     pytest.importorskip("sb3_contrib")
-    from fedstale.agents.policy.torch_policy import ScorerNetwork
+    from fedstale.agents.training.ppo import ScorerNetwork
 
     network = ScorerNetwork(F, G, seed=1)
-    features, context, prior = drawn(batch=(4,))
-    mask = np.random.default_rng(3).random(prior.shape) < 0.6
+    features, context, heuristic = drawn(batch=(4,))
+    mask = np.random.default_rng(3).random(heuristic.shape) < 0.6
     for weights in (scorer.initial(F, G, np.random.default_rng(1)), trained()):
         network.take_over(weights)
         tensors = [torch.from_numpy(x) for x in (features, context, mask.astype(np.float32))]
-        found = network(tensors[0], network.summary(*tensors), torch.from_numpy(prior))
-        expected = scorer.score(weights, features, context, prior, mask)
+        found = network(tensors[0], network.summary(*tensors), torch.from_numpy(heuristic))
+        expected = scorer.score(weights, features, context, heuristic, mask)
         np.testing.assert_allclose(found.detach().numpy()[mask], expected[mask], atol=1e-4)
         for name, value in network.exported().items():
             np.testing.assert_array_equal(value, weights[name])

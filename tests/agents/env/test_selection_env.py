@@ -4,23 +4,17 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from small_world import fleet
+from small_episodes import fleet
 from stable_baselines3.common import env_checker
 
 from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.gym_env import ID, SelectionEnv
-from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
-from fedstale.agents.play import heuristic, play
+from fedstale.agents.evaluation import episode_metrics
+from fedstale.agents.policy.scorer import by_heuristic
 from fedstale.errors import ConfigError, TraceError
 from fedstale.traces import TraceSet
-
-SETTINGS = EpisodeSettings(devices=(8, 20), rounds=4)
-
-
-@pytest.fixture(scope="module")
-def stage():
-    return Stage.of(TraceSet.synthetic(40, days=1, seed=0), forecasts="oracle", settings=SETTINGS)
 
 
 def play_at_random(env, seed, steps=10_000):
@@ -38,34 +32,28 @@ def play_at_random(env, seed, steps=10_000):
     return seen, rewards
 
 
-def test_gymnasium_finds_nothing_wrong(stage):
-    for what in ({"stage": stage}, {"traces": stage.traces, "forecasts": "none"}):
-        env = gymnasium.make(ID, n_max=16, **what)
+def test_gymnasium_finds_nothing_wrong(scenario):
+    for where in (scenario, scenario.with_forecasts("none")):
+        env = gymnasium.make(ID, n_max=16, scenario=where)
         check_env(env.unwrapped, skip_render_check=True)
 
 
 # It knows vectors and images, and says so of anything else.
 @pytest.mark.filterwarnings("ignore:.*unconventional shape:UserWarning")
-def test_stable_baselines_finds_nothing_wrong(stage):
-    env_checker.check_env(SelectionEnv(stage=stage, n_max=16))
+def test_stable_baselines_finds_nothing_wrong(scenario):
+    env_checker.check_env(SelectionEnv(scenario, n_max=16))
 
 
 def test_it_is_made_by_its_id_from_traces():
-    what = {
-        "traces": TraceSet.synthetic(40, days=1, seed=0),
-        "forecasts": "none",
-        "settings": SETTINGS,
-    }
-    env = gymnasium.make(f"fedstale.agents.env.gym_env:{ID}", **what)
+    traces = TraceSet.synthetic(40, days=1, seed=0)
+    env = gymnasium.make(f"fedstale.agents.env.gym_env:{ID}", scenario=traces)
     observation, _ = env.reset(seed=1)
     assert observation["mask"].sum() == env.unwrapped.action_masks().sum() > 0
     assert env.action_space.n == 64
 
 
-def test_the_same_seed_gives_the_same_episode_and_another_one_another(stage):
-    one, two, other = (
-        play_at_random(SelectionEnv(stage=stage, n_max=16), seed) for seed in (3, 3, 4)
-    )
+def test_the_same_seed_gives_the_same_episode_and_another_one_another(scenario):
+    one, two, other = (play_at_random(SelectionEnv(scenario, n_max=16), seed) for seed in (3, 3, 4))
     assert len(one[0]) == len(two[0])
     for a, b in zip(one[0], two[0], strict=True):
         for name in a:
@@ -74,8 +62,8 @@ def test_the_same_seed_gives_the_same_episode_and_another_one_another(stage):
     assert not np.array_equal(one[0][0]["features"], other[0][0]["features"])
 
 
-def test_reward_comes_when_a_round_closes_with_its_terms(stage):
-    _, rewards = play_at_random(SelectionEnv(stage=stage, n_max=16), 5)
+def test_reward_comes_when_a_round_closes_with_its_terms(scenario):
+    _, rewards = play_at_random(SelectionEnv(scenario, n_max=16), 5)
     closed = [(r, info) for r, info in rewards if info]
     assert closed
     assert all(r == 0.0 for r, info in rewards if not info)
@@ -85,14 +73,14 @@ def test_reward_comes_when_a_round_closes_with_its_terms(stage):
         assert info["sent"] >= 1
 
 
-def test_the_heuristic_earns_nothing_beyond_itself(stage):
-    env = SelectionEnv(stage=stage, n_max=20)
+def test_the_heuristic_earns_nothing_beyond_itself(scenario):
+    env = SelectionEnv(scenario, n_max=20)
     earned = []
     for seed in range(6):
         observation, _ = env.reset(seed=seed)
         total, over = 0.0, False
         while not over:
-            score = np.where(env.action_masks(), observation["prior"], -np.inf)
+            score = np.where(env.action_masks(), observation["heuristic"], -np.inf)
             observation, reward, _, over, _ = env.step(int(score.argmax()))
             total += reward
         earned.append(total)
@@ -100,20 +88,24 @@ def test_the_heuristic_earns_nothing_beyond_itself(stage):
     assert abs(np.mean(earned)) < 2.5
 
 
-def test_without_baseline_an_episode_earns_what_playing_it_does(stage):
-    env = SelectionEnv(stage=stage, n_max=20, baseline=False, reward=Reward(time=0.2, waste=0.1))
+def test_without_baseline_an_episode_earns_what_playing_it_does(scenario):
+    env = SelectionEnv(
+        scenario=scenario, n_max=20, baseline=False, reward=Reward(time=0.2, waste=0.1)
+    )
     env.reset(seed=9)
     episode = env._rounds._pool
     _, rewards = play_at_random(env, 9)
     total = sum(r for r, _ in rewards)
-    table = play(stage.world(1), episode, heuristic, reward=Reward(time=0.2, waste=0.1))
+    table = episode_metrics(
+        scenario.simulator(1), episode, by_heuristic, reward=Reward(time=0.2, waste=0.1)
+    )
     assert len(table) == 1
     assert np.sign(table["time"][0]) == -1
     assert total == pytest.approx(sum(i["gain"] + i["time"] + i["waste"] for _, i in rewards if i))
 
 
-def test_a_place_that_may_not_be_picked_picks_nobody(stage):
-    env = SelectionEnv(stage=stage, n_max=30)
+def test_a_place_that_may_not_be_picked_picks_no_device(scenario):
+    env = SelectionEnv(scenario, n_max=30)
     env.reset(seed=0)
     wrong = int(np.flatnonzero(~env.action_masks())[0])
     sent = []
@@ -127,14 +119,14 @@ def test_a_place_that_may_not_be_picked_picks_nobody(stage):
     assert min(sent) == 0
 
 
-def test_more_candidates_than_places_are_shown_in_part(stage):
-    env = SelectionEnv(stage=stage, n_max=2)
+def test_more_candidates_than_places_are_shown_in_part(scenario):
+    env = SelectionEnv(scenario, n_max=2)
     _, rewards = play_at_random(env, 0)
     assert max(info["sent"] for _, info in rewards if info) <= 2
 
 
-def test_a_step_after_the_end_is_one_clear_error(stage):
-    env = SelectionEnv(stage=stage, n_max=16)
+def test_a_step_after_the_end_is_one_clear_error(scenario):
+    env = SelectionEnv(scenario, n_max=16)
     with pytest.raises(ConfigError, match="reset"):
         env.step(0)
     play_at_random(env, 0)
@@ -142,14 +134,10 @@ def test_a_step_after_the_end_is_one_clear_error(stage):
         env.step(0)
 
 
-def test_what_cannot_be_played_is_named(stage):
-    with pytest.raises(ConfigError, match="either traces or a stage"):
-        SelectionEnv()
+def test_what_cannot_be_played_is_named(scenario):
     with pytest.raises(ConfigError, match="n_max = 0"):
-        SelectionEnv(stage=stage, n_max=0)
-    with pytest.raises(ConfigError, match="forecasts"):
-        SelectionEnv(stage=stage, forecasts="none")
-    never = Stage.of(
+        SelectionEnv(scenario, n_max=0)
+    never = Scenario.of(
         fleet([[(0.0, 1.0)]]),
         forecasts="none",
         start=10.0,
@@ -157,4 +145,4 @@ def test_what_cannot_be_played_is_named(stage):
         settings=EpisodeSettings(devices=(1, 2)),
     )
     with pytest.raises(TraceError, match="no device is online"):
-        SelectionEnv(stage=never).reset()
+        SelectionEnv(never).reset()

@@ -1,15 +1,15 @@
-"""Worlds small enough to work out by hand, and episodes made to measure."""
+"""Simulators small enough to compute by hand, and episodes made to measure."""
 
 import numpy as np
 
 from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, JobKinds
 from fedstale.agents.env.forecast_table import NoForecasts
-from fedstale.agents.env.learning_proxy import Proxy
-from fedstale.agents.env.simulator import World
+from fedstale.agents.env.learning_proxy import LearningProxy
+from fedstale.agents.env.simulator import Simulator
 from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.trace_set import numbered
 
-SIMPLE = Proxy(eta=0.3, delta=0.0, nu=0.0, rho=0.1, fade=1.0, ceiling=5.0, loss_noise=0.0)
+SIMPLE = LearningProxy(eta=0.3, delta=0.0, nu=0.0, rho=0.1, fade=1.0, ceiling=5.0, loss_noise=0.0)
 
 
 def fleet(windows, *, compute=1.0, length=10_000.0, repeat=False):
@@ -24,12 +24,12 @@ def fleet(windows, *, compute=1.0, length=10_000.0, repeat=False):
     )
 
 
-def one_kind(work=100.0, ttl_s=1000.0, usual_s=100.0):
+def one_kind(work=100.0, ttl_s=1000.0, median_s=100.0):
     return JobKinds(
         work=np.array([work]),
         n_bytes=np.array([1000.0]),
         ttl_s=np.array([ttl_s]),
-        usual_s=np.array([usual_s]),
+        median_s=np.array([median_s]),
     )
 
 
@@ -49,12 +49,12 @@ def episodes(devices, *, b=1, **changed):
         "kind": np.zeros(b, dtype=np.int64),
         "concurrency": np.full(b, 2),
         "buffer_size": np.full(b, 2),
-        "keeps": np.zeros(b, dtype=bool),
+        "keeps_stragglers": np.zeros(b, dtype=bool),
         "deadline_s": np.full(b, np.inf),
         "age_weights": np.ones((b, AGES)),
         "cooldown_s": np.zeros(b),
-        "asks": np.ones(b, dtype=bool),
-        "lies": np.zeros((b, n), dtype=bool),
+        "requests_forecasts": np.ones(b, dtype=bool),
+        "over_reports": np.zeros((b, n), dtype=bool),
         "mixtures": mixtures,
         "examples": np.full((b, n), 10.0),
         "noise": np.zeros((b, n, NOISES)),
@@ -64,9 +64,9 @@ def episodes(devices, *, b=1, **changed):
     return Episodes(**{name: np.array(value) for name, value in values.items()})
 
 
-def world_of(traces, made, *, kinds=None, forecasts=None, proxy=SIMPLE):
-    """A world in which the episodes have begun."""
-    world = World(
+def simulator_of(traces, made, *, kinds=None, forecasts=None, proxy=SIMPLE):
+    """A simulator in which the episodes have begun."""
+    simulator = Simulator(
         traces,
         kinds or one_kind(),
         forecasts or NoForecasts(),
@@ -74,14 +74,14 @@ def world_of(traces, made, *, kinds=None, forecasts=None, proxy=SIMPLE):
         n=made.n_max,
         proxy=proxy,
     )
-    world.reset(made)
-    return world
+    simulator.reset(made)
+    return simulator
 
 
-def send(world, *columns, row=0):
+def send(simulator, *columns, row=0):
     """Send jobs in one episode, and go on to its next choice."""
-    picked = np.zeros((1, world.n), dtype=bool)
+    picked = np.zeros((1, simulator.n), dtype=bool)
     picked[0, list(columns)] = True
     rows = np.array([row])
-    world.dispatch(rows, picked)
-    return world.advance(rows)
+    simulator.dispatch(rows, picked)
+    return simulator.advance(rows)

@@ -7,16 +7,16 @@ from gymnasium import spaces
 
 from fedstale.agents import AgentSelector
 from fedstale.agents.env.episodes import EpisodeSettings
-from fedstale.agents.env.scenario import Stage
+from fedstale.agents.env.rounds import rollout, training_picks_of
+from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
-from fedstale.agents.evaluation import scoring
-from fedstale.agents.play import play
-from fedstale.agents.policy import files as export
+from fedstale.agents.evaluation import episode_metrics
+from fedstale.agents.policy import files
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
-from fedstale.agents.policy.scorer import flat, initial, score, unflat
+from fedstale.agents.policy.scorer import by_agent, by_population, flat, initial, score, unflat
+from fedstale.agents.training.base import Training
 from fedstale.agents.training.evolution import Evolution, ranks
-from fedstale.agents.training.train import Training, start_weights, train
-from fedstale.agents.training.windows import by_agent, by_population, rewards
+from fedstale.agents.training.train import train
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.traces import TraceSet
 
@@ -71,20 +71,28 @@ def test_fitness_that_is_no_number_is_the_worst():
     assert ranks(np.zeros(4)).tolist() == [0.0] * 4
 
 
+def rewards(ground, episodes, score):
+    simulator = ground.simulator(len(episodes))
+    pick = training_picks_of(simulator, score)
+    return rollout(simulator, episodes, pick, Reward()).terms
+
+
 def rng(seed):
     return np.random.default_rng(seed)
 
 
 def random_weights():
-    n = flat(start_weights(settings())).size
+    n = flat(settings().start_weights()).size
     return unflat(rng(1).normal(size=n) * 0.3, N_FEATURES, N_CONTEXT)
 
 
 @cache
-def stage(seed=0):
+def scenario(seed=0):
     traces = TraceSet.synthetic(30, days=1, seed=seed)
-    few = EpisodeSettings(devices=(4, 8), rounds=4, window_s=3 * 3600.0, asked_share=(0.2, 0.5))
-    return Stage.of(traces, forecasts="oracle", settings=few)
+    few = EpisodeSettings(
+        devices=(4, 8), rounds=4, window_s=3 * 3600.0, concurrency_share=(0.2, 0.5)
+    )
+    return Scenario.of(traces, forecasts="oracle", settings=few)
 
 
 def settings(**changed):
@@ -92,7 +100,7 @@ def settings(**changed):
     return Training(**{**small, **changed})
 
 
-def files(folder):
+def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -110,11 +118,11 @@ def kill_at(update):
 
 def test_a_training_ends_with_an_agent_that_can_be_used(tmp_path):
     seen = []
-    agent = train(stage(), stage(1), settings(), tmp_path, watch=seen.append)
+    agent = train(scenario(), scenario(1), settings(), tmp_path, watch=seen.append)
     assert [progress.update for progress in seen] == [1, 2, 3, 4, 5, 6]
     assert seen[-1].left_s == 0.0
-    assert "validation" in seen[1].numbers
-    loaded = export.load(tmp_path)
+    assert "validation" in seen[1].metrics
+    loaded = files.load(tmp_path)
     for name, value in agent.weights.items():
         np.testing.assert_array_equal(loaded.weights[name], value)
     assert loaded.provenance["training"]["seed"] == 0
@@ -127,88 +135,84 @@ def test_a_training_ends_with_an_agent_that_can_be_used(tmp_path):
 
 @pytest.mark.parametrize("killed_at", [1, 3, 4])
 def test_a_killed_training_goes_on_and_ends_as_if_it_had_not_been(tmp_path, killed_at):
-    train(stage(), stage(1), settings(), tmp_path / "whole")
+    train(scenario(), scenario(1), settings(), tmp_path / "whole")
     with pytest.raises(KilledError):
-        train(stage(), stage(1), settings(), tmp_path / "cut", watch=kill_at(killed_at))
+        train(scenario(), scenario(1), settings(), tmp_path / "cut", watch=kill_at(killed_at))
     assert not (tmp_path / "cut" / "agent.toml").exists()
-    train(stage(), stage(1), settings(), tmp_path / "cut", resume=True)
-    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    train(scenario(), scenario(1), settings(), tmp_path / "cut", resume=True)
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
-def test_a_checkpoint_of_another_training_is_refused(tmp_path):
-    train(stage(), stage(1), settings(updates=2), tmp_path)
+def test_a_checkpoint_of_another_training_is_rejected(tmp_path):
+    train(scenario(), scenario(1), settings(updates=2), tmp_path)
     with pytest.raises(ResumeError, match="seed was 0 and is 1"):
-        train(stage(), stage(1), settings(updates=2, seed=1), tmp_path, resume=True)
-    with pytest.raises(ResumeError, match="stage was"):
-        train(stage(5), stage(1), settings(updates=2), tmp_path, resume=True)
+        train(scenario(), scenario(1), settings(updates=2, seed=1), tmp_path, resume=True)
+    with pytest.raises(ResumeError, match="scenario was"):
+        train(scenario(5), scenario(1), settings(updates=2), tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("damage", ["cut", "text"])
-def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
-    train(stage(), stage(1), settings(updates=2), tmp_path)
+def test_a_damaged_checkpoint_is_rejected(tmp_path, damage):
+    train(scenario(), scenario(1), settings(updates=2), tmp_path)
     path = tmp_path / "training.safetensors"
     path.write_bytes(path.read_bytes()[:-20] if damage == "cut" else b"hello")
     with pytest.raises(ResumeError, match="damaged"):
-        train(stage(), stage(1), settings(updates=2), tmp_path, resume=True)
+        train(scenario(), scenario(1), settings(updates=2), tmp_path, resume=True)
 
 
 def test_a_folder_with_an_agent_is_not_written_over(tmp_path):
-    train(stage(), stage(1), settings(updates=2), tmp_path)
+    train(scenario(), scenario(1), settings(updates=2), tmp_path)
     with pytest.raises(ConfigError, match="holds an agent"):
-        train(stage(), stage(1), settings(updates=2), tmp_path)
+        train(scenario(), scenario(1), settings(updates=2), tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("updates", 0), ("pairs", 1.5), ("sigma", 0.0), ("algorithm", "a2c"), ("rate", np.inf)],
 )
-def test_settings_out_of_range_are_refused(name, value):
+def test_settings_out_of_range_are_rejected(name, value):
     with pytest.raises(ConfigError, match=rf"training\.{name}"):
         settings(**{name: value})
 
 
 def test_an_agent_from_scratch_never_uses_the_heuristics_score(tmp_path):
-    agent = train(stage(), stage(1), settings(residual=False, updates=2), tmp_path)
+    agent = train(scenario(), scenario(1), settings(residual=False, updates=2), tmp_path)
     assert agent.weights["beta"][0] == 0.0
 
 
 def test_a_population_plays_as_each_of_its_members_alone():
-    ground = stage()
+    ground = scenario()
     episodes = ground.draw(3, np.random.default_rng(0))
     vectors = np.stack([flat(initial(N_FEATURES, N_CONTEXT, rng(seed))) for seed in range(2)])
     vectors = vectors + rng(9).normal(size=vectors.shape) * 0.3
-    together = rewards(
-        ground.world(6),
-        episodes.take(np.tile(np.arange(3), 2)),
-        by_population(vectors, 3),
-        Reward(),
-    )["reward"].reshape(2, 3)
+    repeated = episodes.take(np.tile(np.arange(3), 2))
+    together = rewards(ground, repeated, by_population(vectors, 3))["reward"].reshape(2, 3)
     for member in range(2):
         weights = unflat(vectors[member], N_FEATURES, N_CONTEXT)
-        alone = rewards(ground.world(3), episodes, by_agent(weights), Reward())["reward"]
+        alone = rewards(ground, episodes, by_agent(weights))["reward"]
         np.testing.assert_allclose(together[member], alone, atol=1e-9)
 
 
-def test_windows_are_paid_as_play_pays_them():
-    ground = stage()
+def test_training_picks_earn_what_evaluation_measures():
+    ground = scenario()
     episodes = ground.draw(8, rng(0))
     weights = random_weights()
-    found = rewards(ground.world(8), episodes, by_agent(weights), Reward())
-    table = play(ground.world(8), episodes, scoring(weights))
+    found = rewards(ground, episodes, by_agent(weights))
+    table = episode_metrics(ground.simulator(8), episodes, by_agent(weights))
     for name in ("reward", "gain", "time", "waste"):
         np.testing.assert_allclose(found[name], table[name], atol=1e-9)
 
 
 def test_the_selector_plays_as_the_scores_that_it_was_trained_by(tmp_path):
-    ground = stage()
+    ground = scenario()
     episodes = ground.draw(8, rng(0))
     weights = random_weights()
-    export.save(export.Agent(weights=weights, provenance={}), tmp_path)
+    files.save(files.Agent(weights=weights, provenance={}), tmp_path)
     selector = AgentSelector(tmp_path)
     assert not selector.falls_back
-    by_selector = play(ground.world(8), episodes, selector)
-    by_score = play(ground.world(8), episodes, scoring(weights))
-    for name in ("sent", "merged", "reward", "unique"):
+    by_selector = episode_metrics(ground.simulator(8), episodes, selector)
+    by_score = episode_metrics(ground.simulator(8), episodes, by_agent(weights))
+    for name in ("sent", "aggregated", "reward", "unique"):
         np.testing.assert_allclose(by_selector[name], by_score[name], atol=1e-6, err_msg=name)
 
 
@@ -216,9 +220,9 @@ def test_ppo_learns_goes_on_after_a_kill_and_writes_an_agent(tmp_path):
     pytest.importorskip("sb3_contrib")
     small = settings(algorithm="ppo", updates=2, windows=1, validate_every=1)
     with pytest.raises(KilledError):
-        train(stage(), stage(1), small, tmp_path, watch=kill_at(1))
-    agent = train(stage(), stage(1), small, tmp_path, resume=True)
-    begun = start_weights(small)
+        train(scenario(), scenario(1), small, tmp_path, watch=kill_at(1))
+    agent = train(scenario(), scenario(1), small, tmp_path, resume=True)
+    begun = small.start_weights()
     assert (
         not np.array_equal(agent.weights["last"], begun["last"])
         or agent.provenance["best_update"] <= 1
@@ -231,7 +235,7 @@ def test_the_policy_draws_by_the_scores_over_its_temperature():
     torch = pytest.importorskip("torch")
     pytest.importorskip("sb3_contrib")
     from fedstale.agents.env.gym_env import observation_space
-    from fedstale.agents.policy.torch_policy import ScorerPolicy
+    from fedstale.agents.training.ppo import ScorerPolicy
 
     space = observation_space(5)
     weights = random_weights()
@@ -242,6 +246,6 @@ def test_the_policy_draws_by_the_scores_over_its_temperature():
     seen["mask"] = mask.astype(np.float32)
     tensors = {k: torch.as_tensor(v) for k, v in seen.items()}
     probabilities = policy.get_distribution(tensors, mask).distribution.probs.detach().numpy()
-    scores = score(weights, seen["features"], seen["context"], seen["prior"], mask) / 0.5
+    scores = score(weights, seen["features"], seen["context"], seen["heuristic"], mask) / 0.5
     expected = np.where(mask, np.exp(scores - scores[mask].max()), 0.0)
     np.testing.assert_allclose(probabilities, expected / expected.sum(), atol=1e-3)

@@ -6,27 +6,20 @@ from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.vec_env import VecMonitor
 
-from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.gym_env import SelectionEnv
-from fedstale.agents.env.scenario import Stage
 from fedstale.agents.env.vector_env import VectorSelectionEnv
 from fedstale.errors import ConfigError
-from fedstale.traces import TraceSet
-
-SETTINGS = EpisodeSettings(devices=(8, 20), rounds=4)
-
-
-@pytest.fixture(scope="module")
-def stage():
-    return Stage.of(TraceSet.synthetic(40, days=1, seed=0), forecasts="oracle", settings=SETTINGS)
 
 
 def first_legal(masks):
     return masks.argmax(axis=1)
 
 
-def test_one_episode_of_a_vector_is_the_single_environment(stage):
-    many, one = VectorSelectionEnv(stage, 1, n_max=16, seed=0), SelectionEnv(stage=stage, n_max=16)
+def test_one_episode_of_a_vector_is_the_single_environment(scenario):
+    many, one = (
+        VectorSelectionEnv(scenario, 1, n_max=16, seed=0),
+        SelectionEnv(scenario, n_max=16),
+    )
     many.seed(11)
     seen = many.reset()
     # Both draw the same windows: the single one hands its seed to NumPy's generator too.
@@ -46,8 +39,8 @@ def test_one_episode_of_a_vector_is_the_single_environment(stage):
         assert infos[0] == info
 
 
-def test_episodes_follow_one_another_and_masks_always_leave_a_choice(stage):
-    env = VectorSelectionEnv(stage, 6, n_max=16, seed=1)
+def test_episodes_follow_one_another_and_masks_always_leave_a_choice(scenario):
+    env = VectorSelectionEnv(scenario, 6, n_max=16, seed=1)
     seen = env.reset()
     ended = 0
     for _ in range(120):
@@ -66,17 +59,17 @@ def test_episodes_follow_one_another_and_masks_always_leave_a_choice(stage):
     assert ended > 6
 
 
-def test_the_same_seed_gives_the_same_steps(stage):
+def test_the_same_seed_gives_the_same_steps(scenario):
     runs = []
     for _ in range(2):
-        env = VectorSelectionEnv(stage, 4, n_max=16, seed=7)
+        env = VectorSelectionEnv(scenario, 4, n_max=16, seed=7)
         env.reset()
         runs.append([env.step(first_legal(env.action_masks()))[1] for _ in range(40)])
     np.testing.assert_array_equal(runs[0], runs[1])
 
 
-def test_what_is_seen_is_not_changed_by_the_next_step(stage):
-    env = VectorSelectionEnv(stage, 3, n_max=16, seed=0)
+def test_what_is_seen_is_not_changed_by_the_next_step(scenario):
+    env = VectorSelectionEnv(scenario, 3, n_max=16, seed=0)
     before = env.reset()
     kept = {name: values.copy() for name, values in before.items()}
     env.step(first_legal(env.action_masks()))
@@ -86,8 +79,8 @@ def test_what_is_seen_is_not_changed_by_the_next_step(stage):
 
 # Its rollout buffer allocates what it is told to; nothing of ours warns.
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_maskable_ppo_learns_on_it(stage):
-    env = VecMonitor(VectorSelectionEnv(stage, 4, n_max=16, seed=0))
+def test_maskable_ppo_learns_on_it(scenario):
+    env = VecMonitor(VectorSelectionEnv(scenario, 4, n_max=16, seed=0))
     assert is_masking_supported(env)
     env.reset()
     assert get_action_masks(env).shape == (4, 16)
@@ -96,12 +89,12 @@ def test_maskable_ppo_learns_on_it(stage):
     assert model.num_timesteps == 64
 
 
-def test_what_makes_no_sense_is_named(stage):
+def test_what_makes_no_sense_is_named(scenario):
     with pytest.raises(ConfigError, match="n_envs = 0"):
-        VectorSelectionEnv(stage, 0)
-    env = VectorSelectionEnv(stage, 2, n_max=16)
+        VectorSelectionEnv(scenario, 0)
+    env = VectorSelectionEnv(scenario, 2, n_max=16)
     with pytest.raises(ConfigError, match="render"):
         env.env_method("render")
-    with pytest.raises(ConfigError, match="stage"):
-        env.set_attr("stage", None)
+    with pytest.raises(ConfigError, match="scenario"):
+        env.set_attr("scenario", None)
     assert env.env_is_wrapped(VecMonitor) == [False, False]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from fedstale.agents.policy import files as export
+from fedstale.agents.policy import files
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 from fedstale.errors import ProtocolError
@@ -13,13 +13,13 @@ from fedstale.errors import ProtocolError
 @pytest.fixture
 def saved(tmp_path):
     weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
-    export.save(export.Agent(weights=weights, provenance={"seed": 3}), tmp_path)
+    files.save(files.Agent(weights=weights, provenance={"seed": 3}), tmp_path)
     return tmp_path
 
 
 def test_an_agent_comes_back_as_it_was_saved(saved):
     weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
-    agent = export.load(saved)
+    agent = files.load(saved)
     assert agent.provenance == {"seed": 3}
     assert agent.weights.keys() == weights.keys()
     for name, value in weights.items():
@@ -28,18 +28,18 @@ def test_an_agent_comes_back_as_it_was_saved(saved):
 
 def test_saving_twice_gives_the_same_bytes(saved, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
-    export.save(export.load(saved), other)
+    files.save(files.load(saved), other)
     for name in ("agent.toml", "agent.safetensors"):
         assert (saved / name).read_bytes() == (other / name).read_bytes()
 
 
 def test_a_folder_without_an_agent_is_named(tmp_path):
     with pytest.raises(ProtocolError, match=r"no agent\.toml there"):
-        export.load(tmp_path)
+        files.load(tmp_path)
 
 
 @pytest.mark.parametrize("change", ["cut", "flip", "gone"])
-def test_altered_weights_are_refused(saved, change):
+def test_altered_weights_are_rejected(saved, change):
     path = saved / "agent.safetensors"
     data = path.read_bytes()
     if change == "gone":
@@ -47,14 +47,14 @@ def test_altered_weights_are_refused(saved, change):
     else:
         path.write_bytes(data[:-9] if change == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(ProtocolError, match=r"altered or cut short|cannot be read"):
-        export.load(saved)
+        files.load(saved)
 
 
 def test_a_huge_file_is_not_even_read(saved):
     with (saved / "agent.safetensors").open("r+b") as file:
         file.truncate(2_000_000)
     with pytest.raises(ProtocolError, match="larger than"):
-        export.load(saved)
+        files.load(saved)
 
 
 @pytest.mark.parametrize(
@@ -62,23 +62,23 @@ def test_a_huge_file_is_not_even_read(saved):
     [
         ("format = 1", "format = 2", "format = 2, expected 1"),
         ("version = ", "version = 9", r"schema\.version = "),
-        ('"prior_rank"', '"rank"', "schema.features differ in prior_rank, rank"),
+        ('"heuristic_rank"', '"rank"', "schema.features differ in heuristic_rank, rank"),
         ("format = 1", "format = ", "cannot be read"),
     ],
 )
-def test_a_description_of_another_version_is_refused(saved, before, after, said):
+def test_a_description_of_another_version_is_rejected(saved, before, after, said):
     path = saved / "agent.toml"
     text = path.read_text()
     assert before in text
     path.write_text(text.replace(before, after, 1))
     with pytest.raises(ProtocolError, match=said):
-        export.load(saved)
+        files.load(saved)
 
 
-def test_a_description_that_is_no_text_is_refused(saved):
+def test_a_description_that_is_no_text_is_rejected(saved):
     (saved / "agent.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ProtocolError, match="cannot be read"):
-        export.load(saved)
+        files.load(saved)
 
 
 def rewritten(folder, weights):
@@ -98,7 +98,7 @@ def rewritten(folder, weights):
         ("more", np.ones(2, dtype=np.float32), "expected"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(saved, name, value, said):
-    rewritten(saved, {**export.load(saved).weights, name: value})
+def test_weights_that_do_not_fit_are_rejected(saved, name, value, said):
+    rewritten(saved, {**files.load(saved).weights, name: value})
     with pytest.raises(ProtocolError, match=said):
-        export.load(saved)
+        files.load(saved)

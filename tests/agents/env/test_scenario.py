@@ -1,0 +1,154 @@
+"""Scenarios: devices, hours and forecasts, and the episodes that are drawn from them."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from small_episodes import fleet, one_kind
+
+from fedstale.agents.env.episodes import EpisodeSettings, JobKinds
+from fedstale.agents.env.forecast_table import ForecastTable
+from fedstale.agents.env.scenario import Scenario, Scenarios, cross_fitted
+from fedstale.agents.evaluation import episode_metrics
+from fedstale.errors import ConfigError, TraceError
+from fedstale.strategies.selection import Random
+from fedstale.traces import Job, TraceSet
+from fedstale.traces.forecast import LastValue, Observer, draw
+
+
+@lru_cache
+def phones(n, seed):
+    return TraceSet.synthetic(n, days=1, seed=seed)
+
+
+def test_forecasts_of_a_table_are_those_of_the_forecaster_at_or_before_the_instant():
+    traces = phones(40, 0)
+    kinds = JobKinds.of_fleet(traces)
+    examples = draw(Observer(traces), np.arange(15), start=0.0, until=86_400.0, n=400, seed=0)
+    forecaster = LastValue().fit(examples, examples, seed=0)
+    table = ForecastTable.of(
+        traces, kinds, [(np.arange(15, 40), forecaster)], start=7200.0, end=15_000.0
+    )
+    devices = np.arange(40)
+    now = np.full(40, 7200.0 + 20 * 300.0)
+    online = traces.availability.is_available(devices, now)
+    p, available, duration = table.at(devices, np.ones(40, dtype=np.int64), now)
+    assert np.isnan(p[:15]).all()
+    told = np.flatnonzero(online & (devices >= 15))
+    assert told.size
+    outlook = forecaster.outlook(Observer(traces).at(told, now[told]))
+    job = one_kind(kinds.work[1], kinds.ttl_s[1])
+    asked = Job(
+        work=job.work[0],
+        download_bytes=kinds.n_bytes[1],
+        upload_bytes=kinds.n_bytes[1],
+        ttl_s=kinds.ttl_s[1],
+    )
+    np.testing.assert_allclose(p[told], outlook.forecast(asked).p_finish, rtol=1e-5)
+    assert (duration[told] > 0).all()
+    assert ((available[told] >= 0) & (available[told] <= 1)).all()
+    later = table.at(told, np.ones(told.size, dtype=np.int64), now[told] + 299.0)
+    np.testing.assert_array_equal(later[0], p[told])
+
+
+def test_a_table_does_not_change_when_the_future_does():
+    traces = phones(40, 0)
+    examples = draw(Observer(traces), np.arange(20), start=0.0, until=86_400.0, n=300, seed=0)
+    forecaster = LastValue().fit(examples, examples, seed=0)
+    kinds = JobKinds.of_fleet(traces)
+    parts = [(np.arange(20), forecaster)]
+    whole = ForecastTable.of(traces, kinds, parts, start=0.0, end=30_000.0)
+    cut = traces.between(0.0, 30_000.0)
+    again = ForecastTable.of(cut, kinds, parts, start=0.0, end=30_000.0)
+    np.testing.assert_array_equal(whole.values[:, :, :-1], again.values[:, :, :-1])
+
+
+def test_a_cached_table_is_read_and_a_wrong_one_is_computed_again(tmp_path):
+    traces = phones(40, 0)
+    examples = draw(Observer(traces), np.arange(12), start=0.0, until=86_400.0, n=200, seed=0)
+    forecaster = LastValue().fit(examples, examples, seed=0)
+    kinds, path = JobKinds.of_fleet(traces), tmp_path / "made" / "table.npz"
+    parts = [(np.arange(12), forecaster)]
+    span = {"start": 0.0, "end": 6000.0, "cache": path}
+    first = ForecastTable.of(traces, kinds, parts, **span)
+    kept = path.read_bytes()
+    np.testing.assert_array_equal(
+        ForecastTable.of(traces, kinds, parts, **span).values, first.values
+    )
+    assert path.read_bytes() == kept
+    path.write_bytes(kept[: len(kept) // 2])
+    cut = ForecastTable.of(traces, kinds, parts, **span)
+    np.testing.assert_array_equal(cut.values, first.values)
+    other = ForecastTable.of(phones(40, 1), kinds, parts, **span)
+    assert not np.array_equal(other.values, first.values, equal_nan=True)
+
+
+def test_no_device_is_forecast_by_a_forecaster_that_learnt_from_it():
+    traces = phones(40, 0)
+    made = cross_fitted(traces, np.arange(20), kind="last-value", until=50_000.0, n=200)
+    found = np.concatenate([devices for devices, _ in made])
+    assert sorted(found) == list(range(20))
+    assert made[0][1] is not made[1][1]
+    with pytest.raises(TraceError, match="two parts"):
+        Scenario.of(traces, forecaster=[*made, (np.array([3]), made[0][1])])
+
+
+def test_scenarios_share_no_device_and_testing_is_later(tmp_path):
+    traces = phones(40, 0)
+    settings = EpisodeSettings(devices=(2, 8), window_s=3600.0)
+    made = Scenarios.of(traces, forecasts="oracle", settings=settings, cache=tmp_path)
+    parts = [set(scenario.devices) for scenario in (made.training, made.validation, made.testing)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 40
+    assert made.training.end <= made.testing.start
+    drawn = made.testing.draw(5, np.random.default_rng(0))
+    assert set(drawn.devices[drawn.present]) <= parts[2]
+    assert (drawn.start >= made.split.turn).all()
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"rounds": 0}, "rounds"),
+        ({"devices": (0, 4)}, "devices"),
+        ({"concurrency_share": (0.0, 0.5)}, "concurrency_share"),
+        ({"keep_share": 1.5}, "keep_share"),
+        ({"window_s": 0.0}, "window_s"),
+        ({"cooldown_s": -1.0}, "cooldown_s"),
+    ],
+)
+def test_settings_out_of_range_are_named(changed, named):
+    with pytest.raises(ConfigError, match=f"episodes.{named} = "):
+        EpisodeSettings(**changed)
+
+
+def test_traces_shorter_than_a_window_make_shorter_episodes():
+    traces = phones(40, 0)
+    scenario = Scenario.of(
+        traces,
+        forecasts="none",
+        start=70_000.0,
+        end=72_000.0,
+        settings=EpisodeSettings(devices=(2, 8)),
+    )
+    drawn = scenario.draw(4, np.random.default_rng(0))
+    np.testing.assert_allclose(drawn.end - drawn.start, 2000.0)
+    table = episode_metrics(scenario.simulator(4), drawn, Random())
+    assert (table["time_s"] <= 2000.0 + scenario.kinds.ttl_s.max()).all()
+
+
+def test_windows_without_devices_online_are_an_error():
+    traces = fleet([[(0.0, 10.0)]])
+    scenario = Scenario.of(
+        traces, forecasts="none", start=100.0, end=5000.0, settings=EpisodeSettings(devices=(1, 4))
+    )
+    with pytest.raises(TraceError, match="no device is online"):
+        scenario.draw(3, np.random.default_rng(0))
+
+
+def test_traces_without_a_channel_are_rejected():
+    traces = phones(40, 0)
+    with pytest.raises(TraceError, match="uplink"):
+        Scenario.of(replace(traces, uplink=None), forecasts="none")
+    with pytest.raises(ConfigError, match="forecasts = 'guess'"):
+        Scenario.of(traces, forecasts="guess")

@@ -1,0 +1,292 @@
+"""The simulator: what devices and servers do, and what servers know."""
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_episodes import SIMPLE, episodes, fleet, one_kind, send, simulator_of
+
+from fedstale.agents.env.episodes import AGES, EpisodeSettings, JobKinds, draw_episodes
+from fedstale.agents.env.forecast_table import NoForecasts, TrueForecasts
+from fedstale.agents.env.simulator import Reward, Simulator
+from fedstale.simulation import Costs, TraceGrid
+from fedstale.strategies import StaleStrategy
+from fedstale.strategies.schedule import k_async, k_sync, semi_synchronous
+from fedstale.strategies.selection import Selector
+from fedstale.strategies.server.clients import History
+from fedstale.strategies.server.runtime import Callback
+from fedstale.strategies.weighting import ByAge, inverse_root
+from fedstale.traces import TraceSet
+
+ALWAYS = [(0.0, 10_000.0)]
+
+
+@lru_cache
+def phones(n, seed):
+    return TraceSet.synthetic(n, days=1, seed=seed)
+
+
+class LowestId(Selector):
+    """Takes the first candidates, so that two servers choose alike."""
+
+    def select(self, candidates, k, now, rng):
+        return [int(node) for node in np.sort(candidates.node_ids)[:k]]
+
+
+def counting_client(examples):
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        arrays = [array + 1.0 for array in message.content["arrays"].to_numpy_ndarrays()]
+        metrics = MetricRecord({"num-examples": examples, "train_loss": 1.0})
+        content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    return app
+
+
+@pytest.mark.parametrize("case", ["sync", "async", "deadline", "late"])
+def test_the_world_merges_what_a_strategy_merges_on_the_same_devices_at_the_same_time(case):
+    schedule = {
+        "sync": k_sync(6, 4),
+        "async": k_async(6, 3),
+        "deadline": k_sync(6, 6),
+        "late": semi_synchronous(6, 400.0),
+    }[case]
+    base = phones(60, 1)
+    traces = TraceSet(
+        device_ids=base.device_ids,
+        availability=base.availability,
+        compute=base.compute,
+        downlink=fleet([ALWAYS] * 60).downlink,
+        uplink=fleet([ALWAYS] * 60).uplink,
+        compute_unit=base.compute_unit,
+    )
+    ttl, n_versions = 900.0, 25
+    costs = Costs(work_per_example=20.0, epochs=1, examples=10)
+    grid = TraceGrid(traces, counting_client(10), costs=costs)
+    strategy = StaleStrategy(
+        selector=LowestId(), schedule=schedule, weighting=ByAge(inverse_root()), seed=0
+    )
+    merged_at = []
+
+    class Instants(Callback):
+        def new_version(self, run, version, arrays):
+            merged_at.append(run.now())
+
+    grid.runtime.add(Instants())
+    with grid.running():
+        strategy.start(grid, ArrayRecord([np.zeros(2)]), num_rounds=n_versions, timeout=ttl)
+    events = grid.events().to_pandas()
+    expected = []
+    for version in range(1, n_versions + 1):
+        jobs = events[events["aggregated_version"] == version]
+        expected.append((sorted(jobs["node_id"] - 1000), sorted(jobs["staleness"])))
+
+    size = 60 if schedule.buffer_size is None else schedule.buffer_size
+    made = episodes(
+        np.arange(60),
+        concurrency=6,
+        buffer_size=size,
+        keeps_stragglers=schedule.stragglers == "keep",
+        deadline_s=schedule.deadline_s,
+        end=2 * 86_400.0,
+        rounds=10_000,
+        age_weights=[inverse_root()(age) for age in range(AGES)],
+    )
+    simulator = simulator_of(traces, made, kinds=one_kind(work=200.0, ttl_s=ttl))
+    found, when = [], []
+    finished = simulator.known["times_finished"]
+    while len(found) < n_versions:
+        before, version = finished[0].copy(), simulator.version[0]
+        lowest = np.flatnonzero(simulator.mask[0])[: int(simulator.slots[0])]
+        send(simulator, *lowest)
+        merged = np.flatnonzero(finished[0] > before)
+        if simulator.version[0] > version:
+            stale = simulator.known["staleness"][0, merged]
+            found.append((merged.tolist(), sorted(stale.tolist())))
+            when.append(simulator.stepped_at[0])
+    assert found == expected
+    np.testing.assert_allclose(when, merged_at, atol=1e-3)
+
+
+def test_the_server_knows_after_a_round_what_a_history_holds():
+    traces = fleet([ALWAYS, ALWAYS, [(0.0, 50.0)]], compute=[1.0, 0.5, 1.0])
+    simulator = simulator_of(traces, episodes([0, 1, 2], concurrency=3, buffer_size=3))
+    send(simulator, 0, 1, 2)
+    history = History()
+    for node in range(3):
+        history.picked(node, 0.0)
+    for node, seconds in ((0, 100.0), (1, 200.0)):
+        history.finished(
+            node,
+            duration_s=seconds,
+            examples=10.0,
+            loss=SIMPLE.first_loss,
+            square_loss=SIMPLE.first_loss**2,
+            staleness=0,
+            version=0,
+        )
+    history.failed(2)
+    seen, known = simulator.candidates(0), history.candidates([0, 1])
+    assert seen.node_ids.tolist() == [0, 1]
+    for name in ("duration_s", "loss", "square_loss", "examples", "staleness", "last_version"):
+        np.testing.assert_allclose(getattr(seen, name), getattr(known, name), err_msg=name)
+    for name in ("times_picked", "times_finished", "times_failed", "picked_at", "p_finish"):
+        np.testing.assert_array_equal(getattr(seen, name), getattr(known, name), err_msg=name)
+    np.testing.assert_allclose(seen.utility, known.utility)
+    assert simulator.known["times_failed"][0].tolist() == [0, 0, 1]
+
+
+def test_durations_are_the_median_of_the_last_eight():
+    simulator = simulator_of(fleet([ALWAYS]), episodes([0], concurrency=1, buffer_size=1))
+    at = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    for seconds in (900.0, *range(1, 9)):
+        simulator.sent_at[at], simulator.visible_at[at] = 0.0, seconds
+        simulator.in_flight[at] = simulator.replies[at] = True
+        simulator._aggregate(np.array([0]), np.array([1000.0]))
+    assert simulator.known["duration_s"][0, 0] == 4.5
+
+
+def test_a_round_costs_what_the_trips_cost():
+    traces = fleet([ALWAYS, [(0.0, 60.0)], ALWAYS], compute=[1.0, 1.0, 0.25])
+    simulator = simulator_of(traces, episodes([0, 1, 2], concurrency=3, buffer_size=1))
+    made = send(simulator, 0, 1, 2)
+    # The first reply ends the round; the slow one is discarded, the lost one is not seen yet.
+    assert made.time_s[0] == pytest.approx(100.0)
+    assert (made.sent[0], made.aggregated[0], made.failed[0], made.discarded[0]) == (3, 1, 0, 2)
+    assert made.wasted_s[0] == pytest.approx(60.0 + 400.0)
+    assert made.spent_s[0] == pytest.approx(560.0)
+    # Who is still at it is no candidate, whoever waits for it or not.
+    assert simulator.mask[0].tolist() == [True, False, False]
+    terms = Reward(time=0.5, waste=2.0).terms(made, np.array([100.0]), np.array([4]))
+    assert terms["time"][0] == pytest.approx(-0.5)
+    assert terms["waste"][0] == pytest.approx(-2.0 * 460.0 / 400.0)
+    assert terms["reward"][0] == pytest.approx(made.gain[0] + terms["time"][0] + terms["waste"][0])
+
+
+def test_a_stale_update_is_aggregated_with_the_weight_of_its_age():
+    traces = fleet([ALWAYS] * 3, compute=[1.0, 1.0, 0.4])
+    made = episodes([0, 1, 2], concurrency=3, buffer_size=1, keeps_stragglers=True)
+    made.age_weights[:, 1:] = 0.5
+    simulator = simulator_of(traces, made)
+    for column in (0, 1, 2):
+        assert simulator.mask[0, column]
+    send(simulator, 0, 1, 2)
+    assert simulator.version[0] == 1
+    # Nobody new is sent anything: the second reply is one version late.
+    before = simulator.losses[0].copy()
+    late = send(simulator)
+    assert late.staleness[0] == 1
+    assert late.aggregated[0] == 1
+    fresh = SIMPLE.after_step(before[None], 3.0 * np.eye(10)[1:2], np.ones(1))
+    weighed = SIMPLE.after_step(before[None], 0.5 * 3.0 * np.eye(10)[1:2], np.ones(1))
+    np.testing.assert_allclose(simulator.losses[0], weighed[0])
+    assert not np.allclose(fresh, weighed)
+
+
+def test_a_server_without_candidates_waits_for_the_first_device_online():
+    traces = fleet([[(500.0, 900.0)], [(700.0, 900.0)]])
+    simulator = simulator_of(traces, episodes([0, 1]))
+    assert simulator.now[0] == 500.0
+    assert simulator.mask[0].tolist() == [True, False]
+    assert not simulator.done[0]
+
+
+def test_an_episode_without_further_devices_is_over():
+    traces = fleet([[(0.0, 150.0)]])
+    simulator = simulator_of(traces, episodes([0], concurrency=1, buffer_size=1))
+    send(simulator, 0)
+    send(simulator, 0)
+    assert simulator.done[0]
+    assert simulator.now[0] == 10_000.0
+    assert not simulator.mask.any()
+
+
+def test_a_selector_that_picks_no_client_selects_again_later():
+    simulator = simulator_of(fleet([ALWAYS]), episodes([0]))
+    made = send(simulator)
+    assert made.time_s[0] == 30.0
+    assert simulator.mask[0, 0]
+
+
+def test_a_device_in_its_cooldown_is_no_candidate():
+    simulator = simulator_of(fleet([ALWAYS] * 2), episodes([0, 1], buffer_size=1, cooldown_s=150.0))
+    send(simulator, 0)
+    assert simulator.now[0] == pytest.approx(100.0)
+    assert simulator.mask[0].tolist() == [False, True]
+    send(simulator)
+    send(simulator)
+    assert simulator.mask[0].tolist() == [True, True]
+
+
+def test_p_finish_of_an_over_reporting_client_falls():
+    traces = fleet([[(t, t + 50.0) for t in range(0, 9000, 60)], ALWAYS])
+    made = episodes([0, 1], concurrency=1, buffer_size=1)
+    made.over_reports[:, 0] = True
+    simulator = simulator_of(traces, made, forecasts=TrueForecasts(traces, one_kind()))
+    assert simulator.candidates(0).p_finish.tolist() == [1.0, 1.0]
+    for _ in range(20):
+        if simulator.mask[0, 0]:
+            send(simulator, 0)
+        else:
+            send(simulator)
+    over_reporting = simulator.candidates(0)
+    assert over_reporting.p_finish[over_reporting.node_ids.tolist().index(0)] < 0.5
+
+
+def test_forecasts_are_as_old_as_the_last_reply_unless_the_server_requests_them():
+    traces = fleet([ALWAYS] * 2)
+    said = TrueForecasts(traces, one_kind())
+    asks = simulator_of(traces, episodes([0, 1]), forecasts=said)
+    assert asks.candidates(0).forecast_at.tolist() == [0.0, 0.0]
+    hears = simulator_of(traces, episodes([0, 1], requests_forecasts=False), forecasts=said)
+    assert np.isnan(hears.candidates(0).forecast_at).all()
+    send(hears, 0)
+    known = hears.candidates(0)
+    assert known.forecast_at[0] == pytest.approx(100.0)
+    assert np.isnan(known.forecast_at[1])
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 10_000))
+def test_every_job_ends_once_and_the_clock_never_goes_back(seed):
+    rng = np.random.default_rng(seed)
+    traces = phones(40, seed % 3)
+    kinds = JobKinds.of_fleet(traces)
+    made = draw_episodes(
+        traces,
+        kinds,
+        6,
+        devices=np.arange(40),
+        start=0.0,
+        end=86_400.0,
+        n_max=24,
+        rng=rng,
+        settings=EpisodeSettings(devices=(4, 24), rounds=12, keep_share=0.5),
+    )
+    simulator = Simulator(traces, kinds, NoForecasts(), b=6, n=24, proxy=SIMPLE)
+    simulator.reset(made)
+    rows, before = np.arange(6), simulator.now.copy()
+    total = np.zeros(4)
+    while not simulator.done.all():
+        live = rows[~simulator.done]
+        assert (simulator.slots[live] >= 1).all()
+        assert (simulator.mask[live].sum(axis=1) >= 1).all()
+        picked = simulator.mask[live] & (rng.random((live.size, 24)) < 0.3)
+        picked &= np.cumsum(picked, axis=1) <= simulator.slots[live][:, None]
+        simulator.dispatch(live, picked)
+        round_ = simulator.advance(live)
+        total += [round_.sent.sum(), round_.aggregated.sum(), round_.failed.sum(), 0]
+        total[3] += round_.discarded.sum()
+        assert (simulator.now[live] >= before[live]).all()
+        assert all(np.isfinite(v).all() for v in (round_.gain, round_.wasted_s, round_.time_s))
+        assert (simulator.in_flight.sum(axis=1) <= simulator.episodes.concurrency).all()
+        before = simulator.now.copy()
+    assert total[0] == total[1:].sum() + simulator.in_flight.sum()
+    assert simulator.known["times_picked"].sum() == total[0]

@@ -1,0 +1,49 @@
+"""What `fedstale.agents` exports, used as in a script."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedstale import agents
+from fedstale.traces import TraceSet
+
+
+def test_every_exported_name_is_there():
+    assert sorted(agents.__all__) == agents.__all__
+    for name in agents.__all__:
+        assert getattr(agents, name).__module__.startswith("fedstale.agents.")
+    with pytest.raises(AttributeError, match="no attribute 'Elsewhere'"):
+        _ = agents.Elsewhere
+
+
+def test_environments_are_imported_on_first_use():
+    code = (
+        "import fedstale.agents as agents, sys; before = set(sys.modules); agents.SelectionEnv; "
+        "print('gymnasium' in before, 'gymnasium' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "True"]
+
+
+def test_an_agent_is_trained_and_evaluated_in_a_few_lines(tmp_path):
+    settings = agents.EpisodeSettings(devices=(2, 8), rounds=3, window_s=3600.0)
+    scenarios = agents.Scenarios.of(
+        TraceSet.synthetic(40, days=1, seed=0), forecasts="oracle", settings=settings
+    )
+    training = agents.Training(updates=1, pairs=2, windows=2, validation_windows=2)
+    agent = agents.train(scenarios.training, scenarios.validation, training, tmp_path)
+    playing = agents.contenders(scenarios.testing, [agent])
+    found = agents.evaluate({name: playing[name] for name in ("agent", "random")}, windows=10)
+    assert set(found.table["contender"]) == {"agent", "random"}
+    assert not agents.AgentSelector(tmp_path).falls_back
+
+
+def test_both_environments_play_the_same_scenario(scenario):
+    single = agents.SelectionEnv(scenario, n_max=16)
+    many = agents.VectorSelectionEnv(scenario, 1, n_max=16)
+    many.seed(4)
+    observation, _ = single.reset(seed=4)
+    for name, values in many.reset().items():
+        np.testing.assert_array_equal(values[0], observation[name])
