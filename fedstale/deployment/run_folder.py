@@ -17,8 +17,9 @@ from flwr.serverapp import Grid
 
 from fedstale.config import Until
 from fedstale.deployment.recorded_grid import RecordedGrid
+from fedstale.reports.costs import ledger
 from fedstale.reports.folder import CONFIG, DEPLOYED, RunFolder
-from fedstale.reports.ledger import ledger
+from fedstale.reports.run import report_at_end
 from fedstale.simulation.progress import Progress
 from fedstale.simulation.stock_strategies import probe
 from fedstale.strategies.server.observer import Observer
@@ -96,9 +97,6 @@ def write_run(
             "metrics": progress.latest,
         }
     )
-    # Plotly is imported once a run is over, and only then.
-    from fedstale.reports.page import report_at_end  # noqa: PLC0415
-
     report_at_end(folder.path)
 
 

@@ -7,23 +7,22 @@ in the embedded JSON. The same run gives the same bytes.
 
 import html
 import json
-import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from copy import copy
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedstale import __version__
 from fedstale.errors import ConfigError
-from fedstale.reports import curves, forecasts, merges, participation, spending, timeline
-from fedstale.reports.figure import Figure
-from fedstale.reports.plotly_js import plotly_js, why_missing
-from fedstale.reports.run_record import RunRecord
-from fedstale.reports.wording import cards, clock, comparison, lead
+from fedstale.reports import aggregation, costs, curves, devices
+from fedstale.reports.figure import Figure, plotly_js
+from fedstale.reports.text import cards, clock, comparison, lead
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from fedstale.reports.run import Run
 
 REPORT = "report.html"
 _MOVES = (
@@ -36,66 +35,45 @@ _MOVES = (
 _NAMES = {"left": "Earlier", "right": "Later"}
 
 
-def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write the page of a run.
-
-    Args:
-        folder: the run's folder.
-        out: file to write; report.html in the folder if None.
-
-    Returns:
-        The file.
+def write_run(run: "Run", out: Path) -> Path:
+    """Write the page of a run, and return the file.
 
     Raises:
-        ConfigError: the folder is not that of a run, or the file cannot be written.
-        ProtocolError: a file of the run cannot be read.
+        ConfigError: the file cannot be written.
+        ProtocolError: a table of the run cannot be read.
     """
-    run = RunRecord.read(folder)
     figures = [
-        *curves.curves([run]),
-        timeline.timeline(run),
-        participation.working(run),
-        spending.failures(run),
-        *spending.spending(run),
-        participation.participation(run),
-        *merges.merges(run),
-        forecasts.reliability(run),
+        *curves.figures([run]),
+        devices.timeline(run),
+        devices.working(run),
+        costs.failures(run),
+        *costs.figures(run),
+        devices.participation(run),
+        *aggregation.figures(run),
+        devices.reliability(run),
     ]
     drawn = [figure for figure in figures if figure is not None]
     body = [_cards(cards(run)), _figures(drawn), _silent(run, drawn), _again(run)]
     title = f"{run.summary['app']}: {run.name}"
-    return _write(_page(title, lead(run), body, drawn, clock([run])), out or folder / REPORT)
+    return _write(_page(title, lead(run), body, drawn, clock([run])), out)
 
 
-def report_at_end(folder: Path) -> None:
-    """Write the page of a run that has just ended, or say in the log why there is none.
-
-    Raises:
-        ConfigError: the folder is not that of a run, or the file cannot be written.
-        ProtocolError: a file of the run cannot be read.
-    """
-    if missing := why_missing():
-        logger.warning("no %s: %s; then: fedstale report %s", REPORT, missing, folder)
-        return
-    write_report(folder)
-
-
-def write_comparison(folders: Sequence[Path], out: Path) -> Path:
+def write_comparison(runs: "Sequence[Run]", out: Path) -> Path:
     """Write a page on several runs: their metrics overlaid, and a table.
 
     Args:
-        folders: folders of the runs; two that are called alike are told apart by their parents.
+        runs: the runs; two whose folders are called alike are told apart by their parents.
         out: file to write.
 
     Returns:
         The file.
 
     Raises:
-        ConfigError: a folder is not that of a run, or the file cannot be written.
-        ProtocolError: a file of a run cannot be read.
+        ConfigError: the file cannot be written.
+        ProtocolError: a table of a run cannot be read.
     """
-    runs = _told_apart([RunRecord.read(folder) for folder in folders], folders)
-    drawn = curves.curves(runs)
+    runs = _told_apart(runs)
+    drawn = curves.figures(runs)
     header, rows = comparison(runs)
     body = [
         f"<section><h2>The runs</h2>{_table(header, rows, 'The runs')}</section>",
@@ -223,7 +201,7 @@ def _cards(pairs: Sequence[tuple[str, str]]) -> str:
     return f'<dl class="cards">{cells}</dl>'
 
 
-def _silent(run: RunRecord, figures: Sequence[Figure]) -> str:
+def _silent(run: "Run", figures: Sequence[Figure]) -> str:
     """Return what the run has no figure for, and why."""
     drawn = {figure.id for figure in figures}
     sentences = [
@@ -241,7 +219,7 @@ def _silent(run: RunRecord, figures: Sequence[Figure]) -> str:
     return f"<section><h2>Not shown</h2><p>{text}</p></section>"
 
 
-def _again(run: RunRecord) -> str:
+def _again(run: "Run") -> str:
     name = html.escape(run.name)
     return (
         f"<section><h2>Run {name} again</h2>"
@@ -252,14 +230,17 @@ def _again(run: RunRecord) -> str:
     )
 
 
-def _told_apart(runs: Sequence[RunRecord], folders: Sequence[Path]) -> list[RunRecord]:
+def _told_apart(runs: "Sequence[Run]") -> "list[Run]":
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return list(runs)
-    longer = [f"{folder.resolve().parent.name}/{folder.resolve().name}" for folder in folders]
-    if len(set(longer)) < len(longer):
-        longer = [f"{name} ({i})" for i, name in enumerate(longer, start=1)]
-    return [replace(run, name=name) for run, name in zip(runs, longer, strict=True)]
+    names = ["/".join(run.folder.resolve().parts[-2:]) for run in runs]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({i})" for i, name in enumerate(names, start=1)]
+    renamed = [copy(run) for run in runs]
+    for run, name in zip(renamed, names, strict=True):
+        run.name = name
+    return renamed
 
 
 def _write(text: str, out: Path) -> Path:

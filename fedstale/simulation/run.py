@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from flwr.app import Context, RecordDict
 
 from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.reports.costs import COST_COLUMNS, ledger
 from fedstale.reports.folder import RunFolder
-from fedstale.reports.ledger import COLUMNS, ledger
+from fedstale.reports.run import Run, report_at_end
 from fedstale.simulation import flight as fl
 from fedstale.simulation.clock import RunEnded
 from fedstale.simulation.costs import Costs
@@ -36,17 +37,6 @@ logger = logging.getLogger(__name__)
 _SERVER_SEED, _DEVICES_SEED = 2, 3
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a run left behind."""
-
-    folder: Path
-    status: str
-    """finished, stopped (at its limit), stuck, interrupted or failed."""
-    reason: str
-    summary: Mapping[str, Any]
-
-
 Watch = Callable[[TraceGrid, Progress], None]
 
 
@@ -58,7 +48,7 @@ def simulate(
     overwrite: bool = False,
     resume: bool = False,
     watch: Watch | None = None,
-) -> RunResult:
+) -> Run:
     """Run an app on traces and write the run's folder.
 
     Args:
@@ -128,10 +118,10 @@ def _written(
     progress: Progress,
     end: tuple[str, str],
     facts: Mapping[str, Any],
-) -> RunResult:
+) -> Run:
     """Write what came of a run that ended with a status and a reason."""
     folder.write_events(grid.event_tables())
-    events = folder.read_events([*COLUMNS, "reason"])
+    events = folder.read_events([*COST_COLUMNS, "reason"])
     status, reason = end
     if status == "finished":
         status, reason = _verdict(events)
@@ -148,13 +138,10 @@ def _written(
     if progress.arrays is not None:
         folder.write_model(progress.arrays)
     folder.write_summary(summary)
-    # Plotly is imported once a run is over, and only then.
-    from fedstale.reports.page import report_at_end  # noqa: PLC0415
-
-    report_at_end(folder.path)
+    run = report_at_end(folder.path)
     if status != "interrupted":
         folder.drop_checkpoints()
-    return RunResult(folder.path, status, reason, summary)
+    return run
 
 
 def _connect(grid: TraceGrid, progress: Progress, watch: Watch | None) -> None:

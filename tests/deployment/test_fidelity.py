@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstale.reports.run_record import RunRecord
+from fedstale.reports.run import Run
 
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 
@@ -22,7 +22,7 @@ def test_real_processes_follow_the_simulation(tmp_path, monkeypatch):
     assert found["duration"]["median_rounds"] < 0.25, found
     assert found["merge_order"] > 0.8, found
     assert found["same_status"] > 0.7, found
-    record = RunRecord.read(tmp_path / "fleet" / "run")
+    record = Run(tmp_path / "fleet" / "run")
     assert record.summary["status"] == "finished"
     assert record.summary["speed_up"] == 12.0
     assert (tmp_path / "fleet" / "run" / "report.html").is_file()

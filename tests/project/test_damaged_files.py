@@ -34,8 +34,8 @@ from fedstale.compare.plan import Plan
 from fedstale.config import SimulationConfig
 from fedstale.errors import FedstaleError
 from fedstale.reports.folder import RunFolder
-from fedstale.reports.ledger import ledger
-from fedstale.reports.run_record import RunRecord
+from fedstale.reports.costs import ledger
+from fedstale.reports.run import Run
 from fedstale.simulation import flight as fl
 from fedstale.simulation.flower_app import BUILT_IN, FlowerApp
 from fedstale.strategies.server.checkpoint import packed, read_checkpoint
@@ -71,7 +71,7 @@ def write_run(folder, status="finished"):
 
 
 def read_run(folder):
-    record = RunRecord.read(folder / "run")
+    record = Run(folder / "run")
     return record.end_s, record.busy_s, record.moved_bytes, record.outcome
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from fedstale.config import SimulationConfig
 from fedstale.reports.folder import RunFolder
-from fedstale.reports.ledger import ledger
+from fedstale.reports.costs import ledger
 from fedstale.simulation import flight as fl
 
 sys.path.append(str(Path(__file__).parent.parent / "reports"))

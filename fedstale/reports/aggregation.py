@@ -1,9 +1,13 @@
-"""How stale the merged updates were, and what weight they were given."""
+"""How stale the aggregated updates were, and what weight they were given."""
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedstale.reports.figure import Array, Figure, numbers, thinned
-from fedstale.reports.run_record import RunRecord
+
+if TYPE_CHECKING:
+    from fedstale.reports.run import Run
 
 PAIRS = 800
 """Pairs of staleness and weight that the figure of weights shows at most."""
@@ -11,11 +15,11 @@ _BARS = 60
 _GAPS, _ROWS = 40, 60
 
 
-def merges(run: RunRecord) -> list[Figure]:
+def figures(run: "Run") -> list[Figure]:
     """Return the distributions of staleness and weight; nothing where the strategy tells none."""
-    staleness = run.events["staleness"].to_numpy(np.float64)
-    weight = run.events["weight"].to_numpy(np.float64)
-    figures = []
+    staleness = run.jobs["staleness"].to_numpy(np.float64)
+    weight = run.jobs["weight"].to_numpy(np.float64)
+    found = []
     if np.isfinite(staleness).any():
         known = staleness[np.isfinite(staleness)]
         step = max(1, int(np.ceil((known.max() + 1) / _BARS)))
@@ -30,7 +34,7 @@ def merges(run: RunRecord) -> list[Figure]:
             "width": [0.9 * step] * len(counts),
             "y": counts.tolist(),
         }
-        figures.append(
+        found.append(
             Figure(
                 id="staleness",
                 title="Staleness of merged updates",
@@ -48,9 +52,9 @@ def merges(run: RunRecord) -> list[Figure]:
         )
     known_both = np.flatnonzero(np.isfinite(weight) & np.isfinite(staleness))
     if len(known_both):
-        figures.append(_weights(staleness[known_both], weight[known_both]))
-        figures += _divisors(weight[known_both])
-    return figures
+        found.append(_weights(staleness[known_both], weight[known_both]))
+        found += _divisors(weight[known_both])
+    return found
 
 
 def _weights(staleness: Array, weight: Array) -> Figure:
