@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedstale.cli.signals import end_on_signals
+from fedstale.cli.output import end_on_signals
 from fedstale.deployment.fidelity import compare
 from fedstale.deployment.replay import replay_app, replay_config
 from fedstale.deployment.up import fleet_up

@@ -1,8 +1,10 @@
 """Processes that do long jobs one after the other, and tell how far they are.
 
-Each has a pipe of its own, so one that dies is noticed. All compute with one thread: sums of floats
-depend on the number of threads, and so would results; and two processes with a thread each are
-faster than one with two.
+Each has a pipe of its own, so that one that dies ends its own job and no other: an executor of
+`concurrent.futures` is broken by then, with all that its processes were doing, and a pool of
+`multiprocessing` waits for the lost job forever. Nor do these let a busy process write down what it
+has when its pool is left. All compute with one thread: sums of floats depend on the number of
+threads, and so would results; and two processes with a thread each are faster than one with two.
 """
 
 import multiprocessing
@@ -55,7 +57,7 @@ class WorkerPool(Generic[Job]):
         """Let a process do a job, a new one if all are busy."""
         ours, process = self._idle.pop() if self._idle else self._started()
         self._busy[ours] = (process, job)
-        ours.send(job)
+        ours.send((self._work, job))
 
     def heard(self) -> Iterator[tuple[Job, News, Any]]:
         """Yield what processes tell, as soon as one tells something or after a moment.
@@ -108,7 +110,7 @@ class WorkerPool(Generic[Job]):
         ours, theirs = multiprocessing.Pipe()
         # A forked process would share torch's threads and Flower's state with this one.
         context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_do_jobs, args=(theirs, self._work, self._log))
+        process = context.Process(target=_do_jobs, args=(theirs, self._log))
         with _one_thread_each():
             process.start()
         theirs.close()
@@ -130,8 +132,8 @@ def _one_thread_each() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _do_jobs(parent: Connection, work: Callable[[Job, Say], object], log: Path) -> None:
-    """Do jobs until nobody gives any."""
+def _do_jobs(parent: Connection, log: Path) -> None:
+    """Do jobs until no more are given; a job's function is not imported before signals are set."""
     # Ctrl-C reaches every process of a terminal; the first one decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -144,13 +146,13 @@ def _do_jobs(parent: Connection, work: Callable[[Job, Say], object], log: Path) 
         try:
             parent.send(("said", what))
         except OSError:
-            # Nobody waits for this job any more.
+            # The first process does not wait for this job any more.
             raise KeyboardInterrupt from None
 
     with suppress(KeyboardInterrupt):
         while True:
             try:
-                job = parent.recv()
+                work, job = parent.recv()
             except (EOFError, OSError):
                 return
             news: tuple[News, object]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedstale.cli.output import AsJson, one_sentence, say_json
+from fedstale.cli.output import AsJson, end_on_signals, one_sentence, say_json
 
 
 def up(
@@ -44,7 +44,6 @@ def up(
     All are Flower's own processes, with TLS and node keys; for trying, testing and small fleets.
     """
     with one_sentence():
-        from fedstale.cli.signals import end_on_signals
         from fedstale.deployment.check import check_app
         from fedstale.deployment.up import fleet_up, run_app
         from fedstale.errors import ConfigError

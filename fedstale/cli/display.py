@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedstale.simulation.progress import Progress as Run
-from fedstale.simulation.run import RunResult, Watch
+from fedstale.reports.run import Run
+from fedstale.simulation.progress import Progress as Status
+from fedstale.simulation.run import Watch
 from fedstale.simulation.trace_grid import TraceGrid
 
 _REFRESH_S = 0.2
@@ -35,7 +36,7 @@ def progress(*, shown: bool) -> Iterator[Watch | None]:
         task = bar.add_task("run", total=None, clock="starting", state="")
         shown_at = 0.0
 
-        def watch(grid: TraceGrid, run: Run) -> None:
+        def watch(grid: TraceGrid, run: Status) -> None:
             nonlocal shown_at
             now = time.perf_counter()
             if now - shown_at < _REFRESH_S:
@@ -80,7 +81,7 @@ def watching(
         watch = RunWatch(sinks)
         stack.callback(watch.close)
 
-        def both(grid: TraceGrid, run: Run) -> None:
+        def both(grid: TraceGrid, run: Status) -> None:
             watch(grid, run)
             if bar is not None:
                 bar(grid, run)
@@ -88,9 +89,9 @@ def watching(
         yield both
 
 
-def table(result: RunResult) -> None:
+def table(run: Run) -> None:
     """Print the end of a run."""
-    summary = result.summary
+    summary = run.summary
     console = Console()
     rows = Table(title=f"{summary['app']} on {summary['devices']} devices", title_justify="left")
     rows.add_column("")
@@ -98,9 +99,9 @@ def table(result: RunResult) -> None:
     for name, value in _rows(summary):
         rows.add_row(name, value)
     console.print(rows)
-    if result.reason and result.status == "stopped":
-        console.print(f"stopped: {result.reason}")
-    console.print(f"run folder: {result.folder}", soft_wrap=True, highlight=False)
+    if run.reason and run.status == "stopped":
+        console.print(f"stopped: {run.reason}")
+    console.print(f"run folder: {run.folder}", soft_wrap=True, highlight=False)
 
 
 def duration(seconds: float) -> str:
@@ -132,7 +133,7 @@ def _rows(summary: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - plain JS
         yield name, f"{value:.4f}"
 
 
-def _share(grid: TraceGrid, run: Run) -> tuple[float | None, float]:
+def _share(grid: TraceGrid, run: Status) -> tuple[float | None, float]:
     if run.until.rounds is not None:
         return float(run.until.rounds), float(run.rounds)
     if run.until.time_s < float("inf"):
@@ -140,7 +141,7 @@ def _share(grid: TraceGrid, run: Run) -> tuple[float | None, float]:
     return None, 0.0
 
 
-def _state(grid: TraceGrid, run: Run) -> str:
+def _state(grid: TraceGrid, run: Status) -> str:
     # Together with clock, bar and elapsed time this fits a terminal of 80 columns.
     parts = [f"round {run.rounds}", f"{grid.n_online} online", f"{grid.n_in_flight} in flight"]
     accuracy = [f"acc {v:.3f}" for k, v in run.latest.items() if "acc" in k]

@@ -8,109 +8,60 @@ it had one; a run whose app ended by itself keeps its model, so it counts to the
 import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from fedstale.compare.folders import flat
-from fedstale.compare.statistics import Reached
+from fedstale.comparison.statistics import Reached
 from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError
-from fedstale.reports.curves import BOOKKEEPING
-from fedstale.reports.figure import Array
-from fedstale.reports.run_record import RunRecord
-from fedstale.reports.wording import wasted
+from fedstale.reports.run import Run
 
 _SOURCES = ("server", "evaluate", "train")
 _DECIDING = ("server", "evaluate")
 _WIDEST = 80
+# Changes where and how often something is computed or kept, never what comes out.
+_WITHOUT_EFFECT = ("workers", "checkpoint_every")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What one run measured."""
+def finished(run: Run | str | Path) -> Run:
+    """Return a run that came to its end.
 
-    variant: str
-    seed: int
-    folder: Path
-    status: str
-    end_s: float
-    """Virtual instant at which it ended, in s."""
-    limit_s: float
-    """Virtual time that it had, in s; inf if its app ended by itself without such a limit."""
-    spending: Mapping[str, float]
-    """Rounds, and where device time and bytes went."""
-    metrics: pd.DataFrame
-    """One row a measured value."""
-
-    def curve(self, metric: str, source: str) -> tuple[Array, Array]:
-        """Return instants in s and values of a metric, each of shape (measurements,)."""
-        rows = self.metrics[(self.metrics["name"] == metric) & (self.metrics["source"] == source)]
-        return rows["time_s"].to_numpy(np.float64), rows["value"].to_numpy(np.float64)
-
-    def last(self, source: str) -> dict[str, float]:
-        """Return the last value of every metric from a source."""
-        rows = self.metrics[self.metrics["source"] == source]
-        last = rows.groupby("name")["value"].last()
-        return {str(name): float(value) for name, value in last.items() if name not in BOOKKEEPING}
-
-    def reached(self, target: Until, source: str, horizon_s: float) -> Reached:
-        """Return when the run reached a target.
-
-        Args:
-            target: a metric and its value.
-            source: of the metric.
-            horizon_s: what counts where nothing has cut the run off.
-        """
-        assert target.metric is not None
-        for time, value in zip(*self.curve(target.metric, source), strict=True):
-            if target.is_reached(0, {target.metric: float(value)}):
-                return Reached(at_s=float(time), ever=True)
-        had = self.limit_s if np.isfinite(self.limit_s) else max(self.end_s, horizon_s)
-        return Reached(at_s=float(had), ever=False)
-
-
-def read(variant: str, folder: Path) -> Measured:
-    """Read what a run measured.
+    Args:
+        run: the run, or its folder.
 
     Raises:
         ConfigError: it is not the folder of a run that came to its end.
         ProtocolError: a file in it cannot be read.
     """
-    record = RunRecord.read(folder)
-    status = str(record.summary["status"])
-    if status in ("failed", "interrupted"):
-        raise ConfigError(
-            f"run = {str(folder)!r} {'failed' if status == 'failed' else 'was interrupted'}: "
-            "expected a run that came to its end"
-        )
-    until = Until.parse(tomllib.loads(record.config_text).get("until"))
-    # Rounds and metrics cut a run off as well, wherever it stood.
-    is_cut = status == "stopped" and not np.isfinite(until.time_s)
-    return Measured(
-        variant=variant,
-        seed=int(record.summary["seed"]),
-        folder=folder,
-        status=status,
-        end_s=record.end_s,
-        limit_s=record.end_s if is_cut else until.time_s,
-        spending={
-            "rounds": float(record.summary["rounds"]),
-            "virtual_s": record.end_s,
-            "jobs": float(len(record.events)),
-            "device_s": float(record.busy_s.sum()),
-            "device_time_wasted": wasted(record),
-            "bytes": float(record.moved_bytes.sum()),
-        },
-        metrics=record.metrics,
-    )
+    run = run if isinstance(run, Run) else Run(run)
+    if run.status in ("failed", "interrupted"):
+        ended = "failed" if run.status == "failed" else "was interrupted"
+        raise ConfigError(f"run = {str(run.folder)!r} {ended}: expected a run that came to its end")
+    return run
 
 
-def deciding_source(runs: Sequence[Measured], metric: str) -> str | None:
+def reached(run: Run, target: Until, source: str, horizon_s: float) -> Reached:
+    """Return when a run reached a target.
+
+    Args:
+        run: the run.
+        target: a metric and its value.
+        source: of the metric.
+        horizon_s: what counts where nothing has cut the run off.
+    """
+    metric = str(target.metric)
+    for time, value in zip(*run.curve(metric, source), strict=True):
+        if target.is_reached(0, {metric: float(value)}):
+            return Reached(at_s=float(time), ever=True)
+    had = run.limit_s if np.isfinite(run.limit_s) else max(run.end_s, horizon_s)
+    return Reached(at_s=float(had), ever=False)
+
+
+def deciding_source(runs: Sequence[Run], metric: str) -> str | None:
     """Return the source of a metric: the first that all runs have, else the first that any has."""
     has = [{source for source in _SOURCES if len(run.curve(metric, source)[0])} for run in runs]
     for found in (set.intersection(*has), set.union(*has)) if has else ():
@@ -120,57 +71,95 @@ def deciding_source(runs: Sequence[Measured], metric: str) -> str | None:
     return None
 
 
-def target_source(runs: Sequence[Measured], target: Until) -> str:
+def target_source(runs: Sequence[Run], target: Until) -> str:
     """Return the source of the target's metric.
 
     Raises:
         ConfigError: no run measured it where it could decide.
     """
-    assert target.metric is not None
-    source = deciding_source(runs, target.metric)
+    metric = str(target.metric)
+    source = deciding_source(runs, metric)
     if source not in _DECIDING:
         known = sorted({name for run in runs for source in _DECIDING for name in run.last(source)})
-        near = get_close_matches(target.metric, known, n=1)
+        near = get_close_matches(metric, known, n=1)
         accepted = repr(near[0]) if near else f"one of {known}" if known else "an evaluating app"
         raise ConfigError(
-            f"target: no run measured {target.metric!r} in an evaluation: expected {accepted}"
+            f"target: no run measured {metric!r} in an evaluation: expected {accepted}"
         )
     return source
 
 
-def grouped(folders: Sequence[Path]) -> dict[Path, str]:
-    """Return the variant of each of some runs, named after the settings in which they differ.
+def measured(run: Run, sources: Mapping[str, str]) -> dict[str, float]:
+    """Return what a run measured by name: the last value of each metric, and its costs.
+
+    Args:
+        run: the run.
+        sources: the source of each metric.
+    """
+    last = {source: run.last(source) for source in _SOURCES}
+    metrics = {
+        f"{source} {name}": last[source][name]
+        for name, source in sources.items()
+        if name in last[source]
+    }
+    return {**metrics, **run.costs}
+
+
+def differing(before: SimulationConfig, now: SimulationConfig) -> str:
+    """Return in words which settings differ that results depend on, or nothing."""
+    old, new = flat(before), flat(now)
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} = {old.get(key)!r} instead of {new.get(key)!r}" for key in keys)
+
+
+def flat(config: SimulationConfig) -> dict[str, Any]:
+    """Return the settings that results depend on, those of tables under `table.key`."""
+    found: dict[str, Any] = {}
+    for name, value in asdict(config).items():
+        if name in ("run_config", "costs"):
+            found |= {f"{name.replace('_', '-')}.{key}": inner for key, inner in value.items()}
+        elif name == "executor":
+            # All others give the same bytes.
+            found[name] = "batched" if value == "batched" else "exact"
+        elif name not in _WITHOUT_EFFECT:
+            found[name.replace("_", "-")] = value
+    return found
+
+
+def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return runs by variant, which is named after the settings in which the runs differ.
 
     Seeds make no difference, nor do run-config keys that equal the run's seed in all runs.
 
     Raises:
-        ConfigError: a folder is not that of a run, or two runs of a variant have the same seed.
+        ConfigError: a run has no settings of a simulation, or two of a variant have the same seed.
     """
-    settings, seeds = {}, {}
-    for folder in folders:
-        config = SimulationConfig.read(folder / "config.toml")
-        settings[folder], seeds[folder] = flat(config), config.seed
+    configs = [
+        SimulationConfig.from_table(tomllib.loads(run.config_text), where=str(run.folder))
+        for run in runs
+    ]
+    settings = [flat(config) for config in configs]
     names = {}
-    for key in dict.fromkeys(key for one in settings.values() for key in one):
-        values = [settings[folder].get(key) for folder in folders]
+    for key in dict.fromkeys(key for one in settings for key in one):
+        values = [one.get(key) for one in settings]
         is_seed = key == "seed" or (
             key.startswith("run-config.")
-            and all(values[i] == seeds[folder] for i, folder in enumerate(folders))
+            and all(value == config.seed for value, config in zip(values, configs, strict=True))
         )
         if not is_seed and len({repr(value) for value in values}) > 1:
             names[key] = key.removeprefix("run-config.").removeprefix("costs.")
-    variants: dict[Path, str] = {}
-    taken: dict[tuple[str, int], Path] = {}
-    for folder in folders:
-        said = [f"{names[key]}={settings[folder].get(key)}" for key in names]
-        variant = _shortened(printable(", ".join(said) or str(settings[folder]["app"])))
-        other = taken.setdefault((variant, seeds[folder]), folder)
-        if other != folder:
+    variants: dict[str, list[Run]] = {}
+    taken: dict[tuple[str, int], Run] = {}
+    for run, config, own in zip(runs, configs, settings, strict=True):
+        said = [f"{name}={own.get(key)}" for key, name in names.items()]
+        variant = _shortened(printable(", ".join(said) or config.app))
+        other = taken.setdefault((variant, config.seed), run)
+        if other is not run:
             raise ConfigError(
-                f"runs {str(other)!r} and {str(folder)!r} have the same settings and seed "
-                f"{seeds[folder]}: expected one run a seed"
+                f"runs {str(other.folder)!r} and {str(run.folder)!r} have the same settings and "
+                f"seed {config.seed}: expected one run a seed"
             )
-        variants[folder] = variant
+        variants.setdefault(variant, []).append(run)
     return variants
 
 
@@ -190,19 +179,3 @@ def _shortened(text: str) -> str:
         return text
     checksum = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=3).hexdigest()
     return f"{text[: _WIDEST - 8]}…{checksum}"
-
-
-def plain_values(run: Measured, sources: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a run measured by name: the last value of each metric, and its spending.
-
-    Args:
-        run: the run.
-        sources: the source of each metric.
-    """
-    last = {source: run.last(source) for source in _SOURCES}
-    metrics = {
-        f"{source} {name}": last[source][name]
-        for name, source in sources.items()
-        if name in last[source]
-    }
-    return {**metrics, **run.spending}

@@ -1,22 +1,24 @@
-"""The page of a comparison: mean curves, times to the target, differences from the reference.
+"""The files of a comparison: its numbers, and a page of curves, times and differences.
 
 Every variant has a colour, a dash and a marker of its own, so that no reader needs to tell colours
 apart.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedstale.compare.judged import Comparison, Judged
-from fedstale.compare.measured import Measured
-from fedstale.compare.statistics import Estimate, estimate
-from fedstale.compare.table import between, notes, ratio, table
+from fedstale.comparison.analysis import Comparison, Variant, as_json
+from fedstale.comparison.statistics import Estimate, estimate
+from fedstale.comparison.table import between, markdown, notes, ratio, words
 from fedstale.reports.figure import Array, Figure, numbers, plain, time_unit
-from fedstale.reports.page import write_figures
+from fedstale.reports.page import write_figures, write_text
+from fedstale.reports.run import Run
 
+PAGE, NUMBERS, LINES, MARKDOWN = (f"comparison.{end}" for end in ("html", "json", "csv", "md"))
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 _INSTANTS = 201
@@ -25,33 +27,38 @@ _ROW_PX = 34
 _BANDS = 4
 
 
-def write_judged(comparison: Comparison, out: Path, *, plan: str = "") -> Path:
-    """Write the page of a comparison.
+def write(comparison: Comparison, folder: Path, *, plan: str = "") -> dict[str, Any]:
+    """Write the page of a comparison, and its numbers as JSON, CSV and Markdown.
 
     Args:
-        comparison: what is shown.
-        out: HTML file to write.
-        plan: what was asked for, as TOML; shown as it is.
+        comparison: what is written.
+        folder: where; it exists.
+        plan: what was asked for, as TOML; the page shows it as it is.
 
     Returns:
-        The file.
+        What the JSON file holds.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: a file cannot be written.
     """
+    plain = as_json(comparison, root=folder)
+    write_text(json.dumps(plain, indent=2, allow_nan=False) + "\n", folder / NUMBERS)
+    write_text(comparison.table.to_csv(index=False, lineterminator="\n"), folder / LINES)
+    write_text(markdown(comparison), folder / MARKDOWN)
     n_runs = sum(len(one.runs) for one in comparison.variants)
     first = (
         f"{len(comparison.variants)} variants in {n_runs} runs, compared with "
         f"{comparison.reference}. {' '.join(notes(comparison))}"
     )
-    return write_figures(
+    write_figures(
         f"Compared with {comparison.reference}",
         first,
         figures(comparison),
-        out,
-        tables={"The variants": table(comparison)},
+        folder / PAGE,
+        tables={"The variants": words(comparison)},
         texts={"What was compared": plan} if plan else {},
     )
+    return plain
 
 
 def figures(comparison: Comparison) -> list[Figure]:
@@ -105,7 +112,7 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
     )
 
 
-def _at(run: Measured, metric: str, comparison: Comparison, instants: Array) -> Array:
+def _at(run: Run, metric: str, comparison: Comparison, instants: Array) -> Array:
     """Return the last value measured until each instant, NaN before the first."""
     times, values = run.curve(metric, comparison.sources[metric])
     at = np.searchsorted(times, instants, side="right")
@@ -145,7 +152,7 @@ def _times(comparison: Comparison) -> Figure:
         height=130 + _ROW_PX * len(comparison.variants),
         header=["variant", "seed", f"device time ({unit})", "reached"],
         rows=[
-            [one.variant, str(seed), f"{time.at_s / length_s:.4g}", "yes" if time.ever else "no"]
+            [one.name, str(seed), f"{time.at_s / length_s:.4g}", "yes" if time.ever else "no"]
             for one in comparison.variants
             for seed, time in one.times.items()
         ],
@@ -189,7 +196,7 @@ def _forest(
     name: str,
     title: str,
     about: str,
-    found: Sequence[tuple[int, Judged, Estimate, str]],
+    found: Sequence[tuple[int, Variant, Estimate, str]],
     *,
     x_title: str,
     level: float,
@@ -234,19 +241,17 @@ def _forest(
         layout={"yaxis": _names([one for _, one, _, _ in found])},
         height=130 + _ROW_PX * len(found),
         header=["variant", "mean and interval", "pairs"],
-        rows=[[one.variant, text, str(value.n)] for _, one, value, text in found],
+        rows=[[one.name, text, str(value.n)] for _, one, value, text in found],
     )
 
 
-def _named(one: Judged, number: int) -> dict[str, Any]:
-    return {"type": "scatter", "name": plain(one.variant), "meta": f"series-{number % 7}"}
+def _named(one: Variant, number: int) -> dict[str, Any]:
+    return {"type": "scatter", "name": plain(one.name), "meta": f"series-{number % 7}"}
 
 
-def _names(variants: Sequence[Judged]) -> dict[str, Any]:
+def _names(variants: Sequence[Variant]) -> dict[str, Any]:
     """Return an axis with one row a variant, the first on top."""
-    labels = [
-        plain(one.variant if len(one.variant) <= 28 else one.variant[:27] + "…") for one in variants
-    ]
+    labels = [plain(one.name if len(one.name) <= 28 else one.name[:27] + "…") for one in variants]
     return {
         "range": [len(variants) - 0.4, -0.6],
         "tickvals": list(range(len(variants))),

@@ -5,116 +5,152 @@ interrupted or killed goes on from its last checkpoint, one that failed begins a
 several runs need are read once, and their arrays are in the memory of the machine once.
 """
 
+import json
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Literal
 
 from fedstale import trace_spec
-from fedstale.compare.folders import State, Task, state
+from fedstale.comparison.metrics import differing
+from fedstale.comparison.plan import PlannedRun
+from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.parallel import Say, WorkerPool
-
-if TYPE_CHECKING:
-    from fedstale.traces import TraceSet
-    from fedstale.traces.io.mapped import Shared
+from fedstale.reports.folder import CONFIG, LOCK, SUMMARY
+from fedstale.simulation.progress import Progress
+from fedstale.simulation.run import simulate
+from fedstale.simulation.trace_grid import TraceGrid
+from fedstale.traces import TraceSet
+from fedstale.traces.io.mapped import Shared, share
 
 _SAY_S = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How a run ended that did not come to its end."""
-
-    task: Task
-    reason: str
-
-
-Watch = Callable[[dict[Path, float]], None]
+State = Literal["new", "half", "failed", "done"]
+Watch = Callable[[Mapping[Path, float]], None]
 """Called with the share of each run that is over, by folder, whenever one has moved."""
 
 
 def run(
-    tasks: Sequence[Task], *, workers: int, log: Path, overwrite: bool = False, watch: Watch
-) -> list[Ending]:
+    runs: Sequence[PlannedRun], *, workers: int, log: Path, overwrite: bool = False, watch: Watch
+) -> dict[Path, str]:
     """Run what is not done yet.
 
     Args:
-        tasks: the runs.
+        runs: the runs.
         workers: processes at a time.
         log: file that gets what runs print.
         overwrite: whether finished and unfinished runs are begun anew.
         watch: is told how far the runs are.
 
     Returns:
-        The runs that failed, in the order of the tasks; all others are done.
+        Why a run failed, by its folder, in the order of the runs; all others are done.
 
     Raises:
         ConfigError: a folder holds another run, or a run cannot begin; the others keep what they
             have done.
-        KeyboardInterrupt: it was asked to stop; the runs keep what they have done.
+        KeyboardInterrupt: it was asked to stop; the runs keep what they have done. The message
+            says how many are done.
     """
-    states = {task.folder: "failed" if overwrite else state(task) for task in tasks}
-    todo = deque(task for task in tasks if states[task.folder] != "done")
-    shares = {task.folder: float(states[task.folder] == "done") for task in tasks}
+    states = {run.folder: "failed" if overwrite else state(run) for run in runs}
+    todo = deque(run for run in runs if states[run.folder] != "done")
+    shares = {run.folder: float(states[run.folder] == "done") for run in runs}
     watch(shares)
-    failed: dict[Path, Ending] = {}
-    with _Traces(todo, log.parent) as traces, WorkerPool(_simulated, log) as crew:
-        while todo or crew.n_busy:
-            while todo and crew.n_busy < workers:
-                task = todo.popleft()
-                crew.give(_Run(task=task, begun=states[task.folder], traces=traces.of(task)))
-            for given, news, what in crew.heard():
-                task = given.task
-                if news == "rejected":
-                    raise _refused(task, what)
-                if news == "died" or (news == "done" and what):
-                    reason = " ".join(what.split())
-                    failed[task.folder] = Ending(task=task, reason=reason)
-                shares[task.folder] = what if news == "said" else 1.0
-            watch(shares)
-    return [failed[task.folder] for task in tasks if task.folder in failed]
+    failed: dict[Path, str] = {}
+    try:
+        with _Traces(todo, log.parent) as traces, WorkerPool(_simulated, log) as pool:
+            while todo or pool.n_busy:
+                while todo and pool.n_busy < workers:
+                    run = todo.popleft()
+                    pool.give(_Job(run=run, begun=states[run.folder], traces=traces.of(run)))
+                for job, news, what in pool.heard():
+                    folder = job.run.folder
+                    if news == "rejected":
+                        raise _not_begun(job.run, what)
+                    if news == "died" or (news == "done" and what):
+                        failed[folder] = " ".join(what.split())
+                    shares[folder] = what if news == "said" else 1.0
+                watch(shares)
+    except KeyboardInterrupt:
+        n_done = sum(state(run) == "done" for run in runs)
+        raise KeyboardInterrupt(f"interrupted with {n_done} of {len(runs)} runs done") from None
+    return {run.folder: failed[run.folder] for run in runs if run.folder in failed}
+
+
+def state(run: PlannedRun) -> State:
+    """Return how far a run is, by what its folder holds.
+
+    Raises:
+        ConfigError: the folder holds another run, or what is no run.
+    """
+    if not (run.folder / CONFIG).is_file():
+        # A process that is killed while it writes its first file leaves a part of it.
+        for part in run.folder.glob(".*.part"):
+            part.unlink()
+        if run.folder.is_dir() and any(f.name != LOCK for f in run.folder.iterdir()):
+            raise ConfigError(
+                f"{str(run.folder)!r} holds something that is no run: expected an empty folder "
+                "or none; choose another --out"
+            )
+        return "new"
+    before = SimulationConfig.read(run.folder / CONFIG)
+    changed = differing(before, run.config)
+    if changed:
+        raise ConfigError(
+            f"{str(run.folder)!r} holds a run with {changed}: choose another --out, or pass "
+            "--overwrite to run everything again"
+        )
+    summary = run.folder / SUMMARY
+    if not summary.is_file():
+        return "half"
+    try:
+        status = json.loads(summary.read_text(encoding="utf-8"))["status"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(
+            f"{str(summary)!r} cannot be read: remove the folder of that run, or pass --overwrite"
+        ) from None
+    ended: dict[str, State] = {"interrupted": "half", "failed": "failed"}
+    return ended.get(str(status), "done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
+class _Job:
     """What a process is given."""
 
-    task: Task
+    run: PlannedRun
     begun: State
-    traces: "Shared[TraceSet] | None"
+    traces: Shared[TraceSet] | None
     """None if it reads them itself."""
 
 
 class _Traces:
     """Traces that more than one run needs, in files that all processes map into their memory."""
 
-    def __init__(self, tasks: Iterable[Task], folder: Path) -> None:
-        self._uses = Counter(_traces_of(task) for task in tasks)
+    def __init__(self, runs: Iterable[PlannedRun], folder: Path) -> None:
+        self._uses = Counter(_traces_of(run) for run in runs)
         self._folder = folder
         self._shared: dict[tuple[str, int], Shared[TraceSet]] = {}
 
-    def of(self, task: Task) -> "Shared[TraceSet] | None":
+    def of(self, run: PlannedRun) -> Shared[TraceSet] | None:
         """Return the traces of a run; None if it is the only one that needs them.
 
         Raises:
             ConfigError: they cannot be read.
         """
-        key = _traces_of(task)
+        key = _traces_of(run)
         if self._uses[key] == 1:
             return None
         if key not in self._shared:
-            from fedstale.traces.io.mapped import share  # noqa: PLC0415 - imports what reads traces
-
             path = self._folder / f".traces-{len(self._shared)}"
             try:
-                traces = trace_spec.load(task.config.traces, seed=task.seed)
+                traces = trace_spec.load(run.config.traces, seed=run.seed)
                 self._shared[key] = share(traces, path)
             except (FedstaleError, OSError) as problem:
-                raise _refused(task, problem) from None
+                raise _not_begun(run, problem) from None
         return self._shared[key]
 
     def __enter__(self) -> "_Traces":
@@ -126,24 +162,19 @@ class _Traces:
             shared.path.unlink(missing_ok=True)
 
 
-def _traces_of(task: Task) -> tuple[str, int]:
+def _traces_of(run: PlannedRun) -> tuple[str, int]:
     """Return what decides which traces a run sees: recordings do not depend on its seed."""
-    return task.config.traces, task.seed if trace_spec.is_generated(task.config.traces) else 0
+    return run.config.traces, run.seed if trace_spec.is_generated(run.config.traces) else 0
 
 
-def _refused(task: Task, problem: object) -> ConfigError:
-    return ConfigError(f"variant {task.variant!r}, seed {task.seed}: {problem}")
+def _not_begun(run: PlannedRun, problem: object) -> ConfigError:
+    return ConfigError(f"variant {run.variant!r}, seed {run.seed}: {problem}")
 
 
-def _simulated(run: _Run, say: Say) -> str:
+def _simulated(job: _Job, say: Say) -> str:
     """Simulate, in a process of its own, and return why the run failed if it did."""
-    # Not before the signals are set.
-    from fedstale.simulation.progress import Progress  # noqa: PLC0415
-    from fedstale.simulation.run import simulate  # noqa: PLC0415
-    from fedstale.simulation.trace_grid import TraceGrid  # noqa: PLC0415
-
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    said_at, task, traces = 0.0, run.task, run.traces
+    said_at, run, traces = 0.0, job.run, job.traces
 
     def watch(grid: TraceGrid, progress: Progress) -> None:
         nonlocal said_at
@@ -153,11 +184,11 @@ def _simulated(run: _Run, say: Say) -> str:
             say(_share(grid.now(), progress))
 
     result = simulate(
-        task.config,
-        task.folder,
-        traces=traces.open() if traces else trace_spec.load(task.config.traces, seed=task.seed),
-        overwrite=run.begun == "failed",
-        resume=run.begun == "half",
+        run.config,
+        run.folder,
+        traces=traces.open() if traces else trace_spec.load(run.config.traces, seed=run.seed),
+        overwrite=job.begun == "failed",
+        resume=job.begun == "half",
         watch=watch,
     )
     if result.status == "interrupted":
@@ -165,7 +196,7 @@ def _simulated(run: _Run, say: Say) -> str:
     return (result.reason or "it failed") if result.status == "failed" else ""
 
 
-def _share(now: float, progress: Any) -> float:  # noqa: ANN401 - heavy to import here
+def _share(now: float, progress: Progress) -> float:
     until = progress.until
     if until.rounds is not None:
         return min(progress.rounds / until.rounds, 1.0) if until.rounds else 1.0

@@ -55,7 +55,7 @@ def write_run(run: "Run", out: Path) -> Path:
     drawn = [figure for figure in figures if figure is not None]
     body = [_cards(cards(run)), _figures(drawn), _silent(run, drawn), _again(run)]
     title = f"{run.summary['app']}: {run.name}"
-    return _write(_page(title, lead(run), body, drawn, clock([run])), out)
+    return write_text(_page(title, lead(run), body, drawn, clock([run])), out)
 
 
 def write_comparison(runs: "Sequence[Run]", out: Path) -> Path:
@@ -83,7 +83,7 @@ def write_comparison(runs: "Sequence[Run]", out: Path) -> Path:
     title = f"{len(runs)} runs compared"
     first = "Metrics of each run against device time and against bytes moved."
     first = f"{first} {curves.hidden(runs)}".strip()
-    return _write(_page(title, first, body, drawn, clock(runs)), out)
+    return write_text(_page(title, first, body, drawn, clock(runs)), out)
 
 
 def write_figures(
@@ -120,7 +120,7 @@ def write_figures(
         f"<section><h2>{html.escape(name)}</h2><pre>{html.escape(text)}</pre></section>"
         for name, text in (texts or {}).items()
     ]
-    return _write(_page(title, first, body, figures), out)
+    return write_text(_page(title, first, body, figures), out)
 
 
 def embedded(value: object) -> str:
@@ -243,7 +243,12 @@ def _told_apart(runs: "Sequence[Run]") -> "list[Run]":
     return renamed
 
 
-def _write(text: str, out: Path) -> Path:
+def write_text(text: str, out: Path) -> Path:
+    """Write a file whole or not at all, and return it.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     part = out.with_name(f".{out.name}.part")
     try:
         part.write_text(text, encoding="utf-8")

@@ -45,6 +45,7 @@ def simulate(
     out: Path,
     *,
     traces: TraceSet,
+    app: FlowerApp | None = None,
     overwrite: bool = False,
     resume: bool = False,
     watch: Watch | None = None,
@@ -55,6 +56,7 @@ def simulate(
         config: the settings.
         out: the run's folder, to be made.
         traces: the devices that `config.traces` names.
+        app: an app of objects; None finds the one that `config.app` names.
         overwrite: whether an earlier run in the folder may be removed.
         resume: whether to go on with the run in the folder, which has the same settings, from its
             last checkpoint; without one it begins anew.
@@ -66,7 +68,7 @@ def simulate(
     Raises:
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
-    app = FlowerApp.find(config.app)
+    app = app or FlowerApp.find(config.app)
     run_config = app.run_config(config.run_config)
     costs = _overridden(app.costs, config.costs).resolved(run_config)
     traces = enrolled(traces, config)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from fedstale.config import SimulationConfig
-from fedstale.reports.folder import RunFolder
 from fedstale.reports.costs import ledger
+from fedstale.reports.folder import RunFolder
 from fedstale.simulation import flight as fl
 
 sys.path.append(str(Path(__file__).parent.parent / "reports"))
