@@ -29,6 +29,7 @@ from shakespeare_runs import PLAY_HORIZON_S, TEXT, PlaySetting
 from strategy_runs import HORIZON_S, N_DEVICES, Curve, Setting, read_sources
 from threadpoolctl import threadpool_limits
 
+from fedstale.comparison.statistics import estimate
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import (
     CA2FL,
@@ -62,8 +63,6 @@ RATES = (0.3, 1.0, 3.0, 10.0)
 PLAY_TARGET, PLAY_TUNING_SEEDS, PLAY_RATES = 0.3, (101,), RATES[:3]
 TUNING_SEEDS, SEEDS = (101, 102), (1, 2, 3, 4, 5)
 MIXED, SLOW, LONGER = "mixed", "slow alone hold 7-9", ", four hours"
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Student's t by the number of pairs."""
 LONG_S = 4 * 3600.0
 """Time in which each run of FedBuff reaches the target."""
 REFERENCE = "FedBuff"
@@ -232,10 +231,8 @@ class Comparison:
 
 def interval(differences: Array) -> tuple[float, float]:
     """Return the mean and the half width of its 95% interval."""
-    if len(differences) < 2:
-        return float(differences.mean()), float("nan")
-    half = T_95[len(differences)] * differences.std(ddof=1) / np.sqrt(len(differences))
-    return float(differences.mean()), float(half)
+    found = estimate(differences.tolist())
+    return found.mean, found.high - found.mean
 
 
 def compare(

@@ -4,7 +4,7 @@ A mean is followed by the half width of its interval; a difference by the ends o
 least" stands before a time in which runs count that never reached the target.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -85,7 +85,7 @@ def long(comparison: "Comparison") -> pd.DataFrame:
     """Return one row for each variant and measure, numbers in full; NaN where there is none."""
     rows: list[dict[str, object]] = []
 
-    def add(one: "Variant", measure: str, note: str = "", **found: float) -> None:
+    def add(one: "Variant", measure: str, found: Mapping[str, float], note: str = "") -> None:
         rows.append({"variant": one.name, "measure": measure, "note": note, **found})
 
     for one in comparison.variants:
@@ -93,15 +93,15 @@ def long(comparison: "Comparison") -> pd.DataFrame:
             paired = one.differences.get(name, Estimate(mean=np.nan, low=np.nan, high=np.nan, n=0))
             differences = {"difference": paired.mean, "difference_low": paired.low}
             differences |= {"difference_high": paired.high, "pairs": paired.n or np.nan}
-            add(one, name, **asdict(found), **differences)
+            add(one, name, {**asdict(found), **differences})
         if one.time is not None:
             n = len(one.times)
             note = "at least" if one.n_reached < n else ""
-            add(one, "time_to_target_s", note, **asdict(one.time))
-            add(one, "reached_share", n=n, mean=one.n_reached / n)
+            add(one, "time_to_target_s", asdict(one.time), note)
+            add(one, "reached_share", {"n": n, "mean": one.n_reached / n})
         if one.speed_up is not None:
-            bound = one.speed_up.bound
-            add(one, "speed_up", "" if bound == "exact" else bound, **asdict(one.speed_up.ratio))
+            note = "" if one.speed_up.bound == "exact" else one.speed_up.bound
+            add(one, "speed_up", asdict(one.speed_up.ratio), note)
     table = pd.DataFrame(rows, columns=list(_COLUMNS)).replace([np.inf, -np.inf], np.nan)
     return table.astype({"n": "Int64", "pairs": "Int64"})
 
