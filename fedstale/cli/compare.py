@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,41 +119,24 @@ def _progress(*, shown: bool) -> "Iterator[Watch | None]":
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.fields[state]}"), BarColumn(bar_width=30), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("runs", total=1.0, state="starting")
-        started, at_start = time.monotonic(), -1.0
+    words = TextColumn("{task.completed:.1f} of {task.total} runs")
+    columns = (words, BarColumn(bar_width=30), TimeElapsedColumn(), "left:", TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600.0) as bar:
 
         def watch(shares: Mapping[Path, float]) -> None:
-            nonlocal at_start
             done = sum(shares.values())
-            if at_start < 0:
-                at_start = done
-            elapsed = time.monotonic() - started
-            said = _left(elapsed, done - at_start, len(shares) - done)
-            n_done = sum(share >= 1.0 for share in shares.values())
-            state = f"{n_done} of {len(shares)} runs{said}"
-            bar.update(task, total=len(shares), completed=done, state=state)
+            if bar.tasks:
+                bar.update(bar.tasks[0].id, completed=done)
+            else:
+                # Runs that were done before say nothing about speed.
+                bar.add_task("runs", total=len(shares), completed=int(done))
 
         yield watch
-
-
-def _left(elapsed_s: float, done: float, left: float) -> str:
-    """Return how long the rest may take, if that can be told yet.
-
-    Example:
-        >>> _left(60.0, 1.0, 4.0)
-        ', about 4 min left'
-    """
-    if done <= 0.05 or left <= 0:
-        return ""
-    seconds = elapsed_s / done * left
-    if seconds < 90:
-        return f", about {max(seconds, 1):.0f} s left"
-    return (
-        f", about {seconds / 60:.0f} min left"
-        if seconds < 5400
-        else (f", about {seconds / 3600:.1f} h left")
-    )

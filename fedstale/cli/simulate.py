@@ -1,15 +1,13 @@
 """`fedstale simulate`: a Flower app on replayed devices."""
 
+import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from fedstale.cli.output import end_on_signals, one_sentence, say_json
-
-if TYPE_CHECKING:
-    from fedstale.config import SimulationConfig
 
 _WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrupted"}
 
@@ -102,6 +100,7 @@ def simulate(
 ) -> None:
     """Run a Flower app on replayed devices, and see who trained, who was late and who lost work."""
     with one_sentence():
+        from fedstale import trace_spec
         from fedstale.config import SimulationConfig
         from fedstale.errors import ConfigError
 
@@ -140,56 +139,38 @@ def simulate(
             )
         name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
         out = out or Path("runs") / f"{name}-{config.seed}"
-        _simulate(
-            config,
-            out,
-            overwrite=overwrite,
-            resume=resume is not None,
-            live_at=live_at or ("8760" if live else None),
-            tensorboard=tensorboard,
-            as_json=as_json,
-            quiet=quiet,
-            verbose=verbose,
-        )
+        from fedstale.cli import display
+        from fedstale.simulation.run import simulate as simulate_config
 
-
-def _simulate(
-    config: "SimulationConfig",
-    out: Path,
-    *,
-    overwrite: bool,
-    resume: bool,
-    live_at: str | None,
-    tensorboard: Path | None,
-    as_json: bool,
-    quiet: bool,
-    verbose: bool,
-) -> None:
-    import logging
-
-    from fedstale import trace_spec
-    from fedstale.cli import display
-    from fedstale.simulation.run import simulate as run
-
-    # Flower sets the level of its logger when it is imported, which the imports above have done.
-    logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.ERROR)
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.ERROR)
-    traces = trace_spec.load(config.traces, seed=config.seed)
-    shown = sys.stderr.isatty() and not (quiet or as_json)
-    with (
-        end_on_signals(),
-        display.progress(shown=shown) as bar,
-        display.watching(
-            bar, title=f"{config.app} on {config.traces}", live_at=live_at, tensorboard=tensorboard
-        ) as watch,
-    ):
-        result = run(config, out, traces=traces, overwrite=overwrite, resume=resume, watch=watch)
+        # Flower sets this level when it is imported, which the imports above have done.
+        logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.ERROR)
+        logging.basicConfig(level=logging.DEBUG if verbose else logging.ERROR)
+        trace_set = trace_spec.load(config.traces, seed=config.seed)
+        shown = sys.stderr.isatty() and not (quiet or as_json)
+        with (
+            end_on_signals(),
+            display.progress(shown=shown) as bar,
+            display.watching(
+                bar,
+                title=f"{config.app} on {config.traces}",
+                live_at=live_at or ("8760" if live else None),
+                tensorboard=tensorboard,
+            ) as watch,
+        ):
+            run = simulate_config(
+                config,
+                out,
+                traces=trace_set,
+                overwrite=overwrite,
+                resume=resume is not None,
+                watch=watch,
+            )
     if as_json:
-        say_json(result.folder, **result.summary)
+        say_json(run.folder, **run.summary)
     else:
-        display.table(result)
-    if result.status in _WORDS:
-        typer.echo(f"fedstale: the run {_WORDS[result.status]}: {result.reason}", err=True)
+        display.table(run)
+    if run.status in _WORDS:
+        typer.echo(f"fedstale: the run {_WORDS[run.status]}: {run.reason}", err=True)
         raise typer.Exit(1)
 
 

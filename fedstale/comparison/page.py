@@ -14,13 +14,19 @@ import numpy as np
 from fedstale.comparison.analysis import Comparison, Variant, as_json
 from fedstale.comparison.statistics import Estimate, estimate
 from fedstale.comparison.table import between, markdown, notes, ratio, words
-from fedstale.reports.figure import Array, Figure, numbers, plain, time_unit
+from fedstale.reports.figure import (
+    DASHES,
+    MARKERS,
+    Array,
+    Figure,
+    numbers,
+    plain,
+    time_unit,
+)
 from fedstale.reports.page import write_figures, write_text
 from fedstale.reports.run import Run
 
 PAGE, NUMBERS, LINES, MARKDOWN = (f"comparison.{end}" for end in ("html", "json", "csv", "md"))
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 _INSTANTS = 201
 _ROW_PX = 34
 # More bands than these hide one another.
@@ -94,7 +100,7 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
             traces.append({**edge, **quiet, "y": numbers(low)})
             band = {"fill": "tonexty", "y": numbers(high)}
             traces.append({**edge, **quiet, **band})
-        line = {"line": {"width": 2, "dash": _DASHES[i % len(_DASHES)]}}
+        line = {"line": {"width": 2, "dash": DASHES[i % len(DASHES)]}}
         y = numbers([m.mean for m in means])
         traces.append({**_named(one, i), "mode": "lines", **line, "x": x, "y": y})
     said = (
@@ -127,7 +133,7 @@ def _times(comparison: Comparison) -> Figure:
         for ever in (True, False):
             seeds = [seed for seed, time in one.times.items() if time.ever is ever]
             if seeds:
-                symbol = _MARKERS[i % len(_MARKERS)] + ("" if ever else "-open")
+                symbol = MARKERS[i % len(MARKERS)] + ("" if ever else "-open")
                 traces.append(
                     {
                         **_named(one, i),
@@ -217,7 +223,7 @@ def _forest(
             **_named(one, number),
             "mode": "markers",
             "showlegend": False,
-            "marker": {"size": 10, "symbol": _MARKERS[number % len(_MARKERS)]},
+            "marker": {"size": 10, "symbol": MARKERS[number % len(MARKERS)]},
             "x": numbers([value.mean]),
             "y": [i],
             "text": [plain(text)],

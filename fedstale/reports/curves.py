@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedstale.reports.figure import Array, Figure, byte_unit, numbers, plain, thinned, time_unit
+from fedstale.reports.figure import (
+    DASHES,
+    Array,
+    Figure,
+    byte_unit,
+    numbers,
+    plain,
+    thinned,
+    time_unit,
+)
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
@@ -17,7 +26,6 @@ _OTHERS = 6
 _SOURCES = {"server": "central", "evaluate": "clients", "train": "clients, training"}
 BOOKKEEPING = {"num-examples", "num_examples"}
 """Names among the metrics of a run that measure nothing."""
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 def figures(runs: "Sequence[Run]") -> list[Figure]:
@@ -140,7 +148,7 @@ def _trace(line: _Line, x: Array) -> dict[str, Any]:
         "mode": "lines+markers" if len(kept) <= 60 else "lines",
         "name": plain(line.label),
         "meta": f"series-{line.number % 7}",
-        "line": {"width": 2, "dash": _DASHES[line.number % len(_DASHES)]},
+        "line": {"width": 2, "dash": DASHES[line.number % len(DASHES)]},
         "marker": {"size": 5},
         "x": numbers(x[kept]),
         "y": numbers(line.values[kept]),

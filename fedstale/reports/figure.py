@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.int64]
 
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 _TIME_UNITS = ((2 * 86_400.0, "days", 86_400.0), (2 * 3600.0, "h", 3600.0), (120.0, "min", 60.0))
 _MISSING = "figures need plotly, which is not installed: pip install 'fedstale[server]'"
 _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
