@@ -81,7 +81,7 @@ def simulate(
         run_config: overrides of the app's run config; with objects, the whole of it.
         work_per_example: work units to train one example once; one is a second of the median phone.
         epochs: passes over a client's data, or the run-config key that holds them.
-        examples: examples of a client until its first reply tells.
+        examples: examples of a client until its first reply states them.
         evaluate_work_per_example: work units to evaluate one example.
         model_bytes: size of the model, to stand for a bigger one.
         on_interrupt: whether a device that goes offline loses its work, or goes on later.

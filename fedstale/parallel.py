@@ -1,4 +1,4 @@
-"""Processes that do long jobs one after the other, and tell how far they are.
+"""Processes that do long jobs one after the other, and report progress.
 
 Each has a pipe of its own, so that one that dies ends its own job and no other: an executor of
 `concurrent.futures` is broken by then, with all that its processes were doing, and a pool of
@@ -22,8 +22,9 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 from fedstale.errors import FedstaleError
 
 Job = TypeVar("Job")
-Say = Callable[[object], None]
-News = Literal["said", "done", "rejected", "died"]
+Report = Callable[[object], None]
+"""Sends progress of a job to the first process."""
+Event = Literal["progress", "done", "rejected", "died"]
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _WAIT_S = 0.5
@@ -36,12 +37,12 @@ class WorkerPool(Generic[Job]):
     A busy one gets a KeyboardInterrupt then, so that its job can write down what it has.
     """
 
-    def __init__(self, work: Callable[[Job, Say], object], log: Path) -> None:
+    def __init__(self, work: Callable[[Job, Report], object], log: Path) -> None:
         """Start no process yet.
 
         Args:
-            work: does a job; a function of a module, called with the job and with what tells the
-                first process how far it is. What it returns is told too.
+            work: does a job; a function of a module, called with the job and with a function that
+                sends progress to the first process. What it returns is sent too.
             log: file that gets what processes print.
         """
         self._work, self._log = work, log
@@ -53,17 +54,17 @@ class WorkerPool(Generic[Job]):
         """Number of jobs under way."""
         return len(self._busy)
 
-    def give(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
         """Let a process do a job, a new one if all are busy."""
         ours, process = self._idle.pop() if self._idle else self._started()
         self._busy[ours] = (process, job)
         ours.send((self._work, job))
 
-    def heard(self) -> Iterator[tuple[Job, News, Any]]:
-        """Yield what processes tell, as soon as one tells something or after a moment.
+    def events(self) -> Iterator[tuple[Job, Event, Any]]:
+        """Yield what processes have sent, as soon as there is something or after a moment.
 
         Yields:
-            The job, and with "said" what its work said, with "done" what it returned, with
+            The job, and with "progress" what its work reported, with "done" what it returned, with
             "rejected" the FedstaleError that it raised as a string, with "died" how its process
             ended.
         """
@@ -79,7 +80,7 @@ class WorkerPool(Generic[Job]):
                 ready.close()
                 del self._busy[ready]
             else:
-                if news != "said":
+                if news != "progress":
                     del self._busy[ready]
                     self._idle.append((ready, process))
             yield job, news, what
@@ -142,9 +143,9 @@ def _do_jobs(parent: Connection, log: Path) -> None:
 
     pa.set_cpu_count(1)
 
-    def say(what: object) -> None:
+    def report(what: object) -> None:
         try:
-            parent.send(("said", what))
+            parent.send(("progress", what))
         except OSError:
             # The first process does not wait for this job any more.
             raise KeyboardInterrupt from None
@@ -155,9 +156,9 @@ def _do_jobs(parent: Connection, log: Path) -> None:
                 work, job = parent.recv()
             except (EOFError, OSError):
                 return
-            news: tuple[News, object]
+            news: tuple[Event, object]
             try:
-                news = "done", work(job, say)
+                news = "done", work(job, report)
             except FedstaleError as problem:
                 news = "rejected", str(problem)
             with suppress(OSError):

@@ -16,7 +16,7 @@ from fedstale.agents.policy import files as export
 from fedstale.agents.policy.files import Agent
 from fedstale.agents.training.train import Progress, Training, train
 from fedstale.errors import FedstaleError
-from fedstale.parallel import Say, WorkerPool
+from fedstale.parallel import Report, WorkerPool
 from fedstale.traces.io.mapped import Shared, share
 
 LOG = "log.txt"
@@ -70,20 +70,20 @@ def _train_in_processes(
     tasks: Sequence[Task], stages: Shared[Stages], *, workers: int, log: Path, watch: Watch
 ) -> None:
     todo = deque(tasks)
-    with WorkerPool(_trained, log) as crew:
-        while todo or crew.n_busy:
-            while todo and crew.n_busy < workers:
-                crew.give((todo.popleft(), stages))
-            for (task, _), news, what in crew.heard():
-                if news == "said":
+    with WorkerPool(_trained, log) as pool:
+        while todo or pool.n_busy:
+            while todo and pool.n_busy < workers:
+                pool.submit((todo.popleft(), stages))
+            for (task, _), news, what in pool.events():
+                if news == "progress":
                     watch(task.training.seed, what)
                 elif news != "done":
                     raise FedstaleError(f"seed {task.training.seed}: {what}")
 
 
-def _trained(given: tuple[Task, Shared[Stages]], say: Say) -> None:
+def _trained(given: tuple[Task, Shared[Stages]], report: Report) -> None:
     task, stages = given
-    _train(task, stages.open(), say)
+    _train(task, stages.open(), report)
 
 
 def _train(task: Task, stages: Stages, watch: Callable[[Progress], None]) -> None:

@@ -75,7 +75,7 @@ def simulate(
         str | None, typer.Option(help="Passes over a client's data, or a run-config key.")
     ] = None,
     examples: Annotated[
-        float | None, typer.Option(help="Examples of a client until its first reply tells.")
+        float | None, typer.Option(help="Examples of a client until its first reply states them.")
     ] = None,
     model_bytes: Annotated[
         int | None, typer.Option(help="Size of the model, to stand for a bigger one.")
@@ -98,7 +98,7 @@ def simulate(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Flower's log.")] = False,
 ) -> None:
-    """Run a Flower app on replayed devices, and see who trained, who was late and who lost work."""
+    """Run a Flower app on replayed devices, and see which devices trained, and which lost work."""
     with one_sentence():
         from fedstale import trace_spec
         from fedstale.config import SimulationConfig

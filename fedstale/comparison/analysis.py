@@ -90,7 +90,7 @@ class Comparison:
         return table.long(self)
 
     def _repr_html_(self) -> str:
-        """Return the table in words and what has to be said below it, as notebooks show it."""
+        """Return the table in words and its notes, as notebooks show it."""
         header, rows = table.words(self)
         shown = pd.DataFrame(rows, columns=header).to_html(index=False)
         return f"{shown}<p>{html.escape(' '.join(table.notes(self)))}</p>"
@@ -120,7 +120,7 @@ def analyse(
     ends = [run.limit_s if np.isfinite(run.limit_s) else run.end_s for run in every]
     horizon_s = float(max(ends, default=0.0))
     times: dict[str, dict[int, Reached]] = {name: {} for name in runs}
-    # Where every run failed, why they did says more than that none measured the target.
+    # If every run failed, the reasons explain more than a missing metric.
     if target is not None and every:
         until = Until.parse(target)
         source = target_source(every, until)
@@ -169,8 +169,8 @@ def as_json(comparison: Comparison, *, root: Path | None = None) -> dict[str, An
     """Return a comparison as plain JSON; what is not a finite number is null.
 
     Args:
-        comparison: what to tell.
-        root: folder that the runs' folders are told relative to, where they are inside.
+        comparison: what is written.
+        root: the folders of runs inside it are written relative to it.
     """
     found = {
         "format": FORMAT,

@@ -151,8 +151,8 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     variants: dict[str, list[Run]] = {}
     taken: dict[tuple[str, int], Run] = {}
     for run, config, own in zip(runs, configs, settings, strict=True):
-        said = [f"{name}={own.get(key)}" for key, name in names.items()]
-        variant = _shortened(printable(", ".join(said) or config.app))
+        distinct = [f"{name}={own.get(key)}" for key, name in names.items()]
+        variant = _shortened(printable(", ".join(distinct) or config.app))
         other = taken.setdefault((variant, config.seed), run)
         if other is not run:
             raise ConfigError(

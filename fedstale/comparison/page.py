@@ -1,7 +1,7 @@
 """The files of a comparison: its numbers, and a page of curves, times and differences.
 
-Every variant has a colour, a dash and a marker of its own, so that no reader needs to tell colours
-apart.
+Every variant has a colour, a dash and a marker of its own, so that no reader needs to
+distinguish colours.
 """
 
 import json
@@ -19,7 +19,7 @@ from fedstale.reports.figure import (
     MARKERS,
     Array,
     Figure,
-    numbers,
+    curve,
     plain,
     time_unit,
 )
@@ -92,25 +92,22 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
         if not at.size:
             continue
         means = [estimate(column.tolist()) for column in values[:, at].T]
-        x = numbers(instants[at] / length_s)
+        x, role = instants[at] / length_s, f"series-{i % 7}"
         if has_bands and len(one.runs) > 1:
-            edge = {"type": "scatter", "mode": "lines", "meta": f"series-{i % 7}", "x": x}
-            quiet = {"hoverinfo": "skip", "showlegend": False, "line": {"width": 0}}
-            low, high = ([getattr(m, end) for m in means] for end in ("low", "high"))
-            traces.append({**edge, **quiet, "y": numbers(low)})
-            band = {"fill": "tonexty", "y": numbers(high)}
-            traces.append({**edge, **quiet, **band})
-        line = {"line": {"width": 2, "dash": DASHES[i % len(DASHES)]}}
-        y = numbers([m.mean for m in means])
-        traces.append({**_named(one, i), "mode": "lines", **line, "x": x, "y": y})
-    said = (
+            hidden = {"hoverinfo": "skip", "showlegend": False, "line": {"width": 0}}
+            traces.append(curve("", role, x, [m.low for m in means], **hidden))
+            band = {**hidden, "fill": "tonexty"}
+            traces.append(curve("", role, x, [m.high for m in means], **band))
+        line = {"width": 2, "dash": DASHES[i % len(DASHES)]}
+        traces.append(curve(one.name, role, x, [m.mean for m in means], line=line))
+    bands = (
         " Bands hold the mean with 95% confidence at each instant by itself." if has_bands else ""
     )
     return Figure(
         id=f"mean-{number}",
         title=f"{metric}, mean over seeds",
         about=f"{metric} from {comparison.sources[metric]}; a run that has ended keeps its last "
-        f"value.{said}",
+        f"value.{bands}",
         traces=traces,
         x_title=f"device time ({unit})",
         y_title=plain(metric),
@@ -134,18 +131,10 @@ def _times(comparison: Comparison) -> Figure:
             seeds = [seed for seed, time in one.times.items() if time.ever is ever]
             if seeds:
                 symbol = MARKERS[i % len(MARKERS)] + ("" if ever else "-open")
-                traces.append(
-                    {
-                        **_named(one, i),
-                        "mode": "markers",
-                        "showlegend": False,
-                        "marker": {"size": 10, "symbol": symbol},
-                        "x": numbers([one.times[seed].at_s / length_s for seed in seeds]),
-                        "y": [i] * len(seeds),
-                        "text": [f"seed {s}{'' if ever else ', never reached'}" for s in seeds],
-                        "hovertemplate": "%{x:.4~g}, %{text}",
-                    }
-                )
+                x = [one.times[seed].at_s / length_s for seed in seeds]
+                notes = [f"seed {s}{'' if ever else ', never reached'}" for s in seeds]
+                hover = {"text": notes, "hovertemplate": "%{x:.4~g}, %{text}"}
+                traces.append(_marks(one, i, symbol, x, [i] * len(seeds), **hover))
     return Figure(
         id="times",
         title=f"Device time to {comparison.target}",
@@ -212,31 +201,24 @@ def _forest(
     Args:
         name: of the figure.
         title: of the figure.
-        about: what it says.
+        about: what it shows, in a sentence.
         found: number of the variant, the variant, its value and the value in words.
         x_title: of the axis.
         level: what means no difference.
     """
     traces: list[dict[str, Any]] = []
     for i, (number, one, value, text) in enumerate(found):
-        trace = {
-            **_named(one, number),
-            "mode": "markers",
-            "showlegend": False,
-            "marker": {"size": 10, "symbol": MARKERS[number % len(MARKERS)]},
-            "x": numbers([value.mean]),
-            "y": [i],
-            "text": [plain(text)],
-            "hovertemplate": "%{text}",
-        }
+        hover = {"text": [plain(text)], "hovertemplate": "%{text}"}
+        symbol = MARKERS[number % len(MARKERS)]
+        trace = _marks(one, number, symbol, [value.mean], [i], **hover)
         if np.isfinite(value.low):
             ends = {"array": [value.high - value.mean], "arrayminus": [value.mean - value.low]}
             trace["error_x"] = {"type": "data", "symmetric": False, **ends}
         traces.append(trace)
     if traces:
-        line = {"type": "scatter", "mode": "lines", "meta": "still", "hoverinfo": "skip"}
-        span = {"x": [level, level], "y": [-0.5, len(found) - 0.5], "showlegend": False}
-        traces.append({**line, "name": "no difference", "line": {"width": 1}, **span})
+        still = {"hoverinfo": "skip", "showlegend": False, "line": {"width": 1}}
+        span = [-0.5, len(found) - 0.5]
+        traces.append(curve("no difference", "still", [level, level], span, **still))
     return Figure(
         id=name,
         title=title,
@@ -251,8 +233,18 @@ def _forest(
     )
 
 
-def _named(one: Variant, number: int) -> dict[str, Any]:
-    return {"type": "scatter", "name": plain(one.name), "meta": f"series-{number % 7}"}
+def _marks(
+    one: Variant,
+    number: int,
+    symbol: str,
+    x: Sequence[float],
+    y: Sequence[int],
+    **more: Any,  # noqa: ANN401 - plotly's
+) -> dict[str, Any]:
+    """Return marks of a variant, in its colour."""
+    marker = {"size": 10, "symbol": symbol}
+    role = f"series-{number % 7}"
+    return curve(one.name, role, x, y, mode="markers", showlegend=False, marker=marker, **more)
 
 
 def _names(variants: Sequence[Variant]) -> dict[str, Any]:

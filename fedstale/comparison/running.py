@@ -19,7 +19,7 @@ from fedstale.comparison.metrics import differing
 from fedstale.comparison.plan import PlannedRun
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, FedstaleError
-from fedstale.parallel import Say, WorkerPool
+from fedstale.parallel import Report, WorkerPool
 from fedstale.reports.folder import CONFIG, LOCK, SUMMARY
 from fedstale.simulation.progress import Progress
 from fedstale.simulation.run import simulate
@@ -27,7 +27,7 @@ from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.traces import TraceSet
 from fedstale.traces.io.mapped import Shared, share
 
-_SAY_S = 0.5
+_REPORT_EVERY_S = 0.5
 
 
 State = Literal["new", "half", "failed", "done"]
@@ -45,7 +45,7 @@ def run(
         workers: processes at a time.
         log: file that gets what runs print.
         overwrite: whether finished and unfinished runs are begun anew.
-        watch: is told how far the runs are.
+        watch: called with how far the runs are.
 
     Returns:
         Why a run failed, by its folder, in the order of the runs; all others are done.
@@ -54,7 +54,7 @@ def run(
         ConfigError: a folder holds another run, or a run cannot begin; the others keep what they
             have done.
         KeyboardInterrupt: it was asked to stop; the runs keep what they have done. The message
-            says how many are done.
+            states how many are done.
     """
     states = {run.folder: "failed" if overwrite else state(run) for run in runs}
     todo = deque(run for run in runs if states[run.folder] != "done")
@@ -66,14 +66,14 @@ def run(
             while todo or pool.n_busy:
                 while todo and pool.n_busy < workers:
                     run = todo.popleft()
-                    pool.give(_Job(run=run, begun=states[run.folder], traces=traces.of(run)))
-                for job, news, what in pool.heard():
+                    pool.submit(_Job(run=run, begun=states[run.folder], traces=traces.of(run)))
+                for job, news, what in pool.events():
                     folder = job.run.folder
                     if news == "rejected":
                         raise _not_begun(job.run, what)
                     if news == "died" or (news == "done" and what):
                         failed[folder] = " ".join(what.split())
-                    shares[folder] = what if news == "said" else 1.0
+                    shares[folder] = what if news == "progress" else 1.0
                 watch(shares)
     except KeyboardInterrupt:
         n_done = sum(state(run) == "done" for run in runs)
@@ -171,17 +171,17 @@ def _not_begun(run: PlannedRun, problem: object) -> ConfigError:
     return ConfigError(f"variant {run.variant!r}, seed {run.seed}: {problem}")
 
 
-def _simulated(job: _Job, say: Say) -> str:
+def _simulated(job: _Job, report: Report) -> str:
     """Simulate, in a process of its own, and return why the run failed if it did."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    said_at, run, traces = 0.0, job.run, job.traces
+    reported_at, run, traces = 0.0, job.run, job.traces
 
     def watch(grid: TraceGrid, progress: Progress) -> None:
-        nonlocal said_at
+        nonlocal reported_at
         now = time.perf_counter()
-        if now - said_at >= _SAY_S:
-            said_at = now
-            say(_share(grid.now(), progress))
+        if now - reported_at >= _REPORT_EVERY_S:
+            reported_at = now
+            report(_share(grid.now(), progress))
 
     result = simulate(
         run.config,

@@ -1,8 +1,8 @@
 """Means over seeds, and differences paired by seed, with the 95% intervals of Student's t.
 
-Two variants that run with the same seed share their devices and their luck, so the difference
-within a seed says more than the difference of two means. Nothing is corrected for looking at many
-variants at once.
+Two variants that run with the same seed share their devices and random draws, so the difference
+within a seed has less noise than the difference of two means. Nothing is corrected for looking at
+many variants at once.
 
 Reference:
     Student. The Probable Error of a Mean. Biometrika 6 (1908).
@@ -93,7 +93,7 @@ def speed_up(own: Mapping[int, Reached], reference: Mapping[int, Reached]) -> Sp
         reference: the same of the reference.
 
     Returns:
-        None where nothing can be said: of no seed did either reach the target, or a time is 0.
+        None if no run of either reached the target, or a time is 0.
     """
     pairs = [(own[seed], reference[seed]) for seed in sorted(own.keys() & reference.keys())]
     if not any(a.ever or b.ever for a, b in pairs):

@@ -51,24 +51,24 @@ def words(comparison: "Comparison") -> tuple[list[str], list[list[str]]]:
 
 
 def notes(comparison: "Comparison") -> list[str]:
-    """Return what has to be said below the table, in sentences."""
-    said = [
+    """Return the notes below the table, in sentences."""
+    found = [
         "Intervals hold 95% (Student's t); differences and speed-ups are paired by seed with "
         f"{comparison.reference}."
     ]
     if any(len(one.runs) < 2 for one in comparison.variants):
-        said.append("Fewer than two runs give no interval.")
+        found.append("Fewer than two runs give no interval.")
     if any(one.n_reached < len(one.times) for one in comparison.variants):
-        said.append(
+        found.append(
             "A run that never reached the target counts with the time that it had, so its variant "
-            "took at least what is said; a speed-up marked ~ bounds nothing, because such runs are "
-            "on both sides."
+            "took at least the time stated; a speed-up marked ~ bounds nothing, because such runs "
+            "are on both sides."
         )
-    said += [
+    found += [
         f"Left out: {variant}, seed {seed}, which failed ({reason})."
         for variant, seed, reason in comparison.failures
     ]
-    return said
+    return found
 
 
 def markdown(comparison: "Comparison") -> str:

@@ -11,7 +11,7 @@ from fedstale.reports.figure import (
     Array,
     Figure,
     byte_unit,
-    numbers,
+    curve,
     plain,
     thinned,
     time_unit,
@@ -143,16 +143,15 @@ def _lines(run: "Run", position: int, members: Sequence[str], n_runs: int) -> li
 
 def _trace(line: _Line, x: Array) -> dict[str, Any]:
     kept = thinned(len(x), POINTS)
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if len(kept) <= 60 else "lines",
-        "name": plain(line.label),
-        "meta": f"series-{line.number % 7}",
-        "line": {"width": 2, "dash": DASHES[line.number % len(DASHES)]},
-        "marker": {"size": 5},
-        "x": numbers(x[kept]),
-        "y": numbers(line.values[kept]),
-    }
+    return curve(
+        line.label,
+        f"series-{line.number % 7}",
+        x[kept],
+        line.values[kept],
+        mode="lines+markers" if len(kept) <= 60 else "lines",
+        line={"width": 2, "dash": DASHES[line.number % len(DASHES)]},
+        marker={"size": 5},
+    )
 
 
 def _rank(source: str) -> int:

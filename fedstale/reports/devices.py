@@ -6,7 +6,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedstale.reports.figure import Array, Figure, Index, numbers, plain, thinned, time_unit
+from fedstale.reports.figure import (
+    Array,
+    Figure,
+    Index,
+    bars,
+    curve,
+    plain,
+    thinned,
+    time_unit,
+)
 from fedstale.simulation import flight as fl
 
 if TYPE_CHECKING:
@@ -20,10 +29,9 @@ BINS = 10
 """Intervals of the reported chance to finish in the curve of reliability."""
 FEWEST = 5
 """Jobs behind a point of that curve at least; fewer say more about chance than about a forecast."""
-_CAME_BACK = (fl.REPORTED, fl.REJECTED, fl.UNCLAIMED)
+_FINISHED = (fl.REPORTED, fl.REJECTED, fl.UNCLAIMED)
 _LABELLED = 40
 _JOBS_AS_SVG = 1500  # prints sharply and needs no WebGL, but zooms slowly beyond
-_LINES = {"type": "scatter", "mode": "lines"}
 _LINES_AND_DOTS = {
     "type": "scattergl",
     "mode": "lines+markers",
@@ -113,25 +121,22 @@ def _traces(
         if not drawn.any():
             continue
         jobs = events["job_id"].to_numpy(np.int64)[drawn].tolist()
-        traces.append(
-            {
-                # A dot at each end keeps jobs in sight that are shorter than a pixel.
-                **(_LINES if len(events) <= _JOBS_AS_SVG else _LINES_AND_DOTS),
-                "name": name,
-                "meta": name.split()[0],
-                "line": {"width": round(stroke, 2)},
-                "x": _broken(start[drawn] / length_s, end[drawn] / length_s),
-                "y": _broken(rows[drawn].astype(float), rows[drawn].astype(float)),
-                "customdata": [value for job in jobs for value in (job, job, None)],
-                "hovertemplate": "job %{customdata}, %{x:.4~g}",
-            }
-        )
+        hover = {
+            "customdata": [value for job in jobs for value in (job, job, None)],
+            "hovertemplate": "job %{customdata}, %{x:.4~g}",
+        }
+        # A dot at each end keeps jobs in sight that are shorter than a pixel.
+        kind = {} if len(events) <= _JOBS_AS_SVG else _LINES_AND_DOTS
+        width = {"line": {"width": round(stroke, 2)}}
+        x = _broken(start[drawn] / length_s, end[drawn] / length_s)
+        y = _broken(rows[drawn], rows[drawn])
+        traces.append(curve(name, name.split()[0], x, y, **kind, **width, **hover))
     return traces
 
 
-def _broken(first: Array, second: Array) -> list[float | None]:
+def _broken(first: npt.ArrayLike, second: npt.ArrayLike) -> Array:
     """Return pairs of numbers, each followed by a break in the line."""
-    return numbers(np.stack([first, second, np.full(len(first), np.nan)], axis=1).ravel())
+    return np.stack(np.broadcast_arrays(first, second, np.nan), axis=1).ravel()
 
 
 def gini(amounts: npt.ArrayLike) -> float:
@@ -168,7 +173,7 @@ def used_jobs(run: "Run") -> Index:
 
 
 def participation(run: "Run") -> Figure | None:
-    """Return used training jobs over devices, or None if nobody's work was used."""
+    """Return used training jobs over devices, or None if no device's work was used."""
     counts = used_jobs(run)
     if not counts.sum():
         return None
@@ -179,17 +184,11 @@ def participation(run: "Run") -> Figure | None:
     )
     if len(kept) < len(counts):
         about += f" {DEVICES:,} of the devices are drawn, evenly spread."
-    trace = {
-        "type": "scatter",
-        "mode": "lines",
-        "fill": "tozeroy",
-        "line": {"shape": "hvh", "width": 2},
-        "name": "training jobs used",
-        "meta": "series-0",
-        "showlegend": False,
-        "x": (kept + 1).tolist(),
-        "y": counts[kept].tolist(),
-    }
+    line = {"shape": "hvh", "width": 2}
+    x, y = kept + 1, counts[kept]
+    trace = curve(
+        "training jobs used", "series-0", x, y, fill="tozeroy", line=line, showlegend=False
+    )
     levels = [0, 10, 25, 50, 75, 90, 100]
     return Figure(
         id="participation",
@@ -216,15 +215,7 @@ def working(run: "Run") -> Figure | None:
     mean = np.diff(worked_by(start[drawn], end[drawn], edges)) / np.diff(edges)
     unit, length_s = time_unit(run.end_s)
     step_unit, step_length_s = time_unit(step_s * 2)
-    trace = {
-        "type": "bar",
-        "name": "devices at work",
-        "meta": "series-2",
-        "showlegend": False,
-        "x": numbers((edges[:-1] + edges[1:]) / 2 / length_s),
-        "width": numbers(np.diff(edges) / length_s),
-        "y": numbers(mean),
-    }
+    trace = bars("devices at work", "series-2", edges / length_s, mean)
     return Figure(
         id="working",
         title="Devices at work",
@@ -270,64 +261,51 @@ def _step(span_s: float) -> float:
 
 
 def reliability(run: "Run") -> Figure | None:
-    """Return how often jobs came back against how likely their devices had said that is.
+    """Return how often jobs finished against the chance that their devices had reported.
 
-    A job came back if its reply arrived before its message expired, whatever the server made of it.
-    Jobs that were out when the run ended, and those in which the app failed, are left out.
+    A job finished if its reply arrived before its message expired, even if the server rejected it.
+    Jobs in flight at the end of the run, and those in which the app failed, are left out. None if
+    no device forecast itself, or the run was written before the column was.
     """
     if "reported_p_finish" not in run.jobs:
         return None
     status = run.jobs["status"].to_numpy(object)
-    said = run.jobs["reported_p_finish"].to_numpy(np.float64)
-    known = np.isfinite(said) & (status != fl.FLYING) & (status != fl.CLIENT_ERROR)
+    reported = run.jobs["reported_p_finish"].to_numpy(np.float64)
+    known = np.isfinite(reported) & (status != fl.FLYING) & (status != fl.CLIENT_ERROR)
     if not known.any():
         return None
-    said, happened = said[known], np.isin(status[known].astype(str), _CAME_BACK)
-    which = np.minimum((said * BINS).astype(np.int64), BINS - 1)
+    reported, finished = reported[known], np.isin(status[known].astype(str), _FINISHED)
+    which = np.minimum((reported * BINS).astype(np.int64), BINS - 1)
     n = np.bincount(which, minlength=BINS)
     some = np.flatnonzero(n)
-    x = np.bincount(which, said, BINS)[some] / n[some]
-    y = np.bincount(which, happened, BINS)[some] / n[some]
+    x = np.bincount(which, reported, BINS)[some] / n[some]
+    y = np.bincount(which, finished, BINS)[some] / n[some]
     shown = n[some] >= FEWEST
-    brier = float(np.mean((said - happened) ** 2))
-    base = float(happened.mean())
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": "devices",
-            "meta": "series-0",
-            "line": {"width": 2},
-            "marker": {"size": 7},
-            "x": numbers(x[shown]),
-            "y": numbers(y[shown]),
-            "text": [f"{count:,} jobs" for count in n[some][shown]],
-            "hovertemplate": "said %{x:.0%}, came back %{y:.0%}, %{text}",
-        },
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "as said",
-            "meta": "still",
-            "hoverinfo": "skip",
-            "line": {"width": 1, "dash": "dash"},
-            "x": [0.0, 1.0],
-            "y": [0.0, 1.0],
-        },
+    brier = float(np.mean((reported - finished) ** 2))
+    base = float(finished.mean())
+    hover = {
+        "text": [f"{count:,} jobs" for count in n[some][shown]],
+        "hovertemplate": "reported %{x:.0%}, finished %{y:.0%}, %{text}",
+    }
+    dots = {"mode": "lines+markers", "marker": {"size": 7}}
+    dashed = {"hoverinfo": "skip", "line": {"width": 1, "dash": "dash"}}
+    traces = [
+        curve("devices", "series-0", x[shown], y[shown], **dots, **hover),
+        curve("as reported", "still", [0.0, 1.0], [0.0, 1.0], **dashed),
     ]
     share = {"tickformat": ".0%", "range": [-0.03, 1.03]}
     return Figure(
         id="reliability",
-        title="Did devices keep their word?",
-        about=f"Of {len(said):,} training jobs their devices had said how likely they would finish "
-        f"the next one: on average {said.mean():.0%}, and {base:.0%} came back in time. "
-        f"Brier score {brier:.3f}; always saying {base:.0%} has {base * (1 - base):.3f}. "
+        title="Reliability of reported forecasts",
+        about=f"Before {len(reported):,} training jobs their devices had reported the chance to "
+        f"finish: on average {reported.mean():.0%}, and {base:.0%} finished in time. "
+        f"Brier score {brier:.3f}; always reporting {base:.0%} has {base * (1 - base):.3f}. "
         f"Points stand for {FEWEST} jobs or more.",
         traces=[trace for trace in traces if trace["x"]],
-        x_title="said",
-        y_title="came back",
+        x_title="reported",
+        y_title="finished",
         layout={"xaxis": share, "yaxis": share},
-        header=("said", "came back", "jobs"),
+        header=("reported", "finished", "jobs"),
         rows=[
             (f"{a:.2f}", f"{b:.2f}", f"{count:,}")
             for a, b, count in zip(x, y, n[some], strict=True)

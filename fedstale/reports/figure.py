@@ -32,13 +32,13 @@ _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure: what is drawn, and what is said about it."""
+    """A figure: what is drawn, and the words around it."""
 
     id: str
     """Name in the page, distinct."""
     title: str
     about: str
-    """What the figure says, in a sentence or two; plain text."""
+    """What the figure shows, in a sentence or two; plain text."""
     traces: Sequence[dict[str, Any]]
     """Traces as plotly.js takes them; `meta` is the role of the colour."""
     x_title: str
@@ -74,6 +74,44 @@ class Figure:
 
         layout = {**self.plot()["layout"], "title": {"text": plain(self.title)}}
         return PlotlyFigure(data=list(self.traces), layout=layout)
+
+
+def curve(
+    name: str,
+    role: str,
+    x: npt.ArrayLike,
+    y: npt.ArrayLike,
+    **more: Any,  # noqa: ANN401 - plotly's
+) -> dict[str, Any]:
+    """Return a trace of lines, or of markers if a mode says so.
+
+    Args:
+        name: in the legend; plain text.
+        role: of the colour.
+        x: positions, shape (n,).
+        y: heights, shape (n,).
+        more: what differs from a plain line, as plotly.js takes it.
+    """
+    xy = {"x": numbers(x), "y": numbers(y)}
+    line = {"type": "scatter", "mode": "lines", "line": {"width": 2}}
+    return {**line, "name": plain(name), "meta": role, **xy, **more}
+
+
+def bars(
+    name: str, role: str, edges: Array, heights: npt.ArrayLike, share: float = 1.0
+) -> dict[str, Any]:
+    """Return a trace of bars on intervals that follow one another.
+
+    Args:
+        name: of the trace; plain text.
+        role: of the colour.
+        edges: of the intervals, shape (n + 1,).
+        heights: of the bars, shape (n,).
+        share: of an interval that its bar is wide.
+    """
+    middle, width = numbers((edges[:-1] + edges[1:]) / 2), numbers(share * np.diff(edges))
+    trace = {"type": "bar", "name": plain(name), "meta": role, "showlegend": False}
+    return {**trace, "x": middle, "width": width, "y": numbers(heights)}
 
 
 def why_missing() -> str:

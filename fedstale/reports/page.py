@@ -63,7 +63,7 @@ def write_comparison(runs: "Sequence[Run]", out: Path) -> Path:
     """Write a page on several runs: their metrics overlaid, and a table.
 
     Args:
-        runs: the runs; two whose folders are called alike are told apart by their parents.
+        runs: the runs; two whose folders have the same name get that of the parent as well.
         out: file to write.
 
     Returns:
@@ -73,7 +73,7 @@ def write_comparison(runs: "Sequence[Run]", out: Path) -> Path:
         ConfigError: the file cannot be written.
         ProtocolError: a table of a run cannot be read.
     """
-    runs = _told_apart(runs)
+    runs = _distinct(runs)
     first = (
         f"Metrics of each run against device time and against bytes moved. {curves.hidden(runs)}"
     )
@@ -158,7 +158,7 @@ def _write_page(
     runs: "Sequence[Run]" = (),
     texts: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a page; page.html says in which order its parts stand."""
+    """Write a page; page.html has the order of its parts."""
     templates = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, keep_trailing_newline=True
     )
@@ -189,14 +189,14 @@ def _hidden(run: "Run", figures: Sequence[Figure]) -> str:
         ("timeline" not in drawn, "No device ever started a job."),
         ("participation" not in drawn, "No device's training was used."),
         ("failures" not in drawn, "No job came to nothing."),
-        ("staleness" not in drawn, "The strategy tells no staleness and no weights."),
+        ("staleness" not in drawn, "The strategy states no staleness and no weights."),
     ]
-    said = [sentence for holds, sentence in sentences if holds]
-    said += [sentence] if (sentence := curves.hidden([run])) else []
-    return " ".join(said)
+    found = [sentence for holds, sentence in sentences if holds]
+    found += [sentence] if (sentence := curves.hidden([run])) else []
+    return " ".join(found)
 
 
-def _told_apart(runs: "Sequence[Run]") -> "list[Run]":
+def _distinct(runs: "Sequence[Run]") -> "list[Run]":
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return list(runs)

@@ -42,7 +42,7 @@ class Run:
 
     Attributes:
         folder: where the run is.
-        name: name of the folder; pages may tell runs of the same name apart by another one.
+        name: name of the folder; on a page with another run of that name, a longer one.
         summary: the plain figures of the run, as in summary.json.
         config_text: the resolved settings as TOML.
     """

@@ -129,7 +129,7 @@ def test_forecasts_arrive_and_the_agent_chooses_by_them(tmp_path):
     assert (
         events[events.kind == "train"].reported_p_finish.between(0.0, 1.0, inclusive="right").all()
     )
-    assert "Did devices keep their word?" in (tmp_path / "run" / "report.html").read_text()
+    assert "Reliability of reported forecasts" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def test_a_name_that_looks_like_a_place_in_the_template_is_left_alone(page_of):
 def test_a_run_without_any_job_says_what_is_not_shown(page_of):
     text = page_of(n_jobs=0)
     assert plots_of(text) == {}
-    for sentence in ("measured no metric", "No device ever started", "tells no staleness"):
+    for sentence in ("measured no metric", "No device ever started", "states no staleness"):
         assert sentence in text
 
 
