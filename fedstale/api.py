@@ -190,22 +190,17 @@ def compare(
         raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
     with ExitStack() as stack:
         folder = _folder(out, stack)
+        text = ""
         if isinstance(source, Sequence) and not isinstance(source, str):
-            plan, found = "", _of_runs(source, target, reference)
+            found = _of_runs(source, target, reference)
         else:
-            given = {"target": target, "reference": reference}
-            table = _table(source) | {k: v for k, v in given.items() if v is not None}
-            where = str(source) if isinstance(source, str | Path) else "plan"
-            plan = tomli_w.dumps(Plan.from_table(table, where=where).table())
+            plan = _plan(source, {"target": target, "reference": reference})
+            text = tomli_w.dumps(plan.table())
             found = _of_plan(
-                Plan.from_table(table, where=where),
-                folder,
-                workers=workers or n_cores(),
-                overwrite=overwrite,
-                watch=watch,
+                plan, folder, workers=workers or n_cores(), overwrite=overwrite, watch=watch
             )
         _make(folder)
-        write(found, folder, plan=plan)
+        write(found, folder, plan=text)
         weakref.finalize(found, stack.pop_all().close)
     return found
 
@@ -299,6 +294,8 @@ def _of_runs(
     runs: Sequence[Run | str | Path], target: str | None, reference: str | None
 ) -> Comparison:
     """Return how finished runs compare, grouped by the settings in which they differ."""
+    if not runs:
+        raise ConfigError("runs = []: expected at least one finished run")
     check_target(target)
     variants = grouped([finished(run) for run in runs])
     names = list(variants)
@@ -307,10 +304,17 @@ def _of_runs(
     return analyse(variants, reference=reference or names[0], target=target)
 
 
-def _table(source: str | Path | Mapping[str, Any] | Plan) -> dict[str, Any]:
+def _plan(
+    source: str | Path | Mapping[str, Any] | Plan, overrides: Mapping[str, str | None]
+) -> Plan:
+    """Return a plan with some of its keys replaced."""
     if isinstance(source, Plan):
-        return source.table()
-    return dict(source) if isinstance(source, Mapping) else read_toml(Path(source))
+        table: Mapping[str, Any] = source.table()
+    else:
+        table = source if isinstance(source, Mapping) else read_toml(Path(source))
+    given = {key: value for key, value in overrides.items() if value is not None}
+    where = str(source) if isinstance(source, str | Path) else "plan"
+    return Plan.from_table({**table, **given}, where=where)
 
 
 def _folder(out: str | Path | None, stack: ExitStack) -> Path:

@@ -176,6 +176,8 @@ def test_finished_runs_are_compared_from_python(tmp_path):
     assert fedstale.compare(folders, reference="strategy=fedbuff").reference == "strategy=fedbuff"
     with pytest.raises(ConfigError, match="reference = 'x': expected one of"):
         fedstale.compare(folders, reference="x")
+    with pytest.raises(ConfigError, match="expected at least one finished run"):
+        fedstale.compare([])
 
 
 def test_a_plan_in_python_runs_and_writes_its_files(tmp_path):
