@@ -48,7 +48,7 @@ def write_run(run: "Run", out: Path) -> Path:
         devices.reliability(run),
     ]
     drawn = [figure for figure in figures if figure is not None]
-    return _write_page(
+    return write_figures(
         f"{run.summary['app']}: {run.name}",
         lead(run),
         drawn,
@@ -77,7 +77,7 @@ def write_comparison(runs: "Sequence[Run]", out: Path) -> Path:
     first = (
         f"Metrics of each run against device time and against bytes moved. {curves.hidden(runs)}"
     )
-    return _write_page(
+    return write_figures(
         f"{len(runs)} runs compared",
         f"{first} {curves.hidden(runs)}".strip(),
         curves.figures(runs),
@@ -93,17 +93,23 @@ def write_figures(
     figures: Sequence[Figure],
     out: Path,
     *,
+    cards: Sequence[tuple[str, str]] = (),
     tables: Mapping[str, Table] | None = None,
+    hidden: str = "",
+    runs: "Sequence[Run]" = (),
     texts: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a page of figures that belong to no run.
+    """Write a page of figures, and of what stands around them; page.html has the order.
 
     Args:
         title: heading of the page.
         first: what the page shows, in a sentence or two; plain text.
         figures: what is drawn, in this order.
         out: file to write.
+        cards: names and values at the head of the page.
         tables: header and rows of tables above the figures, by title.
+        hidden: what has no figure and why, in sentences.
+        runs: runs whose settings stand below the figures.
         texts: texts below the figures that are shown as they are, by title.
 
     Returns:
@@ -112,7 +118,26 @@ def write_figures(
     Raises:
         ConfigError: the file cannot be written.
     """
-    return _write_page(title, first, figures, out, tables=tables or {}, texts=texts or {})
+    templates = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, keep_trailing_newline=True
+    )
+    page = templates.get_template("page.html").render(
+        heading=title,
+        lead=first,
+        cards=cards,
+        tables=tables or {},
+        figures=figures,
+        hidden=hidden,
+        runs=runs,
+        texts=texts or {},
+        version=__version__,
+        clock=clock(runs) if runs else "",
+        plots=embedded([figure.plot() for figure in figures]),
+        plotly=re.sub(r"</(script)", r"<\\/\1", plotly_js(), flags=re.IGNORECASE),
+        style=(_HERE / "page.css").read_text(encoding="utf-8"),
+        script=(_HERE / "page.js").read_text(encoding="utf-8"),
+    )
+    return write_text(page, out)
 
 
 def embedded(value: object) -> str:
@@ -144,41 +169,6 @@ def write_text(text: str, out: Path) -> Path:
     finally:
         part.unlink(missing_ok=True)
     return out
-
-
-def _write_page(
-    heading: str,
-    first: str,
-    figures: Sequence[Figure],
-    out: Path,
-    *,
-    cards: Sequence[tuple[str, str]] = (),
-    tables: Mapping[str, Table] | None = None,
-    hidden: str = "",
-    runs: "Sequence[Run]" = (),
-    texts: Mapping[str, str] | None = None,
-) -> Path:
-    """Write a page; page.html has the order of its parts."""
-    templates = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, keep_trailing_newline=True
-    )
-    page = templates.get_template("page.html").render(
-        heading=heading,
-        lead=first,
-        cards=cards,
-        tables=tables or {},
-        figures=figures,
-        hidden=hidden,
-        runs=runs,
-        texts=texts or {},
-        version=__version__,
-        clock=clock(runs) if runs else "",
-        plots=embedded([figure.plot() for figure in figures]),
-        plotly=re.sub(r"</(script)", r"<\\/\1", plotly_js(), flags=re.IGNORECASE),
-        style=(_HERE / "page.css").read_text(encoding="utf-8"),
-        script=(_HERE / "page.js").read_text(encoding="utf-8"),
-    )
-    return write_text(page, out)
 
 
 def _hidden(run: "Run", figures: Sequence[Figure]) -> str:
