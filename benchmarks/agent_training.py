@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from recorded_fleets import LENGTH_S
 from recorded_scenarios import TURN_S, recorded_scenarios
 from results_file import write_result
-from scipy.stats import t as student
 from selection_training import HOURS_S, Trained, Window, train, training_kind
 from threadpoolctl import threadpool_limits
 
 from fedstale.agents import AgentSelector
 from fedstale.agents.env.forecast_table import ForecastTable
 from fedstale.agents.env.scenario import Scenario
+from fedstale.comparison.statistics import estimate
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import FedBuff, StaleStrategy
 from fedstale.strategies.schedule import k_sync
@@ -155,9 +155,8 @@ def spread_of(
     """Return the mean with its 95 % interval, on another scale; None of fewer than two values."""
     if len(values) < 2:
         return None
-    half = student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
-    middle = np.mean(values)
-    return [round(float(x), 3) for x in scale(np.array([middle, middle - half, middle + half]))]
+    found = estimate(values)
+    return [round(float(x), 3) for x in scale(np.array([found.mean, found.low, found.high]))]
 
 
 def tables(runs: list[Row]) -> list[Row]:

@@ -53,7 +53,7 @@ def main() -> None:
         command = [
             sys.executable,
             "-m",
-            "fedstale.cli.main",
+            "fedstale",
             "compare",
             str(PLANS / f"{name}.toml"),
         ]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedstale.cli.signals import end_on_signals
+from fedstale.cli.output import end_on_signals
 from fedstale.deployment.local import local_deployment
 from fedstale.deployment.replay import replay_app, replay_config
 from fedstale.reports.folder import EVENTS, SUMMARY

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fedstale.config import SimulationConfig
-from fedstale.reports.run_record import RunRecord
+from fedstale.reports.run import Run
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 
@@ -58,7 +58,7 @@ class Panel(NamedTuple):
         return round(self.left + self.width * min(max(seconds, 0.0), END_S) / END_S, 1)
 
 
-def run_of(name: str, traces: TraceSet, folder: Path) -> RunRecord:
+def run_of(name: str, traces: TraceSet, folder: Path) -> Run:
     """Return a strategy's run, simulated unless it is in its folder already."""
     path = folder / STRATEGIES[name]
     if not (path / "summary.json").is_file():
@@ -71,7 +71,7 @@ def run_of(name: str, traces: TraceSet, folder: Path) -> RunRecord:
             run_config={**COMMON, "strategy": STRATEGIES[name]},
         )
         simulate(config, path, traces=traces, overwrite=path.exists())
-    return RunRecord.read(path)
+    return Run(path)
 
 
 def windows(traces: TraceSet, device_id: str) -> Iterator[tuple[float, float]]:
@@ -98,10 +98,10 @@ def strokes(spans: Sequence[tuple[float, float, float]], kind: str, panel: Panel
 
 
 def timeline(
-    run: RunRecord, title: str, rows: dict[str, float], traces: TraceSet, panel: Panel
+    run: Run, title: str, rows: dict[str, float], traces: TraceSet, panel: Panel
 ) -> Iterator[str]:
     """Yield the drawing of what devices did in a run."""
-    jobs = run.events[run.events["kind"].str.startswith("train")]
+    jobs = run.jobs[run.jobs["kind"].str.startswith("train")]
     used = jobs[jobs["status"] == "reported"]
     flying = jobs["status"] == "flying"
     lost = jobs[(jobs["status"] != "reported") & ~flying]
@@ -132,7 +132,7 @@ def axis(panel: Panel, top: float, bottom: float) -> Iterator[str]:
         yield text(x, bottom + 15, label, "f", anchor)
 
 
-def curves(runs: dict[str, RunRecord], panel: Panel, top: float) -> Iterator[str]:
+def curves(runs: dict[str, Run], panel: Panel, top: float) -> Iterator[str]:
     """Yield accuracy against device time, each curve with its name at its end."""
     bottom = top + CURVES
     yield text(LEFT, top - 12, "Test accuracy against device time", "h")
@@ -194,9 +194,9 @@ def style() -> str:
     return f"{fixed}{rules(LIGHT)}@media(prefers-color-scheme:dark){{{rules(DARK)}}}"
 
 
-def drawing(runs: dict[str, RunRecord], traces: TraceSet) -> str:
+def drawing(runs: dict[str, Run], traces: TraceSet) -> str:
     """Return the picture."""
-    jobs = pd.concat([runs[name].events["device_id"] for name in SHOWN])
+    jobs = pd.concat([runs[name].jobs["device_id"] for name in SHOWN])
     order = jobs.value_counts(sort=False).sort_index().sort_values(ascending=False, kind="stable")
     rows = {str(device): TOP + ROW * (i + 0.5) for i, device in enumerate(order.index)}
     bottom = TOP + ROW * len(rows)
@@ -216,7 +216,7 @@ def drawing(runs: dict[str, RunRecord], traces: TraceSet) -> str:
     )
 
 
-def _last(run: RunRecord) -> float:
+def _last(run: Run) -> float:
     return float(run.metrics.query("source == 'server' and name == 'accuracy'")["value"].iloc[-1])
 
 

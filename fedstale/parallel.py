@@ -1,8 +1,10 @@
-"""Processes that do long jobs one after the other, and tell how far they are.
+"""Processes that do long jobs one after the other, and report progress.
 
-Each has a pipe of its own, so one that dies is noticed. All compute with one thread: sums of floats
-depend on the number of threads, and so would results; and two processes with a thread each are
-faster than one with two.
+Each has a pipe of its own, so that one that dies ends its own job and no other: an executor of
+`concurrent.futures` is broken by then, with all that its processes were doing, and a pool of
+`multiprocessing` waits for the lost job forever. Nor do these let a busy process write down what it
+has when its pool is left. All compute with one thread: sums of floats depend on the number of
+threads, and so would results; and two processes with a thread each are faster than one with two.
 """
 
 import multiprocessing
@@ -20,8 +22,9 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 from fedstale.errors import FedstaleError
 
 Job = TypeVar("Job")
-Say = Callable[[object], None]
-News = Literal["said", "done", "rejected", "died"]
+Report = Callable[[object], None]
+"""Sends progress of a job to the first process."""
+Event = Literal["progress", "done", "rejected", "died"]
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _WAIT_S = 0.5
@@ -34,12 +37,12 @@ class WorkerPool(Generic[Job]):
     A busy one gets a KeyboardInterrupt then, so that its job can write down what it has.
     """
 
-    def __init__(self, work: Callable[[Job, Say], object], log: Path) -> None:
+    def __init__(self, work: Callable[[Job, Report], object], log: Path) -> None:
         """Start no process yet.
 
         Args:
-            work: does a job; a function of a module, called with the job and with what tells the
-                first process how far it is. What it returns is told too.
+            work: does a job; a function of a module, called with the job and with a function that
+                sends progress to the first process. What it returns is sent too.
             log: file that gets what processes print.
         """
         self._work, self._log = work, log
@@ -51,17 +54,17 @@ class WorkerPool(Generic[Job]):
         """Number of jobs under way."""
         return len(self._busy)
 
-    def give(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
         """Let a process do a job, a new one if all are busy."""
         ours, process = self._idle.pop() if self._idle else self._started()
         self._busy[ours] = (process, job)
-        ours.send(job)
+        ours.send((self._work, job))
 
-    def heard(self) -> Iterator[tuple[Job, News, Any]]:
-        """Yield what processes tell, as soon as one tells something or after a moment.
+    def events(self) -> Iterator[tuple[Job, Event, Any]]:
+        """Yield what processes have sent, as soon as there is something or after a moment.
 
         Yields:
-            The job, and with "said" what its work said, with "done" what it returned, with
+            The job, and with "progress" what its work reported, with "done" what it returned, with
             "rejected" the FedstaleError that it raised as a string, with "died" how its process
             ended.
         """
@@ -77,7 +80,7 @@ class WorkerPool(Generic[Job]):
                 ready.close()
                 del self._busy[ready]
             else:
-                if news != "said":
+                if news != "progress":
                     del self._busy[ready]
                     self._idle.append((ready, process))
             yield job, news, what
@@ -108,7 +111,7 @@ class WorkerPool(Generic[Job]):
         ours, theirs = multiprocessing.Pipe()
         # A forked process would share torch's threads and Flower's state with this one.
         context = multiprocessing.get_context("spawn")
-        process = context.Process(target=_do_jobs, args=(theirs, self._work, self._log))
+        process = context.Process(target=_do_jobs, args=(theirs, self._log))
         with _one_thread_each():
             process.start()
         theirs.close()
@@ -130,8 +133,8 @@ def _one_thread_each() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _do_jobs(parent: Connection, work: Callable[[Job, Say], object], log: Path) -> None:
-    """Do jobs until nobody gives any."""
+def _do_jobs(parent: Connection, log: Path) -> None:
+    """Do jobs until no more are given; a job's function is not imported before signals are set."""
     # Ctrl-C reaches every process of a terminal; the first one decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -140,22 +143,22 @@ def _do_jobs(parent: Connection, work: Callable[[Job, Say], object], log: Path) 
 
     pa.set_cpu_count(1)
 
-    def say(what: object) -> None:
+    def report(what: object) -> None:
         try:
-            parent.send(("said", what))
+            parent.send(("progress", what))
         except OSError:
-            # Nobody waits for this job any more.
+            # The first process does not wait for this job any more.
             raise KeyboardInterrupt from None
 
     with suppress(KeyboardInterrupt):
         while True:
             try:
-                job = parent.recv()
+                work, job = parent.recv()
             except (EOFError, OSError):
                 return
-            news: tuple[News, object]
+            news: tuple[Event, object]
             try:
-                news = "done", work(job, say)
+                news = "done", work(job, report)
             except FedstaleError as problem:
                 news = "rejected", str(problem)
             with suppress(OSError):

@@ -21,7 +21,7 @@ from fedstale.errors import ConfigError, FedstaleError
 
 if TYPE_CHECKING:
     from fedstale.agents import Agent, Evaluation, Scenario, Scenarios, Training, TrainingProgress
-    from fedstale.parallel import Say
+    from fedstale.parallel import Report
     from fedstale.traces import TraceSet
     from fedstale.traces.forecast import Forecaster
     from fedstale.traces.io.mapped import Shared
@@ -224,9 +224,9 @@ def train_all(
         with WorkerPool(_train_shared, out / LOG) as pool:
             while todo or pool.n_busy:
                 while todo and pool.n_busy < workers:
-                    pool.give(todo.popleft())
-                for (_, training, _, _), news, what in pool.heard():
-                    if news == "said":
+                    pool.submit(todo.popleft())
+                for (_, training, _, _), news, what in pool.events():
+                    if news == "progress":
                         watch(what)
                     elif news != "done":
                         raise FedstaleError(f"seed {training.seed}: {what}")
@@ -236,10 +236,10 @@ def train_all(
 
 
 def _train_shared(
-    given: tuple["Shared[Scenarios]", "Training", Path, dict[str, Any]], say: "Say"
+    given: tuple["Shared[Scenarios]", "Training", Path, dict[str, Any]], report: "Report"
 ) -> None:
     shared, training, folder, options = given
-    _train(shared.open(), training, folder, options, say)
+    _train(shared.open(), training, folder, options, report)
 
 
 def _train(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedstale.cli.output import AsJson, one_sentence, say_json
+from fedstale.cli.output import AsJson, end_on_signals, one_sentence, say_json
 
 
 def up(
@@ -46,7 +46,6 @@ def up(
     All are Flower's own processes, with TLS and node keys; for trying and small deployments.
     """
     with one_sentence():
-        from fedstale.cli.signals import end_on_signals
         from fedstale.deployment.check import check_app
         from fedstale.deployment.local import local_deployment, run_app
         from fedstale.errors import ConfigError

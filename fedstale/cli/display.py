@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from fedstale.config import SimulationConfig, Until
-from fedstale.simulation.run import RunResult
+from fedstale.reports.run import Run
 from fedstale.strategies.server.runtime import Callback, Pace, Runtime
 
 _REFRESH_S = 0.2
@@ -89,9 +89,9 @@ def watching(
         yield callbacks
 
 
-def table(result: RunResult) -> None:
+def table(run: Run) -> None:
     """Print the end of a run."""
-    summary = result.summary
+    summary = run.summary
     console = Console()
     rows = Table(title=f"{summary['app']} on {summary['devices']} devices", title_justify="left")
     rows.add_column("")
@@ -99,9 +99,9 @@ def table(result: RunResult) -> None:
     for name, value in _rows(summary):
         rows.add_row(name, value)
     console.print(rows)
-    if result.reason and result.status == "stopped":
-        console.print(f"stopped: {result.reason}")
-    console.print(f"run folder: {result.folder}", soft_wrap=True, highlight=False)
+    if run.reason and run.status == "stopped":
+        console.print(f"stopped: {run.reason}")
+    console.print(f"run folder: {run.folder}", soft_wrap=True, highlight=False)
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Write a starting app, which runs under `fedstale simulate` and under `flwr run`.
+"""`fedstale new`: write a starting app, which runs under `fedstale simulate` and under `flwr run`.
 
 The template is itself a Flower app that runs, so it is linted, type-checked and tested like any
 other code; making a new one is giving it another name. A folder appears whole or not at all.
@@ -10,7 +10,11 @@ import tempfile
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from fedstale.cli.output import AsJson, one_sentence, say_json
 from fedstale.errors import ConfigError
 
 TEMPLATE = Path(__file__).parent.parent / "apps" / "template" / "starter-app"
@@ -21,6 +25,19 @@ _PACKAGE = "starter_app"
 _PROJECT = "starter-app"
 # Flower leaves folders of these names out of the bundle that it sends to the devices.
 _DROPPED = ("build", "eggs", "env", "ENV", "lib", "lib64", "parts", "venv")
+
+
+def new(
+    path: Annotated[Path, typer.Argument(help="Folder to make; its name becomes the app's.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a starting app that runs under fedstale simulate and under flwr run."""
+    with one_sentence():
+        create(path, name=path.name)
+    if as_json:
+        say_json(path)
+    else:
+        typer.echo(f"wrote {path}; try: fedstale simulate {path}")
 
 
 def create(path: Path, *, name: str | None = None) -> None:

@@ -1,12 +1,16 @@
-"""What commands write and say.
+"""What all commands do alike: options, what they write and say, and how they end.
 
-How a command tells its user what is wrong: one sentence on stderr, exit code 2, no traceback.
+What is wrong is one sentence on stderr with exit code 2, and no traceback. SIGTERM and a closed
+terminal end a command as Ctrl-C does.
 """
 
 import json
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +29,27 @@ def one_sentence() -> Iterator[None]:
     except FedstaleError as problem:
         typer.echo(f"fedstale: {problem}", err=True)
         raise typer.Exit(2) from None
+
+
+@contextmanager
+def end_on_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP, so that all clean-up is done.
+
+    Only the main thread hears signals; in another one this does nothing.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {n: signal.signal(n, end) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Native file to write, NAME.parquet.")]

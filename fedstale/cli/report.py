@@ -24,12 +24,14 @@ def report(
 ) -> None:
     """Write one HTML file that shows what a run did; of several runs, one that compares them."""
     with one_sentence():
-        from fedstale.reports.page import write_comparison, write_report
+        from fedstale.api import read_run
+        from fedstale.reports.page import write_comparison
 
-        if len(runs) == 1:
-            written = write_report(runs[0], out)
+        read = [read_run(run) for run in runs]
+        if len(read) == 1:
+            written = read[0].report(out)
         else:
-            written = write_comparison(runs, out or Path("comparison.html"))
+            written = write_comparison(read, out or Path("comparison.html"))
     if as_json:
         say_json(written, runs=[str(run) for run in runs])
     else:

@@ -18,8 +18,9 @@ from flwr.serverapp import Grid
 
 from fedstale.config import Until
 from fedstale.deployment.job_log import JobLog
+from fedstale.reports.costs import ledger
 from fedstale.reports.folder import CONFIG, DEPLOYED, RunFolder
-from fedstale.reports.ledger import ledger
+from fedstale.reports.run import report_at_end
 from fedstale.simulation.metrics import RunMetrics
 from fedstale.simulation.stock_strategies import report_stock_strategies
 from fedstale.strategies.server.runtime import Runtime
@@ -100,9 +101,6 @@ def write_run(
             "metrics": metrics.latest,
         }
     )
-    # Plotly is imported once a run is over, and only then.
-    from fedstale.reports.page import report_at_end  # noqa: PLC0415
-
     report_at_end(folder.path)
 
 

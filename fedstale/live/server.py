@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from fedstale.errors import ConfigError
 from fedstale.live.board import Board
-from fedstale.reports.plotly_js import plotly_js, why_missing
+from fedstale.reports.figure import plotly_js, why_missing
 
 PORT = 8760
 _TOKEN_BYTES = 18

@@ -1,33 +1,44 @@
 """One figure of a report as data: traces for plotly.js, words around them, and a table.
 
 Colours are roles ("download", "lost"), not values: the page looks them up, for light and for dark.
+Plotly draws it, in a page or in a notebook; it comes with `fedstale[server]` alone, because devices
+and servers without reports do without it.
 """
 
 import html
+import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedstale.errors import ConfigError
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure as PlotlyFigure
+
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.int64]
 
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 _TIME_UNITS = ((2 * 86_400.0, "days", 86_400.0), (2 * 3600.0, "h", 3600.0), (120.0, "min", 60.0))
+_MISSING = "figures need plotly, which is not installed: pip install 'fedstale[server]'"
 _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure: what is drawn, and what is said about it."""
+    """A figure: what is drawn, and the words around it."""
 
     id: str
     """Name in the page, distinct."""
     title: str
     about: str
-    """What the figure says, in a sentence or two; plain text."""
+    """What the figure shows, in a sentence or two; plain text."""
     traces: Sequence[dict[str, Any]]
     """Traces as plotly.js takes them; `meta` is the role of the colour."""
     x_title: str
@@ -49,6 +60,77 @@ class Figure:
         for axis, title in (("xaxis", self.x_title), ("yaxis", self.y_title)):
             layout[axis] = {"title": {"text": title}, **layout.get(axis, {})}
         return {"id": self.id, "traces": list(self.traces), "layout": layout}
+
+    def plotly(self) -> "PlotlyFigure":
+        """Return the figure for a notebook, in the colours of plotly.
+
+        Raises:
+            ConfigError: plotly is not installed.
+        """
+        if missing := why_missing():
+            raise ConfigError(missing)
+        # Slow to import, and few need it.
+        from plotly.graph_objects import Figure as PlotlyFigure  # noqa: PLC0415
+
+        layout = {**self.plot()["layout"], "title": {"text": plain(self.title)}}
+        return PlotlyFigure(data=list(self.traces), layout=layout)
+
+
+def curve(
+    name: str,
+    role: str,
+    x: npt.ArrayLike,
+    y: npt.ArrayLike,
+    **more: Any,  # noqa: ANN401 - plotly's
+) -> dict[str, Any]:
+    """Return a trace of lines, or of markers if a mode says so.
+
+    Args:
+        name: in the legend; plain text.
+        role: of the colour.
+        x: positions, shape (n,).
+        y: heights, shape (n,).
+        more: what differs from a plain line, as plotly.js takes it.
+    """
+    xy = {"x": numbers(x), "y": numbers(y)}
+    line = {"type": "scatter", "mode": "lines", "line": {"width": 2}}
+    return {**line, "name": plain(name), "meta": role, **xy, **more}
+
+
+def bars(
+    name: str, role: str, edges: Array, heights: npt.ArrayLike, share: float = 1.0
+) -> dict[str, Any]:
+    """Return a trace of bars on intervals that follow one another.
+
+    Args:
+        name: of the trace; plain text.
+        role: of the colour.
+        edges: of the intervals, shape (n + 1,).
+        heights: of the bars, shape (n,).
+        share: of an interval that its bar is wide.
+    """
+    middle, width = numbers((edges[:-1] + edges[1:]) / 2), numbers(share * np.diff(edges))
+    trace = {"type": "bar", "name": plain(name), "meta": role, "showlegend": False}
+    return {**trace, "x": middle, "width": width, "y": numbers(heights)}
+
+
+def why_missing() -> str:
+    """Return why no figure can be drawn here and what to do, or nothing if one can."""
+    return "" if importlib.util.find_spec("plotly") else _MISSING
+
+
+def plotly_js() -> str:
+    """Return plotly.js, the program inside a page that draws its figures.
+
+    Raises:
+        ConfigError: plotly is not installed.
+    """
+    if missing := why_missing():
+        raise ConfigError(missing)
+    # Slow to import, and only a page needs it.
+    from plotly.offline import get_plotlyjs  # noqa: PLC0415
+
+    return str(get_plotlyjs())
 
 
 def plain(text: object) -> str:

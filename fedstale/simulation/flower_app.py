@@ -125,14 +125,14 @@ class BatchedFunctions:
 
 @dataclass(frozen=True, slots=True)
 class FlowerApp:
-    """Where an app is and what its pyproject.toml says."""
+    """Where an app is and what its pyproject.toml says, or the objects that it is."""
 
     directory: Path
     name: str
-    server: str
-    """Reference of the ServerApp, module:attribute."""
-    client: str
-    """Reference of the ClientApp, module:attribute."""
+    server: str | ServerApp
+    """Reference of the ServerApp, module:attribute; or the ServerApp itself."""
+    client: str | ClientApp
+    """Reference of the ClientApp, module:attribute; or the ClientApp itself."""
     defaults: Mapping[str, Any]
     """The run config of pyproject.toml, flat."""
     costs: Costs
@@ -174,6 +174,27 @@ class FlowerApp:
             batched=None if batched is None else BatchedDeclaration.from_table(batched),
         )
 
+    @classmethod
+    def given(
+        cls,
+        name: str,
+        server: ServerApp,
+        client: ClientApp,
+        *,
+        run_config: Mapping[str, Any],
+        costs: Costs,
+    ) -> "FlowerApp":
+        """Return an app of objects, which no other process can load.
+
+        Args:
+            name: of the app.
+            server: its ServerApp.
+            client: its ClientApp.
+            run_config: what both see as their run config.
+            costs: what its messages cost.
+        """
+        return cls(Path.cwd(), name, server, client, dict(run_config), costs)
+
     def run_config(self, overrides: Mapping[str, Any]) -> UserConfig:
         """Return the run config with some values replaced.
 
@@ -195,6 +216,9 @@ class FlowerApp:
 
         Two apps may use the same module names: neither may see the other's.
         """
+        if not self.packages:
+            yield
+            return
         before, path = dict(sys.modules), list(sys.path)
         for name in before:
             if name.split(".")[0] in self.packages:
@@ -234,7 +258,8 @@ class FlowerApp:
     @property
     def packages(self) -> tuple[str, ...]:
         """Names of the top-level packages or modules that hold the two apps."""
-        return tuple({ref.split(":")[0].split(".")[0] for ref in (self.server, self.client)})
+        references = [ref for ref in (self.server, self.client) if isinstance(ref, str)]
+        return tuple({ref.split(":")[0].split(".")[0] for ref in references})
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +279,9 @@ def built_in_apps() -> list[str]:
     return sorted(p.parent.name for p in BUILT_IN.glob("*/pyproject.toml"))
 
 
-def _load(reference: str, directory: Path, kind: type[_App]) -> _App:
+def _load(reference: str | _App, directory: Path, kind: type[_App]) -> _App:
+    if not isinstance(reference, str):
+        return reference
     try:
         app = load_reference(reference, ConfigError, directory)
     except ConfigError:

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from flwr.app import ArrayRecord, Context, RecordDict
 
 from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
+from fedstale.reports.costs import COST_COLUMNS, ledger
 from fedstale.reports.folder import RunFolder
-from fedstale.reports.ledger import COLUMNS, ledger
+from fedstale.reports.run import Run, report_at_end
 from fedstale.simulation.costs import Costs
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
@@ -49,32 +50,23 @@ _LARGEST_SHARE = 0.05
 """Of the wall time of a run that may be spent on checkpoints."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a run left behind."""
-
-    folder: Path
-    status: str
-    """finished, stopped (at its limit), stuck, interrupted or failed."""
-    reason: str
-    summary: Mapping[str, Any]
-
-
 def simulate(
     config: SimulationConfig,
     out: Path,
     *,
     traces: TraceSet,
+    app: FlowerApp | None = None,
     overwrite: bool = False,
     resume: bool = False,
     callbacks: Iterable[Callback] = (),
-) -> RunResult:
+) -> Run:
     """Run an app on traces and write the run's folder.
 
     Args:
         config: the settings.
         out: the run's folder, to be made.
         traces: the devices that `config.traces` names.
+        app: an app of objects; None finds the one that `config.app` names.
         overwrite: whether an earlier run in the folder may be removed.
         resume: whether to go on with the run in the folder, which has the same settings, from its
             last checkpoint; without one it begins anew.
@@ -86,7 +78,7 @@ def simulate(
     Raises:
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
-    app = FlowerApp.find(config.app)
+    app = app or FlowerApp.find(config.app)
     run_config = app.run_config(config.run_config)
     costs = _overridden(app.costs, config.costs).resolved(run_config)
     traces = enrolled(traces, config)
@@ -203,10 +195,10 @@ def _written(
     metrics: RunMetrics,
     end: tuple[str, str],
     facts: Mapping[str, Any],
-) -> RunResult:
+) -> Run:
     """Write what came of a run that ended with a status and a reason."""
     folder.write_events(grid.event_tables())
-    events = folder.read_events([*COLUMNS, "reason"])
+    events = folder.read_events([*COST_COLUMNS, "reason"])
     status, reason = end
     if status == "finished":
         status, reason = _verdict(events)
@@ -223,13 +215,10 @@ def _written(
     if metrics.arrays is not None:
         folder.write_model(metrics.arrays)
     folder.write_summary(summary)
-    # Plotly is imported once a run is over, and only then.
-    from fedstale.reports.page import report_at_end  # noqa: PLC0415
-
-    report_at_end(folder.path)
+    run = report_at_end(folder.path)
     if status != "interrupted":
         folder.drop_checkpoints()
-    return RunResult(folder.path, status, reason, summary)
+    return run
 
 
 def _outcome(serve: Callable[[], None], directory: Path) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedstale.reports.run_record import RunRecord
+from fedstale.reports.run import Run
 
 BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "fidelity.py"))
 compare, measure, order = (BENCHMARK[name] for name in ("compare", "measure", "order"))
@@ -23,7 +23,7 @@ def test_real_processes_follow_the_simulation(tmp_path):
     assert found["duration"]["median_rounds"] < 0.25, found
     assert found["merge_order"] > 0.8, found
     assert found["same_status"] > 0.7, found
-    record = RunRecord.read(tmp_path / "deployment" / "run")
+    record = Run(tmp_path / "deployment" / "run")
     assert record.summary["status"] == "finished"
     assert record.summary["speed_up"] == 12.0
     assert (tmp_path / "deployment" / "run" / "report.html").is_file()

@@ -10,7 +10,7 @@ from small_deployment import PYPROJECT, write_app
 from fedstale.agents import AgentSelector
 from fedstale.config import SimulationConfig
 from fedstale.deployment.local import local_deployment, run_app
-from fedstale.reports.run_record import RunRecord
+from fedstale.reports.run import Run
 from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.simulation.run import simulate
 from fedstale.strategies.server.clients import Candidate, Candidates, Situation
@@ -117,15 +117,15 @@ def test_forecasts_arrive_and_the_agent_chooses_by_them(tmp_path):
         assert is_chosen.sum() == min(choice["k"], len(known))
         assert scores[is_chosen].min() >= scores[~is_chosen].max(initial=-np.inf)
 
-    record = RunRecord.read(tmp_path / "run")
-    events = record.events
+    record = Run(tmp_path / "run")
+    events = record.jobs
     queries = events[events.kind == "query.forecast"]
     assert (queries.status == "reported").sum() >= 3
     # Each training holds the chance that its device had stated before.
     assert (
         events[events.kind == "train"].reported_p_finish.between(0.0, 1.0, inclusive="right").all()
     )
-    assert "Did devices keep their word?" in (tmp_path / "run" / "report.html").read_text()
+    assert "Reliability of reported forecasts" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -157,10 +157,10 @@ def test_a_deployed_run_leaves_the_same_folder_as_a_simulated_one(tmp_path):
     files = {path.name for path in deployed.iterdir()}
     assert files >= {"config.toml", "events.parquet", "metrics.parquet", "model.safetensors"}
     assert files <= {path.name for path in simulated.iterdir()}
-    ours, theirs = RunRecord.read(deployed), RunRecord.read(simulated)
-    assert list(ours.events.columns) == list(theirs.events.columns)
+    ours, theirs = Run(deployed), Run(simulated)
+    assert list(ours.jobs.columns) == list(theirs.jobs.columns)
     assert list(ours.metrics.columns) == list(theirs.metrics.columns)
-    assert set(ours.events.kind) == set(theirs.events.kind) == {"train", "query.forecast"}
+    assert set(ours.jobs.kind) == set(theirs.jobs.kind) == {"train", "query.forecast"}
     assert set(ours.metrics.source) == set(theirs.metrics.source)
     assert ours.summary["status"] == theirs.summary["status"] == "finished"
     assert ours.summary["rounds"] == theirs.summary["rounds"] == 2

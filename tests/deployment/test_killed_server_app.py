@@ -14,7 +14,7 @@ from small_deployment import PYPROJECT, wait_for, write_app
 
 from fedstale.deployment import commands
 from fedstale.deployment.local import LINK, local_deployment, run_app
-from fedstale.reports.run_record import RunRecord
+from fedstale.reports.run import Run
 from fedstale.simulation.flower_app import BUILT_IN
 
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
@@ -179,9 +179,9 @@ def test_a_built_in_app_goes_on_in_a_new_run_and_leaves_a_run_folder(tmp_path):
         run_app(deployment, digits, run_config=config, show=seen.append)
     versions = [int(match[1]) for line in seen if (match := re.search(r"version (\d+), s", line))]
     assert versions == [3], seen
-    record = RunRecord.read(tmp_path / "run")
+    record = Run(tmp_path / "run")
     assert record.summary["status"] == "finished"
-    merged = record.events[record.events.aggregated_version == 3]
+    merged = record.jobs[record.jobs.aggregated_version == 3]
     assert len(merged) == 1
     assert (merged.delivered_at > merged.sent_at).all()
     assert (tmp_path / "run" / "report.html").is_file()

@@ -25,7 +25,7 @@ from fedstale.deployment.job_log import JobLog
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import recorded
 from fedstale.errors import ProtocolError
-from fedstale.reports.run_record import RunRecord
+from fedstale.reports.run import Run
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.compat import identity
 from fedstale.simulation.costs import Costs
@@ -270,7 +270,7 @@ def test_the_folder_of_a_real_run_is_one_of_a_run(tmp_path):
         GapAware(concurrency=3, buffer_size=2, seed=1).start(
             grid, initial(), 4, timeout=60.0, evaluate_fn=lambda v, a: MetricRecord({"loss": v})
         )
-    record = RunRecord.read(tmp_path / "run")
+    record = Run(tmp_path / "run")
     assert record.summary["status"] == "finished"
     assert (record.summary["rounds"], record.summary["seed"], record.summary["devices"]) == (
         4,

@@ -29,13 +29,13 @@ from fedstale.agents.env.learning_proxy import fitted, read_proxy
 from fedstale.agents.policy import files as agent_files
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
-from fedstale.compare import measured
-from fedstale.compare.plan import Plan
+from fedstale.comparison.metrics import finished, measured
+from fedstale.comparison.plan import Plan
 from fedstale.config import SimulationConfig
 from fedstale.errors import FedstaleError
+from fedstale.reports.costs import ledger
 from fedstale.reports.folder import RunFolder
-from fedstale.reports.ledger import ledger
-from fedstale.reports.run_record import RunRecord
+from fedstale.reports.run import Run
 from fedstale.simulation.flower_app import BUILT_IN, FlowerApp
 from fedstale.simulation.jobs import COLUMNS, table
 from fedstale.strategies.server.checkpoint import packed, read_checkpoint
@@ -69,8 +69,13 @@ def write_run(folder, status="finished"):
 
 
 def read_run(folder):
-    record = RunRecord.read(folder / "run")
+    record = Run(folder / "run")
     return record.end_s, record.busy_s, record.moved_bytes, record.outcome
+
+
+def read_measured(folder):
+    run = finished(folder / "run")
+    return run.seed, run.limit_s, measured(run, {"accuracy": "server"})
 
 
 def read_plan(path):
@@ -174,7 +179,7 @@ READERS = {
         data("000000001.checkpoint", packed({"w": np.arange(9.0), "n": 1})), read_checkpoint
     ),
     "run": Reader(write_run, read_run),
-    "run, measured": Reader(write_run, lambda f: measured.read("fedavg", f / "run")),
+    "run, measured": Reader(write_run, read_measured),
     "run, to resume": Reader(
         lambda folder: write_run(folder, "interrupted"),
         lambda folder: RunFolder.resume(folder / "run").__exit__(None, None, None),

@@ -83,7 +83,7 @@ def test_the_table_in_the_readme_is_what_the_demo_prints(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "fedstale.cli.main",
+        "fedstale",
         "simulate",
         "digits",
         "--out",

@@ -5,9 +5,12 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import fedstale
 
@@ -38,10 +41,30 @@ def test_a_layer_imports_only_the_layers_below_it(layer):
                 assert parts[1] in BELOW[layer], f"{path.relative_to(ROOT)} imports {name}"
 
 
+def declared(requirements):
+    return {Requirement(line).name.lower().replace("_", "-") for line in requirements}
+
+
+def test_every_import_of_the_product_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = declared(project["dependencies"])
+    extra = declared(line for lines in project["optional-dependencies"].values() for line in lines)
+    distributions = packages_distributions()
+    for folder in ("fedstale", *BELOW):
+        for path in (ROOT / folder).rglob("*.py"):
+            # Built-in apps are directories of Flower: each declares its own dependencies.
+            if "apps" in path.parts:
+                continue
+            for name in {name.split(".")[0] for name in imported(path)} - {"fedstale"}:
+                if name not in sys.stdlib_module_names:
+                    known = {d.lower().replace("_", "-") for d in distributions.get(name, [name])}
+                    assert known & (needed | extra), f"{path.relative_to(ROOT)} imports {name}"
+
+
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("fedstale", {"numpy", "torch", "flwr", "ray"}),
+        ("fedstale", {"numpy", "pandas", "torch", "flwr", "ray", "plotly"}),
         ("fedstale.traces", {"flwr", "ray", "stable_baselines3", "sb3_contrib", "gymnasium"}),
         ("fedstale.traces.sources", {"flwr", "ray", "stable_baselines3", "torch"}),
         ("fedstale.strategies", {"ray", "stable_baselines3", "sb3_contrib", "gymnasium"}),

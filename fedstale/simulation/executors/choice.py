@@ -124,9 +124,16 @@ def executor_for(
     Raises:
         ConfigError: the app cannot be run so, or something is not installed.
     """
-    load = ClientLoader(app.client, app.directory)
     if kind == "batched":
         return _batched(app, client)
+    if not isinstance(app.client, str):
+        if kind not in ("auto", "inline") or (workers or 1) > 1:
+            raise ConfigError(
+                f"executor = {kind!r}, workers = {workers}: a ClientApp that is an object is run "
+                "in this process alone; give the directory of an app to run it in others"
+            )
+        return InlineExecutor(client)
+    load = ClientLoader(app.client, app.directory)
     if kind == "ray":
         from fedstale.simulation.executors.ray import RayExecutor  # noqa: PLC0415 - an extra
 

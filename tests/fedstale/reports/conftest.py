@@ -5,7 +5,7 @@ import re
 import pytest
 from made_run import write_run
 
-from fedstale.reports.page import write_report
+from fedstale.reports.run import Run
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def page_of(tmp_path):
     """Return a function that writes a run and its report, and returns the page's own text."""
 
     def make(**options):
-        page = write_report(write_run(tmp_path / "run", **options))
+        page = Run(write_run(tmp_path / "run", **options)).report()
         return own_text(page)
 
     def own_text(page):

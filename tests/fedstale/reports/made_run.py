@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 
 from fedstale.config import SimulationConfig
+from fedstale.reports.costs import ledger
 from fedstale.reports.folder import RunFolder
-from fedstale.reports.ledger import ledger
 from fedstale.simulation.jobs import COLUMNS, EXPIRED, FLYING, INTERRUPTED, LATE, JobRow, table
 from fedstale.strategies.server.runtime import REPORTED
 

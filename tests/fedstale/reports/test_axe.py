@@ -7,7 +7,8 @@ from browser import browsing, missing
 from made_run import write_run
 
 from fedstale.live import Board, serving
-from fedstale.reports.page import write_comparison, write_report
+from fedstale.reports.page import write_comparison
+from fedstale.reports.run import Run
 
 AXE = Path(__file__).parents[3] / "node_modules" / "axe-core" / "axe.min.js"
 WITHOUT = missing() or ("" if AXE.is_file() else "needs axe-core: npm install --no-save axe-core")
@@ -32,7 +33,10 @@ def problems(browser):
 @pytest.mark.parametrize("dark", [False, True])
 def test_pages_of_runs_have_no_serious_problem(tmp_path, dark):
     folders = [write_run(tmp_path / name) for name in ("one", "two")]
-    pages = [write_report(folders[0]), write_comparison(folders, tmp_path / "both.html")]
+    pages = [
+        Run(folders[0]).report(),
+        write_comparison([Run(folder) for folder in folders], tmp_path / "both.html"),
+    ]
     with browsing(dark=dark) as browser:
         for page in pages:
             browser.open(page)

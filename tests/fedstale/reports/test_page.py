@@ -9,7 +9,8 @@ from made_run import HOSTILE, write_run
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.live.board import Board
 from fedstale.live.server import serving
-from fedstale.reports.page import report_at_end, write_comparison, write_report
+from fedstale.reports.page import write_comparison
+from fedstale.reports.run import Run, report_at_end
 
 
 class Seen(HTMLParser):
@@ -60,8 +61,8 @@ def test_a_report_says_how_to_run_it_again_and_with_what_settings(page_of):
 
 def test_the_same_run_gives_the_same_bytes(tmp_path):
     folder = write_run(tmp_path / "run")
-    first = write_report(folder).read_bytes()
-    assert write_report(folder, tmp_path / "other.html").read_bytes() == first
+    first = Run(folder).report().read_bytes()
+    assert Run(folder).report(tmp_path / "other.html").read_bytes() == first
 
 
 def test_a_report_names_no_address_that_a_browser_would_ask_for(page_of):
@@ -88,7 +89,7 @@ def test_a_name_that_looks_like_a_place_in_the_template_is_left_alone(page_of):
 def test_a_run_without_any_job_says_what_is_not_shown(page_of):
     text = page_of(n_jobs=0)
     assert plots_of(text) == {}
-    for sentence in ("measured no metric", "No device ever started", "tells no staleness"):
+    for sentence in ("measured no metric", "No device ever started", "states no staleness"):
         assert sentence in text
 
 
@@ -103,7 +104,7 @@ def test_a_missing_file_is_one_sentence_that_names_it(tmp_path, name):
     folder = write_run(tmp_path / "run")
     (folder / name).unlink()
     with pytest.raises(ConfigError, match=rf"has no {re.escape(name)}: expected") as caught:
-        write_report(folder)
+        Run(folder).report()
     assert "\n" not in str(caught.value)
     assert not (folder / "report.html").exists()
 
@@ -116,7 +117,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path, name, content):
     folder = write_run(tmp_path / "run")
     (folder / name).write_bytes(content)
     with pytest.raises(ProtocolError, match="run fedstale simulate again") as caught:
-        write_report(folder)
+        Run(folder).report()
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -126,24 +127,24 @@ def test_a_column_whose_name_is_no_text_is_one_sentence(tmp_path):
     written = (folder / "events.parquet").read_bytes()
     (folder / "events.parquet").write_bytes(written.replace(b"compute_s", b"comp\xf3te_s"))
     with pytest.raises(ProtocolError, match="is not a readable Parquet file") as caught:
-        write_report(folder)
+        Run(folder).report()
     assert "\n" not in str(caught.value)
 
 
 def test_a_folder_that_does_not_exist_is_one_sentence(tmp_path):
     with pytest.raises(ConfigError, match="is not a folder"):
-        write_report(tmp_path / "nothing")
+        Run(tmp_path / "nothing")
 
 
 def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path):
     folder = write_run(tmp_path / "run")
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_report(folder, tmp_path / "nowhere" / "report.html")
+        Run(folder).report(tmp_path / "nowhere" / "report.html")
 
 
 def test_a_comparison_overlays_the_runs_and_tells_namesakes_apart(tmp_path):
     folders = [write_run(tmp_path / parent / "run") for parent in ("fast", "slow")]
-    page = write_comparison(folders, tmp_path / "both.html")
+    page = write_comparison([Run(folder) for folder in folders], tmp_path / "both.html")
     text = re.sub(r"<script>.*?</script>", "", page.read_text(), flags=re.DOTALL)
     traces = plots_of(text)["metric-0-time"]["traces"]
     assert [trace["name"] for trace in traces] == ["fast/run", "slow/run"]
@@ -154,9 +155,9 @@ def test_a_comparison_overlays_the_runs_and_tells_namesakes_apart(tmp_path):
 def test_a_report_says_whose_time_it_shows(tmp_path, page_of):
     assert "Time is the devices' virtual time." in "".join(Seen(page_of()).text)
     deployed = write_run(tmp_path / "deployed", executor="SuperNodes")
-    words = "".join(Seen(write_report(deployed).read_text()).text)
+    words = "".join(Seen(Run(deployed).report().read_text()).text)
     assert "Time is that of the server's clock since the run began." in words
-    both = write_comparison([tmp_path / "run", deployed], tmp_path / "both.html")
+    both = write_comparison([Run(tmp_path / "run"), Run(deployed)], tmp_path / "both.html")
     words = "".join(Seen(both.read_text()).text)
     assert "virtual time, in deployed runs that of the server's clock" in words
 
@@ -170,7 +171,7 @@ def test_without_plotly_a_run_ends_and_says_what_to_install(tmp_path, monkeypatc
     assert "pip install 'fedstale[server]'" in said
     assert f"fedstale report {folder}" in said
     with pytest.raises(ConfigError, match=r"pip install 'fedstale\[server\]'"):
-        write_report(folder)
+        Run(folder).report()
     with (
         pytest.raises(ConfigError, match=r"pip install 'fedstale\[server\]'"),
         serving(Board("digits")),

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 from made_run import HOSTILE, write_run
 
-from fedstale.reports.run_record import RunRecord
+from fedstale.reports.run import Run
 from fedstale.traces import TraceSet
 
 ROOT = Path(__file__).parents[3]
@@ -36,7 +36,7 @@ def test_a_picture_draws_every_device_and_job_once(tmp_path, picture):
     traces = TraceSet.ideal(7)
     names = [str(name) for name in traces.device_ids]
     runs = {
-        name: RunRecord.read(write_run(tmp_path / kind, names=names, reason=HOSTILE))
+        name: Run(write_run(tmp_path / kind, names=names, reason=HOSTILE))
         for name, kind in picture.STRATEGIES.items()
     }
     root = ElementTree.fromstring(picture.drawing(runs, traces))
@@ -44,7 +44,7 @@ def test_a_picture_draws_every_device_and_job_once(tmp_path, picture):
     for path in root.iter("{http://www.w3.org/2000/svg}path"):
         kind = path.get("class")
         drawn[kind] = drawn.get(kind, 0) + path.get("d").count("M")
-    events = runs["FedAvg"].events
+    events = runs["FedAvg"].jobs
     used = (events["status"] == "reported").sum()
     # Each of two panels, and one stroke in the legend.
     assert drawn["s training"] == 2 * used + 1

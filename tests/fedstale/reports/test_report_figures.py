@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from made_run import write_run
 
 from fedstale.config import SimulationConfig
-from fedstale.reports import curves, forecasts, merges, participation, spending, timeline
-from fedstale.reports.page import write_report
-from fedstale.reports.run_record import RunRecord
+from fedstale.reports import aggregation, costs, curves, devices
+from fedstale.reports.run import Run
 
 sys.path.append(str(Path(__file__).parents[1] / "simulation"))
 
@@ -18,14 +17,14 @@ sys.path.append(str(Path(__file__).parents[1] / "simulation"))
 @pytest.fixture
 def record(tmp_path):
     """Return a function that makes a run and reads it back."""
-    return lambda **options: RunRecord.read(write_run(tmp_path / "run", **options))
+    return lambda **options: Run(write_run(tmp_path / "run", **options))
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any))
 def test_gini_is_half_the_mean_difference_over_the_mean(amounts):
     n, pairs = len(amounts), [abs(a - b) for a in amounts for b in amounts]
     expected = sum(pairs) / n**2 / (2 * sum(amounts) / n)
-    assert participation.gini(amounts) == pytest.approx(expected, abs=1e-12)
+    assert devices.gini(amounts) == pytest.approx(expected, abs=1e-12)
 
 
 @given(
@@ -38,13 +37,13 @@ def test_work_before_an_instant_is_the_sum_of_overlaps(jobs, instants):
     expected = [
         sum(max(0.0, min(t, e) - s) for s, e in zip(start, end, strict=True)) for t in instants
     ]
-    got = participation.worked_by(start, end, np.array(instants))
+    got = devices.worked_by(start, end, np.array(instants))
     assert got == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_ledger_on_the_page_closes(record):
     run = record()
-    device_time, traffic = spending.spending(run)
+    device_time, traffic = costs.figures(run)
     for figure, total in ((device_time, run.busy_s.sum() / 60.0), (traffic, run.moved_bytes.sum())):
         drawn = sum(value for trace in figure.traces for value in trace["x"])
         unit = {"device-min": 1.0, "device-h": 1 / 60.0, "MB": 1e-6}[figure.x_title]
@@ -54,16 +53,16 @@ def test_the_ledger_on_the_page_closes(record):
 def test_bytes_count_from_the_instant_at_which_a_device_is_done(record):
     run = record()
     instants = np.array([0.0, 95.0, 500.0, 1e9])
-    rows = list(zip(run.events["ended_at"], run.moved_bytes, strict=True))
+    rows = list(zip(run.jobs["ended_at"], run.moved_bytes, strict=True))
     expected = [sum(moved for ended, moved in rows if ended <= t) for t in instants]
     assert curves.bytes_at(run, instants).tolist() == expected
 
 
 def test_each_started_job_is_drawn_with_its_phases_or_as_lost(record):
     run = record()
-    drawn = {trace["name"]: trace for trace in timeline.timeline(run).traces}
+    drawn = {trace["name"]: trace for trace in devices.timeline(run).traces}
     jobs = {name: set(trace["customdata"]) - {None} for name, trace in drawn.items()}
-    status = run.events.set_index("job_id")["status"]
+    status = run.jobs.set_index("job_id")["status"]
     used = set(status.index[status == "reported"])
     assert jobs["download"] == jobs["training"] == jobs["upload"] == used
     assert jobs["lost work"] == set(status.index[status.isin(["interrupted", "late"])])
@@ -71,9 +70,9 @@ def test_each_started_job_is_drawn_with_its_phases_or_as_lost(record):
 
 
 def test_a_big_timeline_leaves_out_whole_devices_and_says_so(record, monkeypatch):
-    monkeypatch.setattr(timeline, "JOBS", 100)
+    monkeypatch.setattr(devices, "JOBS", 100)
     run = record(n_jobs=700, n_devices=50)
-    figure = timeline.timeline(run)
+    figure = devices.timeline(run)
     assert "of 50 devices" in figure.about
     jobs = {job for trace in figure.traces for job in trace["customdata"]} - {None}
     assert 50 < len(jobs) <= 100
@@ -81,7 +80,7 @@ def test_a_big_timeline_leaves_out_whole_devices_and_says_so(record, monkeypatch
 
 def test_a_long_curve_keeps_its_ends_and_says_that_it_is_thinned(record):
     metrics = [(float(t), t, "server", "loss", 1.0 / (1 + t)) for t in range(10_000)]
-    figure = curves.curves([record(metrics=metrics)])[0]
+    figure = curves.figures([record(metrics=metrics)])[0]
     (trace,) = figure.traces
     assert len(trace["x"]) == curves.POINTS
     assert trace["y"][0] == 1.0
@@ -91,22 +90,22 @@ def test_a_long_curve_keeps_its_ends_and_says_that_it_is_thinned(record):
 
 def test_devices_that_never_took_part_count_in_participation(record):
     run = record(n_jobs=7, n_devices=100)
-    counts = participation.used_jobs(run)
+    counts = devices.used_jobs(run)
     assert (len(counts), counts.sum()) == (100, 3)
-    assert "of 100 devices" in participation.participation(run).about
+    assert "of 100 devices" in devices.participation(run).about
 
 
 def test_staleness_counts_every_merged_update(record):
     run = record()
-    staleness, weights, _ = merges.merges(run)
-    assert sum(staleness.traces[0]["y"]) == run.events["staleness"].notna().sum()
-    assert sum(weights.traces[0]["customdata"]) == run.events["weight"].notna().sum()
+    staleness, weights, _ = aggregation.figures(run)
+    assert sum(staleness.traces[0]["y"]) == run.jobs["staleness"].notna().sum()
+    assert sum(weights.traces[0]["customdata"]) == run.jobs["weight"].notna().sum()
 
 
 def test_weights_are_listed_by_staleness_and_gaps_are_their_inverse(record):
     run = record()
-    _, weights, gaps = merges.merges(run)
-    merged = run.events[run.events["weight"].notna()]
+    _, weights, gaps = aggregation.figures(run)
+    merged = run.jobs[run.jobs["weight"].notna()]
     of_two = merged[merged["staleness"] == 2]
     row = next(row for row in weights.rows if row[0] == "2")
     assert row[1:] == (str(len(of_two)), *[f"{1 / np.sqrt(3):.3f}"] * 3)
@@ -116,20 +115,18 @@ def test_weights_are_listed_by_staleness_and_gaps_are_their_inverse(record):
 
 def test_updates_that_all_count_fully_have_no_gaps(record):
     run = record()
-    run.events["weight"] = run.events["weight"].where(run.events["weight"].isna(), 1.0)
-    assert [figure.id for figure in merges.merges(run)] == ["staleness", "weights"]
+    run.jobs["weight"] = run.jobs["weight"].where(run.jobs["weight"].isna(), 1.0)
+    assert [figure.id for figure in aggregation.figures(run)] == ["staleness", "weights"]
 
 
 def test_reliability_is_what_came_back_of_what_was_said(record):
     run = record()
-    assert forecasts.reliability(run) is None
-    status = run.events["status"]
+    assert devices.reliability(run) is None
+    status = run.jobs["status"]
     # Said 0.8 of jobs that came back and of those that got lost, 0.3 of one more that got lost.
-    run.events["reported_p_finish"] = np.where(
-        status.isin(["reported", "interrupted"]), 0.8, np.nan
-    )
-    run.events.loc[status.eq("late").idxmax(), "reported_p_finish"] = 0.3
-    figure = forecasts.reliability(run)
+    run.jobs["reported_p_finish"] = np.where(status.isin(["reported", "interrupted"]), 0.8, np.nan)
+    run.jobs.loc[status.eq("late").idxmax(), "reported_p_finish"] = 0.3
+    figure = devices.reliability(run)
     n_back, n_lost = (status == "reported").sum(), (status == "interrupted").sum()
     assert figure.traces[0]["x"] == pytest.approx([0.8])
     assert figure.traces[0]["y"] == pytest.approx([n_back / (n_back + n_lost)])
@@ -140,21 +137,21 @@ def test_reliability_is_what_came_back_of_what_was_said(record):
 
 def test_jobs_that_are_out_say_nothing_about_reliability(record):
     run = record()
-    flying = run.events["status"].isin(["flying", "client-error"])
-    run.events["reported_p_finish"] = np.where(flying, 0.9, np.nan)
-    assert forecasts.reliability(run) is None
-    del run.events["reported_p_finish"]
-    assert forecasts.reliability(run) is None
+    flying = run.jobs["status"].isin(["flying", "client-error"])
+    run.jobs["reported_p_finish"] = np.where(flying, 0.9, np.nan)
+    assert devices.reliability(run) is None
+    del run.jobs["reported_p_finish"]
+    assert devices.reliability(run) is None
 
 
 def test_a_strategy_without_staleness_has_no_such_figures(record):
-    assert merges.merges(record(stale=False)) == []
+    assert aggregation.figures(record(stale=False)) == []
 
 
 def test_failures_are_counted_by_ending_and_reason(record):
     run = record()
-    figure = spending.failures(run)
-    counts = run.events["status"].value_counts()
+    figure = costs.failures(run)
+    counts = run.jobs["status"].value_counts()
     assert dict(zip(figure.traces[0]["y"], figure.traces[0]["x"], strict=True)) == {
         name: counts[name] for name in ("interrupted", "late", "expired")
     }
@@ -169,7 +166,7 @@ def test_a_simulated_run_gets_its_report(tmp_path):
 
     traces = fleet([[(0.0, 400.0)], [(100.0, 900.0)], [(0.0, 1000.0)]])
     config = SimulationConfig(app=str(write_small_app(tmp_path / "app")), traces="given")
-    result = simulate(config, tmp_path / "run", traces=traces)
-    text = write_report(result.folder).read_text(encoding="utf-8")
+    run = simulate(config, tmp_path / "run", traces=traces)
+    text = run.report().read_text(encoding="utf-8")
     for name in ("metric-0-time", "timeline", "device-time", "participation"):
         assert f'id="plot-{name}"' in text

@@ -6,7 +6,8 @@ import pytest
 from browser import browsing, missing
 from made_run import HOSTILE, write_run
 
-from fedstale.reports.page import write_comparison, write_report
+from fedstale.reports.page import write_comparison
+from fedstale.reports.run import Run
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,7 +25,7 @@ CLICK = "document.querySelector('[data-move=' + arguments[0] + ']').click()"
 
 
 def test_a_run_of_ten_thousand_jobs_opens_from_disk_in_silence(tmp_path):
-    page = write_report(write_run(tmp_path / "run", n_jobs=10_000, n_devices=500))
+    page = Run(write_run(tmp_path / "run", n_jobs=10_000, n_devices=500)).report()
     with browsing() as browser:
         opened_s = []
         for _ in range(3):  # the first also starts the browser's processes
@@ -44,7 +45,7 @@ def test_a_run_of_ten_thousand_jobs_opens_from_disk_in_silence(tmp_path):
 
 
 def test_buttons_zoom_move_and_show_everything_again(tmp_path):
-    page = write_report(write_run(tmp_path / "run"))
+    page = Run(write_run(tmp_path / "run")).report()
     with browsing() as browser:
         browser.open(page)
         browser.see("plot-timeline")
@@ -61,7 +62,7 @@ def test_buttons_zoom_move_and_show_everything_again(tmp_path):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_follows_the_system_and_the_toggle(tmp_path, dark):
-    page = write_report(write_run(tmp_path / "run"))
+    page = Run(write_run(tmp_path / "run")).report()
     with browsing(dark=dark) as browser:
         browser.open(page)
         browser.see("plot-timeline")
@@ -81,7 +82,10 @@ def test_nothing_overflows_at_the_width_of_a_phone(tmp_path):
     names = [f"{long}{i}" for i in range(7)]
     folder = write_run(tmp_path / "run", names=names, app=long, reason=long)
     other = write_run(tmp_path / "other", app=long)
-    pages = [write_report(folder), write_comparison([folder, other], tmp_path / "both.html")]
+    pages = [
+        Run(folder).report(),
+        write_comparison([Run(folder), Run(other)], tmp_path / "both.html"),
+    ]
     with browsing(width=390) as browser:
         for page in pages:
             browser.open(page)
@@ -96,7 +100,10 @@ def test_hostile_names_stay_text(tmp_path):
     metrics = [(1.0, 1, "server", f"{HOSTILE}accuracy", 0.5), (2.0, 1, HOSTILE, HOSTILE, 0.5)]
     folder = write_run(tmp_path / "run", names=names, app=HOSTILE, reason=HOSTILE, metrics=metrics)
     hostile = shutil.copytree(folder, tmp_path / "<script>window.hurt = 1<`script>")
-    pages = [write_report(folder), write_comparison([folder, hostile], tmp_path / "both.html")]
+    pages = [
+        Run(folder).report(),
+        write_comparison([Run(folder), Run(hostile)], tmp_path / "both.html"),
+    ]
     with browsing() as browser:
         for page in pages:
             browser.open(page)
@@ -113,7 +120,7 @@ def test_hostile_names_stay_text(tmp_path):
 
 
 def test_every_control_has_a_name_and_the_tab_key_reaches_it(tmp_path):
-    page = write_report(write_run(tmp_path / "run"))
+    page = Run(write_run(tmp_path / "run")).report()
     nameless = """
     return [...document.querySelectorAll("button, summary, [role=img], [role=region]")].filter(
       (one) => !(one.getAttribute("aria-label") || one.textContent).trim()

@@ -99,7 +99,7 @@ def test_what_cannot_be_resumed_is_refused(tmp_path, traces):
 
 
 def fedstale(*words):
-    return [sys.executable, "-m", "fedstale.cli.main", "simulate", *words]
+    return [sys.executable, "-m", "fedstale", "simulate", *words]
 
 
 @pytest.mark.slow

@@ -1,57 +1,70 @@
-"""The page of a comparison: mean curves, times to the target, differences from the reference.
+"""The files of a comparison: its numbers, and a page of curves, times and differences.
 
-Every variant has a colour, a dash and a marker of its own, so that no reader needs to tell colours
-apart.
+Every variant has a colour, a dash and a marker of its own, so that no reader needs to
+distinguish colours.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedstale.compare.judged import Comparison, Judged
-from fedstale.compare.measured import Measured
-from fedstale.compare.statistics import Estimate, estimate
-from fedstale.compare.table import between, notes, ratio, table
-from fedstale.reports.figure import Array, Figure, numbers, plain, time_unit
-from fedstale.reports.page import write_figures
+from fedstale.comparison.analysis import Comparison, Variant, as_json
+from fedstale.comparison.statistics import Estimate, estimate
+from fedstale.comparison.table import between, markdown, notes, ratio, words
+from fedstale.reports.figure import (
+    DASHES,
+    MARKERS,
+    Array,
+    Figure,
+    curve,
+    plain,
+    time_unit,
+)
+from fedstale.reports.page import write_figures, write_text
+from fedstale.reports.run import Run
 
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
+PAGE, NUMBERS, LINES, MARKDOWN = (f"comparison.{end}" for end in ("html", "json", "csv", "md"))
 _INSTANTS = 201
 _ROW_PX = 34
 # More bands than these hide one another.
 _BANDS = 4
 
 
-def write_judged(comparison: Comparison, out: Path, *, plan: str = "") -> Path:
-    """Write the page of a comparison.
+def write(comparison: Comparison, folder: Path, *, plan: str = "") -> dict[str, Any]:
+    """Write the page of a comparison, and its numbers as JSON, CSV and Markdown.
 
     Args:
-        comparison: what is shown.
-        out: HTML file to write.
-        plan: what was asked for, as TOML; shown as it is.
+        comparison: what is written.
+        folder: where; it exists.
+        plan: what was asked for, as TOML; the page shows it as it is.
 
     Returns:
-        The file.
+        What the JSON file holds.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: a file cannot be written.
     """
+    plain = as_json(comparison, root=folder)
+    write_text(json.dumps(plain, indent=2, allow_nan=False) + "\n", folder / NUMBERS)
+    write_text(comparison.table.to_csv(index=False, lineterminator="\n"), folder / LINES)
+    write_text(markdown(comparison), folder / MARKDOWN)
     n_runs = sum(len(one.runs) for one in comparison.variants)
     first = (
         f"{len(comparison.variants)} variants in {n_runs} runs, compared with "
         f"{comparison.reference}. {' '.join(notes(comparison))}"
     )
-    return write_figures(
+    write_figures(
         f"Compared with {comparison.reference}",
         first,
         figures(comparison),
-        out,
-        tables={"The variants": table(comparison)},
+        folder / PAGE,
+        tables={"The variants": words(comparison)},
         texts={"What was compared": plan} if plan else {},
     )
+    return plain
 
 
 def figures(comparison: Comparison) -> list[Figure]:
@@ -79,25 +92,22 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
         if not at.size:
             continue
         means = [estimate(column.tolist()) for column in values[:, at].T]
-        x = numbers(instants[at] / length_s)
+        x, role = instants[at] / length_s, f"series-{i % 7}"
         if has_bands and len(one.runs) > 1:
-            edge = {"type": "scatter", "mode": "lines", "meta": f"series-{i % 7}", "x": x}
-            quiet = {"hoverinfo": "skip", "showlegend": False, "line": {"width": 0}}
-            low, high = ([getattr(m, end) for m in means] for end in ("low", "high"))
-            traces.append({**edge, **quiet, "y": numbers(low)})
-            band = {"fill": "tonexty", "y": numbers(high)}
-            traces.append({**edge, **quiet, **band})
-        line = {"line": {"width": 2, "dash": _DASHES[i % len(_DASHES)]}}
-        y = numbers([m.mean for m in means])
-        traces.append({**_named(one, i), "mode": "lines", **line, "x": x, "y": y})
-    said = (
+            hidden = {"hoverinfo": "skip", "showlegend": False, "line": {"width": 0}}
+            traces.append(curve("", role, x, [m.low for m in means], **hidden))
+            band = {**hidden, "fill": "tonexty"}
+            traces.append(curve("", role, x, [m.high for m in means], **band))
+        line = {"width": 2, "dash": DASHES[i % len(DASHES)]}
+        traces.append(curve(one.name, role, x, [m.mean for m in means], line=line))
+    bands = (
         " Bands hold the mean with 95% confidence at each instant by itself." if has_bands else ""
     )
     return Figure(
         id=f"mean-{number}",
         title=f"{metric}, mean over seeds",
         about=f"{metric} from {comparison.sources[metric]}; a run that has ended keeps its last "
-        f"value.{said}",
+        f"value.{bands}",
         traces=traces,
         x_title=f"device time ({unit})",
         y_title=plain(metric),
@@ -105,7 +115,7 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
     )
 
 
-def _at(run: Measured, metric: str, comparison: Comparison, instants: Array) -> Array:
+def _at(run: Run, metric: str, comparison: Comparison, instants: Array) -> Array:
     """Return the last value measured until each instant, NaN before the first."""
     times, values = run.curve(metric, comparison.sources[metric])
     at = np.searchsorted(times, instants, side="right")
@@ -120,19 +130,11 @@ def _times(comparison: Comparison) -> Figure:
         for ever in (True, False):
             seeds = [seed for seed, time in one.times.items() if time.ever is ever]
             if seeds:
-                symbol = _MARKERS[i % len(_MARKERS)] + ("" if ever else "-open")
-                traces.append(
-                    {
-                        **_named(one, i),
-                        "mode": "markers",
-                        "showlegend": False,
-                        "marker": {"size": 10, "symbol": symbol},
-                        "x": numbers([one.times[seed].at_s / length_s for seed in seeds]),
-                        "y": [i] * len(seeds),
-                        "text": [f"seed {s}{'' if ever else ', never reached'}" for s in seeds],
-                        "hovertemplate": "%{x:.4~g}, %{text}",
-                    }
-                )
+                symbol = MARKERS[i % len(MARKERS)] + ("" if ever else "-open")
+                x = [one.times[seed].at_s / length_s for seed in seeds]
+                notes = [f"seed {s}{'' if ever else ', never reached'}" for s in seeds]
+                hover = {"text": notes, "hovertemplate": "%{x:.4~g}, %{text}"}
+                traces.append(_marks(one, i, symbol, x, [i] * len(seeds), **hover))
     return Figure(
         id="times",
         title=f"Device time to {comparison.target}",
@@ -145,7 +147,7 @@ def _times(comparison: Comparison) -> Figure:
         height=130 + _ROW_PX * len(comparison.variants),
         header=["variant", "seed", f"device time ({unit})", "reached"],
         rows=[
-            [one.variant, str(seed), f"{time.at_s / length_s:.4g}", "yes" if time.ever else "no"]
+            [one.name, str(seed), f"{time.at_s / length_s:.4g}", "yes" if time.ever else "no"]
             for one in comparison.variants
             for seed, time in one.times.items()
         ],
@@ -189,7 +191,7 @@ def _forest(
     name: str,
     title: str,
     about: str,
-    found: Sequence[tuple[int, Judged, Estimate, str]],
+    found: Sequence[tuple[int, Variant, Estimate, str]],
     *,
     x_title: str,
     level: float,
@@ -199,31 +201,24 @@ def _forest(
     Args:
         name: of the figure.
         title: of the figure.
-        about: what it says.
+        about: what it shows, in a sentence.
         found: number of the variant, the variant, its value and the value in words.
         x_title: of the axis.
         level: what means no difference.
     """
     traces: list[dict[str, Any]] = []
     for i, (number, one, value, text) in enumerate(found):
-        trace = {
-            **_named(one, number),
-            "mode": "markers",
-            "showlegend": False,
-            "marker": {"size": 10, "symbol": _MARKERS[number % len(_MARKERS)]},
-            "x": numbers([value.mean]),
-            "y": [i],
-            "text": [plain(text)],
-            "hovertemplate": "%{text}",
-        }
+        hover = {"text": [plain(text)], "hovertemplate": "%{text}"}
+        symbol = MARKERS[number % len(MARKERS)]
+        trace = _marks(one, number, symbol, [value.mean], [i], **hover)
         if np.isfinite(value.low):
             ends = {"array": [value.high - value.mean], "arrayminus": [value.mean - value.low]}
             trace["error_x"] = {"type": "data", "symmetric": False, **ends}
         traces.append(trace)
     if traces:
-        line = {"type": "scatter", "mode": "lines", "meta": "still", "hoverinfo": "skip"}
-        span = {"x": [level, level], "y": [-0.5, len(found) - 0.5], "showlegend": False}
-        traces.append({**line, "name": "no difference", "line": {"width": 1}, **span})
+        still = {"hoverinfo": "skip", "showlegend": False, "line": {"width": 1}}
+        span = [-0.5, len(found) - 0.5]
+        traces.append(curve("no difference", "still", [level, level], span, **still))
     return Figure(
         id=name,
         title=title,
@@ -234,19 +229,27 @@ def _forest(
         layout={"yaxis": _names([one for _, one, _, _ in found])},
         height=130 + _ROW_PX * len(found),
         header=["variant", "mean and interval", "pairs"],
-        rows=[[one.variant, text, str(value.n)] for _, one, value, text in found],
+        rows=[[one.name, text, str(value.n)] for _, one, value, text in found],
     )
 
 
-def _named(one: Judged, number: int) -> dict[str, Any]:
-    return {"type": "scatter", "name": plain(one.variant), "meta": f"series-{number % 7}"}
+def _marks(
+    one: Variant,
+    number: int,
+    symbol: str,
+    x: Sequence[float],
+    y: Sequence[int],
+    **more: Any,  # noqa: ANN401 - plotly's
+) -> dict[str, Any]:
+    """Return marks of a variant, in its colour."""
+    marker = {"size": 10, "symbol": symbol}
+    role = f"series-{number % 7}"
+    return curve(one.name, role, x, y, mode="markers", showlegend=False, marker=marker, **more)
 
 
-def _names(variants: Sequence[Judged]) -> dict[str, Any]:
+def _names(variants: Sequence[Variant]) -> dict[str, Any]:
     """Return an axis with one row a variant, the first on top."""
-    labels = [
-        plain(one.variant if len(one.variant) <= 28 else one.variant[:27] + "…") for one in variants
-    ]
+    labels = [plain(one.name if len(one.name) <= 28 else one.name[:27] + "…") for one in variants]
     return {
         "range": [len(variants) - 0.4, -0.6],
         "tickvals": list(range(len(variants))),

@@ -5,6 +5,8 @@ replaces them, and its tables run-config and costs are merged key by key. Every 
 becomes one resolved configuration, checked against the app before anything runs.
 """
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -21,6 +23,17 @@ _TABLES = ("run-config", "costs")
 _NUMBERS = ("devices", "workers", "checkpoint-every")
 _SETTINGS = tuple(f.name.replace("_", "-") for f in fields(SimulationConfig) if f.name != "seed")
 _SEED_KEY = "seed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """One run of a comparison."""
+
+    variant: str
+    seed: int
+    config: SimulationConfig
+    """Resolved settings."""
+    folder: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +119,26 @@ class Plan:
             raise ConfigError(f"variant {variant!r}: {problem}") from None
         return replace(config, run_config=run_config, costs=costs.table())
 
+    def runs(self, folder: Path) -> list[PlannedRun]:
+        """Return all runs: all variants of a seed, then the next, so that pairs come whole.
+
+        Args:
+            folder: where the folders of the variants are, each with one folder a seed.
+
+        Raises:
+            ConfigError: the app, or a value, is not usable.
+        """
+        return [
+            PlannedRun(
+                variant=variant,
+                seed=seed,
+                config=self.config(variant, seed),
+                folder=folder / folder_name(variant) / str(seed),
+            )
+            for seed in self.seeds
+            for variant in self.variants
+        ]
+
     def table(self) -> dict[str, Any]:
         """Return the plan as a table that `from_table` reads."""
         own = {"seeds": list(self.seeds), "reference": self.reference}
@@ -120,6 +153,20 @@ class Plan:
             if merged:
                 found[name] = merged
         return found
+
+
+def folder_name(variant: str) -> str:
+    """Return a name for a variant's folder, distinct and safe, whatever the variant is called.
+
+    Example:
+        >>> folder_name("Gap-Aware"), folder_name("../b c")
+        ('Gap-Aware', 'b-c-2dc68644')
+    """
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", variant):
+        return variant
+    safe = re.sub(r"[^A-Za-z0-9_]+", "-", variant).strip("-")[:40]
+    digest = hashlib.blake2b(variant.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return f"{safe}-{digest}" if safe else digest
 
 
 def check_target(target: str | None) -> None:

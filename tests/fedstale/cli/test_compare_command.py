@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import typer
-from compared_runs import write_finished
 from typer.testing import CliRunner
 
 from fedstale.cli.compare import compare
 
-for part in ("reports", "simulation"):
-    sys.path.append(str(Path(__file__).parent.parent / part))
+for part in ("comparison", "reports", "simulation"):
+    sys.path.append(str(Path(__file__).parents[1] / part))
 
 
 @pytest.fixture
@@ -27,7 +26,14 @@ def run_command(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def runs(tmp_path):
+def write_finished():
+    from compared_runs import write_finished
+
+    return write_finished
+
+
+@pytest.fixture
+def runs(tmp_path, write_finished):
     """Return folders of two variants with two seeds each; one run of fedavg never gets to 0.8."""
     return [
         write_finished(
@@ -96,7 +102,7 @@ def test_the_report_shows_means_times_and_differences_and_obeys_no_name(
     assert "strategy=<b>fedbuff</b>" in Seen(text).text
 
 
-def test_a_page_of_one_run_without_a_target_has_no_intervals(run_command, tmp_path):
+def test_a_page_of_one_run_without_a_target_has_no_intervals(run_command, write_finished, tmp_path):
     run = write_finished(tmp_path / "run", accuracies=[(0.0, 0.5)])
     result = run_command(run)
     assert result.exit_code == 0
@@ -104,7 +110,7 @@ def test_a_page_of_one_run_without_a_target_has_no_intervals(run_command, tmp_pa
     assert "±" not in result.output
 
 
-def test_runs_that_measured_nothing_are_still_compared(run_command, tmp_path):
+def test_runs_that_measured_nothing_are_still_compared(run_command, write_finished, tmp_path):
     folders = [write_finished(tmp_path / a, after_end=a) for a in ("repeat", "stop")]
     result = run_command(*folders)
     assert result.exit_code == 0
@@ -140,7 +146,7 @@ def test_a_plan_that_cannot_be_is_one_sentence_and_writes_nothing(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nowhere"], "cannot be read"),
+        (["nowhere"], "'nowhere' is not a folder"),
         (["fedavg-1", "--target", "acuracy 0.8"], "no run measured 'acuracy'"),
         (["fedavg-1", "--reference", "x"], "reference = 'x': expected one of"),
     ],

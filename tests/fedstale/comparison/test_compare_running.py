@@ -13,8 +13,9 @@ from compared_runs import BASE, write_finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstale.compare import folders, running
-from fedstale.compare.plan import Plan
+from fedstale.comparison import running
+from fedstale.comparison.metrics import differing
+from fedstale.comparison.plan import Plan, PlannedRun, folder_name
 from fedstale.errors import ConfigError
 from fedstale.traces import TraceSet
 
@@ -31,63 +32,63 @@ SERVER_ENDS = """    config = context.run_config
 def test_a_folder_name_is_safe_whatever_the_variant_is_called(name):
     if not name.isprintable():
         return
-    safe = folders.folder_name(name)
+    safe = folder_name(name)
     assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", safe)
     assert len(safe) <= 64
 
 
 def test_variants_that_look_alike_have_folders_of_their_own():
     names = ["a/b", "a b", "a-b", "a:b", "..", ".", "/", "\\", "a" * 200, "a" * 201]
-    assert len({folders.folder_name(name) for name in names}) == len(names)
+    assert len({folder_name(name) for name in names}) == len(names)
 
 
 @pytest.fixture
-def task(tmp_path):
+def planned(tmp_path):
     """Return a run by hand, in a folder that holds nothing yet."""
-    return folders.Task(variant="A", seed=0, config=BASE, folder=tmp_path / "run")
+    return PlannedRun(variant="A", seed=0, config=BASE, folder=tmp_path / "run")
 
 
-def test_how_far_a_run_is_can_be_seen_in_its_folder(task):
-    assert folders.state(task) == "new"
-    write_finished(task.folder, status="stopped")
-    assert folders.state(task) == "done"
-    summary = task.folder / "summary.json"
+def test_how_far_a_run_is_can_be_seen_in_its_folder(planned):
+    assert running.state(planned) == "new"
+    write_finished(planned.folder, status="stopped")
+    assert running.state(planned) == "done"
+    summary = planned.folder / "summary.json"
     for status, state in (("failed", "failed"), ("interrupted", "half"), ("stuck", "done")):
         summary.write_text(f'{{"status": "{status}"}}')
-        assert folders.state(task) == state
+        assert running.state(planned) == state
     summary.unlink()
-    assert folders.state(task) == "half"
-    (task.folder / "config.toml").unlink()
+    assert running.state(planned) == "half"
+    (planned.folder / "config.toml").unlink()
     with pytest.raises(ConfigError, match="holds something that is no run"):
-        folders.state(task)
+        running.state(planned)
 
 
-def test_what_a_killed_process_left_of_its_first_file_is_in_nobodys_way(task):
-    task.folder.mkdir()
-    (task.folder / ".lock").touch()
-    (task.folder / ".config.toml.part").write_text("ap")
-    assert folders.state(task) == "new"
+def test_what_a_killed_process_left_of_its_first_file_is_in_nobodys_way(planned):
+    planned.folder.mkdir()
+    (planned.folder / ".lock").touch()
+    (planned.folder / ".config.toml.part").write_text("ap")
+    assert running.state(planned) == "new"
 
 
-def test_a_summary_that_cannot_be_read_is_one_sentence(task):
-    write_finished(task.folder)
-    (task.folder / "summary.json").write_text("[]")
+def test_a_summary_that_cannot_be_read_is_one_sentence(planned):
+    write_finished(planned.folder)
+    (planned.folder / "summary.json").write_text("[]")
     with pytest.raises(ConfigError, match="cannot be read"):
-        folders.state(task)
+        running.state(planned)
 
 
-def test_a_folder_with_another_run_is_an_error_that_names_what_differs(task):
-    write_finished(task.folder, run_config={"strategy": "fedavg"}, devices=3)
+def test_a_folder_with_another_run_is_an_error_that_names_what_differs(planned):
+    write_finished(planned.folder, run_config={"strategy": "fedavg"}, devices=3)
     with pytest.raises(ConfigError) as caught:
-        folders.state(task)
+        running.state(planned)
     assert "devices = 3 instead of None" in str(caught.value)
     assert "run-config.strategy = 'fedavg' instead of None" in str(caught.value)
 
 
-def test_where_clients_run_is_no_difference(task):
+def test_where_clients_run_is_no_difference(planned):
     other = replace(BASE, workers=3, executor="processes", checkpoint_every=0)
-    assert folders.differing(BASE, other) == ""
-    assert "batched" in folders.differing(BASE, replace(BASE, executor="batched"))
+    assert differing(BASE, other) == ""
+    assert "batched" in differing(BASE, replace(BASE, executor="batched"))
 
 
 @pytest.fixture
@@ -106,18 +107,8 @@ def plan(tmp_path):
     }
 
 
-def tasks_of(table, out):
-    plan = Plan.from_table(table, where="plan")
-    return [
-        folders.Task(
-            variant=variant,
-            seed=seed,
-            config=plan.config(variant, seed),
-            folder=out / variant / str(seed),
-        )
-        for seed in plan.seeds
-        for variant in plan.variants
-    ]
+def runs_of(table, out):
+    return Plan.from_table(table, where="plan").runs(out)
 
 
 def digests(folder):
@@ -126,22 +117,22 @@ def digests(folder):
 
 
 def test_what_is_done_is_kept_and_what_is_half_done_goes_on(plan, tmp_path):
-    tasks, log = tasks_of(plan, tmp_path / "runs"), tmp_path / "log.txt"
+    runs, log = runs_of(plan, tmp_path / "runs"), tmp_path / "log.txt"
     seen, environment = [], dict(os.environ)
-    assert running.run(tasks, workers=1, log=log, watch=lambda s: seen.append(dict(s))) == []
+    assert running.run(runs, workers=1, log=log, watch=lambda s: seen.append(dict(s))) == {}
     assert set(seen[0].values()) == {0.0}
     assert set(seen[-1].values()) == {1.0}
     assert dict(os.environ) == environment
-    one, two = (task.folder for task in tasks)
+    one, two = (run.folder for run in runs)
     written, expected = (one / "summary.json").stat().st_mtime_ns, digests(two)
     for name in ("summary.json", "events.parquet", "metrics.parquet"):
         (two / name).unlink()
-    assert [folders.state(task) for task in tasks] == ["done", "half"]
-    assert running.run(tasks, workers=2, log=log, watch=lambda shares: None) == []
+    assert [running.state(run) for run in runs] == ["done", "half"]
+    assert running.run(runs, workers=2, log=log, watch=lambda shares: None) == {}
     assert (one / "summary.json").stat().st_mtime_ns == written
     assert digests(two) == expected
     # Nothing is left to do, so nothing is started.
-    assert running.run(tasks, workers=1, log=Path("/nowhere/log"), watch=lambda s: None) == []
+    assert running.run(runs, workers=1, log=Path("/nowhere/log"), watch=lambda s: None) == {}
 
 
 def test_traces_of_several_runs_are_read_once_and_make_no_difference(plan, tmp_path, monkeypatch):
@@ -152,12 +143,12 @@ def test_traces_of_several_runs_are_read_once_and_make_no_difference(plan, tmp_p
         return load(spec, seed=seed)
 
     monkeypatch.setattr(TraceSet, "load", counted)
-    together, alone = tasks_of(plan, tmp_path / "together"), tasks_of(plan, tmp_path / "alone")
+    together, alone = runs_of(plan, tmp_path / "together"), runs_of(plan, tmp_path / "alone")
     log = tmp_path / "log"
-    assert running.run(together, workers=2, log=log, watch=lambda s: None) == []
+    assert running.run(together, workers=2, log=log, watch=lambda s: None) == {}
     assert loaded == [("synthetic:8", 1)]
     assert not list(tmp_path.glob(".traces-*"))
-    assert running.run(alone[1:], workers=1, log=log, watch=lambda s: None) == []
+    assert running.run(alone[1:], workers=1, log=log, watch=lambda s: None) == {}
     assert len(loaded) == 1
     assert digests(alone[1].folder) == digests(together[1].folder)
 
@@ -165,18 +156,18 @@ def test_traces_of_several_runs_are_read_once_and_make_no_difference(plan, tmp_p
 @pytest.mark.slow
 def test_a_process_that_dies_is_told_and_the_others_are_done(plan, tmp_path):
     plan["variants"] = {"dies": {"run-config": {"rounds": 13}}, "one": {}}
-    tasks = tasks_of(plan, tmp_path / "runs")
-    (failed,) = running.run(tasks, workers=1, log=tmp_path / "log", watch=lambda s: None)
-    assert failed.task.variant == "dies"
-    assert "ended with code 3" in failed.reason
-    assert [folders.state(task) for task in tasks] == ["half", "done"]
+    runs = runs_of(plan, tmp_path / "runs")
+    failed = running.run(runs, workers=1, log=tmp_path / "log", watch=lambda s: None)
+    assert list(failed) == [runs[0].folder]
+    assert "ended with code 3" in failed[runs[0].folder]
+    assert [running.state(run) for run in runs] == ["half", "done"]
 
 
 def test_a_run_that_cannot_begin_is_one_sentence_that_names_it(plan, tmp_path):
     plan["variants"] = {"one": {"traces": "no-such-file.parquet"}}
-    tasks = tasks_of(plan, tmp_path / "runs")
+    runs = runs_of(plan, tmp_path / "runs")
     with pytest.raises(ConfigError, match="variant 'one', seed 1: traces = 'no-such-file"):
-        running.run(tasks, workers=1, log=tmp_path / "log", watch=lambda s: None)
+        running.run(runs, workers=1, log=tmp_path / "log", watch=lambda s: None)
 
 
 COMMAND = """
@@ -197,9 +188,9 @@ def test_ctrl_c_leaves_what_is_done(plan, tmp_path):
     path.write_text(tomli_w.dumps(plan))
     command = [sys.executable, "-c", COMMAND, str(path), "--out", str(out), "--workers", "1"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    tasks = tasks_of(plan, out / "runs")
+    runs = runs_of(plan, out / "runs")
     try:
-        begun = tasks[1].folder / "config.toml"
+        begun = runs[1].folder / "config.toml"
         end = time.monotonic() + 120
         while not begun.is_file() and time.monotonic() < end:
             time.sleep(0.1)
@@ -210,4 +201,4 @@ def test_ctrl_c_leaves_what_is_done(plan, tmp_path):
         process.kill()
     assert process.returncode == 130
     assert "interrupted with 1 of 2 runs done; the same command goes on" in said
-    assert [folders.state(task) for task in tasks] == ["done", "half"]
+    assert [running.state(run) for run in runs] == ["done", "half"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from fedstale.config import SimulationConfig
+from fedstale.reports.costs import ledger
 from fedstale.reports.folder import RunFolder
-from fedstale.reports.ledger import ledger
 from fedstale.simulation.jobs import INTERRUPTED
 from fedstale.strategies.server.runtime import REPORTED
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstale.compare.plan import Plan
+from fedstale.comparison.plan import Plan
 from fedstale.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]

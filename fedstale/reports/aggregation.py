@@ -1,9 +1,13 @@
-"""How stale the merged updates were, and what weight they were given."""
+"""How stale the aggregated updates were, and what weight they were given."""
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedstale.reports.figure import Array, Figure, numbers, thinned
-from fedstale.reports.run_record import RunRecord
+from fedstale.reports.figure import Array, Figure, bars, curve, thinned
+
+if TYPE_CHECKING:
+    from fedstale.reports.run import Run
 
 PAIRS = 800
 """Pairs of staleness and weight that the figure of weights shows at most."""
@@ -11,31 +15,23 @@ _BARS = 60
 _GAPS, _ROWS = 40, 60
 
 
-def merges(run: RunRecord) -> list[Figure]:
-    """Return the distributions of staleness and weight; nothing where the strategy tells none."""
-    staleness = run.events["staleness"].to_numpy(np.float64)
-    weight = run.events["weight"].to_numpy(np.float64)
-    figures = []
+def figures(run: "Run") -> list[Figure]:
+    """Return the distributions of staleness and weight; nothing where it states none."""
+    staleness = run.jobs["staleness"].to_numpy(np.float64)
+    weight = run.jobs["weight"].to_numpy(np.float64)
+    found = []
     if np.isfinite(staleness).any():
         known = staleness[np.isfinite(staleness)]
         step = max(1, int(np.ceil((known.max() + 1) / _BARS)))
         edges = np.arange(0, known.max() + 1 + step, step)
         counts = np.histogram(known, edges)[0]
-        trace = {
-            "type": "bar",
-            "name": "updates",
-            "meta": "series-0",
-            "showlegend": False,
-            "x": numbers(edges[:-1] + (step - 1) / 2),
-            "width": [0.9 * step] * len(counts),
-            "y": counts.tolist(),
-        }
-        figures.append(
+        trace = bars("updates", "series-0", edges - 0.5, counts, share=0.9)
+        found.append(
             Figure(
                 id="staleness",
-                title="Staleness of merged updates",
-                about=f"{len(known):,} merged updates; median {np.median(known):g}, 90% at most "
-                f"{np.quantile(known, 0.9):g}, largest {known.max():g}.",
+                title="Staleness of aggregated updates",
+                about=f"{len(known):,} aggregated updates; median {np.median(known):g}, 90% at "
+                f"most {np.quantile(known, 0.9):g}, largest {known.max():g}.",
                 traces=[trace],
                 x_title="staleness (model versions)",
                 y_title="updates",
@@ -48,9 +44,9 @@ def merges(run: RunRecord) -> list[Figure]:
         )
     known_both = np.flatnonzero(np.isfinite(weight) & np.isfinite(staleness))
     if len(known_both):
-        figures.append(_weights(staleness[known_both], weight[known_both]))
-        figures += _divisors(weight[known_both])
-    return figures
+        found.append(_weights(staleness[known_both], weight[known_both]))
+        found += _divisors(weight[known_both])
+    return found
 
 
 def _weights(staleness: Array, weight: Array) -> Figure:
@@ -64,18 +60,17 @@ def _weights(staleness: Array, weight: Array) -> Figure:
     )
     if len(kept) < len(distinct):
         about += f" {PAIRS:,} of {len(distinct):,} pairs are drawn, evenly spread."
-    trace = {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "updates",
-        "meta": "series-3",
-        "showlegend": False,
-        "marker": {"size": 7, "opacity": 0.7},
-        "x": numbers(distinct[kept, 0]),
-        "y": numbers(distinct[kept, 1]),
-        "customdata": counts[kept].tolist(),
-        "hovertemplate": "staleness %{x}, weight %{y}: %{customdata} updates<extra></extra>",
-    }
+    trace = curve(
+        "updates",
+        "series-3",
+        distinct[kept, 0],
+        distinct[kept, 1],
+        mode="markers",
+        showlegend=False,
+        marker={"size": 7, "opacity": 0.7},
+        customdata=counts[kept].tolist(),
+        hovertemplate="staleness %{x}, weight %{y}: %{customdata} updates<extra></extra>",
+    )
     return Figure(
         id="weights",
         title="Weight against staleness",
@@ -101,18 +96,10 @@ def _divisors(weight: Array) -> list[Figure]:
     low, high = float(gap.min()), float(gap.max())
     edges = np.linspace(low, high if high > low else low + 1.0, _GAPS + 1)
     counts = np.histogram(gap, edges)[0]
-    trace = {
-        "type": "bar",
-        "name": "updates",
-        "meta": "series-4",
-        "showlegend": False,
-        "x": numbers((edges[:-1] + edges[1:]) / 2),
-        "width": numbers(np.diff(edges)),
-        "y": counts.tolist(),
-    }
+    trace = bars("updates", "series-4", edges, counts)
     silent = len(weight) - len(gap)
     about = (
-        "1 / weight of each merged update; under Gap-Aware this is its gap G, the mean over "
+        "1 / weight of each aggregated update; under Gap-Aware this is its gap G, the mean over "
         f"parameters. Median {np.median(gap):.3g}, 90% at most {np.quantile(gap, 0.9):.3g}, "
         f"largest {high:.3g}."
     )

@@ -4,25 +4,28 @@ A mean is followed by the half width of its interval; a difference by the ends o
 least" stands before a time in which runs count that never reached the target.
 """
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
-from fedstale.compare.judged import Comparison, Judged
-from fedstale.compare.statistics import Estimate, SpeedUp
+from fedstale.comparison.statistics import Estimate, SpeedUp
 from fedstale.reports.figure import time_unit
 
-_NOTHING = "-"
-_GAP = 3
+if TYPE_CHECKING:
+    from fedstale.comparison.analysis import Comparison, Variant
+
 _COLUMNS = (
     *("variant", "measure", "n", "mean", "low", "high"),
     *("difference", "difference_low", "difference_high", "pairs", "note"),
 )
+_NOTHING = "-"
+_GAP = 3
 
 
-def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+def words(comparison: "Comparison") -> tuple[list[str], list[list[str]]]:
     """Return the header and one row a variant, all in words."""
     header = ["variant", "runs"]
     unit, length_s = time_unit(comparison.horizon_s)
@@ -33,13 +36,13 @@ def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     header += ["device time wasted"]
     rows = []
     for one in comparison.variants:
-        row = [one.variant, str(len(one.runs))]
+        row = [one.name, str(len(one.runs))]
         if comparison.target is not None:
             row += _times(one, comparison.reference, length_s)
         for metric in comparison.shown:
             key = comparison.key(metric)
             row.append(mean(one.means.get(key)))
-            is_reference = one.variant == comparison.reference
+            is_reference = one.name == comparison.reference
             row.append("reference" if is_reference else between(one.differences.get(key)))
         share = one.means.get("device_time_wasted")
         row.append(_NOTHING if share is None else f"{share.mean:.0%}")
@@ -47,30 +50,30 @@ def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     return header, rows
 
 
-def notes(comparison: Comparison) -> list[str]:
-    """Return what has to be said below the table, in sentences."""
-    said = [
+def notes(comparison: "Comparison") -> list[str]:
+    """Return the notes below the table, in sentences."""
+    found = [
         "Intervals hold 95% (Student's t); differences and speed-ups are paired by seed with "
         f"{comparison.reference}."
     ]
     if any(len(one.runs) < 2 for one in comparison.variants):
-        said.append("Fewer than two runs give no interval.")
+        found.append("Fewer than two runs give no interval.")
     if any(one.n_reached < len(one.times) for one in comparison.variants):
-        said.append(
+        found.append(
             "A run that never reached the target counts with the time that it had, so its variant "
-            "took at least what is said; a speed-up marked ~ bounds nothing, because such runs are "
-            "on both sides."
+            "took at least the time stated; a speed-up marked ~ bounds nothing, because such runs "
+            "are on both sides."
         )
-    said += [
+    found += [
         f"Left out: {variant}, seed {seed}, which failed ({reason})."
         for variant, seed, reason in comparison.failures
     ]
-    return said
+    return found
 
 
-def markdown(comparison: Comparison) -> str:
+def markdown(comparison: "Comparison") -> str:
     """Return the table and its notes as Markdown."""
-    header, rows = table(comparison)
+    header, rows = words(comparison)
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     cells = [[_in_markdown(cell) for cell in line] for line in lines]
     text = "\n".join(f"| {' | '.join(line)} |" for line in cells)
@@ -78,29 +81,29 @@ def markdown(comparison: Comparison) -> str:
     return f"{text}\n\n{below}\n"
 
 
-def as_csv(comparison: Comparison) -> str:
-    """Return one line for each variant and measure, numbers in full; empty where there is none."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_COLUMNS)
+def long(comparison: "Comparison") -> pd.DataFrame:
+    """Return one row for each variant and measure, numbers in full; NaN where there is none."""
+    rows: list[dict[str, object]] = []
+
+    def add(one: "Variant", measure: str, found: Mapping[str, float], note: str = "") -> None:
+        rows.append({"variant": one.name, "measure": measure, "note": note, **found})
+
     for one in comparison.variants:
         for name, found in one.means.items():
-            writer.writerow(
-                [one.variant, name, *_numbers(found), *_ends(one.differences.get(name)), ""]
-            )
+            paired = one.differences.get(name, Estimate(mean=np.nan, low=np.nan, high=np.nan, n=0))
+            differences = {"difference": paired.mean, "difference_low": paired.low}
+            differences |= {"difference_high": paired.high, "pairs": paired.n or np.nan}
+            add(one, name, {**asdict(found), **differences})
         if one.time is not None:
-            note = "at least" if one.n_reached < len(one.times) else ""
-            writer.writerow(
-                [one.variant, "time_to_target_s", *_numbers(one.time), *_ends(None), note]
-            )
-            share = one.n_reached / len(one.times)
-            empty = ["", "", *_ends(None), ""]
-            writer.writerow([one.variant, "reached_share", len(one.times), share, *empty])
+            n = len(one.times)
+            note = "at least" if one.n_reached < n else ""
+            add(one, "time_to_target_s", asdict(one.time), note)
+            add(one, "reached_share", {"n": n, "mean": one.n_reached / n})
         if one.speed_up is not None:
-            ratio, bound = one.speed_up.ratio, one.speed_up.bound
-            line = [one.variant, "speed_up", *_numbers(ratio), *_ends(None)]
-            writer.writerow([*line, "" if bound == "exact" else bound])
-    return out.getvalue()
+            note = "" if one.speed_up.bound == "exact" else one.speed_up.bound
+            add(one, "speed_up", asdict(one.speed_up.ratio), note)
+    table = pd.DataFrame(rows, columns=list(_COLUMNS)).replace([np.inf, -np.inf], np.nan)
+    return table.astype({"n": "Int64", "pairs": "Int64"})
 
 
 def parts(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
@@ -160,7 +163,7 @@ def ratio(found: SpeedUp | None) -> str:
     return f"{before}{one.mean:.2f}{ends}"
 
 
-def _times(one: Judged, reference: str, length_s: float) -> list[str]:
+def _times(one: "Variant", reference: str, length_s: float) -> list[str]:
     if one.time is None:
         return [_NOTHING] * 3
     n, half = len(one.times), (one.time.high - one.time.low) / 2
@@ -173,26 +176,12 @@ def _times(one: Judged, reference: str, length_s: float) -> list[str]:
     return [
         time,
         f"{one.n_reached} of {n}",
-        "reference" if one.variant == reference else ratio(one.speed_up),
+        "reference" if one.name == reference else ratio(one.speed_up),
     ]
 
 
 def _number(value: float, sign: str = "") -> str:
     return format(value, f"{sign}.3f" if abs(value) < 10 else f"{sign},.4g")
-
-
-def _numbers(found: Estimate) -> list[object]:
-    return [found.n, *(_cell(value) for value in (found.mean, found.low, found.high))]
-
-
-def _ends(found: Estimate | None) -> list[object]:
-    if found is None:
-        return [""] * 4
-    return [*(_cell(value) for value in (found.mean, found.low, found.high)), found.n]
-
-
-def _cell(value: float) -> object:
-    return value if np.isfinite(value) else ""
 
 
 def _in_markdown(text: str) -> str:

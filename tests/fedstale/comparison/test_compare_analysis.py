@@ -2,11 +2,18 @@ import numpy as np
 import pytest
 from compared_runs import write_finished
 
-from fedstale.compare.judged import as_table, judge
-from fedstale.compare.measured import deciding_source, grouped, read, target_source
-from fedstale.compare.table import table
+from fedstale.comparison.analysis import analyse, as_json
+from fedstale.comparison.metrics import (
+    deciding_source,
+    finished,
+    grouped,
+    reached,
+    target_source,
+)
+from fedstale.comparison.table import words
 from fedstale.config import Until
 from fedstale.errors import ConfigError
+from fedstale.reports.run import Run
 
 TARGET = Until.parse("accuracy 0.8")
 
@@ -16,17 +23,17 @@ def measured(tmp_path):
     """Return a function that writes a run and reads it back."""
     count = 0
 
-    def make(variant="A", **options):
+    def make(**options):
         nonlocal count
         count += 1
-        return read(variant, write_finished(tmp_path / str(count), **options))
+        return finished(write_finished(tmp_path / str(count), **options))
 
     return make
 
 
 def test_the_target_is_reached_at_the_first_measurement_that_meets_it(measured):
     run = measured(accuracies=[(0.0, 0.1), (100.0, 0.8), (200.0, 0.7), (300.0, 0.9)])
-    found = run.reached(TARGET, "server", 3600.0)
+    found = reached(run, TARGET, "server", 3600.0)
     assert (found.at_s, found.ever) == (100.0, True)
 
 
@@ -44,7 +51,7 @@ def test_the_target_is_reached_at_the_first_measurement_that_meets_it(measured):
 )
 def test_a_run_that_never_gets_there_counts_with_the_time_it_had(measured, options, counts_as):
     run = measured(accuracies=[(0.0, 0.1)], **options)
-    found = run.reached(TARGET, "server", horizon_s=9000.0)
+    found = reached(run, TARGET, "server", horizon_s=9000.0)
     assert (found.at_s, found.ever) == (counts_as, False)
 
 
@@ -83,7 +90,11 @@ def test_runs_are_grouped_by_what_differs_but_seeds(tmp_path):
         for strategy in ("fedavg", "fedbuff")
         for seed in (1, 2)
     ]
-    assert list(grouped(folders).values()) == ["strategy=fedavg"] * 2 + ["strategy=fedbuff"] * 2
+    found = {
+        name: [run.folder for run in runs]
+        for name, runs in grouped([Run(f) for f in folders]).items()
+    }
+    assert found == {"strategy=fedavg": folders[:2], "strategy=fedbuff": folders[2:]}
 
 
 def test_a_seed_that_only_some_runs_pass_on_is_a_difference(tmp_path):
@@ -91,23 +102,28 @@ def test_a_seed_that_only_some_runs_pass_on_is_a_difference(tmp_path):
         write_finished(tmp_path / str(seed), seed=seed, run_config={"seed": min(seed, 2)})
         for seed in (1, 2, 3)
     ]
-    assert list(grouped(folders).values()) == ["seed=1", "seed=2", "seed=2"]
+    sizes = {name: len(runs) for name, runs in grouped([Run(f) for f in folders]).items()}
+    assert sizes == {"seed=1": 1, "seed=2": 2}
 
 
 def test_two_runs_of_the_same_settings_and_seed_are_one_sentence(tmp_path):
     folders = [write_finished(tmp_path / name) for name in "ab"]
     with pytest.raises(ConfigError, match="have the same settings and seed 0"):
-        grouped(folders)
+        grouped([Run(folder) for folder in folders])
 
 
 def test_a_comparison_pairs_seeds_and_counts_who_got_there(measured):
-    runs = [
-        measured("slow", seed=1, accuracies=[(0.0, 0.1), (1000.0, 0.8)]),
-        measured("slow", seed=2, accuracies=[(0.0, 0.1), (2000.0, 0.7)]),
-        measured("fast", seed=2, accuracies=[(0.0, 0.1), (900.0, 0.9)]),
-        measured("fast", seed=1, accuracies=[(0.0, 0.1), (500.0, 0.9)]),
-    ]
-    found = judge(runs, ["slow", "fast"], reference="slow", target="accuracy 0.8")
+    runs = {
+        "slow": [
+            measured(seed=1, accuracies=[(0.0, 0.1), (1000.0, 0.8)]),
+            measured(seed=2, accuracies=[(0.0, 0.1), (2000.0, 0.7)]),
+        ],
+        "fast": [
+            measured(seed=2, accuracies=[(0.0, 0.1), (900.0, 0.9)]),
+            measured(seed=1, accuracies=[(0.0, 0.1), (500.0, 0.9)]),
+        ],
+    }
+    found = analyse(runs, reference="slow", target="accuracy 0.8")
     slow, fast = found.variants
     assert (slow.n_reached, fast.n_reached) == (1, 2)
     assert slow.time.mean == (1000.0 + 3600.0) / 2
@@ -117,7 +133,7 @@ def test_a_comparison_pairs_seeds_and_counts_who_got_there(measured):
     assert fast.differences["server accuracy"].mean == pytest.approx(0.15)
     assert slow.differences == {}
     assert fast.means["device_time_wasted"].mean == pytest.approx(40 / 130)
-    plain = as_table(found)
+    plain = as_json(found)
     assert plain["variants"][0]["time_to_target_s"]["at_least"] is True
     assert plain["variants"][0]["reached_share"] == 0.5
     assert [run["reached"] for run in plain["runs"]] == [True, False, True, True]
@@ -125,9 +141,9 @@ def test_a_comparison_pairs_seeds_and_counts_who_got_there(measured):
 
 def test_where_every_run_failed_the_reasons_are_told():
     failures = [("A", 1, "no data"), ("B", 1, "no data")]
-    found = judge([], ["A", "B"], reference="A", target="accuracy 0.8", failures=failures)
-    assert len(as_table(found)["failed"]) == 2
-    header, rows = table(found)
+    found = analyse({"A": [], "B": []}, reference="A", target="accuracy 0.8", failures=failures)
+    assert len(as_json(found)["failed"]) == 2
+    header, rows = words(found)
     assert [len(row) for row in rows] == [len(header)] * 2
     assert all(cell in {"0", "-", "A", "B"} for row in rows for cell in row)
 
@@ -137,15 +153,15 @@ def test_long_names_of_variants_stay_distinct_and_terminals_obey_none(tmp_path):
     folders = [
         write_finished(tmp_path / str(i), run_config={"note": note}) for i, note in enumerate(notes)
     ]
-    names = list(grouped(folders).values())
+    names = list(grouped([Run(folder) for folder in folders]))
     assert len(set(names)) == 3
     assert all(len(name) <= 80 and name.isprintable() for name in names)
 
 
 def test_a_variant_without_runs_keeps_its_place(measured):
-    runs = [measured("A", seed=1, accuracies=[(0.0, 0.9)])]
+    runs = {"A": [measured(seed=1, accuracies=[(0.0, 0.9)])], "B": []}
     failures = [("B", 1, "no data")]
-    found = judge(runs, ["A", "B"], reference="B", target="accuracy 0.8", failures=failures)
+    found = analyse(runs, reference="B", target="accuracy 0.8", failures=failures)
     assert [len(one.runs) for one in found.variants] == [1, 0]
-    assert as_table(found)["failed"] == [{"variant": "B", "seed": 1, "reason": "no data"}]
+    assert as_json(found)["failed"] == [{"variant": "B", "seed": 1, "reason": "no data"}]
     assert found.variants[0].speed_up is None

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from fedstale.cli.report import report
 
-sys.path.append(str(Path(__file__).parent / "reports"))
+sys.path.append(str(Path(__file__).parents[1] / "reports"))
 
 
 @pytest.fixture

@@ -1,15 +1,18 @@
-"""A comparison judged: means over seeds, and each variant against the reference, seed by seed."""
+"""Variants of a simulation compared: means over seeds, and differences from a reference by seed."""
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedstale import __version__
-from fedstale.compare.measured import Measured, deciding_source, plain_values, target_source
-from fedstale.compare.statistics import (
+from fedstale.comparison import table
+from fedstale.comparison.metrics import deciding_source, measured, reached, target_source
+from fedstale.comparison.statistics import (
     Estimate,
     Reached,
     SpeedUp,
@@ -19,17 +22,18 @@ from fedstale.compare.statistics import (
 )
 from fedstale.config import Until
 from fedstale.reports.curves import BOOKKEEPING
+from fedstale.reports.run import Run
 
 FORMAT = 1
 _SHOWN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """One variant."""
+class Variant:
+    """One variant: its runs, and how they compare with those of the reference."""
 
-    variant: str
-    runs: tuple[Measured, ...]
+    name: str
+    runs: tuple[Run, ...]
     values: Mapping[str, Mapping[int, float]]
     """What each run measured at its end, by name and seed."""
     means: Mapping[str, Estimate]
@@ -48,11 +52,11 @@ class Judged:
         return sum(time.ever for time in self.times.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Comparison:
     """Variants of a simulation, and how they compare with one of them."""
 
-    variants: tuple[Judged, ...]
+    variants: tuple[Variant, ...]
     reference: str
     target: str | None
     sources: Mapping[str, str]
@@ -80,10 +84,20 @@ class Comparison:
         """Return the name under which the values of a metric are found."""
         return f"{self.sources[metric]} {metric}"
 
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row for each variant and measure, as in comparison.csv; NaN where there is none."""
+        return table.long(self)
 
-def judge(
-    runs: Sequence[Measured],
-    variants: Sequence[str],
+    def _repr_html_(self) -> str:
+        """Return the table in words and its notes, as notebooks show it."""
+        header, rows = table.words(self)
+        shown = pd.DataFrame(rows, columns=header).to_html(index=False)
+        return f"{shown}<p>{html.escape(' '.join(table.notes(self)))}</p>"
+
+
+def analyse(
+    runs: Mapping[str, Sequence[Run]],
     *,
     reference: str,
     target: str | None = None,
@@ -92,8 +106,7 @@ def judge(
     """Compare variants with one of them.
 
     Args:
-        runs: of all variants.
-        variants: their names, in the order of tables.
+        runs: of each variant, with different seeds, in the order of tables.
         reference: the variant that the others are compared with.
         target: a metric and the value that it is to reach, if times are compared.
         failures: runs that failed and are left out: variant, seed and reason.
@@ -101,80 +114,63 @@ def judge(
     Raises:
         ConfigError: no run measured the target's metric.
     """
-    names = sorted({str(name) for run in runs for name in run.metrics["name"]} - BOOKKEEPING)
-    sources = {name: source for name in names if (source := deciding_source(runs, name))}
-    ends = [run.limit_s if np.isfinite(run.limit_s) else run.end_s for run in runs]
-    horizon_s = max(ends, default=0.0)
-    times: dict[str, dict[int, Reached]] = {variant: {} for variant in variants}
-    # Where every run failed, why they did says more than that none measured the target.
-    if target is not None and runs:
+    every = [run for some in runs.values() for run in some]
+    names = sorted({str(name) for run in every for name in run.metrics["name"]} - BOOKKEEPING)
+    sources = {name: source for name in names if (source := deciding_source(every, name))}
+    ends = [run.limit_s if np.isfinite(run.limit_s) else run.end_s for run in every]
+    horizon_s = float(max(ends, default=0.0))
+    times: dict[str, dict[int, Reached]] = {name: {} for name in runs}
+    # If every run failed, the reasons explain more than a missing metric.
+    if target is not None and every:
         until = Until.parse(target)
-        source = target_source(runs, until)
-        for run in runs:
-            times[run.variant][run.seed] = run.reached(until, source, horizon_s)
-    values = {variant: _by_name(runs, variant, sources) for variant in variants}
+        source = target_source(every, until)
+        times = {
+            name: {run.seed: reached(run, until, source, horizon_s) for run in some}
+            for name, some in runs.items()
+        }
+    values = {name: _by_measure(some, sources) for name, some in runs.items()}
     return Comparison(
         variants=tuple(
-            _judged(
-                tuple(run for run in runs if run.variant == variant),
-                variant,
-                values=values[variant],
-                reference=None if variant == reference else values[reference],
-                times=times[variant],
-                reference_times=times[reference],
+            Variant(
+                name=name,
+                runs=tuple(some),
+                values=values[name],
+                means={key: estimate(list(found.values())) for key, found in values[name].items()},
+                differences={
+                    key: difference(found, values[reference][key])
+                    for key, found in values[name].items()
+                    if name != reference and key in values[reference]
+                },
+                times=times[name],
+                time=estimate([time.at_s for time in times[name].values()])
+                if times[name]
+                else None,
+                speed_up=None if name == reference else speed_up(times[name], times[reference]),
             )
-            for variant in variants
+            for name, some in runs.items()
         ),
         reference=reference,
         target=target,
         sources=sources,
-        horizon_s=float(horizon_s),
+        horizon_s=horizon_s,
         failures=tuple(failures),
     )
 
 
-def _by_name(
-    runs: Sequence[Measured], variant: str, sources: Mapping[str, str]
-) -> dict[str, dict[int, float]]:
+def _by_measure(runs: Sequence[Run], sources: Mapping[str, str]) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = {}
     for run in runs:
-        if run.variant == variant:
-            for name, value in plain_values(run, sources).items():
-                found.setdefault(name, {})[run.seed] = value
+        for name, value in measured(run, sources).items():
+            found.setdefault(name, {})[run.seed] = value
     return found
 
 
-def _judged(
-    runs: tuple[Measured, ...],
-    variant: str,
-    *,
-    values: Mapping[str, Mapping[int, float]],
-    reference: Mapping[str, Mapping[int, float]] | None,
-    times: Mapping[int, Reached],
-    reference_times: Mapping[int, Reached],
-) -> Judged:
-    return Judged(
-        variant=variant,
-        runs=runs,
-        values=values,
-        means={name: estimate(list(by_seed.values())) for name, by_seed in values.items()},
-        differences={
-            name: difference(by_seed, reference[name])
-            for name, by_seed in values.items()
-            if reference is not None and name in reference
-        },
-        times=times,
-        time=estimate([time.at_s for time in times.values()]) if times else None,
-        speed_up=None if reference is None else speed_up(times, reference_times),
-    )
-
-
-def as_table(comparison: Comparison, *, root: Path | None = None) -> dict[str, Any]:
+def as_json(comparison: Comparison, *, root: Path | None = None) -> dict[str, Any]:
     """Return a comparison as plain JSON; what is not a finite number is null.
 
     Args:
-        comparison: what to tell.
-        root: folder that the runs' folders are told relative to, where they are inside.
+        comparison: what is written.
+        root: the folders of runs inside it are written relative to it.
     """
     found = {
         "format": FORMAT,
@@ -190,7 +186,7 @@ def as_table(comparison: Comparison, *, root: Path | None = None) -> dict[str, A
         ],
         "runs": [
             {
-                "variant": one.variant,
+                "variant": one.name,
                 "seed": run.seed,
                 "status": run.status,
                 "folder": _relative(run.folder, root),
@@ -208,9 +204,9 @@ def as_table(comparison: Comparison, *, root: Path | None = None) -> dict[str, A
     return _finite(found)
 
 
-def _row(one: Judged, comparison: Comparison) -> dict[str, Any]:
+def _row(one: Variant, comparison: Comparison) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "variant": one.variant,
+        "variant": one.name,
         "seeds": [run.seed for run in one.runs],
         "means": {name: asdict(found) for name, found in one.means.items()},
         "differences": {name: asdict(found) for name, found in one.differences.items()},
@@ -227,7 +223,7 @@ def _row(one: Judged, comparison: Comparison) -> dict[str, Any]:
     return row
 
 
-def _time(one: Judged, seed: int) -> dict[str, Any]:
+def _time(one: Variant, seed: int) -> dict[str, Any]:
     time = one.times.get(seed)
     return {} if time is None else {"time_to_target_s": time.at_s, "reached": time.ever}
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstale.compare.statistics import Reached, difference, estimate, speed_up
+from fedstale.comparison.statistics import Reached, difference, estimate, speed_up
 
 
 def reached(times, *, never=()):

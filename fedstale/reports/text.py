@@ -1,11 +1,14 @@
 """The figures of a run in words: its first sentence, its cards, its row in a comparison."""
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from fedstale.reports.devices import gini, used_jobs
 from fedstale.reports.figure import byte_unit, time_unit
 from fedstale.reports.folder import DEPLOYED
-from fedstale.reports.participation import gini, used_jobs
-from fedstale.reports.run_record import RunRecord
+
+if TYPE_CHECKING:
+    from fedstale.reports.run import Run
 
 _SOURCES = {"server": 0, "evaluate": 1, "train": 2}
 _ENDINGS = {
@@ -17,7 +20,7 @@ _ENDINGS = {
 }
 
 
-def lead(run: RunRecord) -> str:
+def lead(run: "Run") -> str:
     """Return in one or two sentences what happened in a run."""
     summary = run.summary
     ending = _ENDINGS.get(summary["status"], summary["status"])
@@ -29,13 +32,13 @@ def lead(run: RunRecord) -> str:
     )
     if run.busy_s.sum():
         text += (
-            f" Of the device time {wasted(run):.0%} was wasted;"
+            f" Of the device time {_wasted(run)} was wasted;"
             f" {int((used_jobs(run) > 0).sum()):,} devices had training used."
         )
     return text
 
 
-def clock(runs: Sequence[RunRecord]) -> str:
+def clock(runs: "Sequence[Run]") -> str:
     """Return what time means in some runs, in a sentence."""
     virtual, real = "the devices' virtual time", "that of the server's clock since the run began"
     are_real = [run.summary.get("executor") == DEPLOYED for run in runs]
@@ -44,21 +47,21 @@ def clock(runs: Sequence[RunRecord]) -> str:
     return f"Time is {real}." if all(are_real) else f"Time is {virtual}, in deployed runs {real}."
 
 
-def cards(run: RunRecord) -> list[tuple[str, str]]:
+def cards(run: "Run") -> list[tuple[str, str]]:
     """Return the figures at the head of the page as names and values."""
     n_used = int((used_jobs(run) > 0).sum())
     return [
         *_last_values(run)[:2],
         ("device time", _time(run.end_s)),
         ("rounds", f"{run.summary['rounds']:,}"),
-        ("jobs", f"{len(run.events):,}"),
+        ("jobs", f"{len(run.jobs):,}"),
         ("devices used", f"{n_used:,} of {run.summary['devices']:,}"),
-        *([("device time wasted", f"{wasted(run):.0%}")] if run.busy_s.any() else []),
+        *([("device time wasted", _wasted(run))] if run.busy_s.any() else []),
         ("traffic", _size(float(run.moved_bytes.sum()))),
     ]
 
 
-def comparison(runs: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]]:
+def comparison(runs: "Sequence[Run]") -> tuple[list[str], list[list[str]]]:
     """Return the header and the rows of a table with one row a run."""
     metrics = list(dict.fromkeys(name for run in runs for name, _ in _last_values(run)))[:6]
     header = ["run", "app", "seed", "ended", *metrics, "device time", "rounds", "jobs"]
@@ -71,21 +74,19 @@ def comparison(runs: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]]:
                 *(run.name, str(run.summary["app"]), str(run.summary["seed"])),
                 str(run.summary["status"]),
                 *(last.get(name, "-") for name in metrics),
-                *(_time(run.end_s), f"{run.summary['rounds']:,}", f"{len(run.events):,}"),
-                *(f"{wasted(run):.0%}", _size(float(run.moved_bytes.sum()))),
+                *(_time(run.end_s), f"{run.summary['rounds']:,}", f"{len(run.jobs):,}"),
+                *(_wasted(run), _size(float(run.moved_bytes.sum()))),
                 *(f"{int((counts > 0).sum()):,}", f"{gini(counts):.2f}" if counts.any() else "-"),
             ]
         )
     return header, rows
 
 
-def wasted(run: RunRecord) -> float:
-    """Return the share of device time that came to nothing, 0 if there was none."""
-    total = run.busy_s.sum()
-    return float(run.busy_s[run.outcome == "wasted"].sum() / total) if total else 0.0
+def _wasted(run: "Run") -> str:
+    return f"{run.costs['device_time_wasted']:.0%}"
 
 
-def _last_values(run: RunRecord) -> list[tuple[str, str]]:
+def _last_values(run: "Run") -> list[tuple[str, str]]:
     """Return the last accuracies and losses, evaluation before training, accuracy first."""
     last = run.metrics.groupby(["source", "name"], sort=True).last().reset_index()
     found = list(_ranked(list(zip(last["source"], last["name"], last["value"], strict=True))))

@@ -1,8 +1,8 @@
 """Means over seeds, and differences paired by seed, with the 95% intervals of Student's t.
 
-Two variants that run with the same seed share their devices and their luck, so the difference
-within a seed says more than the difference of two means. Nothing is corrected for looking at many
-variants at once.
+Two variants that run with the same seed share their devices and random draws, so the difference
+within a seed has less noise than the difference of two means. Nothing is corrected for looking at
+many variants at once.
 
 Reference:
     Student. The Probable Error of a Mean. Biometrika 6 (1908).
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy import stats
 
 _LEVEL = 0.95
 
@@ -69,7 +69,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean = float(array.mean())
     if n == 1 or not np.isfinite(array).all():
         return Estimate(mean=mean, low=np.nan, high=np.nan, n=n)
-    half = float(stdtrit(n - 1, (1 + _LEVEL) / 2) * array.std(ddof=1) / np.sqrt(n))
+    half = float(stats.t.ppf((1 + _LEVEL) / 2, n - 1) * stats.sem(array))
     return Estimate(mean=mean, low=mean - half, high=mean + half, n=n)
 
 
@@ -93,7 +93,7 @@ def speed_up(own: Mapping[int, Reached], reference: Mapping[int, Reached]) -> Sp
         reference: the same of the reference.
 
     Returns:
-        None where nothing can be said: of no seed did either reach the target, or a time is 0.
+        None if no run of either reached the target, or a time is 0.
     """
     pairs = [(own[seed], reference[seed]) for seed in sorted(own.keys() & reference.keys())]
     if not any(a.ever or b.ever for a, b in pairs):

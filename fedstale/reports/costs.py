@@ -1,44 +1,113 @@
-"""Where device-seconds and bytes went, and why jobs failed."""
+"""Where the device-seconds and bytes of a run went: used, wasted, or in flight at its end.
+
+Work is used if the app got its reply and did not reject it. The sums are over the rows of
+events.parquet, in which whatever a device spent appears exactly once.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from fedstale.reports.figure import Figure, byte_unit, numbers, plain, time_unit
-from fedstale.reports.run_record import Array, RunRecord
+from fedstale.reports.figure import Array, Figure, byte_unit, numbers, plain, time_unit
+from fedstale.simulation.jobs import FLYING
+from fedstale.strategies.server.runtime import REPORTED
 
+if TYPE_CHECKING:
+    from fedstale.reports.run import Run
+
+_PHASES = ("download_s", "compute_s", "upload_s")
+_WAYS = ("downloaded_bytes", "uploaded_bytes")
+COST_COLUMNS = ("status", *_PHASES, *_WAYS)
+"""What the costs of a run are computed from."""
 OUTCOMES = ("used", "wasted", "flying")
 REASONS = 15
 """Reasons that the table of failures lists at most."""
 _SHOWN_AS = {"used": "used", "wasted": "wasted", "flying": "in flight at the end"}
 
 
-def spending(run: RunRecord) -> list[Figure]:
+def ledger(events: pa.Table) -> dict[str, dict[str, Any]]:
+    """Return the closed accounts of a run.
+
+    Args:
+        events: one row a job, as `TraceGrid.events` returns it, with at least `COST_COLUMNS`.
+
+    Returns:
+        `jobs` by status; and `device_s` (download, training and upload together), `compute_s` and
+        `bytes` (both ways), each with its `total` and its parts `used`, `wasted` and `flying`.
+    """
+    status = events["status"]
+    counts = {row["values"]: row["counts"] for row in pc.value_counts(status).to_pylist()}
+    download, compute, upload = (events[name] for name in _PHASES)
+    device_s = pc.add(pc.add(download, compute), upload)
+    moved = pc.add(*(events[name] for name in _WAYS))
+    is_used, is_flying = pc.equal(status, REPORTED), pc.equal(status, FLYING)
+    return {
+        "jobs": {"sent": len(events), **dict(sorted(counts.items()))},
+        "device_s": _shares(device_s, is_used, is_flying),
+        "compute_s": _shares(compute, is_used, is_flying),
+        "bytes": _shares(moved, is_used, is_flying),
+    }
+
+
+def _shares(
+    values: pa.ChunkedArray, is_used: pa.ChunkedArray, is_flying: pa.ChunkedArray
+) -> dict[str, float]:
+    is_wasted = pc.invert(pc.or_(is_used, is_flying))
+    parts = {
+        name: float(pc.sum(values.filter(mask)).as_py() or 0.0)
+        for name, mask in (("used", is_used), ("wasted", is_wasted), ("flying", is_flying))
+    }
+    return {"total": float(pc.sum(values).as_py() or 0.0), **parts}
+
+
+def busy_s(jobs: pd.DataFrame) -> Array:
+    """Return the seconds that a device is known to have spent on each job; shape (jobs,)."""
+    return np.nansum(jobs[list(_PHASES)].to_numpy(np.float64), axis=1)
+
+
+def moved_bytes(jobs: pd.DataFrame) -> Array:
+    """Return the bytes that each job is known to have moved, both ways; shape (jobs,)."""
+    return np.nansum(jobs[list(_WAYS)].to_numpy(np.float64), axis=1)
+
+
+def outcomes(jobs: pd.DataFrame) -> npt.NDArray[np.object_]:
+    """Return what each job counts as: used, wasted or flying; shape (jobs,)."""
+    status = jobs["status"].to_numpy(object)
+    return np.where(
+        status == REPORTED, "used", np.where(status == FLYING, "flying", "wasted")
+    ).astype(object)
+
+
+def figures(run: "Run") -> list[Figure]:
     """Return the closed ledger: device time by phase and bytes by direction, by what they became.
 
     Nothing is returned for an account in which nothing was spent.
     """
     unit, length_s = time_unit(float(run.busy_s.sum()))
     size_unit, size = byte_unit(float(run.moved_bytes.sum()))
-    phases = [("download", "download_s"), ("training", "compute_s"), ("upload", "upload_s")]
-    ways = [("to devices", "downloaded_bytes"), ("to the server", "uploaded_bytes")]
+    phases = dict(zip(("download", "training", "upload"), _PHASES, strict=True))
+    ways = dict(zip(("to devices", "to the server"), _WAYS, strict=True))
     accounts = (
         ("device-time", "Where device time went", phases, f"device-{unit}", length_s),
         ("traffic", "Where the bytes went", ways, size_unit, size),
     )
-    figures = []
+    found = []
     for key, title, columns, label, scale in accounts:
-        parts = _parts(run, [column for _, column in columns]) / scale
+        parts = _parts(run, list(columns.values())) / scale
         if parts.sum():
-            figures.append(_account(key, title, [name for name, _ in columns], parts, label))
-    return figures
+            found.append(_account(key, title, list(columns), parts, label))
+    return found
 
 
-def _parts(run: RunRecord, columns: Sequence[str]) -> Array:
+def _parts(run: "Run", columns: Sequence[str]) -> Array:
     """Return sums by outcome of what is known of columns; shape (columns, outcomes)."""
     outcome = run.outcome
-    values = run.events[list(columns)].to_numpy(np.float64)
+    values = run.jobs[list(columns)].to_numpy(np.float64)
     return np.stack([np.nansum(values[outcome == name], axis=0) for name in OUTCOMES], axis=1)
 
 
@@ -76,9 +145,9 @@ def _account(key: str, title: str, names: Sequence[str], parts: Array, unit: str
     )
 
 
-def failures(run: RunRecord) -> Figure | None:
+def failures(run: "Run") -> Figure | None:
     """Return how many jobs came to nothing, by how they ended, or None if none did."""
-    wasted = run.events[run.outcome == "wasted"]
+    wasted = run.jobs[run.outcome == "wasted"]
     if wasted.empty:
         return None
     counts = wasted["status"].value_counts().sort_index(kind="stable")
@@ -99,7 +168,7 @@ def failures(run: RunRecord) -> Figure | None:
         "text": [f"{lost[status]:.3g} h lost" for status in counts.index],
         "textposition": "auto",
     }
-    about = f"{len(wasted):,} of {len(run.events):,} jobs came to nothing."
+    about = f"{len(wasted):,} of {len(run.jobs):,} jobs came to nothing."
     if left_out > 0:
         about += f" The table lists the {REASONS} most frequent of {len(reasons):,} reasons."
     return Figure(

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedstale.cli import main as cli
 
-FEDSTALE = [sys.executable, "-m", "fedstale.cli.main"]
+FEDSTALE = [sys.executable, "-m", "fedstale"]
 
 
 def fedstale(*arguments, cwd=None, timeout=120):

@@ -1,0 +1,332 @@
+"""The calls behind `import fedstale`: simulate, compare and read_run."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import tomli_w
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
+
+from fedstale.comparison import running
+from fedstale.comparison.analysis import Comparison, analyse
+from fedstale.comparison.metrics import finished, grouped
+from fedstale.comparison.page import write
+from fedstale.comparison.plan import Plan, check_target
+from fedstale.config import SimulationConfig, Until, read_toml
+from fedstale.errors import ConfigError
+from fedstale.reports.run import Run
+from fedstale.simulation.costs import Costs
+from fedstale.simulation.flower_app import FlowerApp
+from fedstale.simulation.run import simulate as simulate_config
+from fedstale.strategies.arrays import n_cores
+from fedstale.strategies.server.runtime import Callback
+from fedstale.traces import TraceSet
+
+LOG, RUNS = "log.txt", "runs"
+_ENDLESS = 10**9
+
+
+def simulate(
+    app: str | Path | ClientApp | tuple[ServerApp, ClientApp],
+    *,
+    traces: str | Path | TraceSet,
+    strategy: Strategy | None = None,
+    initial_arrays: ArrayRecord | Mapping[str, npt.ArrayLike] | None = None,
+    evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    until: str | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    devices: int | None = None,
+    run_config: Mapping[str, bool | int | float | str] | None = None,
+    work_per_example: float | None = None,
+    epochs: int | str | None = None,
+    examples: float | None = None,
+    evaluate_work_per_example: float | None = None,
+    model_bytes: int | None = None,
+    on_interrupt: Literal["abort", "pause"] = "abort",
+    after_end: Literal["repeat", "stop"] = "repeat",
+    executor: Literal["auto", "inline", "processes", "batched", "ray"] = "auto",
+    workers: int | None = None,
+    gpus: float | None = None,
+    checkpoint_every: int = 1,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Run a Flower app on replayed devices.
+
+    Args:
+        app: directory of a Flower app, name of a built-in one, a ClientApp to run under a strategy,
+            or a ServerApp and a ClientApp. A run of objects cannot be repeated from its
+            config.toml, and its clients run in this process.
+        traces: file of device traces, synthetic:N, or the traces themselves.
+        strategy: what runs a ClientApp; an app with a ServerApp starts its own.
+        initial_arrays: the first model of a strategy: a record of Flower, or arrays by name.
+        evaluate: central evaluation of a strategy, called with version and model.
+        until: when to end: a virtual time (2d), rounds (100 rounds) or a metric (accuracy 0.9).
+            An app with a ServerApp also ends by itself.
+        seed: of everything that is random.
+        out: folder of the run; None takes a temporary one, which goes with the returned object.
+        overwrite: whether an earlier run in the folder may be removed.
+        devices: how many devices of the traces to enrol, drawn with the seed; None enrols all.
+        run_config: overrides of the app's run config; with objects, the whole of it.
+        work_per_example: work units to train one example once; one is a second of the median phone.
+        epochs: passes over a client's data, or the run-config key that holds them.
+        examples: examples of a client until its first reply states them.
+        evaluate_work_per_example: work units to evaluate one example.
+        model_bytes: size of the model, to stand for a bigger one.
+        on_interrupt: whether a device that goes offline loses its work, or goes on later.
+        after_end: what follows when a trace is over.
+        executor: what trains clients; auto measures.
+        workers: processes that train clients; 1 for none but this.
+        gpus: of each Ray actor.
+        checkpoint_every: model versions from one checkpoint to the next; 0 writes none.
+        callbacks: told what happens in the run; see `fedstale.strategies.Callback`.
+
+    Returns:
+        The run. One that failed, got stuck or was interrupted keeps what was done: see `status`
+        and `reason`.
+
+    Raises:
+        FedstaleError: the settings, the app or the traces are not usable; nothing is written.
+    """
+    costs = {
+        "work-per-example": work_per_example,
+        "epochs": epochs,
+        "examples": examples,
+        "evaluate-work-per-example": evaluate_work_per_example,
+        "model-bytes": model_bytes,
+    }
+    stated = {key: value for key, value in costs.items() if value is not None}
+    if not isinstance(app, ClientApp) and (strategy, initial_arrays, evaluate) != (None,) * 3:
+        raise ConfigError(
+            "strategy, initial_arrays and evaluate: expected together with a ClientApp alone, "
+            "because a ServerApp starts a strategy of its own; pass it options by run_config"
+        )
+    objects = None
+    if not isinstance(app, str | Path):
+        server, client = (
+            (_server(strategy, initial_arrays, until, evaluate), app)
+            if isinstance(app, ClientApp)
+            else app
+        )
+        name = "ServerApp" if strategy is None else type(strategy).__name__
+        objects = FlowerApp.given(
+            name, server, client, run_config=run_config or {}, costs=_complete(stated)
+        )
+    config = SimulationConfig(
+        app=str(app) if objects is None else objects.name,
+        traces="a TraceSet" if isinstance(traces, TraceSet) else str(traces),
+        devices=devices,
+        seed=seed,
+        until=until,
+        on_interrupt=on_interrupt,
+        after_end=after_end,
+        executor=executor,
+        workers=workers,
+        gpus=gpus,
+        checkpoint_every=checkpoint_every,
+        run_config=dict(run_config or {}),
+        costs=stated,
+    )
+    if not isinstance(traces, TraceSet):
+        traces = TraceSet.load(str(traces), seed=seed)
+    with ExitStack() as stack:
+        run = simulate_config(
+            config,
+            _folder(out, stack),
+            app=objects,
+            traces=traces,
+            overwrite=overwrite,
+            callbacks=callbacks,
+        )
+        weakref.finalize(run, stack.pop_all().close)
+    return run
+
+
+def compare(
+    source: str | Path | Mapping[str, Any] | Plan | Sequence[Run | str | Path],
+    *,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    target: str | None = None,
+    reference: str | None = None,
+    overwrite: bool = False,
+    watch: running.Watch | None = None,
+) -> Comparison:
+    """Compare variants of a simulation over seeds, each paired with a reference.
+
+    Runs of a plan are processes of their own: a script calls this below
+    `if __name__ == "__main__":`, as everything that uses multiprocessing. Runs that are done are
+    kept and interrupted ones go on, so the same call finishes the rest.
+
+    Args:
+        source: a plan, its TOML file or its table; or finished runs or their folders, which are
+            grouped by the settings in which they differ.
+        out: folder of the runs and of comparison.html, .json, .csv and .md; None takes a temporary
+            one, which goes with the returned object.
+        workers: runs at a time; None takes one for each core.
+        target: a metric and its value, such as "accuracy 0.9", to compare the times to it; replaces
+            that of the plan.
+        reference: variant to compare with; replaces that of the plan.
+        overwrite: whether to run everything again.
+        watch: called with the share of each run that is over, by folder, whenever one has moved.
+
+    Raises:
+        ConfigError: the plan cannot be, a folder holds another run, or runs cannot be compared.
+        ProtocolError: a file of a run cannot be read.
+        KeyboardInterrupt: it was asked to stop; the runs keep what they have done.
+    """
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
+    with ExitStack() as stack:
+        folder = _folder(out, stack)
+        text = ""
+        if isinstance(source, Sequence) and not isinstance(source, str):
+            found = _of_runs(source, target, reference)
+        else:
+            plan = _plan(source, {"target": target, "reference": reference})
+            text = tomli_w.dumps(plan.table())
+            found = _of_plan(
+                plan, folder, workers=workers or n_cores(), overwrite=overwrite, watch=watch
+            )
+        _make(folder)
+        write(found, folder, plan=text)
+        weakref.finalize(found, stack.pop_all().close)
+    return found
+
+
+def read_run(folder: str | Path) -> Run:
+    """Return the run in a folder.
+
+    Raises:
+        ConfigError: it is not the folder of a run that is over.
+        ProtocolError: a file in it cannot be read.
+    """
+    return Run(folder)
+
+
+def _server(
+    strategy: Strategy | None,
+    initial_arrays: ArrayRecord | Mapping[str, npt.ArrayLike] | None,
+    until: str | None,
+    evaluate: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+) -> ServerApp:
+    """Return a ServerApp that starts a strategy."""
+    if strategy is None or initial_arrays is None or until is None:
+        needed = {"strategy": strategy, "initial_arrays": initial_arrays, "until": until}
+        missing = [name for name, value in needed.items() if value is None]
+        raise ConfigError(
+            f"{' and '.join(missing)} missing: a ClientApp is run by a strategy, from its first "
+            "model until an end such as '2h', '100 rounds' or 'accuracy 0.9'"
+        )
+    if isinstance(initial_arrays, ArrayRecord):
+        first = initial_arrays
+    else:
+        first = ArrayRecord({k: Array(np.asarray(v)) for k, v in initial_arrays.items()})
+    rounds = Until.parse(until).rounds
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy.start(
+            grid=grid,
+            initial_arrays=first,
+            num_rounds=_ENDLESS if rounds is None else rounds,
+            evaluate_fn=evaluate,
+        )
+
+    return app
+
+
+def _complete(stated: Mapping[str, Any]) -> Costs:
+    """Return the costs of an app that declares none by itself."""
+    missing = [
+        name
+        for name in ("work_per_example", "epochs", "examples")
+        if name.replace("_", "-") not in stated
+    ]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)} missing: expected what training costs a device, because clients "
+            "are trained only when their replies are due"
+        )
+    return Costs.from_table(stated)
+
+
+def _of_plan(
+    plan: Plan, folder: Path, *, workers: int, overwrite: bool, watch: running.Watch | None
+) -> Comparison:
+    """Run what a plan asks for and is not done yet, and return how its variants compare."""
+    runs = plan.runs(folder / RUNS)
+    _make(folder)
+    failed = running.run(
+        runs,
+        workers=workers,
+        log=folder / LOG,
+        overwrite=overwrite,
+        watch=watch or (lambda shares: None),
+    )
+    done: dict[str, list[Run]] = {variant: [] for variant in plan.variants}
+    for run in runs:
+        if run.folder not in failed:
+            done[run.variant].append(finished(run.folder))
+    return analyse(
+        done,
+        reference=plan.reference,
+        target=plan.target,
+        failures=[
+            (run.variant, run.seed, failed[run.folder]) for run in runs if run.folder in failed
+        ],
+    )
+
+
+def _of_runs(
+    runs: Sequence[Run | str | Path], target: str | None, reference: str | None
+) -> Comparison:
+    """Return how finished runs compare, grouped by the settings in which they differ."""
+    if not runs:
+        raise ConfigError("runs = []: expected at least one finished run")
+    check_target(target)
+    variants = grouped([finished(run) for run in runs])
+    names = list(variants)
+    if reference is not None and reference not in names:
+        raise ConfigError(f"reference = {reference!r}: expected one of {names}")
+    return analyse(variants, reference=reference or names[0], target=target)
+
+
+def _plan(
+    source: str | Path | Mapping[str, Any] | Plan, overrides: Mapping[str, str | None]
+) -> Plan:
+    """Return a plan with some of its keys replaced."""
+    if isinstance(source, Plan):
+        table: Mapping[str, Any] = source.table()
+    else:
+        table = source if isinstance(source, Mapping) else read_toml(Path(source))
+    given = {key: value for key, value in overrides.items() if value is not None}
+    where = str(source) if isinstance(source, str | Path) else "plan"
+    return Plan.from_table({**table, **given}, where=where)
+
+
+def _folder(out: str | Path | None, stack: ExitStack) -> Path:
+    """Return where results go; a temporary folder is removed when the stack is closed."""
+    if out is not None:
+        return Path(out)
+    folder = Path(tempfile.mkdtemp(prefix="fedstale-"))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ConfigError(f"out = {str(folder)!r} cannot be made: {problem.strerror}") from None

@@ -1,0 +1,314 @@
+"""What devices did: who worked when, who took part how often, and whether forecasts came true."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fedstale.reports.figure import (
+    Array,
+    Figure,
+    Index,
+    bars,
+    curve,
+    plain,
+    thinned,
+    time_unit,
+)
+from fedstale.simulation.jobs import FLYING, UNCLAIMED
+from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
+
+if TYPE_CHECKING:
+    from fedstale.reports.run import Run
+
+JOBS = 20_000
+"""Jobs that the timeline of a page shows at most."""
+DEVICES = 5000
+"""Devices that the curve of participation shows at most."""
+BINS = 10
+"""Intervals of the reported chance to finish in the curve of reliability."""
+FEWEST = 5
+"""Jobs behind a point of that curve at least; fewer say more about chance than about a forecast."""
+_FINISHED = (REPORTED, REJECTED, UNCLAIMED)
+_LABELLED = 40
+_JOBS_AS_SVG = 1500  # prints sharply and needs no WebGL, but zooms slowly beyond
+_LINES_AND_DOTS = {
+    "type": "scattergl",
+    "mode": "lines+markers",
+    "marker": {"size": 3, "symbol": "square"},
+}
+_PHASES = (
+    ("download", "started_at", "downloaded_at"),
+    ("training", "downloaded_at", "trained_at"),
+    ("upload", "trained_at", "reported_at"),
+)
+
+
+def timeline(run: "Run") -> Figure | None:
+    """Return the timeline of a run, or None if no device ever started a job.
+
+    All strokes of a phase are one line with breaks, so ten thousand jobs stay fluid.
+    """
+    events = run.jobs[np.isfinite(run.jobs["started_at"].to_numpy(np.float64))]
+    if events.empty:
+        return None
+    order = events["device_id"].value_counts(sort=False).sort_index(kind="stable")
+    order = order.sort_values(ascending=False, kind="stable")
+    shown = _devices_shown(order.to_numpy(np.int64))
+    names = order.index[shown]
+    events = events[events["device_id"].isin(names)]
+    left_out = len(events) - JOBS
+    events = events.iloc[thinned(len(events), JOBS)]
+    rows = pd.Index(names).get_indexer(events["device_id"]).astype(np.int64)
+    unit, length_s = time_unit(run.end_s)
+    about = (
+        "One row a device, the most used on top. Work is lost when a device goes offline, is too "
+        "late, or the server does not use its reply. Drag or use the buttons to zoom; a double "
+        "click shows everything again."
+    )
+    if len(events) > _JOBS_AS_SVG:
+        about += " Dots mark the ends of phases; zoom in to see how long they took."
+    if len(names) < len(order):
+        about += f" Shown: {len(names):,} of {len(order):,} devices, evenly spread over the order."
+    if left_out > 0:
+        about += f" Shown: {JOBS:,} of their {JOBS + left_out:,} jobs, evenly spread."
+    height = int(np.clip(150 + 14 * len(names), 260, 640))
+    axis: dict[str, Any] = {"range": [len(names) - 0.4, -0.6], "zeroline": False}
+    if len(names) <= _LABELLED:
+        labels = [plain(name if len(name) <= 18 else name[:17] + "…") for name in names]
+        axis |= {"tickvals": list(range(len(names))), "ticktext": labels, "showgrid": False}
+    return Figure(
+        id="timeline",
+        title="What the devices did",
+        about=about,
+        traces=_traces(run, events, rows, length_s, stroke=_stroke(height, len(names))),
+        x_title=f"device time ({unit})",
+        y_title="" if len(names) <= _LABELLED else "device (position)",
+        layout={"yaxis": axis, "hovermode": "closest"},
+        height=height,
+        is_wide=True,
+    )
+
+
+def _devices_shown(jobs: Index) -> Index:
+    """Return positions of the devices to show, so that whole rows are left out, not jobs."""
+    if jobs.sum() <= JOBS:
+        return np.arange(len(jobs), dtype=np.int64)
+    return thinned(len(jobs), max(1, int(len(jobs) * JOBS / jobs.sum())))
+
+
+def _stroke(height: int, n_rows: int) -> float:
+    return float(np.clip(0.6 * (height - 110) / n_rows, 1.0, 10.0))
+
+
+def _traces(
+    run: "Run", events: pd.DataFrame, rows: Index, length_s: float, *, stroke: float
+) -> list[dict[str, Any]]:
+    status = events["status"].to_numpy(object)
+    is_used = status == "reported"
+    is_flying = status == "flying"
+    spans = [
+        (phase, is_used, events[start].to_numpy(float), events[end].to_numpy(float))
+        for phase, start, end in _PHASES
+    ]
+    started, ended = events["started_at"].to_numpy(float), events["ended_at"].to_numpy(float)
+    spans.append(("lost work", ~is_used & ~is_flying, started, ended))
+    spans.append(("still at work at the end", is_flying, started, ended))
+    traces = []
+    for name, mask, start, end in spans:
+        end = np.minimum(end, run.end_s)  # noqa: PLW2901
+        drawn = mask & (end > start) & np.isfinite(end)
+        if not drawn.any():
+            continue
+        jobs = events["job_id"].to_numpy(np.int64)[drawn].tolist()
+        hover = {
+            "customdata": [value for job in jobs for value in (job, job, None)],
+            "hovertemplate": "job %{customdata}, %{x:.4~g}",
+        }
+        # A dot at each end keeps jobs in sight that are shorter than a pixel.
+        kind = {} if len(events) <= _JOBS_AS_SVG else _LINES_AND_DOTS
+        width = {"line": {"width": round(stroke, 2)}}
+        x = _broken(start[drawn] / length_s, end[drawn] / length_s)
+        y = _broken(rows[drawn], rows[drawn])
+        traces.append(curve(name, name.split()[0], x, y, **kind, **width, **hover))
+    return traces
+
+
+def _broken(first: npt.ArrayLike, second: npt.ArrayLike) -> Array:
+    """Return pairs of numbers, each followed by a break in the line."""
+    return np.stack(np.broadcast_arrays(first, second, np.nan), axis=1).ravel()
+
+
+def gini(amounts: npt.ArrayLike) -> float:
+    """Return the Gini coefficient of amounts >= 0: 0 if all are equal, near 1 if one has all.
+
+    Args:
+        amounts: shape (n,); NaN is returned if there are none or they sum to 0.
+
+    Example:
+        >>> gini([3, 3, 3])
+        0.0
+        >>> gini([0, 0, 0, 4])
+        0.75
+    """
+    ordered = np.sort(np.asarray(amounts, dtype=np.float64))
+    n, total = len(ordered), ordered.sum()
+    if not n or not total:
+        return float("nan")
+    ranks = np.arange(1, n + 1)
+    return float((2 * ranks - n - 1) @ ordered / (n * total))
+
+
+def used_jobs(run: "Run") -> Index:
+    """Return how many training jobs of each enrolled device were used, the most first.
+
+    A device that was never used counts 0; shape (devices,).
+    """
+    events = run.jobs
+    is_training = events["kind"].str.startswith("train").to_numpy(bool)
+    used = events.loc[is_training & (run.outcome == "used"), "device_id"].value_counts()
+    counts = np.zeros(max(int(run.summary["devices"]), len(used)), dtype=np.int64)
+    counts[: len(used)] = used.to_numpy()
+    return counts
+
+
+def participation(run: "Run") -> Figure | None:
+    """Return used training jobs over devices, or None if no device's work was used."""
+    counts = used_jobs(run)
+    if not counts.sum():
+        return None
+    n_used, kept = int((counts > 0).sum()), thinned(len(counts), DEVICES)
+    about = (
+        f"{n_used:,} of {len(counts):,} devices had at least one training job used; "
+        f"Gini {gini(counts):.2f} (0: all alike, 1: one device does everything)."
+    )
+    if len(kept) < len(counts):
+        about += f" {DEVICES:,} of the devices are drawn, evenly spread."
+    line = {"shape": "hvh", "width": 2}
+    x, y = kept + 1, counts[kept]
+    trace = curve(
+        "training jobs used", "series-0", x, y, fill="tozeroy", line=line, showlegend=False
+    )
+    levels = [0, 10, 25, 50, 75, 90, 100]
+    return Figure(
+        id="participation",
+        title="Participation",
+        about=about,
+        traces=[trace],
+        x_title="devices, the most used first",
+        y_title="training jobs used",
+        layout={"yaxis": {"rangemode": "tozero"}},
+        header=("share of devices with at most", "jobs used"),
+        rows=[(f"{q}%", f"{np.quantile(counts, q / 100):g}") for q in levels],
+    )
+
+
+def working(run: "Run") -> Figure | None:
+    """Return how many devices worked on average in each hour, or None if none ever did."""
+    start = run.jobs["started_at"].to_numpy(np.float64)
+    end = np.minimum(run.jobs["ended_at"].to_numpy(np.float64), run.end_s)
+    drawn = np.isfinite(start) & (end > start)
+    if not drawn.any() or not run.end_s:
+        return None
+    step_s = _step(run.end_s)
+    edges = np.append(np.arange(0.0, run.end_s, step_s), run.end_s)
+    mean = np.diff(worked_by(start[drawn], end[drawn], edges)) / np.diff(edges)
+    unit, length_s = time_unit(run.end_s)
+    step_unit, step_length_s = time_unit(step_s * 2)
+    trace = bars("devices at work", "series-2", edges / length_s, mean)
+    return Figure(
+        id="working",
+        title="Devices at work",
+        about=f"Mean number of devices between the start and the end of a job, in steps of "
+        f"{step_s / step_length_s:g} {step_unit}; {mean.max():.3g} at most.",
+        traces=[trace],
+        x_title=f"device time ({unit})",
+        y_title="devices at work",
+        layout={"bargap": 0},
+    )
+
+
+def worked_by(start: Array, end: Array, instants: Array) -> Array:
+    """Return the device-seconds of work before each instant.
+
+    Args:
+        start: starts of the intervals of work in s; shape (n,).
+        end: their ends, same shape.
+        instants: in s; shape (k,).
+
+    Returns:
+        Device-seconds, shape (k,).
+    """
+    return _since(np.sort(start), instants) - _since(np.sort(end), instants)
+
+
+def _since(ordered: Array, instants: Array) -> Array:
+    """Return the sum over all events before each instant of the time since then."""
+    total = np.concatenate(([0.0], np.cumsum(ordered)))
+    n = np.searchsorted(ordered, instants, side="right")
+    return n * instants - total[n]
+
+
+def _step(span_s: float) -> float:
+    """Return an hour, unless a run is too short or too long for it to show anything."""
+    if span_s < 6 * 3600.0:
+        choices = (1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
+        return next((step for step in choices if span_s / step <= 60), 600.0)
+    return next(
+        (hours * 3600.0 for hours in (1, 6, 24, 168) if span_s / hours / 3600.0 <= 720),
+        30 * 86_400.0,
+    )
+
+
+def reliability(run: "Run") -> Figure | None:
+    """Return how often jobs finished against the chance that their devices had reported.
+
+    A job finished if its reply arrived before its message expired, even if the server rejected it.
+    Jobs in flight at the end of the run, and those in which the app failed, are left out. None if
+    no device forecast itself, or the run was written before the column was.
+    """
+    if "reported_p_finish" not in run.jobs:
+        return None
+    status = run.jobs["status"].to_numpy(object)
+    reported = run.jobs["reported_p_finish"].to_numpy(np.float64)
+    known = np.isfinite(reported) & (status != FLYING) & (status != CLIENT_ERROR)
+    if not known.any():
+        return None
+    reported, finished = reported[known], np.isin(status[known].astype(str), _FINISHED)
+    which = np.minimum((reported * BINS).astype(np.int64), BINS - 1)
+    n = np.bincount(which, minlength=BINS)
+    some = np.flatnonzero(n)
+    x = np.bincount(which, reported, BINS)[some] / n[some]
+    y = np.bincount(which, finished, BINS)[some] / n[some]
+    shown = n[some] >= FEWEST
+    brier = float(np.mean((reported - finished) ** 2))
+    base = float(finished.mean())
+    hover = {
+        "text": [f"{count:,} jobs" for count in n[some][shown]],
+        "hovertemplate": "reported %{x:.0%}, finished %{y:.0%}, %{text}",
+    }
+    dots = {"mode": "lines+markers", "marker": {"size": 7}}
+    dashed = {"hoverinfo": "skip", "line": {"width": 1, "dash": "dash"}}
+    traces = [
+        curve("devices", "series-0", x[shown], y[shown], **dots, **hover),
+        curve("as reported", "still", [0.0, 1.0], [0.0, 1.0], **dashed),
+    ]
+    share = {"tickformat": ".0%", "range": [-0.03, 1.03]}
+    return Figure(
+        id="reliability",
+        title="Reliability of reported forecasts",
+        about=f"Before {len(reported):,} training jobs their devices had reported the chance to "
+        f"finish: on average {reported.mean():.0%}, and {base:.0%} finished in time. "
+        f"Brier score {brier:.3f}; always reporting {base:.0%} has {base * (1 - base):.3f}. "
+        f"Points stand for {FEWEST} jobs or more.",
+        traces=[trace for trace in traces if trace["x"]],
+        x_title="reported",
+        y_title="finished",
+        layout={"xaxis": share, "yaxis": share},
+        header=("reported", "finished", "jobs"),
+        rows=[
+            (f"{a:.2f}", f"{b:.2f}", f"{count:,}")
+            for a, b, count in zip(x, y, n[some], strict=True)
+        ],
+    )

@@ -1,0 +1,266 @@
+"""A run that was simulated or deployed: what its folder holds, as tables, figures and a page."""
+
+import html
+import json
+import logging
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from fedstale.config import Until
+from fedstale.errors import ConfigError, ProtocolError
+from fedstale.reports import curves, page, text
+from fedstale.reports.costs import COST_COLUMNS, busy_s, moved_bytes, outcomes
+from fedstale.reports.figure import Array, why_missing
+from fedstale.reports.folder import CONFIG, EVENTS, METRICS, METRICS_SCHEMA, MODEL, SUMMARY
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+logger = logging.getLogger(__name__)
+
+_NEEDED = (CONFIG, EVENTS, METRICS, SUMMARY)
+_JOB_COLUMNS = {
+    *("job_id", "device_id", "kind", "round", "status", "reason", "staleness", "weight"),
+    *("started_at", "downloaded_at", "trained_at", "reported_at", "ended_at"),
+    *COST_COLUMNS,
+}
+
+
+class Run:
+    """A run that is over; its tables are read from its folder when they are first asked for.
+
+    Attributes:
+        folder: where the run is.
+        name: name of the folder; on a page with another run of that name, a longer one.
+        summary: the plain figures of the run, as in summary.json.
+        config_text: the resolved settings as TOML.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        """Read the settings and the summary of a run.
+
+        Args:
+            folder: what `fedstale simulate` wrote, or a deployed app with a run folder.
+
+        Raises:
+            ConfigError: it is not the folder of a run that is over.
+            ProtocolError: a file in it cannot be read; so do the tables when they are read.
+        """
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise ConfigError(
+                f"run = {str(folder)!r} is not a folder: expected what fedstale simulate wrote"
+            )
+        missing = [name for name in _NEEDED if not (self.folder / name).is_file()]
+        if missing:
+            raise ConfigError(
+                f"run = {str(folder)!r} has no {', '.join(missing)}: expected the folder of a run "
+                "that came to its end; run fedstale simulate again"
+            )
+        self.name = self.folder.resolve().name
+        self.config_text, self.summary = _texts(self.folder)
+
+    @property
+    def status(self) -> str:
+        """How the run ended: finished, stopped (at its limit), stuck, interrupted or failed."""
+        return str(self.summary["status"])
+
+    @property
+    def reason(self) -> str:
+        """Why the run ended so, in words; empty if it finished."""
+        return str(self.summary.get("reason", ""))
+
+    @property
+    def seed(self) -> int:
+        """What everything random was seeded with."""
+        return int(self.summary["seed"])
+
+    @property
+    def end_s(self) -> float:
+        """Virtual instant at which the run ended, in s."""
+        return float(self.summary["virtual_s"])
+
+    @property
+    def limit_s(self) -> float:
+        """Virtual time that the run had, in s; inf if its app ended by itself without a limit."""
+        until = Until.parse(tomllib.loads(self.config_text).get("until"))
+        # Rounds and metrics cut a run off as well, wherever it stood.
+        is_cut = self.status == "stopped" and not np.isfinite(until.time_s)
+        return self.end_s if is_cut else until.time_s
+
+    @cached_property
+    def jobs(self) -> pd.DataFrame:
+        """One row a job, in the order of sending; docs/formats.md lists the columns."""
+        return self._table(EVENTS, _JOB_COLUMNS)
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """One row a measured value: time_s, version, source, name, value."""
+        return self._table(METRICS, set(METRICS_SCHEMA.names))
+
+    @cached_property
+    def model(self) -> dict[str, npt.NDArray[Any]]:
+        """The last aggregated model by name of array; empty if nothing was aggregated."""
+        path = self.folder / MODEL
+        try:
+            return dict(load_file(path)) if path.is_file() else {}
+        except (SafetensorError, OSError) as problem:
+            raise ProtocolError(
+                f"{str(path)!r} is not a readable model ({problem}); run fedstale simulate again"
+            ) from None
+
+    @property
+    def busy_s(self) -> Array:
+        """Seconds that a device is known to have spent on each job; shape (jobs,)."""
+        return busy_s(self.jobs)
+
+    @property
+    def moved_bytes(self) -> Array:
+        """Bytes that each job is known to have moved, both ways; shape (jobs,)."""
+        return moved_bytes(self.jobs)
+
+    @property
+    def outcome(self) -> npt.NDArray[np.object_]:
+        """What each job counts as: used, wasted or flying; shape (jobs,)."""
+        return outcomes(self.jobs)
+
+    @cached_property
+    def costs(self) -> Mapping[str, float]:
+        """What the run took: rounds, virtual_s, jobs, device_s, device_time_wasted and bytes.
+
+        `device_time_wasted` is the share of device time that came to nothing, 0 if there was none.
+        """
+        # A comparison holds many runs: it keeps these sums and not the jobs of each.
+        jobs = self._table(EVENTS, set(COST_COLUMNS), alone=True)
+        busy = busy_s(jobs)
+        total, wasted = busy.sum(), busy[outcomes(jobs) == "wasted"].sum()
+        return {
+            "rounds": float(self.summary["rounds"]),
+            "virtual_s": self.end_s,
+            "jobs": float(len(jobs)),
+            "device_s": float(total),
+            "device_time_wasted": float(wasted / total) if total else 0.0,
+            "bytes": float(moved_bytes(jobs).sum()),
+        }
+
+    def curve(self, metric: str, source: str) -> tuple[Array, Array]:
+        """Return instants in s and values of a metric, each of shape (measurements,)."""
+        rows = self.metrics[(self.metrics["name"] == metric) & (self.metrics["source"] == source)]
+        return rows["time_s"].to_numpy(np.float64), rows["value"].to_numpy(np.float64)
+
+    def last(self, source: str) -> dict[str, float]:
+        """Return the last value of every metric from a source: server, evaluate or train."""
+        rows = self.metrics[self.metrics["source"] == source]
+        last = rows.groupby("name")["value"].last()
+        return {
+            str(name): float(value)
+            for name, value in last.items()
+            if name not in curves.BOOKKEEPING
+        }
+
+    def plot(self, metric: str, *, against: Literal["time", "bytes"] = "time") -> "Figure":
+        """Return a metric as a figure of plotly, a curve for each source that measured it.
+
+        Args:
+            metric: its name, as the app reports it.
+            against: device time, or the bytes that all devices have moved.
+
+        Raises:
+            ConfigError: the run did not measure the metric, or plotly is not installed.
+        """
+        names = sorted(set(self.metrics["name"]) - curves.BOOKKEEPING)
+        if metric not in names:
+            raise ConfigError(f"metric = {metric!r}: expected one of {names}")
+        by_time, by_bytes = curves.metric([self], metric, [metric])
+        return (by_time if against == "time" else by_bytes).plotly()
+
+    def report(self, out: Path | None = None) -> Path:
+        """Write the page of the run.
+
+        Args:
+            out: HTML file to write; report.html in the folder if None.
+
+        Returns:
+            The file.
+
+        Raises:
+            ConfigError: the file cannot be written, or plotly is not installed.
+            ProtocolError: a table of the run cannot be read.
+        """
+        return page.write_run(self, out or self.folder / page.REPORT)
+
+    def _repr_html_(self) -> str:
+        """Return the run as notebooks show it: a sentence, and its figures."""
+        rows = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+            for name, value in text.cards(self)
+        )
+        return f"<p>{html.escape(text.lead(self))}</p><table>{rows}</table>"
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, status={self.status!r})"
+
+    def _table(self, name: str, columns: set[str], *, alone: bool = False) -> pd.DataFrame:
+        """Return a table that has some columns, with all that it has or with these alone."""
+        path = self.folder / name
+        try:
+            absent = columns - set(pq.read_schema(path).names)
+            wanted = sorted(columns - absent) if alone else None
+            frame: pd.DataFrame = pq.read_table(path, columns=wanted).to_pandas()
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
+            first = str(problem).split("\n", maxsplit=1)[0]
+            raise ProtocolError(
+                f"{str(path)!r} is not a readable Parquet file ({first}); run fedstale simulate "
+                "again"
+            ) from None
+        if absent:
+            raise ProtocolError(
+                f"{str(path)!r} has no column {', '.join(sorted(absent))}: expected the columns "
+                "that docs/formats.md lists; run fedstale simulate again"
+            )
+        return frame
+
+
+def report_at_end(folder: Path) -> Run:
+    """Return a run that has just ended, with its page, or say in the log why there is none.
+
+    Raises:
+        ConfigError: the folder is not that of a run, or the page cannot be written.
+        ProtocolError: a file of the run cannot be read.
+    """
+    run = Run(folder)
+    if missing := why_missing():
+        logger.warning("no %s: %s; then: fedstale report %s", page.REPORT, missing, folder)
+    else:
+        run.report()
+    return run
+
+
+def _texts(folder: Path) -> tuple[str, Mapping[str, Any]]:
+    try:
+        config_text = (folder / CONFIG).read_text(encoding="utf-8")
+        tomllib.loads(config_text)
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        absent = {"status", "app", "devices", "seed", "virtual_s", "rounds"} - set(summary)
+    except (ValueError, TypeError, OSError, RecursionError) as problem:
+        raise ProtocolError(
+            f"run = {str(folder)!r}: {CONFIG} or {SUMMARY} cannot be read ({problem}); "
+            "run fedstale simulate again"
+        ) from None
+    if absent:
+        raise ProtocolError(
+            f"run = {str(folder)!r}: {SUMMARY} has no {', '.join(sorted(absent))}; "
+            "run fedstale simulate again"
+        )
+    return config_text, summary
