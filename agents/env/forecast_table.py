@@ -19,8 +19,8 @@ from fedstale.agents.env.episodes import JobKinds
 from fedstale.errors import TraceError
 from fedstale.traces import Job, Status, TraceSet
 from fedstale.traces.arrays import Array, Index
-from fedstale.traces.forecast import Forecaster, Observer
-from fedstale.traces.forecast.grid import HORIZONS_S
+from fedstale.traces.forecast import Forecaster, TraceObserver
+from fedstale.traces.forecast.observation import HORIZONS_S
 
 Said = tuple[Array, Array, Array]
 """Chance to finish, chance to stay online, and duration in s; shape (n,) each."""
@@ -144,7 +144,7 @@ class ForecastTable:
             n_steps = int(np.ceil((end - start) / step_s))
             steps: Array = start + step_s * np.arange(n_steps, dtype=np.float64)
             found = np.full((3, everyone.size, steps.size, len(kinds)), np.nan, dtype=np.float32)
-            observer, at = Observer(traces), 0
+            observer, at = TraceObserver(traces), 0
             for (_, forecaster), who in zip(parts, devices, strict=True):
                 _fill(found[:, at : at + who.size], observer, who, forecaster, kinds, steps, step_s)
                 at += who.size
@@ -165,7 +165,7 @@ class ForecastTable:
 
 def _fill(  # noqa: PLR0917 - one part of a table
     values: npt.NDArray[np.float32],
-    observer: Observer,
+    observer: TraceObserver,
     devices: Index,
     forecaster: Forecaster,
     kinds: JobKinds,
@@ -187,10 +187,10 @@ def _fill(  # noqa: PLR0917 - one part of a table
         at = who[some], step[some]
         if forecaster.reads_the_future:
             raise TraceError(f"{forecaster.kind}: use TrueForecasts, which reads the traces itself")
-        outlook = forecaster.outlook(seen)
-        available = outlook.stays[:, horizon]
+        forecast = forecaster.forecast(seen)
+        available = forecast.survival[:, horizon]
         for kind in range(len(kinds)):
-            said = outlook.forecast(_job(kinds, np.full(some.size, kind)))
+            said = forecast.of_job(_job(kinds, np.full(some.size, kind)))
             for row, column in enumerate((said.p_finish, available, said.total_s[:, 1])):
                 values[row, *at, kind] = column
 

@@ -207,7 +207,7 @@ def _stages(
 
 def _everyone(traces: "TraceSet", forecaster: "Forecaster | None", out: Path | None) -> "Stage":
     from fedstale.agents.env.scenario import Stage
-    from fedstale.traces.forecast.split import split
+    from fedstale.traces.forecast import split
 
     parts = split(traces, seed=0)
     cache = None if out is None else out / "cache" / "forecasts-everyone.npz"
@@ -216,12 +216,11 @@ def _everyone(traces: "TraceSet", forecaster: "Forecaster | None", out: Path | N
 
 def _forecaster(word: str) -> "Forecaster | None":
     """Return the forecaster that a word means, None for new ones."""
-    from fedstale.traces.forecast import embedded
-    from fedstale.traces.forecast.files import load
+    from fedstale.traces.forecast import Forecaster, embedded
 
     if word == "fit":
         return None
-    return embedded() if word == "embedded" else load(word)
+    return embedded() if word == "embedded" else Forecaster.load(word)
 
 
 def _loaded(folder: Path | None) -> "list[Weights]":

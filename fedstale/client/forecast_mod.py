@@ -7,6 +7,7 @@ ignore. Whatever goes wrong in a forecast, the app's own reply goes out as it is
 
 import logging
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,19 +15,15 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from fedstale.client.request import Request, array_bytes
 from fedstale.errors import ConfigError, ProtocolError
+from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY, STATED
+from fedstale.strategies.server.validation import FORECAST_RECORD
 
 if TYPE_CHECKING:
-    from fedstale.client.forecasting import Forecasting, Said
+    from fedstale.client.forecasting import Forecasting, Record
     from fedstale.traces.recording.monitor import ResourceMonitor
 
 logger = logging.getLogger(__name__)
-
-FORECAST_RECORD = "fedstale.forecast"
-"""Name of the ConfigRecord of a reply that holds the forecast."""
-QUERY = "query.forecast"
-"""Type of the message that the mod answers itself, with a forecast and nothing else."""
 
 
 class ForecastMod:
@@ -37,8 +34,8 @@ class ForecastMod:
         app = ForecastMod().client_app()
 
     `ClientApp(mods=[ForecastMod()])` adds forecasts to replies too, but Flower hands queries to
-    functions alone: it answers them only if the app has a function under
-    `@app.query("forecast")`, which the mod never calls.
+    functions alone: the mod answers them only if the app has a function under
+    `@app.query("forecast")`, which is never called.
 
     The record `FORECAST_RECORD` holds:
 
@@ -51,9 +48,9 @@ class ForecastMod:
 
     The next job is as the last training unless the message says otherwise (`JOB_RECORD`); before
     the first training, and without being told, there are only `p_available` and `available_s`. A
-    device without a past says what the forecaster's fleet does. The device's own job times enter by
-    calibration, see `fedstale.client.calibration`; where nobody states work, they are also the
-    device's pace.
+    device without a history forecasts what the forecaster's fleet does. The device's own job times
+    enter by calibration, see `fedstale.client.calibration`; where no work is stated, they are also
+    the device's pace.
 
     Args:
         forecaster: folder of a trained forecaster; None takes the one that comes with fedstale.
@@ -96,7 +93,7 @@ class ForecastMod:
             if is_query:
                 return _answer(message, {"error": f"switched off by {self._enabled_by} = false"})
             return call_next(message, context)
-        # An app that has the mod, but switched off, pays for no forecaster.
+        # An app that has the mod, but switched off, imports no forecaster.
         from fedstale.client.device import Device, Machine  # noqa: PLC0415
 
         device: Device | None = getattr(context, "device", None)
@@ -106,7 +103,7 @@ class ForecastMod:
         if reply.has_error():
             return reply
         try:
-            said = self._ready().said(
+            record = self._ready().record(
                 device,
                 arrived,
                 request,
@@ -116,8 +113,8 @@ class ForecastMod:
             )
         except Exception as problem:
             # Whatever it was, it must not cost a training.
-            said = {"error": self._failed(problem)}
-        reply.content[FORECAST_RECORD] = ConfigRecord({**said})
+            record = {"error": self._failed(problem)}
+        reply.content[FORECAST_RECORD] = ConfigRecord({**record})
         return reply
 
     def _ready(self) -> "Forecasting":
@@ -133,7 +130,7 @@ class ForecastMod:
         if sentence != self._logged:
             self._logged = sentence
             logger.error("no forecast: %s", sentence)
-        # What the server wrote it may read; anything else may name the device's files.
+        # The server may read what it wrote; anything else may name the device's files.
         if isinstance(problem, ProtocolError):
             return str(problem)
         return f"{type(problem).__name__} on the device, whose log says more"
@@ -152,5 +149,57 @@ class ForecastingApp(ClientApp):
         return self.around(message, context, super().__call__)
 
 
-def _answer(message: Message, said: "Said") -> Message:
-    return Message(RecordDict({FORECAST_RECORD: ConfigRecord({**said})}), reply_to=message)
+def _answer(message: Message, record: "Record") -> Message:
+    return Message(RecordDict({FORECAST_RECORD: ConfigRecord({**record})}), reply_to=message)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A message, before the app's code may change it."""
+
+    message_id: str
+    is_training: bool
+    bytes: float
+    """Bytes of its arrays."""
+    ttl_s: float
+    job: dict[str, object]
+    """The server's `JOB_RECORD`, unchecked."""
+
+    @classmethod
+    def of(cls, message: Message) -> "Request":
+        """Take what is needed of a message."""
+        about = message.metadata
+        return cls(
+            message_id=about.message_id,
+            is_training=about.message_type.split(".")[0] == "train",
+            bytes=array_bytes(message.content),
+            ttl_s=about.ttl if about.ttl > 0 else math.inf,
+            job=dict(message.content.config_records.get(JOB_RECORD, {})),
+        )
+
+    def stated(self) -> dict[str, float]:
+        """Return the numbers of the job that the server states.
+
+        Raises:
+            ProtocolError: one is no such number.
+        """
+        numbers: dict[str, float] = {}
+        for name, value in self.job.items():
+            number = math.nan
+            if name in STATED and isinstance(value, int | float) and not isinstance(value, bool):
+                number = float(value)
+            # A job of no bytes is a job, and so is one without a deadline.
+            is_deadline = name == "deadline_s"
+            if not (number > 0 if is_deadline else 0 <= number < math.inf):
+                raise ProtocolError(
+                    f"{JOB_RECORD}: {name} = {value!r}: expected finite numbers >= 0 under "
+                    "work, download_bytes and upload_bytes, and deadline_s > 0, which may be inf"
+                )
+            numbers[name] = number
+        return numbers
+
+
+def array_bytes(content: RecordDict) -> float:
+    """Return the bytes of the arrays: what makes a transfer long."""
+    records = content.array_records.values()
+    return float(sum(len(array.data) for record in records for array in record.values()))

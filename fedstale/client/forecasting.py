@@ -1,7 +1,7 @@
-"""From one message to the forecast of the next job: what a device notes, learns and says.
+"""From one message to the forecast of the next job: the device's history, calibration and record.
 
-The device's own past goes in by the `Device`, its own job times by `OwnCalibration`; only what is
-returned leaves the device.
+The device's history enters by the `Device`, its own job times by `OwnCalibration`; only the record
+that is returned leaves the device.
 """
 
 import math
@@ -13,25 +13,24 @@ from flwr.app import RecordDict
 
 from fedstale.client.calibration import OwnCalibration
 from fedstale.client.device import Cost, Device
-from fedstale.client.history import History
-from fedstale.client.request import STATED, Request
+from fedstale.client.forecast_mod import Request
+from fedstale.client.history import MessageHistory
+from fedstale.strategies.selection.forecast_request import STATED
+from fedstale.traces.forecast.base import Forecaster, embedded
 from fedstale.traces.forecast.conformal import PHASES
-from fedstale.traces.forecast.files import embedded
-from fedstale.traces.forecast.forecaster import Forecaster, Prior
-from fedstale.traces.forecast.grid import LEVELS
-from fedstale.traces.forecast.observation import Observation
-from fedstale.traces.forecast.outlook import Forecast, Outlook, survival
+from fedstale.traces.forecast.observation import LEVELS, Observation
+from fedstale.traces.forecast.survival import DeviceForecast, JobForecast, survival_at
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.trip import Job
 
 VERSION = 1
 """Of the record; grows when an old reader would misread a new record."""
 AVAILABLE_S = 1800.0
-"""What `p_available` is told for, in s: the same for every device, so that devices compare."""
+"""Horizon of `p_available` in s: the same for every device, so that devices compare."""
 
 _HIGHEST_RATE = 1e30
 
-Said = dict[str, int | float | list[float] | str]
+Record = dict[str, int | float | list[float] | str]
 
 
 class Forecasting:
@@ -39,14 +38,14 @@ class Forecasting:
 
     Args:
         folder: of a trained forecaster; None takes the one that comes with fedstale.
-        work: work units of one training where nobody states any; None where unknown.
+        work: work units of one training where none are stated; None where unknown.
     """
 
     def __init__(self, folder: str | Path | None, work: float | None) -> None:
         self._folder, self._work = folder, work
         self._forecaster: Forecaster | None = None
 
-    def said(
+    def record(
         self,
         device: Device,
         arrived: Reading,
@@ -55,8 +54,8 @@ class Forecasting:
         cost: Cost | None,
         reply_bytes: float,
         state: RecordDict,
-    ) -> Said:
-        """Note a message, learn from it, and return the record of the forecast.
+    ) -> Record:
+        """Add a message to the history, learn from it, and return the record of the forecast.
 
         Args:
             device: which has just worked on the message.
@@ -72,7 +71,7 @@ class Forecasting:
             ArithmeticError: the forecaster made something else than numbers.
         """
         ready = device.read()
-        history, calibration = History.read(state), OwnCalibration.read(state)
+        history, calibration = MessageHistory.read(state), OwnCalibration.read(state)
         calibration.uploaded(device.uploaded_s(calibration.open_job))
         training: dict[str, float] = {}
         if request.is_training:
@@ -95,25 +94,25 @@ class Forecasting:
         )
         history.write(state)
         forecaster = self._loaded()
-        history = history.scaled(_fleet_rate(forecaster))
-        outlook = forecaster.outlook(_bounded(device.past(history)))
+        history = history.scaled(float(forecaster.fleet.rates[0, 1, 1]))
+        forecasts = forecaster.forecast(_bounded(device.observed(history)))
         if request.is_training:
-            # What would have been said of this job before it came, against what it took.
+            # The forecast of this job before it came, against what it took.
             this = _next_job(history, {"download_bytes": 0.0})
             assert this is not None
-            raw = _one(outlook, 0).forecast(this)
+            raw = _one(forecasts, 0).of_job(this)
             calibration.trained(request.message_id, raw, training["training_s"])
         calibration.write(state)
-        now = _one(outlook, 1)
+        now = _one(forecasts, 1)
         job = _next_job(history, request.stated())
-        forecast = None if job is None else calibration.corrected(now.forecast(job))
+        forecast = None if job is None else calibration.corrected(now.of_job(job))
         return _record(now, forecast)
 
     def _work_of(self, request: Request, cost: Cost | None) -> float:
         if cost is not None:
             return cost[0]
         stated = request.job.get("work")
-        # A bad number is refused below, once what happened has been noted.
+        # A bad number is rejected below, once the message is in the history.
         if isinstance(stated, int | float) and 0 <= stated < math.inf:
             return float(stated)
         return math.nan if self._work is None else self._work
@@ -125,13 +124,12 @@ class Forecasting:
         return self._forecaster
 
 
-def _bounded(seen: Observation) -> Observation:
-    """Return a past without rates that a network in float32 cannot hold, as ideal devices have."""
-    rates, before = (np.clip(x, 0.0, _HIGHEST_RATE) for x in (seen.rates, seen.day_ago_rates))
-    return replace(seen, rates=rates, day_ago_rates=before)
+def _bounded(observed: Observation) -> Observation:
+    """Cut rates that a network in float32 cannot hold, as ideal devices have."""
+    return replace(observed, rates=np.clip(observed.rates, 0.0, _HIGHEST_RATE))
 
 
-def _next_job(history: History, stated: dict[str, float]) -> Job | None:
+def _next_job(history: MessageHistory, stated: dict[str, float]) -> Job | None:
     """Return the job to forecast; None if it was never stated, nor done before."""
     known: dict[str, float] = {"deadline_s": math.inf}
     trainings = history.trainings
@@ -148,33 +146,30 @@ def _next_job(history: History, stated: dict[str, float]) -> Job | None:
     )
 
 
-def _record(now: Outlook, forecast: Forecast | None) -> Said:
+def _record(now: DeviceForecast, forecast: JobForecast | None) -> Record:
     """Return the record of a forecast of one device; only finite numbers leave the device."""
-    stays = survival(now.stays, np.array([[AVAILABLE_S]]))[0, 0] if now.online[0] else 0.0
-    said: Said = {"version": VERSION, "available_s": AVAILABLE_S, "p_available": float(stays)}
+    p = survival_at(now.survival, np.array([[AVAILABLE_S]]))[0, 0] if now.online[0] else 0.0
+    record: Record = {"version": VERSION, "available_s": AVAILABLE_S, "p_available": float(p)}
     if forecast is not None:
-        said["p_finish"] = float(forecast.p_finish[0])
-        said["duration_s"] = float(forecast.total_s[0, 1])
-        said["levels"] = LEVELS.tolist()
+        record["p_finish"] = float(forecast.p_finish[0])
+        record["duration_s"] = float(forecast.total_s[0, 1])
+        record["levels"] = LEVELS.tolist()
         for phase in PHASES:
-            said[phase] = getattr(forecast, phase)[0].tolist()
-    for name, value in said.items():
+            record[phase] = getattr(forecast, phase)[0].tolist()
+    for name, value in record.items():
         if not np.isfinite(np.asarray(value, dtype=np.float64)).all():
             raise ArithmeticError(f"{name} = {value}: the forecaster made no number of it")
-    return said
+    return record
 
 
-def _one(outlook: Outlook, i: int) -> Outlook:
+def _one(forecasts: DeviceForecast, i: int) -> DeviceForecast:
     one = slice(i, i + 1)
     return replace(
-        outlook, online=outlook.online[one], stays=outlook.stays[one], rates=outlook.rates[one]
+        forecasts,
+        online=forecasts.online[one],
+        survival=forecasts.survival[one],
+        rates=forecasts.rates[one],
     )
-
-
-def _fleet_rate(forecaster: Forecaster) -> float:
-    """Return the median work units/s of the fleet that a forecaster learnt from."""
-    prior = getattr(forecaster, "prior", None)
-    return float(prior.rates[0, 1, 1]) if isinstance(prior, Prior) else 1.0
 
 
 def _number(flag: bool | None) -> float:

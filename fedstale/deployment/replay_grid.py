@@ -2,7 +2,7 @@
 
 Strategies see the time, the nodes and the failures of the trace, as in a simulation: the plan of a
 job is worked out by the same code when it is sent, and travels with the message to the node, whose
-`Paced` ClientApp acts it. A job that the trace loses is not sent: the grid reports its failure
+`PacedApp` acts it. A job that the trace loses is not sent: the grid reports its failure
 when a SuperLink would. Everything else is real: processes, messages, the order of arrival.
 """
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedstale.client.held_back import RECORD, Plan
+from fedstale.deployment.paced import PACING_RECORD, Pacing
 from fedstale.deployment.recorded_grid import RecordedGrid
 from fedstale.simulation import flight as fl
 from fedstale.simulation.clock import RunEnded
@@ -179,12 +179,12 @@ class ReplayGrid(RecordedGrid):
     def _with_plan(self, flight: Flight) -> Message:
         assert flight.message is not None
         content = own_copy(flight.message.content)
-        plan = Plan(
+        pacing = Pacing(
             train_at=self._unix(flight.downloaded_at),
             # Who wants to be there on time leaves earlier.
             reply_at=self._unix(flight.reported_at) - self._lead_s,
         )
-        content[RECORD] = plan.record()
+        content[PACING_RECORD] = pacing.record()
         message = with_content(flight.message, content)
         message.metadata.dst_node_id = self._nodes[flight.device]
         message.metadata.ttl = message.metadata.ttl / self._speed_up + _GRACE_S
@@ -206,9 +206,9 @@ class ReplayGrid(RecordedGrid):
         # The strategy has sent the job to the device, and is answered by the device.
         if reply.metadata.src_node_id == self._nodes[flight.device]:
             reply.metadata.__dict__["_src_node_id"] = flight.node_id
-        record = reply.content.config_records.get(RECORD)
+        record = reply.content.config_records.get(PACING_RECORD)
         if record is not None:
-            del reply.content[RECORD]
+            del reply.content[PACING_RECORD]
             taken, began, trained, left = (
                 self._since_zero(float(record[name]))  # type: ignore[arg-type]
                 for name in ("taken_at", "began_at", "trained_at", "left_at")

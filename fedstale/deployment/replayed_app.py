@@ -19,9 +19,9 @@ _OMITTED = shutil.ignore_patterns("__pycache__", ".git", ".venv", ".flwr", "runs
 _CLIENT_CODE = '''"""The app's ClientApp, which takes as long as the trace says."""
 
 from {module} import {name} as real
-from fedstale.client.held_back import Paced
+from fedstale.deployment.paced import PacedApp
 
-app = Paced(real{rest})
+app = PacedApp(real{rest})
 '''
 _SERVER_CODE = '''"""The app's ServerApp, on nodes that act a trace."""
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedstale.traces.forecast import Observer, draw
+from fedstale.traces.forecast import TraceObserver, draw
 from fedstale.traces.synthetic.generate import synthesise
 
 
@@ -12,7 +12,7 @@ def fleet():
 
 @pytest.fixture(scope="session")
 def observer(fleet):
-    return Observer(fleet)
+    return TraceObserver(fleet)
 
 
 @pytest.fixture(scope="session")

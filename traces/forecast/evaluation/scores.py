@@ -1,8 +1,8 @@
-"""Scores of forecasts, and how sure they are.
+"""Scores of forecasts, and their intervals.
 
-Each function takes what was said and what happened and returns one number for each example, or for
-each column; unknown outcomes are NaN and stay so. Intervals come from resampling whole devices:
-examples of one device are not independent.
+Scores take forecasts and outcomes and return one number for each example, or for each column;
+unknown outcomes are NaN and stay so. Intervals come from resampling whole devices: examples of one
+device are not independent.
 
 Reference:
     Gneiting, Raftery. Strictly Proper Scoring Rules, Prediction, and Estimation. Journal of the
@@ -11,16 +11,17 @@ Reference:
     Forecasting 22(4), 2006 (MASE).
 """
 
-from collections.abc import Callable
-
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
+from sklearn.metrics import average_precision_score
 
-from fedstale.traces.arrays import Array
-from fedstale.traces.forecast.grid import LEVELS
+from fedstale.traces.arrays import Array, Index
+from fedstale.traces.forecast.observation import LEVELS
 
-# A probability of exactly 0 or 1 that is wrong would cost infinitely much.
+# A wrong probability of exactly 0 or 1 would have an infinite loss.
 _LEAST_P = 1e-4
+_BINS = 10
+_DRAWS = 300
 
 
 def pinball(quantiles: Array, truth: Array) -> Array:
@@ -63,54 +64,44 @@ def log_loss(p: Array, happened: Array) -> Array:
 def average_precision(p: Array, happened: Array) -> float:
     """Return the area under the curve of precision against recall; NaN if nothing happened.
 
-    Equal probabilities share one step of the curve, so a constant forecast scores the base rate.
+    A constant forecast scores the base rate.
 
     Example:
-        >>> average_precision(np.array([0.9, 0.8, 0.1]), np.array([1.0, 0.0, 1.0])).__round__(4)
+        >>> round(average_precision(np.array([0.9, 0.8, 0.1]), np.array([1.0, 0.0, 1.0])), 4)
         0.8333
     """
     known = ~np.isnan(happened)
-    p, happened = p[known], happened[known]
-    if happened.sum() == 0:
+    if happened[known].sum() == 0:
         return float("nan")
-    order = np.argsort(-p, kind="stable")
-    hits = np.cumsum(happened[order])
-    last = np.append(np.diff(p[order]) != 0, True)
-    hits, asked = hits[last], np.flatnonzero(last) + 1.0
-    gained = np.diff(hits, prepend=0.0)
-    return float((gained * hits / asked).sum() / hits[-1])
+    return float(average_precision_score(happened[known], p[known]))
 
 
-def reliability(p: Array, happened: Array, *, bins: int = 10) -> Array:
-    """Return, for bins of equal width, the mean probability, how often it happened, and the count.
+def reliability(p: Array, happened: Array) -> pd.DataFrame:
+    """Return how reliable probabilities are, in ten bins of equal width.
 
     Args:
         p: probabilities; shape (n,).
         happened: 1, 0 or NaN; shape (n,).
-        bins: number of bins.
 
     Returns:
-        Shape (bins, 3); NaN, NaN, 0 in an empty bin.
+        Columns predicted (mean probability), observed (how often it happened) and n; NaN, NaN, 0 in
+        an empty bin.
     """
     known = ~np.isnan(happened)
-    which = np.minimum((p[known] * bins).astype(np.int64), bins - 1)
-    count = np.bincount(which, minlength=bins).astype(np.float64)
+    which = np.minimum((p[known] * _BINS).astype(np.int64), _BINS - 1)
+    count = np.bincount(which, minlength=_BINS).astype(np.float64)
     with np.errstate(invalid="ignore"):
-        said = np.bincount(which, weights=p[known], minlength=bins) / count
-        came = np.bincount(which, weights=happened[known], minlength=bins) / count
-    return np.stack([said, came, count], axis=1)
+        predicted = np.bincount(which, weights=p[known], minlength=_BINS) / count
+        observed = np.bincount(which, weights=happened[known], minlength=_BINS) / count
+    return pd.DataFrame({"predicted": predicted, "observed": observed, "n": count})
 
 
-def mean_with_interval(
-    scores: Array, devices: npt.NDArray[np.int64], *, seed: int = 0, draws: int = 300
-) -> tuple[float, float, float]:
+def mean_with_interval(scores: Array, devices: Index) -> tuple[float, float, float]:
     """Return the mean of a score and its 95 % interval, resampling whole devices.
 
     Args:
         scores: of each example, NaN where unknown; shape (n,).
-        devices: whose example it is; shape (n,).
-        seed: of the resampling.
-        draws: number of resamples.
+        devices: device of each example; shape (n,).
 
     Returns:
         Mean, 2.5 % and 97.5 % quantiles of the resampled mean; NaN where nothing is known.
@@ -121,19 +112,8 @@ def mean_with_interval(
     _, block = np.unique(devices[known], return_inverse=True)
     total = np.bincount(block, weights=scores[known])
     count = np.bincount(block).astype(np.float64)
-    rng = np.random.default_rng(seed)
-    weights = rng.multinomial(count.size, np.full(count.size, 1.0 / count.size), size=draws)
+    rng = np.random.default_rng(0)
+    weights = rng.multinomial(count.size, np.full(count.size, 1.0 / count.size), size=_DRAWS)
     means = (weights @ total) / (weights @ count)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(scores[known].mean()), float(low), float(high)
-
-
-def per_device(
-    scores: Array, devices: npt.NDArray[np.int64], reduce: Callable[[Array], float]
-) -> Array:
-    """Return a summary of the scores of each device that has any; shape (devices with any,)."""
-    known = np.isfinite(scores)
-    order = np.argsort(devices[known], kind="stable")
-    owner, sorted_scores = devices[known][order], scores[known][order]
-    starts = np.flatnonzero(np.diff(owner, prepend=-1))
-    return np.array([reduce(part) for part in np.split(sorted_scores, starts[1:])])

@@ -9,13 +9,18 @@ import safetensors.numpy
 import torch
 
 from fedstale.errors import ResumeError, TraceError
-from fedstale.traces.forecast import LSTM
-from fedstale.traces.forecast.chain import Chain
+from fedstale.traces.forecast import LSTM, FleetStatistics
+from fedstale.traces.forecast.baselines import HourlyChain
 from fedstale.traces.forecast.features import SEQUENCE, STATIC, features
-from fedstale.traces.forecast.forecaster import Prior
-from fedstale.traces.forecast.lstm import HIDDEN, OUTPUTS, SHAPES, STAYS, forward, read_out
-from fedstale.traces.forecast.lstm_run import TrainingRun
-from fedstale.traces.forecast.lstm_training import network, train
+from fedstale.traces.forecast.lstm.model import (
+    HIDDEN,
+    OUTPUTS,
+    PIECES,
+    SHAPES,
+    forward,
+    read_out,
+)
+from fedstale.traces.forecast.lstm.training import TrainingRun, network, train
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,7 @@ def weights():
 
 
 def fleet_of(training):
-    return Prior.of(training), Chain.of(training)
+    return FleetStatistics.of(training), HourlyChain.of(training)
 
 
 def test_numpy_and_torch_compute_the_same_network(weights):
@@ -60,37 +65,41 @@ def test_gates_are_those_of_an_lstm_with_softsign(weights):
     np.testing.assert_allclose(forward(weights, sequence, static).T, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_before_training_staying_is_as_the_chain_says(training):
-    lstm, chain = LSTM(), Chain.of(training)
-    lstm.prior, lstm.chain = Prior.of(training), chain
+def test_before_training_survival_is_that_of_the_chain(training):
+    lstm, chain = LSTM(), HourlyChain.of(training)
+    lstm.fleet, lstm.chain = FleetStatistics.of(training), chain
     first = TrainingRun.start(seed=0, n=1).weights
     lstm.weights = {k: w.detach().numpy() for k, w in first.items()}
-    seen = training.seen.take(slice(0, 300))
+    observed = training.observed.take(slice(0, 300))
     np.testing.assert_allclose(
-        lstm.outlook(seen).stays, chain.staying(seen.online, seen.time_of_day_s), atol=0.01
+        lstm.forecast(observed).survival,
+        chain.survival(observed.online, observed.time_of_day_s),
+        atol=0.01,
     )
 
 
 def test_thousands_at_once_are_forecast_as_each_of_them_alone(observer, training, weights):
     lstm = LSTM()
-    lstm.prior, lstm.chain = Prior.of(training), Chain.of(training)
+    lstm.fleet, lstm.chain = FleetStatistics.of(training), HourlyChain.of(training)
     lstm.weights = {k: 0.3 * w for k, w in weights.items()}
     rng = np.random.default_rng(2)
-    seen = observer.at(rng.integers(60, size=1300), rng.uniform(0, 2e5, 1300))
-    together = lstm.outlook(seen)
+    observed = observer.at(rng.integers(60, size=1300), rng.uniform(0, 2e5, 1300))
+    together = lstm.forecast(observed)
     for i in (0, 511, 512, 1024, 1299):
-        alone = lstm.outlook(seen.take(np.array([i])))
-        np.testing.assert_allclose(together.stays[i], alone.stays[0], rtol=1e-4)
+        alone = lstm.forecast(observed.take(np.array([i])))
+        np.testing.assert_allclose(together.survival[i], alone.survival[0], rtol=1e-4)
         np.testing.assert_allclose(together.rates[i], alone.rates[0], rtol=1e-4)
 
 
-def test_outputs_are_read_as_chances_and_as_quantiles_around_the_median(training, weights):
-    seen = training.seen.take(slice(0, 40))
-    given = features(seen, Prior.of(training))
+def test_outputs_are_read_as_survival_and_as_quantiles_around_the_median(training, weights):
+    observed = training.observed.take(slice(0, 40))
+    given = features(observed, FleetStatistics.of(training))
     raw = forward(weights, given.sequence, given.static)
-    stays, rates = read_out(raw.copy(), given)
-    np.testing.assert_allclose(stays, np.cumprod(1.0 / (1.0 + np.exp(-raw[:STAYS])), axis=0), 1e-5)
-    logs = raw[STAYS:].astype(np.float64).reshape(3, 7, 3, 40)
+    survival, rates = read_out(raw.copy(), given)
+    np.testing.assert_allclose(
+        survival, np.cumprod(1.0 / (1.0 + np.exp(-raw[:PIECES])), axis=0), 1e-5
+    )
+    logs = raw[PIECES:].astype(np.float64).reshape(3, 7, 3, 40)
     median = logs[:, :, 1] + given.level.T[:, None]
     np.testing.assert_allclose(np.log(rates[:, :, 1]), median, atol=1e-5)
     for quantile, sign in ((0, -1.0), (2, 1.0)):
@@ -139,7 +148,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(training, held_out,
         np.testing.assert_array_equal(resumed[name], whole[name])
 
 
-def test_a_checkpoint_of_another_training_is_refused(training, held_out, tmp_path):
+def test_a_checkpoint_of_another_training_is_rejected(training, held_out, tmp_path):
     fleet = fleet_of(training)
     train(training, held_out, *fleet, seed=0, epochs=1, checkpoint=str(tmp_path))
     with pytest.raises(ResumeError, match="seed 0"):
@@ -165,16 +174,16 @@ def test_a_checkpoint_of_another_version_is_one_sentence(training, held_out, tmp
         train(training, held_out, *fleet, seed=0, checkpoint=str(tmp_path))
 
 
-def test_weights_of_another_shape_are_refused(training, weights):
-    prior, chain = fleet_of(training)
-    state = prior.state_dict() | {"leaving": chain.leaving} | weights
+def test_weights_of_another_shape_are_rejected(training, weights):
+    fleet, chain = fleet_of(training)
+    state = fleet.state_dict() | {"leaving": chain.leaving} | weights
     state["hidden"] = np.zeros((3, 3), np.float32)
     with pytest.raises(TraceError, match="hidden"):
         LSTM().load_state_dict(state)
 
 
 def test_what_is_unknown_is_zero_in_the_inputs(observer, training):
-    given = features(observer.at(np.arange(5), 1e5, history_s=0.0), Prior.of(training))
+    given = features(observer.at(np.arange(5), 1e5, history_s=0.0), FleetStatistics.of(training))
     assert np.all(np.isfinite(given.sequence))
     assert np.all(np.isfinite(given.static))
     np.testing.assert_array_equal(given.sequence[:, :, :4], 0.0)
@@ -190,7 +199,9 @@ def test_a_forecast_needs_neither_torch_nor_scikit_learn():
 
 
 def test_nothing_tells_the_network_how_far_a_record_has_run(fleet, observer, training):
-    seen = observer.at(np.arange(20), 1.1 * 86_400.0)
-    later = replace(seen, history_s=seen.history_s * 9, day_ago_online=1.0 - seen.day_ago_online)
-    prior = Prior.of(training)
-    np.testing.assert_array_equal(features(seen, prior).static, features(later, prior).static)
+    observed = observer.at(np.arange(20), 1.1 * 86_400.0)
+    later = replace(observed, history_s=observed.history_s * 9)
+    fleet_statistics = FleetStatistics.of(training)
+    np.testing.assert_array_equal(
+        features(observed, fleet_statistics).static, features(later, fleet_statistics).static
+    )

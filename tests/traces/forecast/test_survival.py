@@ -4,17 +4,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.traces import Job
-from fedstale.traces.forecast import Outlook
-from fedstale.traces.forecast.grid import HORIZONS_S, RATE_HORIZONS_S
-from fedstale.traces.forecast.outlook import LONGEST_S, _inverse, _upto, sampled, survival
+from fedstale.traces.forecast import DeviceForecast
+from fedstale.traces.forecast.observation import HORIZONS_S, RATE_HORIZONS_S
+from fedstale.traces.forecast.survival import LONGEST_S, _inverse, _upto, sampled, survival_at
 
 
-def outlook(rates, *, online=True, stays=None, n=1):
-    stays = np.ones(HORIZONS_S.size) if stays is None else stays
-    return Outlook(
+def forecast(rates, *, online=True, survival=None, n=1):
+    survival = np.ones(HORIZONS_S.size) if survival is None else survival
+    return DeviceForecast(
         online=np.full(n, online),
-        stays=np.tile(stays, (n, 1)),
-        fresh=0.5 ** (HORIZONS_S / 3600.0),
+        survival=np.tile(survival, (n, 1)),
+        new_session_survival=0.5 ** (HORIZONS_S / 3600.0),
         rates=np.broadcast_to(rates, (n, 3, RATE_HORIZONS_S.size, 3)),
     )
 
@@ -24,7 +24,7 @@ def job(**changes):
 
 
 def test_certain_constant_rates_give_the_times_that_trips_gives():
-    said = outlook(np.array([2.0, 8000.0, 1600.0])[:, None, None]).forecast(job())
+    said = forecast(np.array([2.0, 8000.0, 1600.0])[:, None, None]).of_job(job())
     np.testing.assert_allclose(said.training_s, 50.0)
     np.testing.assert_allclose(said.reporting_s, 10.0)
     np.testing.assert_allclose(said.total_s, 61.0)
@@ -33,40 +33,42 @@ def test_certain_constant_rates_give_the_times_that_trips_gives():
 
 def test_times_are_the_inverse_quantiles_of_rates():
     rates = np.array([1.0, 2.0, 4.0]) * np.ones((3, 1, 1))
-    said = outlook(rates).forecast(job(work=400.0, download_bytes=0, upload_bytes=0))
+    said = forecast(rates).of_job(job(work=400.0, download_bytes=0, upload_bytes=0))
     np.testing.assert_allclose(said.training_s[0], [100.0, 200.0, 400.0])
 
 
 def test_a_job_of_nothing_takes_no_time():
-    said = outlook(np.ones((3, 1, 1))).forecast(job(work=0, download_bytes=0, upload_bytes=0))
+    said = forecast(np.ones((3, 1, 1))).of_job(job(work=0, download_bytes=0, upload_bytes=0))
     np.testing.assert_array_equal(said.total_s, 0.0)
     np.testing.assert_array_equal(said.p_finish, 1.0)
 
 
 def test_a_dead_link_gives_a_finite_time_and_no_chance():
-    said = outlook(np.array([1.0, 0.0, 1.0])[:, None, None]).forecast(job(ttl_s=600.0))
+    said = forecast(np.array([1.0, 0.0, 1.0])[:, None, None]).of_job(job(ttl_s=600.0))
     assert np.isfinite(said.total_s).all()
     assert said.total_s[0, 1] <= LONGEST_S
     np.testing.assert_array_equal(said.p_finish, 0.0)
 
 
 def test_a_deadline_before_the_fastest_time_leaves_no_chance():
-    fast = outlook(np.array([2.0, 8000.0, 1600.0])[:, None, None])
-    assert fast.forecast(job(ttl_s=60.0)).p_finish[0] == 0.0
-    assert fast.forecast(job(ttl_s=62.0)).p_finish[0] == pytest.approx(1.0)
+    fast = forecast(np.array([2.0, 8000.0, 1600.0])[:, None, None])
+    assert fast.of_job(job(ttl_s=60.0)).p_finish[0] == 0.0
+    assert fast.of_job(job(ttl_s=62.0)).p_finish[0] == pytest.approx(1.0)
 
 
-def test_the_chance_to_finish_is_the_chance_to_stay_as_long_as_it_takes():
-    stays = 0.5 ** (HORIZONS_S / 3600.0)
-    said = outlook(np.array([1.0, 1e9, 1e9])[:, None, None], stays=stays).forecast(job(work=1800.0))
+def test_the_probability_to_finish_is_the_survival_as_long_as_it_takes():
+    survival = 0.5 ** (HORIZONS_S / 3600.0)
+    said = forecast(np.array([1.0, 1e9, 1e9])[:, None, None], survival=survival).of_job(
+        job(work=1800.0)
+    )
     assert said.p_finish[0] == pytest.approx(0.5**0.5, rel=1e-3)
 
 
-def test_who_is_away_must_come_back_and_stay():
-    stays = 0.5 ** (HORIZONS_S / 3600.0)
-    away = outlook(np.full((3, 1, 1), 1e9), online=False, stays=stays)
-    soon = away.forecast(job(work=1.0, ttl_s=3600.0)).p_finish[0]
-    never = away.forecast(job(work=1.0, ttl_s=20.0)).p_finish[0]
+def test_a_device_offline_must_come_back_and_stay():
+    survival = 0.5 ** (HORIZONS_S / 3600.0)
+    offline = forecast(np.full((3, 1, 1), 1e9), online=False, survival=survival)
+    soon = offline.of_job(job(work=1.0, ttl_s=3600.0)).p_finish[0]
+    never = offline.of_job(job(work=1.0, ttl_s=20.0)).p_finish[0]
     assert 0.4 < soon <= 0.5
     assert never == 0.0
 
@@ -78,8 +80,8 @@ def test_who_is_away_must_come_back_and_stay():
     st.floats(0, 1e9),
     st.floats(1, 1e6),
 )
-def test_any_outlook_gives_ordered_finite_times_and_a_probability(rates, work, size, ttl):
-    said = outlook(np.array(rates).reshape(3, 7, 3)).forecast(
+def test_any_forecast_gives_ordered_finite_times_and_a_probability(rates, work, size, ttl):
+    said = forecast(np.array(rates).reshape(3, 7, 3)).of_job(
         job(work=work, upload_bytes=size, download_bytes=size, ttl_s=ttl)
     )
     for times in (said.training_s, said.reporting_s, said.total_s):
@@ -99,10 +101,10 @@ def test_amount_and_time_are_inverse_to_each_other(rates, t):
 
 
 def test_survival_has_the_values_of_the_grid_on_the_grid_and_falls():
-    stays = np.minimum.accumulate(np.random.default_rng(0).random((HORIZONS_S.size, 5)), axis=0)
-    at = survival(stays, np.tile(HORIZONS_S[:, None], 5))
-    np.testing.assert_allclose(at, stays, rtol=1e-9)
-    fine = survival(stays, np.tile(np.linspace(0, 2e5, 500)[:, None], 5))
+    survival = np.minimum.accumulate(np.random.default_rng(0).random((HORIZONS_S.size, 5)), axis=0)
+    at = survival_at(survival, np.tile(HORIZONS_S[:, None], 5))
+    np.testing.assert_allclose(at, survival, rtol=1e-9)
+    fine = survival_at(survival, np.tile(np.linspace(0, 2e5, 500)[:, None], 5))
     assert np.all(np.diff(fine, axis=0) <= 1e-12)
     np.testing.assert_array_equal(fine[0], 1.0)
 
@@ -115,7 +117,7 @@ def test_samples_have_the_quantiles_that_they_were_made_from():
 
 
 def slowly(said, work, down, up, ttl):
-    """Return what `forecast` says of one device, number by number, with numpy's interpolation."""
+    """Return what `of_job` returns for one device, number by number, with numpy's interpolation."""
     amounts = np.maximum(said.rates[0], 1e-9) * RATE_HORIZONS_S[:, None]
     curves = np.maximum.accumulate(np.maximum.accumulate(amounts, axis=1), axis=2)
     edges = np.append(0.0, RATE_HORIZONS_S)
@@ -151,8 +153,8 @@ def slowly(said, work, down, up, ttl):
     total = downloaded + trained + reported
     drawn = sampled(total[:, None])[:, 0]
     grid = np.append(0.0, HORIZONS_S)
-    logs = np.log(np.append(1.0, said.stays[0]))
-    fresh = np.log(np.append(1.0, said.fresh))
+    logs = np.log(np.append(1.0, said.survival[0]))
+    new = np.log(np.append(1.0, said.new_session_survival))
     if said.online[0]:
         p = np.mean([np.exp(np.interp(t, grid, logs)) * (t <= ttl) for t in drawn])
     else:
@@ -160,7 +162,7 @@ def slowly(said, work, down, up, ttl):
         for k in range(HORIZONS_S.size):
             middle = (grid[k] + grid[k + 1]) / 2
             share = np.exp(logs[k]) - np.exp(logs[k + 1])
-            each = [np.exp(np.interp(t, grid, fresh)) * (middle + t <= ttl) for t in drawn]
+            each = [np.exp(np.interp(t, grid, new)) * (middle + t <= ttl) for t in drawn]
             p += share * np.mean(each)
     return trained, reported, total, p
 
@@ -169,10 +171,10 @@ def test_thousands_at_once_are_forecast_as_a_loop_forecasts_each():
     rng = np.random.default_rng(0)
     n = 2500
     spread = np.sort(rng.normal(0, 0.7, (n, 3, RATE_HORIZONS_S.size, 3)), axis=3)
-    said = Outlook(
+    said = DeviceForecast(
         online=rng.random(n) < 0.5,
-        stays=np.minimum.accumulate(rng.uniform(0.5, 1.0, (n, HORIZONS_S.size)), axis=1),
-        fresh=0.5 ** (HORIZONS_S / 3600.0),
+        survival=np.minimum.accumulate(rng.uniform(0.5, 1.0, (n, HORIZONS_S.size)), axis=1),
+        new_session_survival=0.5 ** (HORIZONS_S / 3600.0),
         rates=np.exp(spread + rng.normal(0, 1, (n, 3, 1, 1)))
         * np.array([1, 1e6, 2e5])[:, None, None],
     )
@@ -182,12 +184,12 @@ def test_thousands_at_once_are_forecast_as_a_loop_forecasts_each():
         "upload_bytes": rng.uniform(0, 1e7, n),
         "ttl_s": rng.uniform(1, 1e4, n),
     }
-    together = said.forecast(Job(**asked))
+    together = said.of_job(Job(**asked))
     for i in rng.integers(n, size=150):
-        one = Outlook(
+        one = DeviceForecast(
             online=said.online[i : i + 1],
-            stays=said.stays[i : i + 1],
-            fresh=said.fresh,
+            survival=said.survival[i : i + 1],
+            new_session_survival=said.new_session_survival,
             rates=said.rates[i : i + 1],
         )
         trained, reported, total, p = slowly(one, *(asked[k][i] for k in asked))

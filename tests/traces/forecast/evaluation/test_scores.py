@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, log_loss, mean_pinball_loss
 
-from fedstale.traces.forecast import scores
-from fedstale.traces.forecast.grid import LEVELS
+from fedstale.traces.forecast.evaluation import scores
+from fedstale.traces.forecast.observation import LEVELS
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=60))
@@ -56,8 +56,8 @@ def test_reliability_of_a_calibrated_forecast_lies_on_the_diagonal():
     rng = np.random.default_rng(2)
     p = rng.random(100_000)
     curve = scores.reliability(p, (rng.random(p.size) < p).astype(float))
-    np.testing.assert_allclose(curve[:, 0], curve[:, 1], atol=0.02)
-    assert curve[:, 2].sum() == p.size
+    np.testing.assert_allclose(curve["predicted"], curve["observed"], atol=0.02)
+    assert curve["n"].sum() == p.size
 
 
 def test_the_interval_widens_where_examples_of_a_device_are_alike():
@@ -77,10 +77,3 @@ def test_the_mean_leaves_unknown_scores_out():
     assert value == 2.0
     assert low <= 2.0 <= high
     assert np.isnan(scores.mean_with_interval(np.array([np.nan]), np.array([0]))).all()
-
-
-def test_each_device_is_summed_up_apart():
-    got = scores.per_device(
-        np.array([1.0, 5.0, 3.0, np.nan]), np.array([7, 2, 7, 2]), lambda x: float(x.mean())
-    )
-    np.testing.assert_array_equal(got, [5.0, 2.0])

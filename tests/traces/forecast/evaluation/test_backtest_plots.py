@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedstale.traces.forecast import LastValue, Oracle, examples_at
-from fedstale.traces.forecast.backtest import Origins, rolling
-from fedstale.traces.forecast.grid import RATE_HORIZONS_S
-from fedstale.traces.forecast.plots import PAST_S, STAYING_S, fan, staying
+from fedstale.traces.forecast.evaluation import Origins, rolling
+from fedstale.traces.forecast.evaluation.report import PAST_S, SURVIVAL_S, fan, survival
+from fedstale.traces.forecast.observation import RATE_HORIZONS_S
 
 DAY = 86_400.0
 
@@ -21,18 +21,18 @@ def fitted(fleet, training, held_out):
     return {"last-value": LastValue().fit(training, held_out, seed=0), "oracle": Oracle(fleet)}
 
 
-def test_an_oracle_s_chances_are_what_they_say(fitted, observer, origins):
+def test_the_survival_of_an_oracle_is_what_happens(fitted, observer, origins):
     tested = examples_at(observer, origins.devices, origins.now, until=3 * DAY)
-    table = staying(fitted, tested)
-    assert set(table["horizon_s"]) == set(STAYING_S)
+    table = survival(fitted, tested)
+    assert set(table["horizon_s"]) == set(SURVIVAL_S)
     sure = table[(table["forecaster"] == "oracle") & (table["n"] > 0)]
-    np.testing.assert_allclose(sure["happened"], sure["said"], atol=1e-6)
-    online = int((tested.seen.online & ~np.isnan(tested.targets.stays[:, 2])).sum())
+    np.testing.assert_allclose(sure["observed"], sure["predicted"], atol=1e-6)
+    online = int((tested.observed.online & ~np.isnan(tested.targets.survival[:, 2])).sum())
     counts = table[table["horizon_s"] == 900.0].groupby("forecaster")["n"].sum()
     assert counts.tolist() == [online, online]
 
 
-def test_a_fan_shows_the_past_and_what_came(fitted, fleet, observer, origins):
+def test_a_fan_shows_the_history_and_what_came(fitted, fleet, observer, origins):
     table = fan(fitted, observer, origins, 3 * DAY)
     assert set(table["forecaster"]) == {"", "last-value"}
     one = table[table["channel"] == "downlink"]
@@ -49,7 +49,7 @@ def test_a_fan_shows_the_past_and_what_came(fitted, fleet, observer, origins):
     assert hour == pytest.approx(carried / 3600.0)
 
 
-def test_a_fan_needs_an_origin_with_a_past_and_a_future(fitted, observer):
+def test_a_fan_needs_an_origin_with_a_history_and_a_future(fitted, observer):
     for now in (0.0, 3 * DAY - 60.0):
         nowhere = Origins(devices=np.arange(60), now=np.full(60, now))
         assert fan(fitted, observer, nowhere, 3 * DAY).empty

@@ -6,14 +6,14 @@ import pytest
 from fedstale.errors import TraceError
 from fedstale.traces import Job, Status
 from fedstale.traces.forecast import Adaptation, LastValue, Oracle, examples_at
-from fedstale.traces.forecast.backtest import (
+from fedstale.traces.forecast.evaluation.backtest import (
     by_horizon,
     cold_start,
     error_per_device,
     least_rates,
     rolling,
 )
-from fedstale.traces.forecast.jobs import (
+from fedstale.traces.forecast.evaluation.jobs import (
     calibrated,
     calibration_scores,
     decision,
@@ -21,7 +21,7 @@ from fedstale.traces.forecast.jobs import (
     job_scores,
     true_times,
 )
-from fedstale.traces.forecast.report import backtested, wide
+from fedstale.traces.forecast.evaluation.report import backtested, wide
 
 DAY = 86_400.0
 JOB = Job(work=60.0, download_bytes=1_000_000, upload_bytes=1_000_000, ttl_s=1800.0)
@@ -37,18 +37,18 @@ def last(training, held_out):
     return LastValue().fit(training, held_out, seed=0)
 
 
-def test_origins_are_in_order_inside_the_part_and_hold_everyone_online(observer, origins, fleet):
+def test_origins_are_in_order_inside_the_part_and_hold_all_devices_online(observer, origins, fleet):
     assert np.all(np.diff(origins.now) >= 0)
     assert 2 * DAY <= origins.now.min() < 2 * DAY + 3600.0
     np.testing.assert_array_equal(np.diff(np.unique(origins.now // 3600.0)), 1.0)
     assert origins.now.max() < 3 * DAY
     for now in np.unique(origins.now):
-        here = origins.devices[origins.now == now]
+        chosen = origins.devices[origins.now == now]
         online = np.arange(40, 60)[
             fleet.availability.is_available(np.arange(40, 60), np.full(20, now))
         ]
-        assert set(online) <= set(here)
-        assert len(set(here)) == here.size
+        assert set(online) <= set(chosen)
+        assert len(set(chosen)) == chosen.size
 
 
 def test_a_part_without_origins_is_one_sentence(observer):
@@ -99,14 +99,14 @@ def test_a_deadline_beyond_the_part_is_no_test(fleet, origins):
 def test_an_outcome_corrects_no_forecast_that_was_made_before_it(
     observer, origins, last, held_out, fleet
 ):
-    seen = observer.at(origins.devices, origins.now)
-    said = last.predict(seen, JOB)
+    observed = observer.at(origins.devices, origins.now)
+    forecast = last.forecast_job(observed, JOB)
     times = true_times(fleet, origins, JOB, 3 * DAY)
-    fleet_wide = calibration_scores(last, observer, held_out.seen, JOB, 2 * DAY)
-    before = calibrated(said, origins, times, fleet_wide, Adaptation())
+    fleet_wide = calibration_scores(last, observer, held_out.observed, JOB, 2 * DAY)
+    before = calibrated(forecast, origins, times, fleet_wide, Adaptation())
     late = origins.now + times[:, 2] > 2.5 * DAY
     changed = calibrated(
-        said, origins, np.where(late[:, None], times * 50, times), fleet_wide, Adaptation()
+        forecast, origins, np.where(late[:, None], times * 50, times), fleet_wide, Adaptation()
     )
     early = origins.now <= 2.5 * DAY
     np.testing.assert_array_equal(before.total_s[early], changed.total_s[early])
@@ -116,16 +116,16 @@ def test_an_outcome_corrects_no_forecast_that_was_made_before_it(
 def test_scores_of_a_perfect_forecast_of_a_job_are_perfect(observer, origins, fleet):
     online = fleet.availability.is_available(origins.devices, origins.now)
     some = replace(origins, devices=origins.devices[online], now=origins.now[online])
-    said = Oracle(fleet).predict(observer.at(some.devices, some.now), JOB)
+    forecast = Oracle(fleet).forecast_job(observer.at(some.devices, some.now), JOB)
     finished = finishes(fleet, some, JOB, 3 * DAY)
-    table = job_scores("oracle", said, some, true_times(fleet, some, JOB, 3 * DAY), finished)
+    table = job_scores("oracle", forecast, some, true_times(fleet, some, JOB, 3 * DAY), finished)
     got = table.set_index(["quantity", "metric"])["value"]
     assert got["finish", "brier"] == 0.0
     assert got["finish", "auprc"] == 1.0
 
 
 @pytest.mark.parametrize("rule", ["chance", "cost"])
-def test_asking_by_the_oracle_wastes_least(observer, last, fleet, rule):
+def test_picking_by_the_oracle_wastes_least(observer, last, fleet, rule):
     instants = np.arange(2 * DAY, 3 * DAY - 3600, 3600.0)
     table = decision(
         {"last-value": last, "oracle": Oracle(fleet)},
@@ -159,14 +159,14 @@ def test_a_whole_backtest_has_every_table_and_is_the_same_again(fleet):
         "cold_start",
         "jobs",
         "reliability",
-        "staying",
+        "survival",
         "fan",
         "decision",
     }
     for name in run[0]:
         assert run[0][name].equals(run[1][name])
         assert len(run[0][name])
-    for name in run[0].keys() - {"staying", "fan"}:
+    for name in run[0].keys() - {"survival", "fan"}:
         assert len(wide(name, run[0][name]))
 
 
@@ -181,5 +181,22 @@ def test_traces_without_all_channels_are_tested_on_what_they_know(fleet):
         examples=300,
         seed=0,
     )
-    assert set(tables) == {"horizons", "per_device", "cold_start", "staying", "fan"}
-    assert set(tables["horizons"]["quantity"]) == {"stays", "away"}
+    assert set(tables) == {"horizons", "per_device", "cold_start", "survival", "fan"}
+    assert set(tables["horizons"]["quantity"]) == {"online", "offline"}
+
+
+def test_errors_of_devices_are_quantiles_of_the_means_of_each_device(
+    observer, origins, last, training
+):
+    tested = examples_at(observer, origins.devices, origins.now, until=3 * DAY)
+    least = least_rates(training)
+    table = error_per_device({"last-value": last}, tested, least).set_index("channel")
+    rate = np.maximum(last.forecast(tested.observed).rates[:, 1, 2, 1], least[1])
+    error = np.abs(np.log(np.maximum(tested.targets.rates[:, 1, 2], least[1])) - np.log(rate))
+    means = []
+    for device in np.unique(origins.devices):
+        own = error[origins.devices == device]
+        if not np.isnan(own).all():
+            means.append(np.nanmean(own))
+    assert len(means) > 3
+    assert table.loc["downlink", "q50"] == pytest.approx(np.median(means))

@@ -1,8 +1,8 @@
-"""A ClientApp that takes as long as a plan says, on whatever machine it runs.
+"""A ClientApp that is paced: it trains and replies at given instants, on whatever machine it runs.
 
-The plan comes with the message: when the device has received it, and when its reply has left.
+The instants come with the message: when the device has received it, and when its reply has left.
 What the machine and Flower need themselves passes within these times and adds to them only where
-it takes longer. Without a plan nothing is held back.
+it takes longer. A message without instants is answered at once.
 """
 
 import math
@@ -15,14 +15,14 @@ from flwr.clientapp import ClientApp
 
 from fedstale.errors import ProtocolError
 
-RECORD = "fedstale.replay"
-"""Name of the ConfigRecord with the plan in messages, and with what really happened in replies."""
+PACING_RECORD = "fedstale.replay"
+"""Name of the ConfigRecord with the instants in messages, and with the real ones in replies."""
 _INSTANTS = ("train_at", "reply_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a device does with one message; instants in s since 1970, UTC."""
+class Pacing:
+    """Instants of a device's work on one message, in s since 1970, UTC."""
 
     train_at: float
     """When the last byte of the message has arrived, so that training may begin."""
@@ -30,27 +30,29 @@ class Plan:
     """When the last byte of the reply has been sent."""
 
     def record(self) -> ConfigRecord:
-        """Return the plan as it travels."""
+        """Return the record that a message carries."""
         return ConfigRecord({name: getattr(self, name) for name in _INSTANTS})
 
     @classmethod
-    def of(cls, record: Mapping[str, object]) -> "Plan":
-        """Read a plan that has travelled.
+    def of(cls, record: Mapping[str, object]) -> "Pacing":
+        """Read a record.
 
         Raises:
-            ProtocolError: it is none.
+            ProtocolError: an instant is missing or is no finite number.
         """
         instants: dict[str, float] = {}
         for name in _INSTANTS:
             value = record.get(name)
             if not isinstance(value, int | float) or not math.isfinite(value):
-                raise ProtocolError(f"{RECORD}: {name} = {value!r}: expected seconds since 1970")
+                raise ProtocolError(
+                    f"{PACING_RECORD}: {name} = {value!r}: expected seconds since 1970"
+                )
             instants[name] = float(value)
         return cls(**instants)
 
 
-class Paced(ClientApp):
-    """Another ClientApp, with plans."""
+class PacedApp(ClientApp):
+    """Another ClientApp, which is paced by the records of its messages."""
 
     def __init__(
         self,
@@ -71,19 +73,19 @@ class Paced(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message at its time."""
-        if RECORD not in message.content.config_records:
+        if PACING_RECORD not in message.content.config_records:
             return self._app(message, context)
         taken_at = self._now()
-        plan = Plan.of(message.content.config_records[RECORD])
-        # The app must see what it would see without a plan.
-        del message.content[RECORD]
-        self._wait(plan.train_at)
+        pacing = Pacing.of(message.content.config_records[PACING_RECORD])
+        # The app must get what it would get without pacing.
+        del message.content[PACING_RECORD]
+        self._wait(pacing.train_at)
         began_at = self._now()
         reply = self._app(message, context)
         trained_at = self._now()
-        self._wait(plan.reply_at)
+        self._wait(pacing.reply_at)
         if not reply.has_error():
-            reply.content[RECORD] = ConfigRecord(
+            reply.content[PACING_RECORD] = ConfigRecord(
                 {
                     "taken_at": taken_at,
                     "began_at": began_at,

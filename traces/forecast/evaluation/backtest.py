@@ -1,11 +1,11 @@
-"""Rolling-origin backtest: what each forecaster said at many instants, against what then happened.
+"""Rolling-origin backtest of processes: forecasts at many instants, against what then happened.
 
-The table is long: one row a forecaster, quantity, horizon and metric, with an interval from
+Tables are long: one row a forecaster, quantity, horizon and metric, with an interval from
 resampling devices. Errors of rates are differences of logarithms, which need no unit and are the
 errors of times with the sign turned; errors of jobs are in seconds.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +13,17 @@ import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index
-from fedstale.traces.forecast import scores
-from fedstale.traces.forecast.examples import Examples, examples_at, record_s
-from fedstale.traces.forecast.forecaster import LEAST_RATE, Forecaster
-from fedstale.traces.forecast.grid import HORIZONS_S, RATE_HORIZONS_S, RATES
-from fedstale.traces.forecast.naive import LastValue
-from fedstale.traces.forecast.observation import Observer
-from fedstale.traces.forecast.outlook import Outlook
+from fedstale.traces.forecast.base import LEAST_RATE, Forecaster
+from fedstale.traces.forecast.baselines import LastValue
+from fedstale.traces.forecast.dataset import Examples, examples_at, record_s
+from fedstale.traces.forecast.evaluation import scores
+from fedstale.traces.forecast.observation import (
+    HORIZONS_S,
+    RATE_HORIZONS_S,
+    RATES,
+    TraceObserver,
+)
+from fedstale.traces.forecast.survival import DeviceForecast
 
 COLD_START_S = (0.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
 """Lengths of history for which a cold start is tested, in s."""
@@ -37,7 +41,7 @@ class Origins:
 
 
 def rolling(
-    observer: Observer,
+    observer: TraceObserver,
     devices: Index,
     *,
     start: float,
@@ -46,7 +50,7 @@ def rolling(
     seed: int,
     most: int = 200,
 ) -> Origins:
-    """Return origins, one in each step: who is online then, and as many who are not.
+    """Return origins, one in each step: the devices online then, and as many offline.
 
     Where in its step an origin lies is drawn, lest every origin fall on a change of records that
     have a step of their own.
@@ -58,29 +62,32 @@ def rolling(
         until: instant in s before which origins lie.
         step_s: time between origins.
         seed: of the draw among devices.
-        most: at most this many devices online, and as many away, at each origin.
+        most: at most this many devices online, and as many offline, at each origin.
 
     Raises:
         TraceError: no origin lies in the part.
     """
     rng = np.random.default_rng(seed)
-    who: list[Index] = []
+    drawn: list[Index] = []
     when: list[Array] = []
     ends = np.minimum(record_s(observer.traces)[devices], until)
     grid = np.arange(start, until, step_s)
     for now in np.minimum(grid + step_s * rng.random(grid.size), np.nextafter(until, 0.0)):
-        here = devices[ends > now]
+        recorded = devices[ends > now]
         if observer.traces.availability is None:
-            chosen = _some(here, most, rng)
+            chosen = _some(recorded, most, rng)
         else:
-            online = observer.traces.availability.is_available(here, np.full(here.size, now))
-            there = _some(here[online], most, rng)
-            chosen = np.concatenate([there, _some(here[~online], max(there.size, 1), rng)])
-        who.append(np.sort(chosen))
+            is_online = observer.traces.availability.is_available(
+                recorded, np.full(recorded.size, now)
+            )
+            online = _some(recorded[is_online], most, rng)
+            offline = _some(recorded[~is_online], max(online.size, 1), rng)
+            chosen = np.concatenate([online, offline])
+        drawn.append(np.sort(chosen))
         when.append(np.full(chosen.size, now))
-    if not who or sum(w.size for w in who) == 0:
+    if sum(d.size for d in drawn) == 0:
         raise TraceError(f"no origin to test on in [{start}, {until}) s every {step_s} s")
-    return Origins(devices=np.concatenate(who), now=np.concatenate(when))
+    return Origins(devices=np.concatenate(drawn), now=np.concatenate(when))
 
 
 def _some(devices: Index, most: int, rng: np.random.Generator) -> Index:
@@ -105,16 +112,16 @@ def by_horizon(
     rows: list[tuple[object, ...]] = []
     scale = naive_scale(training)
     for name, forecaster in forecasters.items():
-        outlook = forecaster.outlook(tested.seen)
-        rows += _staying(name, outlook, tested)
-        rows += _rates(name, outlook, tested, scale, least_rates(training))
+        forecast = forecaster.forecast(tested.observed)
+        rows += _survival(name, forecast, tested)
+        rows += _rates(name, forecast, tested, scale, least_rates(training))
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
 def naive_scale(training: Examples) -> Array:
     """Return the mean absolute log error of the last value on the training part; (3, horizons)."""
     least = least_rates(training)
-    last = _logs(LastValue().level(training.seen), least)
+    last = _logs(LastValue().level(training.observed), least)
     error = np.abs(_logs(training.targets.rates, least) - last)
     known = ~np.isnan(error)
     with np.errstate(invalid="ignore"):
@@ -124,8 +131,8 @@ def naive_scale(training: Examples) -> Array:
 def least_rates(training: Examples) -> Array:
     """Return a thousandth of the fleet's median rate of each channel; shape (3,).
 
-    Lower rates are scored as this: how dead a dead link is makes no difference to anybody, and its
-    logarithm would be most of every mean.
+    Lower rates are scored as this: differences between dead links do not matter, and their
+    logarithms would be most of every mean.
     """
     rates = training.targets.rates
     known = [r[~np.isnan(r)] for r in np.moveaxis(rates, 1, 0)]
@@ -137,33 +144,34 @@ def _logs(rates: Array, least: Array) -> Array:
     return np.log(np.maximum(rates, least.reshape(1, -1, *[1] * (rates.ndim - 2))))
 
 
-def _staying(name: str, outlook: Outlook, tested: Examples) -> list[tuple[object, ...]]:
+def _survival(name: str, forecast: DeviceForecast, tested: Examples) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    for quantity, here in (("stays", tested.seen.online), ("away", ~tested.seen.online)):
-        devices = tested.seen.devices[here]
+    online = tested.observed.online
+    for quantity, chosen in (("online", online), ("offline", ~online)):
+        devices = tested.observed.devices[chosen]
         for k, horizon in enumerate(HORIZONS_S):
-            p, happened = outlook.stays[here, k], tested.targets.stays[here, k]
+            p, happened = forecast.survival[chosen, k], tested.targets.survival[chosen, k]
             known = int(np.count_nonzero(~np.isnan(happened)))
             if known == 0:
                 continue
-            where = (name, quantity, float(horizon))
+            head = (name, quantity, float(horizon))
             for metric, score in (("brier", scores.brier), ("log_loss", scores.log_loss)):
                 interval = scores.mean_with_interval(score(p, happened), devices)
-                rows.append((*where, metric, *interval, known))
-            # The rarer event of the two that a server asks about: leaving, or coming back.
+                rows.append((*head, metric, *interval, known))
+            # The rarer of the two events: leaving, or coming back.
             area = scores.average_precision(1.0 - p, 1.0 - happened)
-            rows.append((*where, "auprc_change", area, np.nan, np.nan, known))
+            rows.append((*head, "auprc_change", area, np.nan, np.nan, known))
     return rows
 
 
 def _rates(
-    name: str, outlook: Outlook, tested: Examples, scale: Array, least: Array
+    name: str, forecast: DeviceForecast, tested: Examples, scale: Array, least: Array
 ) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    truth, said = _logs(tested.targets.rates, least), _logs(outlook.rates, least)
+    truth, predicted = _logs(tested.targets.rates, least), _logs(forecast.rates, least)
     for c, channel in enumerate(RATES):
         for k, horizon in enumerate(RATE_HORIZONS_S):
-            y, q = truth[:, c, k], said[:, c, k]
+            y, q = truth[:, c, k], predicted[:, c, k]
             known = int(np.count_nonzero(~np.isnan(y)))
             if known == 0:
                 continue
@@ -176,23 +184,23 @@ def _rates(
                 "width": np.where(np.isnan(y), np.nan, q[:, 2] - q[:, 0]),
             }
             for metric, score in metrics.items():
-                interval = scores.mean_with_interval(score, tested.seen.devices)
+                interval = scores.mean_with_interval(score, tested.observed.devices)
                 rows.append((name, channel, float(horizon), metric, *interval, known))
     return rows
 
 
 def cold_start(
     forecasters: Mapping[str, Forecaster],
-    observer: Observer,
+    observer: TraceObserver,
     origins: Origins,
     until: float,
     least: Array,
 ) -> pd.DataFrame:
-    """Return mean scores when devices remember only a part of their past, or nothing.
+    """Return mean scores when devices remember only a part of their history, or nothing.
 
     Columns are forecaster, history_s, pinball (log rate, mean over channels and horizons) and brier
-    (of staying online, mean over the horizons up to an hour). Origins are the same for each length;
-    the oracle, whose score does not depend on it, is left out.
+    (of survival online, mean over the horizons up to an hour). Origins are the same for each
+    length; the oracle, whose score does not depend on it, is left out.
     """
     rows = []
     early = HORIZONS_S <= 3600.0
@@ -201,10 +209,10 @@ def cold_start(
         for name, forecaster in forecasters.items():
             if forecaster.reads_the_future:
                 continue
-            outlook = forecaster.outlook(tested.seen)
-            loss = scores.pinball(_logs(outlook.rates, least), _logs(tested.targets.rates, least))
-            on = tested.seen.online
-            brier = scores.brier(outlook.stays[on], tested.targets.stays[on])[:, early]
+            forecast = forecaster.forecast(tested.observed)
+            loss = scores.pinball(_logs(forecast.rates, least), _logs(tested.targets.rates, least))
+            on = tested.observed.online
+            brier = scores.brier(forecast.survival[on], tested.targets.survival[on])[:, early]
             rows.append((name, memory, _mean(loss), _mean(brier)))
     return pd.DataFrame(rows, columns=["forecaster", "history_s", "pinball", "brier"])
 
@@ -214,23 +222,22 @@ def _mean(x: Array) -> float:
 
 
 def error_per_device(
-    forecasters: Mapping[str, Forecaster], tested: Examples, least: Array, horizon: int = 2
+    forecasters: Mapping[str, Forecaster], tested: Examples, least: Array
 ) -> pd.DataFrame:
-    """Return quantiles over devices of each device's mean absolute log error, by channel.
+    """Return quantiles over devices of each one's mean absolute log error over 5 min, by channel.
 
     Args:
         forecasters: fitted ones.
         tested: examples at rolling origins.
         least: from `least_rates`.
-        horizon: position on the grid of rate horizons; 2 is five minutes.
     """
-    middle: Callable[[Array], float] = lambda x: float(x.mean())  # noqa: E731 - one word for one use
+    k = int(np.searchsorted(RATE_HORIZONS_S, 300.0))
     rows = []
     for name, forecaster in forecasters.items():
-        said = _logs(forecaster.outlook(tested.seen).rates, least)[:, :, horizon, 1]
-        error = np.abs(_logs(tested.targets.rates, least)[:, :, horizon] - said)
+        predicted = _logs(forecaster.forecast(tested.observed).rates, least)[:, :, k, 1]
+        error = np.abs(_logs(tested.targets.rates, least)[:, :, k] - predicted)
         for c, channel in enumerate(RATES):
-            if np.isfinite(error[:, c]).any():
-                each = scores.per_device(error[:, c], tested.seen.devices, middle)
+            each = pd.Series(error[:, c]).groupby(tested.observed.devices).mean().dropna()
+            if each.size:
                 rows.append((name, channel, *np.quantile(each, [0.1, 0.5, 0.9])))
     return pd.DataFrame(rows, columns=["forecaster", "channel", "q10", "q50", "q90"])

@@ -1,8 +1,9 @@
-"""From the processes that a forecaster predicts to what a server asks: times of a job, and whether.
+"""From the survival of a session and the rates of a device to the times of a job and its chance.
 
-An outlook holds, for each device, the probability to remain online on a grid of horizons, and
-quantiles of what its processor and links will carry. A job takes longer than h exactly if less than
-its amount is carried within h, so the q-quantile of a time is where the (1 - q)-quantile of the
+A `DeviceForecast` holds, for each device, the survival of its session (the probability to remain
+online) on a grid of horizons, and quantiles of what its processor and links will carry. A
+`JobForecast` follows from it: a job takes longer than h exactly if less than its amount is carried
+within h, so the q-quantile of a time is where the (1 - q)-quantile of the
 carried amount passes the job's amount: the inverse of an integral, as in `trips`. A mean rate would
 give a biased time, since 1/x is convex.
 
@@ -16,13 +17,13 @@ from statistics import NormalDist
 import numpy as np
 
 from fedstale.traces.arrays import Array, Index, Mask
-from fedstale.traces.forecast.grid import HORIZONS_S, LEVELS, RATE_HORIZONS_S
+from fedstale.traces.forecast.observation import HORIZONS_S, LEVELS, RATE_HORIZONS_S
 from fedstale.traces.trip import Job
 
 _COMPUTE, _DOWNLINK, _UPLINK = range(3)
 _Z = np.array([NormalDist().inv_cdf(float(level)) for level in LEVELS])
 _DRAWS = np.array([NormalDist().inv_cdf((i + 0.5) / 16) for i in range(16)])
-_STAY_EDGES = np.concatenate([[0.0], HORIZONS_S])
+_SURVIVAL_EDGES = np.concatenate([[0.0], HORIZONS_S])
 _EDGES = np.concatenate([[0.0], RATE_HORIZONS_S])
 _WIDTHS = np.diff(_EDGES)
 # Devices are worked out this many at a time, so that their arrays stay in the cache.
@@ -34,8 +35,8 @@ LONGEST_S = 1e9
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Forecast:
-    """What n devices say of one job each. Never NaN and never infinite."""
+class JobForecast:
+    """Forecasts of n devices, of one job each. Never NaN and never infinite."""
 
     training_s: Array
     """Quantiles of the time to train, in s; shape (n, quantiles)."""
@@ -48,58 +49,60 @@ class Forecast:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Outlook:
-    """What n devices will do, on the grids of `fedstale.traces.forecast.grid`."""
+class DeviceForecast:
+    """What n devices will do, on `HORIZONS_S` and `RATE_HORIZONS_S`, whatever the job."""
 
     online: Mask
     """Whether the device is available now; shape (n,)."""
-    stays: Array
-    """Probability to remain as it is, there or away, beyond each horizon; shape (n, horizons)."""
-    fresh: Array
-    """Probability of a window that begins to last beyond each horizon; shape (horizons,)."""
+    survival: Array
+    """Probability to remain online, or offline, beyond each horizon; shape (n, horizons)."""
+    new_session_survival: Array
+    """Probability that a session which begins lasts beyond each horizon; shape (horizons,)."""
     rates: Array
     """Quantiles of the mean rate over each horizon, >= 0; (n, 3, rate horizons, quantiles)."""
 
-    def forecast(self, job: Job) -> Forecast:
-        """Return what follows for a job that is sent now.
+    def of_job(self, job: Job) -> JobForecast:
+        """Return the forecast of a job that is sent now.
 
         An infinite deadline is none. Whether an interrupted job is lost or paused makes no
         difference here: `p_finish` is the probability that nothing interrupts.
 
         Args:
-            job: what is asked; each field a scalar or of shape (n,).
+            job: what is sent; each field a scalar or of shape (n,).
         """
         n = self.online.size
-        asked = np.empty((4, n))
+        sizes = np.empty((4, n))
         for row, x in zip(
-            asked, (job.download_bytes, job.work, job.upload_bytes, job.ttl_s), strict=True
+            sizes, (job.download_bytes, job.work, job.upload_bytes, job.ttl_s), strict=True
         ):
             row[:] = x
-        asked[[0, 2]] *= 8.0
+        sizes[[0, 2]] *= 8.0
         times = np.empty((3, LEVELS.size, n))
         p = np.empty(n)
         for i in range(0, n, _CHUNK):
             part = slice(i, i + _CHUNK)
-            times[:, :, part] = _times(self.rates[part], *asked[:3, part])
-            p[part] = self._p_finish(part, times[2, :, part], asked[3, part])
+            times[:, :, part] = _times(self.rates[part], *sizes[:3, part])
+            p[part] = self._p_finish(part, times[2, :, part], sizes[3, part])
         trained, reported, total = (np.ascontiguousarray(phase.T) for phase in times)
-        return Forecast(training_s=trained, reporting_s=reported, total_s=total, p_finish=p)
+        return JobForecast(training_s=trained, reporting_s=reported, total_s=total, p_finish=p)
 
     def _p_finish(self, part: slice, total: Array, deadline: Array) -> Array:
         times = sampled(total)
-        stays = np.ascontiguousarray(self.stays[part].T, dtype=np.float64)
-        # Of those away this is not the answer, but they are few where anybody asks.
-        p = (survival(stays, times) * (times <= deadline)).mean(axis=0)
-        away = np.flatnonzero(~self.online[part])
-        if away.size:
-            p[away] = self._p_finish_later(times[:, away], stays[:, away], deadline[away])
+        survival = np.ascontiguousarray(self.survival[part].T, dtype=np.float64)
+        # Devices offline get another answer below; they are few among those that are forecast.
+        p = (survival_at(survival, times) * (times <= deadline)).mean(axis=0)
+        offline = np.flatnonzero(~self.online[part])
+        if offline.size:
+            p[offline] = self._p_finish_offline(
+                times[:, offline], survival[:, offline], deadline[offline]
+            )
         return np.clip(p, 0.0, 1.0)
 
-    def _p_finish_later(self, times: Array, away: Array, deadline: Array) -> Array:
-        """Return the probability to come back early enough and then to stay long enough."""
-        middle = 0.5 * (_STAY_EDGES[1:] + _STAY_EDGES[:-1])
-        comes = -np.diff(away, axis=0, prepend=1.0)
-        lasts = survival(self.fresh[:, None], times)
+    def _p_finish_offline(self, times: Array, offline: Array, deadline: Array) -> Array:
+        """Return the probability to come online early enough and then to stay long enough."""
+        middle = 0.5 * (_SURVIVAL_EDGES[1:] + _SURVIVAL_EDGES[:-1])
+        comes = -np.diff(offline, axis=0, prepend=1.0)
+        lasts = survival_at(self.new_session_survival[:, None], times)
         p = np.zeros(deadline.size)
         for k in range(HORIZONS_S.size):
             p += comes[k] * (lasts * (times <= deadline - middle[k])).mean(axis=0)
@@ -127,13 +130,13 @@ def sampled(quantiles: Array) -> Array:
     return np.asarray(np.exp(drawn, out=drawn))
 
 
-def survival(stays: Array, t: Array) -> Array:
-    """Return the probability to remain beyond t, with a constant rate of leaving between horizons.
+def survival_at(survival: Array, t: Array) -> Array:
+    """Return the survival at t, with a constant rate of leaving between horizons.
 
     Beyond the last horizon the rate of the last piece goes on.
 
     Args:
-        stays: at each horizon, falling; shape (horizons, n), or (horizons, 1) for all alike.
+        survival: at each horizon, falling; shape (horizons, n), or (horizons, 1) for all alike.
         t: times in s, >= 0; shape (m, n).
 
     Returns:
@@ -141,15 +144,19 @@ def survival(stays: Array, t: Array) -> Array:
 
     Example:
         >>> half = 0.5 ** (HORIZONS_S / 3600.0)
-        >>> survival(half[:, None], np.array([[0.0, 1800.0, 7200.0]])).round(4)
+        >>> survival_at(half[:, None], np.array([[0.0, 1800.0, 7200.0]])).round(4)
         array([[1.    , 0.7071, 0.25  ]])
     """
-    logs = np.zeros((HORIZONS_S.size + 1, stays.shape[1]))
-    np.log(np.maximum(stays, 1e-9), out=logs[1:])
-    slope = np.diff(logs, axis=0) / np.diff(_STAY_EDGES)[:, None]
-    start = logs[:-1] - slope * _STAY_EDGES[:-1, None]
+    logs = np.zeros((HORIZONS_S.size + 1, survival.shape[1]))
+    np.log(np.maximum(survival, 1e-9), out=logs[1:])
+    slope = np.diff(logs, axis=0) / np.diff(_SURVIVAL_EDGES)[:, None]
+    start = logs[:-1] - slope * _SURVIVAL_EDGES[:-1, None]
     piece = _below(HORIZONS_S[:-1, None, None], t)
-    where = piece if stays.shape[1] == 1 else piece * stays.shape[1] + np.arange(stays.shape[1])
+    where = (
+        piece
+        if survival.shape[1] == 1
+        else piece * survival.shape[1] + np.arange(survival.shape[1])
+    )
     left = slope.ravel()[where]
     left *= t
     left += start.ravel()[where]

@@ -9,8 +9,8 @@ from bench_device import Bench
 from flwr.app import ConfigRecord, RecordDict
 
 from fedstale.client import ForecastMod
-from fedstale.client.counters import STATE_RECORD, CountingMonitor
-from fedstale.client.history import History
+from fedstale.client.device import COUNTERS_RECORD, CountingMonitor
+from fedstale.client.history import MessageHistory
 
 Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
 
@@ -59,7 +59,7 @@ def test_counters_of_another_start_say_nothing(machine, change):
 @pytest.mark.parametrize("stored", [{}, {"boot": 1e9}, {"boot": "x", "idle": 1.0, "total": 2.0}])
 def test_counters_that_cannot_be_read_say_nothing(machine, stored):
     _, state, start = machine
-    state[STATE_RECORD] = ConfigRecord(stored)
+    state[COUNTERS_RECORD] = ConfigRecord(stored)
     assert math.isnan(start().read().processor_left)
 
 
@@ -68,7 +68,7 @@ def test_a_kernel_without_counters_says_nothing(machine):
     monitor = start()
     monitor._psutil = SimpleNamespace()
     assert math.isnan(monitor.read().processor_left)
-    assert STATE_RECORD not in state
+    assert COUNTERS_RECORD not in state
 
 
 def test_the_mod_reads_the_machine_it_runs_on():
@@ -77,6 +77,6 @@ def test_the_mod_reads_the_machine_it_runs_on():
         bench = Bench(ForecastMod(), state=state, monitor=CountingMonitor(state))
         said = bench.train(20.0)
     assert "error" not in said
-    left = History.read(state)["processor_left"][-1]
+    left = MessageHistory.read(state)["processor_left"][-1]
     assert math.isnan(left) or 0.0 <= left <= 1.0
-    assert STATE_RECORD in state
+    assert COUNTERS_RECORD in state

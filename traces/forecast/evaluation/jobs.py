@@ -1,7 +1,7 @@
-"""Backtest of whole jobs: times and chances that devices said, against what `trips` says happened.
+"""Backtest of whole jobs: forecast times and probabilities, against the outcome of `trips`.
 
-Also what the chances are worth: a server that asks the likeliest devices, and counts who reports in
-time and how many device-seconds are wasted on the others.
+Also the worth of the probabilities: a server that picks the most reliable devices, and counts the
+reports in time and the device-seconds wasted on the others.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ import pandas as pd
 
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.availability import Availability
-from fedstale.traces.forecast import scores
-from fedstale.traces.forecast.backtest import Origins
+from fedstale.traces.forecast.base import Forecaster
 from fedstale.traces.forecast.conformal import PHASES, Adaptation, Calibration, fleet_scores
-from fedstale.traces.forecast.forecaster import Forecaster
-from fedstale.traces.forecast.observation import Observation, Observer
-from fedstale.traces.forecast.outlook import Forecast
+from fedstale.traces.forecast.evaluation import scores
+from fedstale.traces.forecast.evaluation.backtest import Origins
+from fedstale.traces.forecast.observation import Observation, TraceObserver
+from fedstale.traces.forecast.survival import JobForecast
 from fedstale.traces.trace_set import TraceSet
 from fedstale.traces.trip import Job, Status, TripOutcomes
 
@@ -32,11 +32,11 @@ def true_times(traces: TraceSet, origins: Origins, job: Job, until: float) -> Ar
 
     Args:
         traces: the devices, with all four channels.
-        origins: who is sent the job, and when.
-        job: what is asked.
+        origins: devices that the job is sent to, and when.
+        job: what is sent.
         until: end of the part in s.
     """
-    # Interruptions are a matter of their own; without them every origin tells its times.
+    # Interruptions are scored apart; without them the times of every origin are known.
     always = replace(traces, availability=Availability.always(traces.n_devices))
     outcome = always.trips(origins.devices, origins.now, replace(job, ttl_s=np.inf))
     with np.errstate(invalid="ignore"):
@@ -52,16 +52,16 @@ def true_times(traces: TraceSet, origins: Origins, job: Job, until: float) -> Ar
 
 
 def calibrated(
-    forecast: Forecast, origins: Origins, times: Array, held_out: Array, adaptation: Adaptation
-) -> Forecast:
+    forecast: JobForecast, origins: Origins, times: Array, held_out: Array, adaptation: Adaptation
+) -> JobForecast:
     """Return forecasts as devices would have corrected them, each from its own outcomes so far.
 
     An outcome is known to its device when the job is over, and not before.
 
     Args:
-        forecast: as the forecaster said it, at the origins.
+        forecast: of the forecaster, at the origins.
         origins: in order of time.
-        times: what `true_times` says of them; shape (n, 3).
+        times: their `true_times`; shape (n, 3).
         held_out: scores of the fleet, from `fleet_scores`.
         adaptation: how devices adapt.
     """
@@ -83,20 +83,20 @@ def calibrated(
     return replace(forecast, **given)
 
 
-def _part(forecast: Forecast, given: Mapping[str, Array], which: "slice | Index") -> Forecast:
+def _part(forecast: JobForecast, given: Mapping[str, Array], which: "slice | Index") -> JobForecast:
     times = {phase: given[phase][which] for phase in PHASES}
-    return Forecast(p_finish=forecast.p_finish[which], **times)
+    return JobForecast(p_finish=forecast.p_finish[which], **times)
 
 
 def job_scores(
-    name: str, forecast: Forecast, origins: Origins, times: Array, finished: Array
+    name: str, forecast: JobForecast, origins: Origins, times: Array, finished: Array
 ) -> pd.DataFrame:
     """Return the scores of forecasts of one job.
 
     Args:
         name: of the forecaster.
         forecast: at the origins.
-        origins: who and when.
+        origins: devices and instants.
         times: what the times were, in s, NaN where unknown; shape (n, 3).
         finished: 1 where the job was reported in time, 0 where not, NaN where it was not tried;
             shape (n,).
@@ -130,7 +130,7 @@ def job_scores(
 def finishes(traces: TraceSet, origins: Origins, job: Job, until: float) -> Array:
     """Return 1 where a job sent to a device online is reported in time, 0 where not, else NaN.
 
-    NaN is who is not online, and whose deadline lies beyond the part.
+    NaN are devices that are offline, and jobs whose deadline lies beyond the part.
     """
     outcome = traces.trips(origins.devices, origins.now, job)
     assert traces.availability is not None
@@ -140,24 +140,28 @@ def finishes(traces: TraceSet, origins: Origins, job: Job, until: float) -> Arra
 
 
 def calibration_scores(
-    forecaster: Forecaster, observer: Observer, seen: Observation, job: Job, until: float
+    forecaster: Forecaster,
+    observer: TraceObserver,
+    observed: Observation,
+    job: Job,
+    until: float,
 ) -> Array:
     """Return the fleet's scores for `Calibration`, on devices that were not learnt from.
 
-    Only who is online and remembers all of its past counts: so are those who are asked. All count
-    where there are none of these.
+    Only devices count that are online and remember all of their history, as those that are sent
+    jobs. All count where there are none of these.
     """
-    alike = seen.online & (seen.history_s >= seen.now)
-    seen = seen.take(alike) if alike.any() else seen
-    origins = Origins(devices=seen.devices, now=seen.now)
+    alike = observed.online & (observed.history_s >= observed.now)
+    observed = observed.take(alike) if alike.any() else observed
+    origins = Origins(devices=observed.devices, now=observed.now)
     return fleet_scores(
-        forecaster.predict(seen, job), true_times(observer.traces, origins, job, until)
+        forecaster.forecast_job(observed, job), true_times(observer.traces, origins, job, until)
     )
 
 
 def decision(
     forecasters: Mapping[str, Forecaster],
-    observer: Observer,
+    observer: TraceObserver,
     devices: Index,
     instants: Array,
     job: Job,
@@ -166,26 +170,26 @@ def decision(
     seed: int,
     rule: Literal["chance", "cost"] = "chance",
 ) -> pd.DataFrame:
-    """Return what asking the likeliest k devices at each instant costs and brings.
+    """Return what picking the most reliable k devices at each instant costs and brings.
 
-    Every instant is a round of its own: k of the devices online are sent the job, of equally likely
-    ones the fastest. Instants with fewer than 2 k devices online are left out, since there is
-    nothing to choose.
+    Every instant is a round of its own: k of the devices online are sent the job, of equally
+    reliable ones the fastest. Instants with fewer than 2 k devices online are left out, since there
+    is nothing to choose.
 
     Args:
         forecasters: fitted ones; random choice is added.
         observer: of the devices' traces.
         devices: positions of the devices to choose from.
         instants: in s; shape (rounds,).
-        job: what is asked; its deadline must be finite.
-        k: number of devices asked.
+        job: what is sent; its deadline must be finite.
+        k: number of devices picked.
         seed: of random choices.
-        rule: "chance" asks the likeliest to finish; "cost" asks those of the least expected loss of
-            device-seconds for each report, (1 - p) / p times the median of the total time.
+        rule: "chance" picks the likeliest to finish; "cost" picks those of the least expected loss
+            of device-seconds for each report, (1 - p) / p times the median of the total time.
 
     Returns:
-        For each forecaster: valid_ratio (reported in time / asked), wasted_s (device-seconds spent
-        on jobs that were not reported in time, per job asked), both with 95 % intervals over
+        For each forecaster: valid_ratio (reported in time / sent), wasted_s (device-seconds spent
+        on jobs that were not reported in time, per job sent), both with 95 % intervals over
         rounds, gap_closed (share of the way in wasted_s from last-value to oracle), rounds.
     """
     assert observer.traces.availability is not None
@@ -199,13 +203,14 @@ def decision(
         outcome = observer.traces.trips(online, now, job)
         good = outcome.status == Status.REPORTED
         spent = np.where(good, 0.0, _spent(outcome))
-        seen = observer.at(online, now)
-        said = {name: f.predict(seen, job) for name, f in forecasters.items()}
-        orders = {name: _order(f, rule) for name, f in said.items()}
+        observed = observer.at(online, now)
+        orders = {
+            name: _order(each.forecast_job(observed, job), rule)
+            for name, each in forecasters.items()
+        }
         for name, order in ({"random": rng.permutation(online.size)} | orders).items():
-            asked = order[:k]
-            valid[name].append(float(good[asked].mean()))
-            wasted[name].append(float(spent[asked].mean()))
+            valid[name].append(float(good[order[:k]].mean()))
+            wasted[name].append(float(spent[order[:k]].mean()))
     rows = [(name, *_over_rounds(valid[name]), *_over_rounds(wasted[name])) for name in valid]
     columns = ["valid_ratio", "valid_low", "valid_high", "wasted_s", "wasted_low", "wasted_high"]
     table = pd.DataFrame(rows, columns=["forecaster", *columns])
@@ -213,9 +218,9 @@ def decision(
     return _with_gap(table)
 
 
-def _order(said: Forecast, rule: Literal["chance", "cost"]) -> Index:
-    """Return the devices in the order in which they are asked."""
-    p, total = said.p_finish, said.total_s[:, 1]
+def _order(forecast: JobForecast, rule: Literal["chance", "cost"]) -> Index:
+    """Return the devices in the order in which they are picked."""
+    p, total = forecast.p_finish, forecast.total_s[:, 1]
     if rule == "cost":
         p = np.maximum(p, 1e-3)
         return np.argsort((1.0 - p) / p * total, kind="stable")

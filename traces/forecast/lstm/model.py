@@ -1,12 +1,12 @@
 """The LSTM forecaster: about 10,000 parameters, pooled over devices, run with NumPy alone.
 
-One recurrent layer reads the device's past, the oldest step first; one hidden layer joins its last
-state with what is known of the device. Of staying the output is what to add to the log-odds of a
-simple model, the hourly chain of the fleet (`chain`), for each piece of the horizon grid: training
-starts at that model, and a few recorded days need not teach the hours of the day anew. Of rates the
+One recurrent layer reads the device's history, the oldest step first; one hidden layer joins its
+last state with what is known of the device. For survival the output is what to add to the log-odds
+of a baseline, the hourly chain of the fleet, for each piece of the horizon grid: training starts at
+that baseline, and a few recorded days need not teach the hours of the day anew. For rates the
 output is quantiles of their logarithms, which cannot cross: the outer ones are the median minus and
-plus positive numbers. Training needs torch, and is in `lstm_training`; a device that only forecasts
-does not import it.
+plus positive numbers. Training needs torch, and is in `training`; a device that only forecasts does
+not import it.
 
 x / (1 + |x|) takes the place of the hyperbolic tangent in the gates, and a half of it and a half
 that of the logistic function: a third of the time, for the same loss.
@@ -24,17 +24,23 @@ import numpy as np
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array
-from fedstale.traces.forecast.chain import HOURS, Chain
-from fedstale.traces.forecast.examples import Examples
+from fedstale.traces.forecast.base import FleetStatistics, Forecaster, State
+from fedstale.traces.forecast.baselines import HOURS, HourlyChain
+from fedstale.traces.forecast.dataset import Examples
 from fedstale.traces.forecast.features import SEQUENCE, STATIC, Features, Floats, features
-from fedstale.traces.forecast.forecaster import Forecaster, Prior, State
-from fedstale.traces.forecast.grid import HORIZONS_S, LEVELS, RATE_HORIZONS_S, RATES
-from fedstale.traces.forecast.observation import Observation
-from fedstale.traces.forecast.outlook import Outlook
+from fedstale.traces.forecast.observation import (
+    HORIZONS_S,
+    LEVELS,
+    RATE_HORIZONS_S,
+    RATES,
+    Observation,
+)
+from fedstale.traces.forecast.survival import DeviceForecast
 
 HIDDEN = 32
-STAYS = HORIZONS_S.size
-OUTPUTS = STAYS + len(RATES) * RATE_HORIZONS_S.size * LEVELS.size
+PIECES = HORIZONS_S.size
+"""Outputs for survival, one for each piece of the horizon grid."""
+OUTPUTS = PIECES + len(RATES) * RATE_HORIZONS_S.size * LEVELS.size
 SHAPES = {
     "gates": (SEQUENCE + HIDDEN + 1, 4 * HIDDEN),
     "hidden": (HIDDEN + STATIC + 1, HIDDEN),
@@ -42,18 +48,17 @@ SHAPES = {
 }
 """Shapes of the three weight matrices; the last row of each is its bias."""
 
-# Devices are worked out this many at a time, so that a step's arrays stay in the cache.
+# Devices are computed this many at a time, so that a step's arrays stay in the cache.
 _CHUNK = 512
 
 
 class LSTM(Forecaster):
-    """Long short-term memory over a device's past, with quantiles of what comes."""
+    """Long short-term memory over a device's history, with quantiles of its rates."""
 
     kind = "lstm"
 
     def __init__(self) -> None:
-        self.prior: Prior
-        self.chain: Chain
+        self.chain: HourlyChain
         self.weights: dict[str, Floats] = {}
 
     def fit(
@@ -71,16 +76,16 @@ class LSTM(Forecaster):
             training: what to learn from.
             validation: of other devices.
             seed: of the first weights and of the order of examples.
-            progress: told the epoch and both losses after each epoch.
+            progress: called with the epoch and both losses after each epoch.
             checkpoint: folder to keep the state of training in, to go on after an interruption.
         """
-        from fedstale.traces.forecast.lstm_training import train  # noqa: PLC0415 - imports torch
+        from fedstale.traces.forecast.lstm.training import train  # noqa: PLC0415 - imports torch
 
-        self.prior, self.chain = Prior.of(training), Chain.of(training)
+        self.fleet, self.chain = FleetStatistics.of(training), HourlyChain.of(training)
         self.weights = train(
             training,
             validation,
-            self.prior,
+            self.fleet,
             self.chain,
             seed=seed,
             progress=progress,
@@ -93,30 +98,31 @@ class LSTM(Forecaster):
         """Number of weights."""
         return sum(w.size for w in self.weights.values())
 
-    def outlook(self, seen: Observation) -> Outlook:
-        """Return what the network says of each device."""
-        n = len(seen)
-        stays = np.empty((STAYS, n))
+    def forecast(self, observed: Observation) -> DeviceForecast:
+        """Return the outputs of the network for each device."""
+        n = len(observed)
+        survival = np.empty((PIECES, n))
         rates = np.empty((len(RATES), RATE_HORIZONS_S.size, LEVELS.size, n))
         for i in range(0, n, _CHUNK):
             part = slice(i, i + _CHUNK)
-            given = features(seen.take(part), self.prior)
+            given = features(observed.take(part), self.fleet)
             raw = forward(self.weights, given.sequence, given.static)
-            raw[:STAYS] += self.chain.log_odds(seen.online[part], seen.time_of_day_s[part]).T
-            stays[:, part], rates[..., part] = read_out(raw, given)
-        return Outlook(
-            online=seen.online,
-            stays=stays.T,
-            fresh=self.prior.fresh,
+            online, clock = observed.online[part], observed.time_of_day_s[part]
+            raw[:PIECES] += self.chain.log_odds(online, clock).T
+            survival[:, part], rates[..., part] = read_out(raw, given)
+        return DeviceForecast(
+            online=observed.online,
+            survival=survival.T,
+            new_session_survival=self.fleet.new_session_survival,
             rates=rates.transpose(3, 0, 1, 2),
         )
 
     def state_dict(self) -> State:
-        """Return the prior, the chain and the weights."""
-        return self.prior.state_dict() | {"leaving": self.chain.leaving} | self.weights
+        """Return the fleet statistics, the chain and the weights."""
+        return self.fleet.state_dict() | {"leaving": self.chain.leaving} | self.weights
 
     def load_state_dict(self, state: State) -> None:
-        """Take over the prior, the chain and the weights.
+        """Restore the fleet statistics, the chain and the weights.
 
         Raises:
             TraceError: a weight has not the shape of this version.
@@ -126,7 +132,8 @@ class LSTM(Forecaster):
                 raise TraceError(
                     f"weights {name!r} of shape {state[name].shape}: expected {shape}; train again"
                 )
-        self.prior, self.chain = Prior.from_state(state), Chain(leaving=state["leaving"])
+        self.fleet = FleetStatistics.from_state(state)
+        self.chain = HourlyChain(leaving=state["leaving"])
         self.weights = {name: state[name].astype(np.float32) for name in SHAPES}
 
 
@@ -163,7 +170,7 @@ def forward(weights: dict[str, Floats], sequence: Floats, static: Floats) -> Flo
         state *= opened[2 * HIDDEN :]
     inputs = np.concatenate([state, static.T, joined[-1:]])
     inner = weights["hidden"].T @ inputs
-    # The numbers also go straight to the output: to repeat the last value is to add one of them.
+    # The inputs also go straight to the output: the last value is repeated by adding one of them.
     np.maximum(inner, 0.0, out=inputs[:HIDDEN])
     return np.asarray(weights["output"].T @ inputs, dtype=np.float32)
 
@@ -175,27 +182,27 @@ def _softsign(x: Floats, spare: Floats, out: Floats) -> None:
 
 
 def read_out(raw: Floats, given: Features) -> tuple[Array, Array]:
-    """Return what raw outputs mean.
+    """Return the forecasts that raw outputs stand for.
 
     Args:
-        raw: from `forward`, the chain's log-odds of staying added; shape (outputs, n).
+        raw: from `forward`, the chain's log-odds of survival added; shape (outputs, n).
         given: inputs of the same devices.
 
     Returns:
-        Probabilities to stay, shape (horizons, n), and quantiles of rates, shape (3, rate
+        Survival, shape (horizons, n), and quantiles of rates, shape (3, rate
         horizons, quantiles, n).
     """
-    # The chance to stay through one piece, given that the device stayed so far.
-    pieces = 1.0 / (1.0 + np.exp(-raw[:STAYS].clip(-30, 30)))
-    stays = np.cumprod(pieces, axis=0, dtype=np.float64)
+    # The probability to survive one piece, given that the device survived so far.
+    pieces = 1.0 / (1.0 + np.exp(-raw[:PIECES].clip(-30, 30)))
+    survival = np.cumprod(pieces, axis=0, dtype=np.float64)
     n = raw.shape[1]
-    logs = raw[STAYS:].reshape(len(RATES), RATE_HORIZONS_S.size, LEVELS.size, n)
+    logs = raw[PIECES:].reshape(len(RATES), RATE_HORIZONS_S.size, LEVELS.size, n)
     outer = _softplus(logs[:, :, ::2])
     logs[:, :, 0] = logs[:, :, 1] - outer[:, :, 0]
     logs[:, :, 2] = logs[:, :, 1] + outer[:, :, 1]
-    return stays, np.exp(logs) * np.exp(given.level.T)[:, None, None]
+    return survival, np.exp(logs) * np.exp(given.level.T)[:, None, None]
 
 
 def _softplus(x: Floats) -> Floats:
-    # Not `logaddexp`, which knows no vectors.
+    # Not `logaddexp`, which is not vectorised.
     return np.maximum(x, 0.0) + np.log(1.0 + np.exp(-np.abs(x)))
