@@ -226,19 +226,19 @@ def test_a_recorded_training_holds_the_chance_that_its_device_stated_before(said
     assert {p for p in stated[1:] if not math.isnan(p)} == set(expected)
 
 
-def test_a_plan_survives_the_way_and_nonsense_is_refused():
-    plan = Pacing(train_at=1.0, reply_at=2.0)
-    assert Pacing.of(plan.record()) == plan
+def test_pacing_comes_back_from_its_record_and_nonsense_is_rejected():
+    pacing = Pacing(train_at=1.0, reply_at=2.0)
+    assert Pacing.of(pacing.record()) == pacing
     for wrong in (
         {},
-        {**plan.record(), "train_at": "soon"},
-        {**plan.record(), "reply_at": math.inf},
+        {**pacing.record(), "train_at": "soon"},
+        {**pacing.record(), "reply_at": math.inf},
     ):
         with pytest.raises(ProtocolError, match=PACING_RECORD):
             Pacing.of(wrong)
 
 
-def test_without_a_plan_nothing_is_held_back():
+def test_without_pacing_no_reply_waits():
     def sleep(seconds):
         raise AssertionError
 
