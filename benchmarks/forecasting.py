@@ -1,7 +1,7 @@
-"""Is forecasting worth it, and is an LSTM: on recorded devices that no forecaster has seen.
+"""Is forecasting worth it, and is an LSTM: on recorded devices that no forecaster learnt from.
 
 Three fleets are made of published recordings and share no phone, no host and no link: one to learn
-from, one to stop early and to calibrate on, one to test on. The first two are seen for their first
+from, one to stop early and to calibrate on, one to test on. The first two are used for their first
 30 hours, the third from there to its 48th hour, with the load of other days. Links alone are
 tested on whole sessions of the test fleet as they were recorded, and on links of another study.
 
@@ -87,17 +87,17 @@ def fleet_tables(
     """Return all tables on the composed fleet."""
     test, everyone = parts["test"], np.arange(parts["test"].n_devices)
     observer = TraceObserver(test)
-    origins = rolling(observer, everyone, start=TURN_S, until=LENGTH_S, step_s=step_s, seed=seed)
+    tested = rolling(observer, everyone, start=TURN_S, until=LENGTH_S, step_s=step_s, seed=seed)
     fitted = {**forecasters, "oracle": Oracle(test)}
-    tables = process_tables(fitted, observer, origins, LENGTH_S, learn)
+    tables = process_tables(fitted, observer, tested, LENGTH_S, learn)
     for size, job in JOBS.items():
         found = job_tables(
             fitted,
             observer,
-            origins,
+            tested.observed,
             LENGTH_S,
             job,
-            held_out=(TraceObserver(parts["stop"]), stop, TURN_S),
+            held_out=(parts["stop"], stop.observed, TURN_S),
             devices=everyone,
             k=10,
             seed=seed,
@@ -231,16 +231,16 @@ def calibrations(
     """Return the scores of jobs on the test fleet, as forecast and as corrected by outcomes."""
     test = parts["test"]
     observer, everyone = TraceObserver(test), np.arange(test.n_devices)
-    origins = rolling(observer, everyone, start=TURN_S, until=LENGTH_S, step_s=step_s, seed=0)
+    tested = rolling(observer, everyone, start=TURN_S, until=LENGTH_S, step_s=step_s, seed=0)
     rows = []
     for size, job in JOBS.items():
         tables = job_tables(
             forecasters,
             observer,
-            origins,
+            tested.observed,
             LENGTH_S,
             job,
-            held_out=(TraceObserver(parts["stop"]), stop, TURN_S),
+            held_out=(parts["stop"], stop.observed, TURN_S),
             devices=everyone,
             k=10,
             seed=0,

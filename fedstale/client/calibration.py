@@ -11,7 +11,7 @@ reply is unknown, as on real devices, the upload counts with its forecast median
 that the total follows the training, and the times of reporting stay those of the fleet.
 
 Differences from `Calibration` on a fleet: the scores are the device's own, after a few jobs; those
-that stand for the fleet are log-normal with a standard deviation of `SPREAD`, and ask for no
+that stand for the fleet are log-normal with a standard deviation of `SPREAD`, and make no
 correction until the device has an outcome. `SPREAD` is chosen, not measured.
 """
 
@@ -58,7 +58,7 @@ class OwnCalibration:
     scores: Array = field(default_factory=lambda: np.empty((0, len(PHASES), 2)))
     """By how much, in logarithms, the truth lay outside an end; NaN unknown; (jobs, 3, 2)."""
     open_job: str = ""
-    """Message whose reply was still to be uploaded; empty if none."""
+    """Id of the message whose reply was still to be uploaded; empty if none."""
     open_times: Array = field(default_factory=lambda: np.full((2, len(PHASES), 3), np.nan))
     """Its forecast, before and after correction, by phase and quantile."""
     open_training_s: float = np.nan
@@ -135,8 +135,8 @@ class OwnCalibration:
         try:
             if record["version"] != VERSION:
                 raise ValueError("of another version")
-            arrays = [np.frombuffer(record[k], "<f8") for k in ("asked", "scores", "open_times")]  # type: ignore[arg-type]
-            miscoverage = arrays[0].reshape(len(PHASES), 2)
+            asked, scores, times = (_floats(record[k]) for k in ("asked", "scores", "open_times"))
+            miscoverage = asked.reshape(len(PHASES), 2)
             open_job, training_s = record["open_job"], record["open_training_s"]
             if not np.isfinite(miscoverage).all():
                 raise ValueError("not finite")
@@ -144,9 +144,9 @@ class OwnCalibration:
                 raise TypeError("of another kind")
             return cls(
                 miscoverage=miscoverage.copy(),
-                scores=arrays[1].reshape(-1, len(PHASES), 2)[-2 * KEPT :].copy(),
+                scores=scores.reshape(-1, len(PHASES), 2)[-2 * KEPT :].copy(),
                 open_job=open_job,
-                open_times=arrays[2].reshape(2, len(PHASES), 3).copy(),
+                open_times=times.reshape(2, len(PHASES), 3).copy(),
                 open_training_s=training_s,
             )
         except (KeyError, TypeError, ValueError) as problem:
@@ -164,3 +164,9 @@ class OwnCalibration:
                 "open_training_s": self.open_training_s,
             }
         )
+
+
+def _floats(data: object) -> Array:
+    if not isinstance(data, bytes):
+        raise TypeError("of another kind")
+    return np.frombuffer(data, "<f8")

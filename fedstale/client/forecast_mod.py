@@ -46,7 +46,7 @@ class ForecastMod:
     - `training_s`, `reporting_s`, `total_s`: quantiles of times in s, at the `levels`.
     - `error`: a sentence, and nothing else, where no forecast could be made.
 
-    The next job is as the last training unless the message says otherwise (`JOB_RECORD`); before
+    The next job is as the last training unless the message states it (`JOB_RECORD`); before
     the first training, and without being told, there are only `p_available` and `available_s`. A
     device without a history forecasts what the forecaster's fleet does. The device's own job times
     enter by calibration, see `fedstale.client.calibration`; where no work is stated, they are also
@@ -87,7 +87,7 @@ class ForecastMod:
         return ForecastingApp(self, mods)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Let the app answer, and add the forecast; or answer alone, if the message asks for it."""
+        """Let the app answer, and add the forecast; or answer alone, if the message is a query."""
         is_query = message.metadata.message_type == QUERY
         if self._enabled_by is not None and not context.run_config.get(self._enabled_by, True):
             if is_query:

@@ -98,14 +98,15 @@ class Forecasting:
         forecasts = forecaster.forecast(_bounded(device.observed(history)))
         if request.is_training:
             # The forecast of this job before it came, against what it took.
-            this = _next_job(history, {"download_bytes": 0.0})
-            assert this is not None
+            this = _job(_last_training(history) | {"download_bytes": 0.0})
             raw = _one(forecasts, 0).of_job(this)
             calibration.trained(request.message_id, raw, training["training_s"])
         calibration.write(state)
         now = _one(forecasts, 1)
-        job = _next_job(history, request.stated())
-        forecast = None if job is None else calibration.corrected(now.of_job(job))
+        known = {"deadline_s": math.inf} | _last_training(history) | request.stated()
+        forecast = None
+        if len(known) == len(STATED):
+            forecast = calibration.corrected(now.of_job(_job(known)))
         return _record(now, forecast)
 
     def _work_of(self, request: Request, cost: Cost | None) -> float:
@@ -129,15 +130,13 @@ def _bounded(observed: Observation) -> Observation:
     return replace(observed, rates=np.clip(observed.rates, 0.0, _HIGHEST_RATE))
 
 
-def _next_job(history: MessageHistory, stated: dict[str, float]) -> Job | None:
-    """Return the job to forecast; None if it was never stated, nor done before."""
-    known: dict[str, float] = {"deadline_s": math.inf}
+def _last_training(history: MessageHistory) -> dict[str, float]:
+    """Return the numbers of the device's last training; none before the first."""
     trainings = history.trainings
-    if trainings.rows.size:
-        known = {name: float(trainings[name][-1]) for name in STATED}
-    known |= stated
-    if len(known) < len(STATED):
-        return None
+    return {name: float(trainings[name][-1]) for name in STATED if trainings.rows.size}
+
+
+def _job(known: dict[str, float]) -> Job:
     return Job(
         work=known["work"],
         download_bytes=known["download_bytes"],

@@ -40,7 +40,7 @@ COLUMNS = (
     "online",
 )
 """What a row holds: instants in s, durations in s, bytes, work units, and the reading at arrival;
-NaN where unknown or, from training_s on, where the message did not ask for training."""
+NaN where unknown or, from training_s on, where the message was no training."""
 # A device that got no message for longer than this may have been offline in between.
 _LONGEST_SILENCE_S = 1800.0
 # What a training wins of a processor that others keep busy; chosen, not measured. Without it, a
@@ -89,7 +89,7 @@ class MessageHistory:
     def observation(self, instants: Array, utc_offset_s: float) -> Observation:
         """Return what the device had observed of itself at some instants.
 
-        Rows later than an instant do not count at it, also if they are there because the clock was
+        Rows later than an instant do not count at it, also if they exist because the clock was
         set back.
 
         Args:

@@ -131,9 +131,9 @@ class Forecaster(ABC):
     reads_the_future: ClassVar[bool] = False
     """Whether it is no forecaster but an upper bound on all of them."""
     can_be_saved: ClassVar[bool] = True
-    """Whether `state_dict` and `load_state_dict` are there."""
+    """Whether it has a `state_dict`; else it is only compared with others."""
     fleet: FleetStatistics
-    """Of the devices that it learnt from; not there before `fit`."""
+    """Statistics of the devices that it learnt from; set by `fit`."""
 
     def __init_subclass__(cls) -> None:
         if "kind" in cls.__dict__:
@@ -237,6 +237,6 @@ def forecaster_class(kind: str) -> type[Forecaster]:
 def embedded() -> Forecaster:
     """Return the forecaster that comes with fedstale: an LSTM, trained on published recordings.
 
-    Its description says which, and by which command; see docs/results/forecasting.md for scores.
+    Its description names them, and the command; see docs/results/forecasting.md for scores.
     """
     return Forecaster.load(Path(__file__).parent)

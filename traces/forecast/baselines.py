@@ -5,7 +5,7 @@ reason for a session to survive. What makes it a forecaster of quantiles is coun
 devices: how far the truth lay from the number, and how often a device in that position remained
 as it was. A bin or a history that is empty falls back on the fleet.
 
-The oracle reads the future from the trace. It bounds all forecasters, so that a table can tell how
+The oracle reads the future from the trace. It bounds all forecasters, so that a table can hold how
 much there was to gain; published systems that "predict" availability by looking it up are this.
 """
 
@@ -339,7 +339,7 @@ class Oracle(Forecaster):
         )
 
     def forecast_job(self, observed: Observation, job: Job) -> JobForecast:
-        """Return the exact times, and 1 for who will report in time, else 0.
+        """Return the exact times, and 1 for devices that will report in time, else 0.
 
         The times are those of a device that nothing interrupts, as those of forecasters are.
         """

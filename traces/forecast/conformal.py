@@ -13,7 +13,7 @@ Reference:
 
 Differences from the paper:
     - The two ends are corrected apart, so that both miss equally often.
-    - a_t outside (0, 1) asks for an infinite or an empty set there; here the largest or smallest
+    - a_t outside (0, 1) takes an infinite or an empty set there; here the largest or smallest
       calibration score is used, since an infinite forecast is of no use.
     - Scores are differences of logarithms: a slow device errs by more seconds than a fast one.
     - The number that the fleet shares adds to each device's own. The devices then have to report,
@@ -76,7 +76,7 @@ class Calibration:
         """Return the forecast with the outer quantiles of every time corrected.
 
         Args:
-            devices: whose forecasts they are; shape (n,).
+            devices: device of each forecast; shape (n,).
             forecast: of shape n.
         """
         devices = np.asarray(devices, dtype=np.int64)
@@ -130,7 +130,7 @@ class Calibration:
 def fleet_scores(forecast: JobForecast, outcome: Array) -> Array:
     """Return the quantiles of the scores of a fleet that was not trained on.
 
-    A score says by how much, in logarithms, the truth lay outside an end; less than 0 is inside.
+    A score is by how much, in logarithms, the truth lay outside an end; less than 0 is inside.
 
     Args:
         forecast: of n jobs.

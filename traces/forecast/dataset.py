@@ -35,7 +35,7 @@ TURN_SHARE = 0.625
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Targets:
-    """What devices did after their origins. What the part does not tell is NaN."""
+    """What devices did after their origins. What the part does not hold is NaN."""
 
     survival: Array
     """1 if the device remains online, or offline, beyond the horizon; shape (n, horizons)."""

@@ -3,9 +3,9 @@
 Rates enter as logarithms relative to the device's own recent level, so one network serves slow and
 fast devices and any unit of work. What was not observed is 0.
 
-No input tells how far a record has run. In a record of two days, a device with a yesterday is in
-its second night, and a network would learn that instead of the night: so the length of a history is
-cut at 6 hours, and yesterday enters only as far as the sequence holds it.
+No input depends on how far a record has run. In a record of two days, a device with a yesterday is
+in its second night, and a network would learn that instead of the night: so the length of a history
+is cut at 6 hours, and yesterday enters only as far as the sequence holds it.
 """
 
 from dataclasses import dataclass

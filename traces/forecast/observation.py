@@ -8,7 +8,7 @@ A history is 24 steps that grow from seconds to hours, so one short sequence hol
 minute and yesterday. Forecasts are made on a grid of horizons; anything in between follows by
 interpolation, so one forecast serves jobs of every size.
 
-A history of 24 steps asks for 25 instants of one device, and neighbouring steps share them.
+A history of 24 steps needs 25 instants of one device, and neighbouring steps share them.
 `Series` sums its segments anew for each span, which suits a job; here one running integral is kept
 for each segment, so an instant costs one search and a step is a difference. The memory is 8 bytes a
 stored segment, and rows that devices share are stored once.
@@ -191,7 +191,7 @@ def time_to_change(availability: Availability, devices: Index, t: Array) -> Arra
 
 
 def _since_change(availability: Availability, devices: Index, t: Array) -> Array:
-    """Return how long each device has been as it is; inf where the record does not say."""
+    """Return how long each device has been as it is; inf where the record does not hold it."""
     if availability.starts.size == 0:
         return np.full(t.shape, np.inf)
     row = availability.rows[devices]
@@ -348,7 +348,7 @@ class OnlineTime:
         self._before = np.zeros(self._widths.size)
         self._totals = np.zeros(availability.lengths.size)
         counts = np.diff(availability.offsets)
-        # Rows are summed apart, lest late rows lose digits to one long sum; equal ones together.
+        # Rows are summed apart, so that late ones lose no digits to one long sum.
         for count in np.unique(counts[counts > 0]):
             alike = np.flatnonzero(counts == count)
             windows = availability.offsets[alike][:, None] + np.arange(count)

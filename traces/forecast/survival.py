@@ -1,4 +1,4 @@
-"""From the survival of a session and the rates of a device to the times of a job and its chance.
+"""From the survival of a session and the rates of a device to the times of a job and p_finish.
 
 A `DeviceForecast` holds, for each device, the survival of its session (the probability to remain
 online) on a grid of horizons, and quantiles of what its processor and links will carry. A
@@ -26,7 +26,7 @@ _DRAWS = np.array([NormalDist().inv_cdf((i + 0.5) / 16) for i in range(16)])
 _SURVIVAL_EDGES = np.concatenate([[0.0], HORIZONS_S])
 _EDGES = np.concatenate([[0.0], RATE_HORIZONS_S])
 _WIDTHS = np.diff(_EDGES)
-# Devices are worked out this many at a time, so that their arrays stay in the cache.
+# Devices are computed this many at a time, so that their arrays stay in the cache.
 _CHUNK = 1024
 _LEAST_RATE = 1e-9
 # Finite, so that a device which never carries anything still gets an answer that can be sent.

@@ -1,6 +1,6 @@
 """Backtests of forecasters: scores of processes and of jobs, and the tables of both."""
 
-from fedstale.traces.forecast.evaluation.backtest import Origins, by_horizon, cold_start, rolling
+from fedstale.traces.forecast.evaluation.backtest import by_horizon, cold_start, rolling
 from fedstale.traces.forecast.evaluation.jobs import decision, job_scores
 from fedstale.traces.forecast.evaluation.report import (
     SHOWN,
@@ -12,7 +12,6 @@ from fedstale.traces.forecast.evaluation.report import (
 
 __all__ = [
     "SHOWN",
-    "Origins",
     "backtested",
     "by_horizon",
     "cold_start",

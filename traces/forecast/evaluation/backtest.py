@@ -6,7 +6,6 @@ errors of times with the sign turned; errors of jobs are in seconds.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -30,16 +29,6 @@ COLD_START_S = (0.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
 _COLUMNS = ["forecaster", "quantity", "horizon_s", "metric", "value", "low", "high", "n"]
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Origins:
-    """Pairs of a device and an instant, in order of time."""
-
-    devices: Index
-    """Positions of devices; shape (n,)."""
-    now: Array
-    """Instants in s, sorted; shape (n,)."""
-
-
 def rolling(
     observer: TraceObserver,
     devices: Index,
@@ -49,8 +38,8 @@ def rolling(
     step_s: float,
     seed: int,
     most: int = 200,
-) -> Origins:
-    """Return origins, one in each step: the devices online then, and as many offline.
+) -> Examples:
+    """Return examples at one origin in each step: the devices online then, and as many offline.
 
     Where in its step an origin lies is drawn, lest every origin fall on a change of records that
     have a step of their own.
@@ -59,10 +48,13 @@ def rolling(
         observer: of the devices' traces.
         devices: positions to test on.
         start: first origin in s.
-        until: instant in s before which origins lie.
+        until: instant in s before which origins and labels lie.
         step_s: time between origins.
         seed: of the draw among devices.
         most: at most this many devices online, and as many offline, at each origin.
+
+    Returns:
+        Examples in order of time.
 
     Raises:
         TraceError: no origin lies in the part.
@@ -87,7 +79,7 @@ def rolling(
         when.append(np.full(chosen.size, now))
     if sum(d.size for d in drawn) == 0:
         raise TraceError(f"no origin to test on in [{start}, {until}) s every {step_s} s")
-    return Origins(devices=np.concatenate(drawn), now=np.concatenate(when))
+    return examples_at(observer, np.concatenate(drawn), np.concatenate(when), until=until)
 
 
 def _some(devices: Index, most: int, rng: np.random.Generator) -> Index:
@@ -192,7 +184,7 @@ def _rates(
 def cold_start(
     forecasters: Mapping[str, Forecaster],
     observer: TraceObserver,
-    origins: Origins,
+    tested: Examples,
     until: float,
     least: Array,
 ) -> pd.DataFrame:
@@ -205,14 +197,16 @@ def cold_start(
     rows = []
     early = HORIZONS_S <= 3600.0
     for memory in COLD_START_S:
-        tested = examples_at(observer, origins.devices, origins.now, until=until, history_s=memory)
+        devices, now = tested.observed.devices, tested.observed.now
+        forgetful = examples_at(observer, devices, now, until=until, history_s=memory)
+        online = forgetful.observed.online
+        truth = forgetful.targets
         for name, forecaster in forecasters.items():
             if forecaster.reads_the_future:
                 continue
-            forecast = forecaster.forecast(tested.observed)
-            loss = scores.pinball(_logs(forecast.rates, least), _logs(tested.targets.rates, least))
-            on = tested.observed.online
-            brier = scores.brier(forecast.survival[on], tested.targets.survival[on])[:, early]
+            forecast = forecaster.forecast(forgetful.observed)
+            loss = scores.pinball(_logs(forecast.rates, least), _logs(truth.rates, least))
+            brier = scores.brier(forecast.survival[online], truth.survival[online])[:, early]
             rows.append((name, memory, _mean(loss), _mean(brier)))
     return pd.DataFrame(rows, columns=["forecaster", "history_s", "pinball", "brier"])
 

@@ -16,7 +16,6 @@ from fedstale.traces.availability import Availability
 from fedstale.traces.forecast.base import Forecaster
 from fedstale.traces.forecast.conformal import PHASES, Adaptation, Calibration, fleet_scores
 from fedstale.traces.forecast.evaluation import scores
-from fedstale.traces.forecast.evaluation.backtest import Origins
 from fedstale.traces.forecast.observation import Observation, TraceObserver
 from fedstale.traces.forecast.survival import JobForecast
 from fedstale.traces.trace_set import TraceSet
@@ -25,14 +24,14 @@ from fedstale.traces.trip import Job, Status, TripOutcomes
 _COLUMNS = ["forecaster", "quantity", "metric", "value", "low", "high", "n"]
 
 
-def true_times(traces: TraceSet, origins: Origins, job: Job, until: float) -> Array:
+def true_times(traces: TraceSet, origins: Observation, job: Job, until: float) -> Array:
     """Return the times of jobs that nothing interrupts, in s; shape (n, 3), as `PHASES`.
 
     A job that is not over when the part ends is NaN.
 
     Args:
         traces: the devices, with all four channels.
-        origins: devices that the job is sent to, and when.
+        origins: devices that the job is sent to, and when; n.
         job: what is sent.
         until: end of the part in s.
     """
@@ -52,7 +51,11 @@ def true_times(traces: TraceSet, origins: Origins, job: Job, until: float) -> Ar
 
 
 def calibrated(
-    forecast: JobForecast, origins: Origins, times: Array, held_out: Array, adaptation: Adaptation
+    forecast: JobForecast,
+    origins: Observation,
+    times: Array,
+    held_out: Array,
+    adaptation: Adaptation,
 ) -> JobForecast:
     """Return forecasts as devices would have corrected them, each from its own outcomes so far.
 
@@ -75,11 +78,11 @@ def calibrated(
             one = slice(job, job + 1)
             calibration.learn(origins.devices[one], _part(forecast, given, one), times[one])
         waiting = waiting[known_at[waiting] > now]
-        here = np.flatnonzero(origins.now == now)
-        made = calibration.corrected(origins.devices[here], _part(forecast, given, here))
+        new = np.flatnonzero(origins.now == now)
+        made = calibration.corrected(origins.devices[new], _part(forecast, given, new))
         for phase in PHASES:
-            given[phase][here] = getattr(made, phase)
-        waiting = np.concatenate([waiting, here])
+            given[phase][new] = getattr(made, phase)
+        waiting = np.concatenate([waiting, new])
     return replace(forecast, **given)
 
 
@@ -89,7 +92,7 @@ def _part(forecast: JobForecast, given: Mapping[str, Array], which: "slice | Ind
 
 
 def job_scores(
-    name: str, forecast: JobForecast, origins: Origins, times: Array, finished: Array
+    name: str, forecast: JobForecast, origins: Observation, times: Array, finished: Array
 ) -> pd.DataFrame:
     """Return the scores of forecasts of one job.
 
@@ -127,24 +130,18 @@ def job_scores(
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
-def finishes(traces: TraceSet, origins: Origins, job: Job, until: float) -> Array:
+def finishes(traces: TraceSet, origins: Observation, job: Job, until: float) -> Array:
     """Return 1 where a job sent to a device online is reported in time, 0 where not, else NaN.
 
     NaN are devices that are offline, and jobs whose deadline lies beyond the part.
     """
     outcome = traces.trips(origins.devices, origins.now, job)
-    assert traces.availability is not None
-    tried = traces.availability.is_available(origins.devices, origins.now)
-    tried = tried & (origins.now + np.asarray(job.ttl_s) <= until)
+    tried = origins.online & (origins.now + np.asarray(job.ttl_s) <= until)
     return np.where(tried, outcome.status == Status.REPORTED, np.nan)
 
 
 def calibration_scores(
-    forecaster: Forecaster,
-    observer: TraceObserver,
-    observed: Observation,
-    job: Job,
-    until: float,
+    forecaster: Forecaster, traces: TraceSet, observed: Observation, job: Job, until: float
 ) -> Array:
     """Return the fleet's scores for `Calibration`, on devices that were not learnt from.
 
@@ -153,9 +150,8 @@ def calibration_scores(
     """
     alike = observed.online & (observed.history_s >= observed.now)
     observed = observed.take(alike) if alike.any() else observed
-    origins = Origins(devices=observed.devices, now=observed.now)
     return fleet_scores(
-        forecaster.forecast_job(observed, job), true_times(observer.traces, origins, job, until)
+        forecaster.forecast_job(observed, job), true_times(traces, observed, job, until)
     )
 
 

@@ -24,6 +24,7 @@ from fedstale.traces.forecast.observation import (
     LEVELS,
     RATE_HORIZONS_S,
     RATES,
+    Observation,
     TraceObserver,
 )
 from fedstale.traces.trace_set import TraceSet
@@ -91,21 +92,20 @@ def backtested(
     if not fitted:
         raise ConfigError("no forecaster: expected --forecasters or --trained")
     observer = TraceObserver(traces)
-    origins = backtest.rolling(
+    tested = backtest.rolling(
         observer, parts.testing, start=parts.turn, until=parts.end, step_s=step_s, seed=seed
     )
-    tables = process_tables(fitted, observer, origins, parts.end, training)
-    tested = examples_at(observer, origins.devices, origins.now, until=parts.end)
+    tables = process_tables(fitted, observer, tested, parts.end, training)
     tables["survival"] = survival(fitted, tested)
-    tables["fan"] = fan(fitted, observer, origins, parts.end)
+    tables["fan"] = fan(fitted, observer, tested, parts.end)
     if len(traces.known) == 4:
         tables |= job_tables(
             fitted,
             observer,
-            origins,
+            tested.observed,
             parts.end,
             job,
-            held_out=(observer, held_out, parts.turn),
+            held_out=(traces, held_out.observed, parts.turn),
             devices=parts.testing,
             k=k,
             seed=seed,
@@ -116,28 +116,27 @@ def backtested(
 def process_tables(
     fitted: Mapping[str, Forecaster],
     observer: TraceObserver,
-    origins: backtest.Origins,
+    tested: Examples,
     until: float,
     training: Examples,
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of the processes: horizons, per_device and cold_start."""
-    tested = examples_at(observer, origins.devices, origins.now, until=until)
     least = backtest.least_rates(training)
     return {
         "horizons": backtest.by_horizon(fitted, tested, training),
         "per_device": backtest.error_per_device(fitted, tested, least),
-        "cold_start": backtest.cold_start(fitted, observer, origins, until, least),
+        "cold_start": backtest.cold_start(fitted, observer, tested, until, least),
     }
 
 
 def job_tables(
     fitted: Mapping[str, Forecaster],
     observer: TraceObserver,
-    origins: backtest.Origins,
+    origins: Observation,
     until: float,
     job: Job,
     *,
-    held_out: tuple[TraceObserver, Examples, float],
+    held_out: tuple[TraceSet, Observation, float],
     devices: Index,
     k: int,
     seed: int,
@@ -147,35 +146,34 @@ def job_tables(
     Args:
         fitted: forecasters by name.
         observer: of the devices to test on.
-        origins: devices and instants.
+        origins: devices and instants; jobs are sent to those online.
         until: end of the test in s.
         job: what is sent; a finite deadline for reliability and decision.
-        held_out: observer, examples and end of devices that were not learnt from, to calibrate on.
+        held_out: traces, observations and end of devices that were not learnt from, to calibrate
+            on.
         devices: to choose from in the decision table.
         k: devices picked in a round.
         seed: of random choices.
     """
-    online = observer.at(origins.devices, origins.now).online
-    sent = backtest.Origins(devices=origins.devices[online], now=origins.now[online])
-    observed = observer.at(sent.devices, sent.now)
+    sent = origins.take(origins.online)
     times = jobs.true_times(observer.traces, sent, job, until)
     finished = jobs.finishes(observer.traces, sent, job, until)
     parts, curves = [], []
     for name, forecaster in fitted.items():
-        forecast = forecaster.forecast_job(observed, job)
+        forecast = forecaster.forecast_job(sent, job)
         parts.append(jobs.job_scores(name, forecast, sent, times, finished))
         curves.append(reliability(forecast.p_finish, finished).assign(forecaster=name))
         if forecaster.reads_the_future:
             continue
-        observer_, examples, end = held_out
-        fleet = jobs.calibration_scores(forecaster, observer_, examples.observed, job, end)
-        for word, adaptation in (
+        traces, alike, end = held_out
+        fleet = jobs.calibration_scores(forecaster, traces, alike, job, end)
+        for variant, adaptation in (
             ("fleet", Adaptation(step=0.0)),
             ("own", Adaptation()),
             ("shared", Adaptation(shared_step=0.002)),
         ):
             better = jobs.calibrated(forecast, sent, times, fleet, adaptation)
-            parts.append(jobs.job_scores(f"{name} + {word}", better, sent, times, finished))
+            parts.append(jobs.job_scores(f"{name} + {variant}", better, sent, times, finished))
     tables = {
         "jobs": pd.concat(parts, ignore_index=True),
         "reliability": pd.concat(curves, ignore_index=True),
@@ -186,7 +184,7 @@ def job_tables(
     return tables
 
 
-def _rounds(sent: backtest.Origins, until: float, job: Job) -> Array:
+def _rounds(sent: Observation, until: float, job: Job) -> Array:
     """Return the origins at which a round of the job is over before the part ends."""
     instants = np.unique(sent.now)
     return instants[instants + float(np.max(np.asarray(job.ttl_s))) <= until]
@@ -240,7 +238,7 @@ def survival(forecasters: Mapping[str, Forecaster], tested: Examples) -> pd.Data
 def fan(
     forecasters: Mapping[str, Forecaster],
     observer: TraceObserver,
-    origins: backtest.Origins,
+    tested: Examples,
     until: float,
 ) -> pd.DataFrame:
     """Return the history of one device, its forecasts, and what it then did.
@@ -251,7 +249,7 @@ def fan(
     Args:
         forecasters: fitted ones, by name; those that read the future are left out.
         observer: of the devices' traces.
-        origins: to pick from, in order of time.
+        tested: examples to pick from, in order of time.
         until: instant in s before which the longest horizon must end.
 
     Returns:
@@ -262,9 +260,9 @@ def fan(
     """
     quantiles = [f"q{100 * level:.0f}" for level in LEVELS]
     columns = ["device_id", "now", "forecaster", "channel", "offset_s", "actual", *quantiles]
+    origins = tested.observed
     ends = origins.now + RATE_HORIZONS_S[-1] <= until
-    online = observer.at(origins.devices, origins.now).online
-    able = np.flatnonzero(ends & online & (origins.now >= PAST_S))
+    able = np.flatnonzero(ends & origins.online & (origins.now >= PAST_S))
     if able.size == 0:
         return pd.DataFrame(columns=columns)
     middle = able[able.size // 2]

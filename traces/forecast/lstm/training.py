@@ -148,11 +148,11 @@ class TrainingRun:
             m, v = self.first[name], self.second[name]
             m.mul_(0.9).add_(g * scale, alpha=0.1)
             v.mul_(0.999).addcmul_(g * scale, g * scale, value=0.001)
-            away = (m / (1 - 0.9**self.steps)) / (torch.sqrt(v / (1 - 0.999**self.steps)) + 1e-8)
-            w.mul_(1 - rate * DECAY).sub_(away, alpha=rate)
+            change = (m / (1 - 0.9**self.steps)) / (torch.sqrt(v / (1 - 0.999**self.steps)) + 1e-8)
+            w.mul_(1 - rate * DECAY).sub_(change, alpha=rate)
 
     def save(self, folder: Path) -> None:
-        """Write the state beside its place, then put it there."""
+        """Write the state to a new file, which then replaces the old one."""
         folder.mkdir(parents=True, exist_ok=True)
         groups = {"w": self.weights, "m": self.first, "v": self.second, "b": self.best}
         arrays = {
@@ -260,7 +260,7 @@ def _with_parts_hidden(part: _Data, rng: torch.Generator) -> _Data:
         for column in columns:
             part.static[hidden, column] = 0.0
         if channel:
-            # A ratio to a level that is hidden cannot be asked for.
+            # A ratio to a level that is hidden is no target.
             part.ratios[hidden, channel - 1] = torch.nan
     hidden = torch.rand(n, generator=rng) < _HIDE
     part.static[hidden, 3:8] = 0.0

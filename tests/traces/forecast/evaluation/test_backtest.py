@@ -5,7 +5,7 @@ import pytest
 
 from fedstale.errors import TraceError
 from fedstale.traces import Job, Status
-from fedstale.traces.forecast import Adaptation, LastValue, Oracle, examples_at
+from fedstale.traces.forecast import Adaptation, LastValue, Oracle
 from fedstale.traces.forecast.evaluation.backtest import (
     by_horizon,
     cold_start,
@@ -28,8 +28,13 @@ JOB = Job(work=60.0, download_bytes=1_000_000, upload_bytes=1_000_000, ttl_s=180
 
 
 @pytest.fixture(scope="module")
-def origins(observer):
+def tested(observer):
     return rolling(observer, np.arange(40, 60), start=2 * DAY, until=3 * DAY, step_s=3600.0, seed=0)
+
+
+@pytest.fixture(scope="module")
+def origins(tested):
+    return tested.observed
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +61,7 @@ def test_a_part_without_origins_is_one_sentence(observer):
         rolling(observer, np.arange(60), start=9 * DAY, until=10 * DAY, step_s=60.0, seed=0)
 
 
-def test_the_oracle_makes_no_error_and_the_last_value_does(
-    observer, origins, fleet, last, training
-):
-    tested = examples_at(observer, origins.devices, origins.now, until=3 * DAY)
+def test_the_oracle_makes_no_error_and_the_last_value_does(tested, fleet, last, training):
     table = by_horizon({"last-value": last, "oracle": Oracle(fleet)}, tested, training)
     for metric in ("brier", "mae", "mase", "pinball"):
         part = table[table["metric"] == metric].groupby("forecaster")["value"]
@@ -71,9 +73,9 @@ def test_the_oracle_makes_no_error_and_the_last_value_does(
     assert len(error_per_device({"last-value": last}, tested, least_rates(training))) == 3
 
 
-def test_cold_start_is_worse_than_a_long_history(observer, origins, last, training):
+def test_cold_start_is_worse_than_a_long_history(observer, tested, last, training):
     table = cold_start(
-        {"last-value": last}, observer, origins, 3 * DAY, least_rates(training)
+        {"last-value": last}, observer, tested, 3 * DAY, least_rates(training)
     ).set_index("history_s")
     assert table.loc[0.0, "pinball"] > table.loc[86_400.0, "pinball"]
 
@@ -102,7 +104,7 @@ def test_an_outcome_corrects_no_forecast_that_was_made_before_it(
     observed = observer.at(origins.devices, origins.now)
     forecast = last.forecast_job(observed, JOB)
     times = true_times(fleet, origins, JOB, 3 * DAY)
-    fleet_wide = calibration_scores(last, observer, held_out.observed, JOB, 2 * DAY)
+    fleet_wide = calibration_scores(last, fleet, held_out.observed, JOB, 2 * DAY)
     before = calibrated(forecast, origins, times, fleet_wide, Adaptation())
     late = origins.now + times[:, 2] > 2.5 * DAY
     changed = calibrated(
@@ -114,9 +116,8 @@ def test_an_outcome_corrects_no_forecast_that_was_made_before_it(
 
 
 def test_scores_of_a_perfect_forecast_of_a_job_are_perfect(observer, origins, fleet):
-    online = fleet.availability.is_available(origins.devices, origins.now)
-    some = replace(origins, devices=origins.devices[online], now=origins.now[online])
-    forecast = Oracle(fleet).forecast_job(observer.at(some.devices, some.now), JOB)
+    some = origins.take(origins.online)
+    forecast = Oracle(fleet).forecast_job(some, JOB)
     finished = finishes(fleet, some, JOB, 3 * DAY)
     table = job_scores("oracle", forecast, some, true_times(fleet, some, JOB, 3 * DAY), finished)
     got = table.set_index(["quantity", "metric"])["value"]
@@ -185,17 +186,14 @@ def test_traces_without_all_channels_are_tested_on_what_they_know(fleet):
     assert set(tables["horizons"]["quantity"]) == {"online", "offline"}
 
 
-def test_errors_of_devices_are_quantiles_of_the_means_of_each_device(
-    observer, origins, last, training
-):
-    tested = examples_at(observer, origins.devices, origins.now, until=3 * DAY)
+def test_errors_of_devices_are_quantiles_of_the_means_of_each_device(tested, last, training):
     least = least_rates(training)
     table = error_per_device({"last-value": last}, tested, least).set_index("channel")
     rate = np.maximum(last.forecast(tested.observed).rates[:, 1, 2, 1], least[1])
     error = np.abs(np.log(np.maximum(tested.targets.rates[:, 1, 2], least[1])) - np.log(rate))
     means = []
-    for device in np.unique(origins.devices):
-        own = error[origins.devices == device]
+    for device in np.unique(tested.observed.devices):
+        own = error[tested.observed.devices == device]
         if not np.isnan(own).all():
             means.append(np.nanmean(own))
     assert len(means) > 3

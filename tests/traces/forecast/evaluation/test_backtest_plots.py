@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedstale.traces.forecast import LastValue, Oracle, examples_at
-from fedstale.traces.forecast.evaluation import Origins, rolling
+from fedstale.traces.forecast.evaluation import rolling
 from fedstale.traces.forecast.evaluation.report import PAST_S, SURVIVAL_S, fan, survival
 from fedstale.traces.forecast.observation import RATE_HORIZONS_S
 
@@ -12,7 +12,7 @@ DAY = 86_400.0
 
 
 @pytest.fixture(scope="module")
-def origins(observer):
+def tested(observer):
     return rolling(observer, np.arange(40, 60), start=2 * DAY, until=3 * DAY, step_s=7200.0, seed=0)
 
 
@@ -21,8 +21,7 @@ def fitted(fleet, training, held_out):
     return {"last-value": LastValue().fit(training, held_out, seed=0), "oracle": Oracle(fleet)}
 
 
-def test_the_survival_of_an_oracle_is_what_happens(fitted, observer, origins):
-    tested = examples_at(observer, origins.devices, origins.now, until=3 * DAY)
+def test_the_survival_of_an_oracle_is_what_happens(fitted, tested):
     table = survival(fitted, tested)
     assert set(table["horizon_s"]) == set(SURVIVAL_S)
     sure = table[(table["forecaster"] == "oracle") & (table["n"] > 0)]
@@ -32,8 +31,8 @@ def test_the_survival_of_an_oracle_is_what_happens(fitted, observer, origins):
     assert counts.tolist() == [online, online]
 
 
-def test_a_fan_shows_the_history_and_what_came(fitted, fleet, observer, origins):
-    table = fan(fitted, observer, origins, 3 * DAY)
+def test_a_fan_shows_the_history_and_what_came(fitted, fleet, observer, tested):
+    table = fan(fitted, observer, tested, 3 * DAY)
     assert set(table["forecaster"]) == {"", "last-value"}
     one = table[table["channel"] == "downlink"]
     past, ahead = one[one["forecaster"] == ""], one[one["forecaster"] == "last-value"]
@@ -51,5 +50,5 @@ def test_a_fan_shows_the_history_and_what_came(fitted, fleet, observer, origins)
 
 def test_a_fan_needs_an_origin_with_a_history_and_a_future(fitted, observer):
     for now in (0.0, 3 * DAY - 60.0):
-        nowhere = Origins(devices=np.arange(60), now=np.full(60, now))
+        nowhere = examples_at(observer, np.arange(60), now, until=3 * DAY)
         assert fan(fitted, observer, nowhere, 3 * DAY).empty
