@@ -7,7 +7,6 @@ ignore. Whatever goes wrong in a forecast, the app's own reply goes out as it is
 
 import logging
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY, STATED
+from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
 from fedstale.strategies.server.validation import FORECAST_RECORD
 
 if TYPE_CHECKING:
@@ -98,7 +97,10 @@ class ForecastMod:
 
         device: Device | None = getattr(context, "device", None)
         device = device or Machine(message, context.state, self._monitor)
-        arrived, request = device.read(), Request.of(message)
+        arrived = device.read()
+        # The app's code may change the message.
+        stated = dict(message.content.config_records.get(JOB_RECORD, {}))
+        received_bytes = array_bytes(message.content)
         reply = _answer(message, {}) if is_query else call_next(message, context)
         if reply.has_error():
             return reply
@@ -106,8 +108,9 @@ class ForecastMod:
             record = self._ready().record(
                 device,
                 arrived,
-                request,
-                cost=device.cost(),
+                message.metadata,
+                stated=stated,
+                received_bytes=received_bytes,
                 reply_bytes=array_bytes(reply.content),
                 state=context.state,
             )
@@ -151,52 +154,6 @@ class ForecastingApp(ClientApp):
 
 def _answer(message: Message, record: "Record") -> Message:
     return Message(RecordDict({FORECAST_RECORD: ConfigRecord({**record})}), reply_to=message)
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A message, before the app's code may change it."""
-
-    message_id: str
-    is_training: bool
-    bytes: float
-    """Bytes of its arrays."""
-    ttl_s: float
-    job: dict[str, object]
-    """The server's `JOB_RECORD`, unchecked."""
-
-    @classmethod
-    def of(cls, message: Message) -> "Request":
-        """Take what is needed of a message."""
-        about = message.metadata
-        return cls(
-            message_id=about.message_id,
-            is_training=about.message_type.split(".")[0] == "train",
-            bytes=array_bytes(message.content),
-            ttl_s=about.ttl if about.ttl > 0 else math.inf,
-            job=dict(message.content.config_records.get(JOB_RECORD, {})),
-        )
-
-    def stated(self) -> dict[str, float]:
-        """Return the numbers of the job that the server states.
-
-        Raises:
-            ProtocolError: one is no such number.
-        """
-        numbers: dict[str, float] = {}
-        for name, value in self.job.items():
-            number = math.nan
-            if name in STATED and isinstance(value, int | float) and not isinstance(value, bool):
-                number = float(value)
-            # A job of no bytes is a job, and so is one without a deadline.
-            is_deadline = name == "deadline_s"
-            if not (number > 0 if is_deadline else 0 <= number < math.inf):
-                raise ProtocolError(
-                    f"{JOB_RECORD}: {name} = {value!r}: expected finite numbers >= 0 under "
-                    "work, download_bytes and upload_bytes, and deadline_s > 0, which may be inf"
-                )
-            numbers[name] = number
-        return numbers
 
 
 def array_bytes(content: RecordDict) -> float:

@@ -5,17 +5,18 @@ that is returned leaves the device.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from flwr.app import RecordDict
+from flwr.app import Metadata, RecordDict
 
 from fedstale.client.calibration import OwnCalibration
 from fedstale.client.device import Cost, Device
-from fedstale.client.forecast_mod import Request
 from fedstale.client.history import MessageHistory
-from fedstale.strategies.selection.forecast_request import STATED
+from fedstale.errors import ProtocolError
+from fedstale.strategies.selection.forecast_request import JOB_RECORD, STATED
 from fedstale.traces.forecast.base import Forecaster, embedded
 from fedstale.traces.forecast.conformal import PHASES
 from fedstale.traces.forecast.observation import LEVELS, Observation
@@ -49,9 +50,10 @@ class Forecasting:
         self,
         device: Device,
         arrived: Reading,
-        request: Request,
+        about: Metadata,
         *,
-        cost: Cost | None,
+        stated: Mapping[str, object],
+        received_bytes: float,
         reply_bytes: float,
         state: RecordDict,
     ) -> Record:
@@ -60,8 +62,9 @@ class Forecasting:
         Args:
             device: which has just worked on the message.
             arrived: its reading when the message came.
-            request: the message.
-            cost: what the message costs, where the device knows.
+            about: metadata of the message.
+            stated: `JOB_RECORD` of the message, unchecked.
+            received_bytes: bytes of the message's arrays.
             reply_bytes: bytes of the reply's arrays.
             state: of the node; the history and the calibration in it go on.
 
@@ -70,22 +73,22 @@ class Forecasting:
             ProtocolError: the server states a job that is none.
             ArithmeticError: the forecaster made something else than numbers.
         """
-        ready = device.read()
+        ready, cost = device.read(), device.cost()
         history, calibration = MessageHistory.read(state), OwnCalibration.read(state)
         calibration.uploaded(device.uploaded_s(calibration.open_job))
         training: dict[str, float] = {}
-        if request.is_training:
+        if about.message_type.split(".")[0] == "train":
             training = {
                 "training_s": device.worked_s(),
                 "upload_bytes": reply_bytes if cost is None else cost[2],
-                "work": self._work_of(request, cost),
-                "deadline_s": request.ttl_s,
+                "work": self._work_of(stated, cost),
+                "deadline_s": about.ttl if about.ttl > 0 else math.inf,
             }
         history.add(
             arrived=arrived.instant,
             ready=ready.instant,
             travel_s=device.travel_s(),
-            download_bytes=request.bytes if cost is None else cost[1],
+            download_bytes=received_bytes if cost is None else cost[1],
             processor_left=arrived.processor_left,
             battery=arrived.battery,
             charging=_number(arrived.charging),
@@ -96,26 +99,26 @@ class Forecasting:
         forecaster = self._loaded()
         history = history.scaled(float(forecaster.fleet.rates[0, 1, 1]))
         forecasts = forecaster.forecast(_bounded(device.observed(history)))
-        if request.is_training:
+        if training:
             # The forecast of this job before it came, against what it took.
             this = _job(_last_training(history) | {"download_bytes": 0.0})
             raw = _one(forecasts, 0).of_job(this)
-            calibration.trained(request.message_id, raw, training["training_s"])
+            calibration.trained(about.message_id, raw, training["training_s"])
         calibration.write(state)
         now = _one(forecasts, 1)
-        known = {"deadline_s": math.inf} | _last_training(history) | request.stated()
+        known = {"deadline_s": math.inf} | _last_training(history) | _checked(stated)
         forecast = None
         if len(known) == len(STATED):
             forecast = calibration.corrected(now.of_job(_job(known)))
         return _record(now, forecast)
 
-    def _work_of(self, request: Request, cost: Cost | None) -> float:
+    def _work_of(self, stated: Mapping[str, object], cost: Cost | None) -> float:
         if cost is not None:
             return cost[0]
-        stated = request.job.get("work")
-        # A bad number is rejected below, once the message is in the history.
-        if isinstance(stated, int | float) and 0 <= stated < math.inf:
-            return float(stated)
+        work = stated.get("work")
+        # A bad number is rejected later, once the message is in the history.
+        if isinstance(work, int | float) and 0 <= work < math.inf:
+            return float(work)
         return math.nan if self._work is None else self._work
 
     def _loaded(self) -> Forecaster:
@@ -134,6 +137,27 @@ def _last_training(history: MessageHistory) -> dict[str, float]:
     """Return the numbers of the device's last training; none before the first."""
     trainings = history.trainings
     return {name: float(trainings[name][-1]) for name in STATED if trainings.rows.size}
+
+
+def _checked(stated: Mapping[str, object]) -> dict[str, float]:
+    """Return the numbers of the job that the server states.
+
+    Raises:
+        ProtocolError: one is no such number.
+    """
+    numbers: dict[str, float] = {}
+    for name, value in stated.items():
+        number = math.nan
+        if name in STATED and isinstance(value, int | float) and not isinstance(value, bool):
+            number = float(value)
+        # A job of no bytes is a job, and so is one without a deadline.
+        if not (number > 0 if name == "deadline_s" else 0 <= number < math.inf):
+            raise ProtocolError(
+                f"{JOB_RECORD}: {name} = {value!r}: expected finite numbers >= 0 under "
+                "work, download_bytes and upload_bytes, and deadline_s > 0, which may be inf"
+            )
+        numbers[name] = number
+    return numbers
 
 
 def _job(known: dict[str, float]) -> Job:
