@@ -41,6 +41,13 @@ FILES = ModelFiles(
 )
 """forecaster.toml and forecaster.safetensors; see `fedstale.traces.io.models`."""
 
+# Of the fields of `FleetStatistics` in files of version 1.
+_STATE_NAMES = {
+    "survival": "prior.stays",
+    "new_session_survival": "prior.fresh",
+    "rates": "prior.rates",
+}
+
 KINDS: "dict[str, type[Forecaster]]" = {}
 """Class of each kind, by its name on the command line and in files."""
 
@@ -79,23 +86,14 @@ class FleetStatistics:
             survival=survival, new_session_survival=examples.new_session_survival, rates=rates
         )
 
-    # Files of version 1 have these names.
     def state_dict(self) -> State:
         """Return the arrays under names of their own."""
-        return {
-            "prior.stays": self.survival,
-            "prior.fresh": self.new_session_survival,
-            "prior.rates": self.rates,
-        }
+        return {name: getattr(self, field) for field, name in _STATE_NAMES.items()}
 
     @classmethod
     def from_state(cls, state: State) -> "FleetStatistics":
         """Return the statistics that a state holds."""
-        return cls(
-            survival=state["prior.stays"],
-            new_session_survival=state["prior.fresh"],
-            rates=state["prior.rates"],
-        )
+        return cls(**{field: state[name] for field, name in _STATE_NAMES.items()})
 
 
 def shares(survival: Array, bins: Index, n_bins: int, start: Array) -> Array:
