@@ -18,7 +18,7 @@ from results_file import write_result
 
 from fedstale.client import FORECAST_RECORD, ForecastMod
 from fedstale.traces import Job, TraceSet
-from fedstale.traces.forecast import Observer, embedded
+from fedstale.traces.forecast import TraceObserver, embedded
 
 REPEATS = 5
 MESSAGES = 300
@@ -66,10 +66,10 @@ def main() -> None:
     """Measure, print, and write the result."""
     rows = starts()
     forecaster = embedded()
-    seen = Observer(TraceSet.synthetic(1, days=2, seed=0)).at([0], 100_000.0)
+    observed = TraceObserver(TraceSet.synthetic(1, days=2, seed=0)).at([0], 100_000.0)
     job = Job(work=300.0, download_bytes=5_000_000, upload_bytes=5_000_000, ttl_s=1800.0)
-    forecaster.predict(seen, job)
-    rows.append({"what": "one forecast", **took(lambda: forecaster.predict(seen, job))})
+    forecaster.forecast_job(observed, job)
+    rows.append({"what": "one forecast", **took(lambda: forecaster.forecast_job(observed, job))})
     mod = ForecastMod()
     here = Context(1, 7, {}, RecordDict(), {})
     content = RecordDict({"arrays": ArrayRecord([np.zeros(1000, np.float32)])})

@@ -1,7 +1,7 @@
-"""Is forecasting worth it, and is an LSTM: on recorded devices that no forecaster has seen.
+"""Is forecasting worth it, and is an LSTM: on recorded devices that no forecaster learnt from.
 
 Three fleets are made of published recordings and share no phone, no host and no link: one to learn
-from, one to stop early and to calibrate on, one to test on. The first two are seen for their first
+from, one to stop early and to calibrate on, one to test on. The first two are used for their first
 30 hours, the third from there to its 48th hour, with the load of other days. Links alone are
 tested on whole sessions of the test fleet as they were recorded, and on links of another study.
 
@@ -29,19 +29,25 @@ from fedstale.traces.forecast import (
     KINDS,
     LSTM,
     Examples,
-    Forecast,
     Forecaster,
+    JobForecast,
     Observation,
-    Observer,
     Oracle,
-    backtest,
+    TraceObserver,
     draw,
     embedded,
     examples_at,
-    report,
 )
-from fedstale.traces.forecast.jobs import decision
-from fedstale.traces.forecast.outlook import survival
+from fedstale.traces.forecast.evaluation import (
+    SHOWN,
+    by_horizon,
+    decision,
+    job_tables,
+    process_tables,
+    rolling,
+    wide,
+)
+from fedstale.traces.forecast.survival import survival_at
 
 TURN_S = 30 * 3600.0
 JOBS = {
@@ -78,20 +84,18 @@ def fleet_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return all tables on the composed fleet."""
     test, everyone = parts["test"], np.arange(parts["test"].n_devices)
-    observer = Observer(test)
-    origins = backtest.rolling(
-        observer, everyone, start=TURN_S, until=LENGTH_S, step_s=step_s, seed=seed
-    )
+    observer = TraceObserver(test)
+    tested = rolling(observer, everyone, start=TURN_S, until=LENGTH_S, step_s=step_s, seed=seed)
     fitted = {**forecasters, "oracle": Oracle(test)}
-    tables = report.process_tables(fitted, observer, origins, LENGTH_S, learn)
+    tables = process_tables(fitted, observer, tested, LENGTH_S, learn)
     for size, job in JOBS.items():
-        found = report.job_tables(
+        found = job_tables(
             fitted,
             observer,
-            origins,
+            tested.observed,
             LENGTH_S,
             job,
-            held_out=(Observer(parts["stop"]), stop, TURN_S),
+            held_out=(parts["stop"], stop.observed, TURN_S),
             devices=everyone,
             k=10,
             seed=seed,
@@ -104,28 +108,28 @@ def recording_table(
     forecasters: Mapping[str, Forecaster], traces: TraceSet, learn: Examples, *, step_s: float
 ) -> pd.DataFrame:
     """Return the scores on recordings as they are, from their beginnings to their ends."""
-    observer = Observer(traces)
+    observer = TraceObserver(traces)
     ends = np.max([c.lengths[c.rows] for c in (traces.compute, traces.downlink) if c], axis=0)
     devices = np.repeat(np.arange(traces.n_devices), (ends // step_s).astype(np.int64))
     first = np.flatnonzero(np.diff(devices, prepend=-1))
     now = (np.arange(devices.size) - np.repeat(first, np.diff(first, append=devices.size))) * step_s
     tested = examples_at(observer, devices, now, until=ends[devices])
-    return backtest.by_horizon(dict(forecasters), tested, learn)
+    return by_horizon(dict(forecasters), tested, learn)
 
 
 def speeds(forecasters: Mapping[str, Forecaster], n: int) -> list[dict[str, Any]]:
     """Return how many forecasts a second of processor time each makes, and how long one takes."""
     traces, job = TraceSet.synthetic(n, days=2, seed=0), JOBS["short"]
-    observer, everyone = Observer(traces), np.arange(n)
-    seen, one = observer.at(everyone, 1.5 * DAY_S), observer.at([0], 1.5 * DAY_S)
+    observer, everyone = TraceObserver(traces), np.arange(n)
+    observed, one = observer.at(everyone, 1.5 * DAY_S), observer.at([0], 1.5 * DAY_S)
     observing = n / min(_seconds(3, lambda: observer.at(everyone, 1.5 * DAY_S)))
     rows = []
     for name, forecaster in forecasters.items():
-        forecaster.predict(seen.take(np.arange(min(n, 2000))), job)
-        some = seen.take(np.arange(min(n, 4000))) if name == "boosting" else seen
-        outlook = forecaster.outlook(some)
-        processes = min(_seconds(5, partial(forecaster.outlook, some)))
-        times = min(_seconds(5, partial(outlook.forecast, job)))
+        forecaster.forecast_job(observed.take(np.arange(min(n, 2000))), job)
+        some = observed.take(np.arange(min(n, 4000))) if name == "boosting" else observed
+        forecast = forecaster.forecast(some)
+        processes = min(_seconds(5, partial(forecaster.forecast, some)))
+        times = min(_seconds(5, partial(forecast.of_job, job)))
         rows.append(
             {
                 "forecaster": name,
@@ -134,7 +138,7 @@ def speeds(forecasters: Mapping[str, Forecaster], n: int) -> list[dict[str, Any]
                 "jobs_per_s": len(some) / (processes + times),
                 "observations_per_s": observing,
                 "one_device_ms": 1e3
-                * np.median(_seconds(50, partial(forecaster.predict, one, job))),
+                * np.median(_seconds(50, partial(forecaster.forecast_job, one, job))),
             }
         )
     return rows
@@ -163,7 +167,7 @@ def rules(
         for rule in ("chance", "cost"):
             table = decision(
                 fitted,
-                Observer(test),
+                TraceObserver(test),
                 np.arange(test.n_devices),
                 when,
                 job,
@@ -176,20 +180,20 @@ def rules(
 
 
 class TrueTimes(Oracle):
-    """Knows how long a job takes, and of staying what another forecaster says: an upper bound."""
+    """Knows how long a job takes, and of survival what another forecaster does: an upper bound."""
 
-    def __init__(self, traces: TraceSet, stays: Forecaster) -> None:
+    def __init__(self, traces: TraceSet, other: Forecaster) -> None:
         always = Availability.always(traces.n_devices)
         super().__init__(replace(traces, availability=always))
-        self.stays = stays
+        self.other = other
 
-    def predict(self, seen: Observation, job: Job) -> Forecast:
-        """Return the true times, and the chance to stay as long as that."""
-        said = super().predict(seen, replace(job, ttl_s=np.inf))
-        total = said.total_s[:, 1]
-        stays = np.ascontiguousarray(self.stays.outlook(seen).stays.T)
-        p = survival(stays, total[None])[0] * (total <= np.asarray(job.ttl_s))
-        return replace(said, p_finish=p)
+    def forecast_job(self, observed: Observation, job: Job) -> JobForecast:
+        """Return the true times, and the survival as long as that."""
+        forecast = super().forecast_job(observed, replace(job, ttl_s=np.inf))
+        total = forecast.total_s[:, 1]
+        survival = np.ascontiguousarray(self.other.forecast(observed).survival.T)
+        p = survival_at(survival, total[None])[0] * (total <= np.asarray(job.ttl_s))
+        return replace(forecast, p_finish=p)
 
 
 def bounds(
@@ -203,7 +207,7 @@ def bounds(
         last = TURN_S - float(np.max(job.ttl_s))
         table = decision(
             {**compared, **knowing, "oracle": Oracle(stop)},
-            Observer(stop),
+            TraceObserver(stop),
             np.arange(stop.n_devices),
             np.arange(TURN_S - DAY_S, last, step_s),
             job,
@@ -224,19 +228,17 @@ def calibrations(
 ) -> list[dict[str, Any]]:
     """Return the scores of jobs on the test fleet, as forecast and as corrected by outcomes."""
     test = parts["test"]
-    observer, everyone = Observer(test), np.arange(test.n_devices)
-    origins = backtest.rolling(
-        observer, everyone, start=TURN_S, until=LENGTH_S, step_s=step_s, seed=0
-    )
+    observer, everyone = TraceObserver(test), np.arange(test.n_devices)
+    tested = rolling(observer, everyone, start=TURN_S, until=LENGTH_S, step_s=step_s, seed=0)
     rows = []
     for size, job in JOBS.items():
-        tables = report.job_tables(
+        tables = job_tables(
             forecasters,
             observer,
-            origins,
+            tested.observed,
             LENGTH_S,
             job,
-            held_out=(Observer(parts["stop"]), stop, TURN_S),
+            held_out=(parts["stop"], stop.observed, TURN_S),
             devices=everyone,
             k=10,
             seed=0,
@@ -277,7 +279,7 @@ def main() -> None:
     parser.add_argument("--ship", action="store_true", help="only train and write the embedded one")
     parser.add_argument("--rules", action="store_true", help="only compare rules of selection")
     parser.add_argument("--calibration", action="store_true", help="only correct intervals")
-    parser.add_argument("--bound", action="store_true", help="only say what true times are worth")
+    parser.add_argument("--bound", action="store_true", help="only measure true times")
     parser.add_argument("--speed", action="store_true", help="only measure speed")
     options = parser.parse_args()
     n, step_s = (4_000, 3600.0) if options.quick else (40_000, 900.0)
@@ -285,7 +287,7 @@ def main() -> None:
     parts = fleets(options.recordings, seed=0)
     learn, stop = (
         draw(
-            Observer(parts[name]),
+            TraceObserver(parts[name]),
             np.arange(parts[name].n_devices),
             start=0.0,
             until=TURN_S,
@@ -348,14 +350,14 @@ def main() -> None:
         for name in ("horizons", "decision, short job", "decision, long job"):
             table = again[name]
             if name == "horizons":
-                table = table[table["metric"].eq("brier") & table["quantity"].eq("stays")]
+                table = table[table["metric"].eq("brier") & table["quantity"].eq("online")]
             rows += [
                 {"table": f"{name} by seed", "seed": seed, **row}
                 for row in table[table["forecaster"].eq("lstm")].to_dict("records")
             ]
     for name, table in (tables | alone).items():
         shown = name.split(",")[0]
-        shown = report.wide(shown if shown in report.SHOWN else "horizons", table)
+        shown = wide(shown if shown in SHOWN else "horizons", table)
         print(f"\n{name}\n\n{shown.to_string(float_format=lambda x: f'{x:.3f}')}")
     command = "python benchmarks/forecasting.py RECORDINGS" + " --quick" * options.quick
     print(write_result("forecasting", [rounded(row) for row in rows], command=command))

@@ -1,4 +1,4 @@
-"""Write the tables of docs/forecasting.md from the recorded results.
+"""Write the tables of docs/results/forecasting.md and forecasting-jobs.md from recorded results.
 
 What stands between the markers of a table is replaced; the words around them are kept. The best
 number of a column is bold, the oracle's aside.
@@ -14,7 +14,9 @@ import numpy as np
 import pandas as pd
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "forecasting.md"
+PAGES = tuple(
+    HERE.parent / "docs" / "results" / name for name in ("forecasting.md", "forecasting-jobs.md")
+)
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -83,7 +85,7 @@ def jobs(rows: pd.DataFrame, size: str) -> str:
 
 
 def decision(rows: pd.DataFrame, table: str) -> str:
-    """Return what asking the first devices of an order brings."""
+    """Return what picking the first devices of an order brings."""
     part = rows[rows["table"].eq(table)].set_index("forecaster")
     found = pd.DataFrame(
         {
@@ -120,7 +122,7 @@ def calibration(rows: pd.DataFrame) -> str:
 def seeds(rows: pd.DataFrame) -> str:
     """Return how the LSTM varies with its seed."""
     part = rows[rows["table"].eq("horizons by seed") & rows["metric"].eq("brier")]
-    part = part[part["quantity"].eq("stays") & part["horizon_s"].between(60, 7200)]
+    part = part[part["quantity"].eq("online") & part["horizon_s"].between(60, 7200)]
     found = part.pivot_table(index="seed", columns="horizon_s", values="value")
     found.columns = pd.Index([f"Brier, {duration(h)}" for h in found.columns])
     for size in ("short", "long"):
@@ -156,7 +158,7 @@ def speed(rows: pd.DataFrame) -> str:
 
 
 def main() -> None:
-    """Rewrite the tables of the page."""
+    """Rewrite the tables of both pages."""
     rows, rules, bounds, corrected, speeds = (
         pd.DataFrame(json.loads((HERE / "results" / f"{name}.json").read_text())["rows"])
         for name in (
@@ -168,8 +170,8 @@ def main() -> None:
         )
     )
     tables = {
-        "stays": by_horizon(rows, "horizons", "stays", "brier", 14_400),
-        "away": by_horizon(rows, "horizons", "away", "brier", 14_400),
+        "online": by_horizon(rows, "horizons", "online", "brier", 14_400),
+        "offline": by_horizon(rows, "horizons", "offline", "brier", 14_400),
         "seeds": seeds(rows),
         "cold": cold(rows),
         "calibration": calibration(corrected),
@@ -188,11 +190,12 @@ def main() -> None:
         tables[f"decision {size}"] = decision(rows, f"decision, {size} job")
         tables[f"cost {size}"] = decision(rules, f"cost, {size} job")
         tables[f"bound {size}"] = decision(bounds, f"bound, {size} job")
-    page = PAGE.read_text()
-    for name, text in tables.items():
-        pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
-        page = re.sub(pattern, lambda m, t=text: m[1] + t + "\n" + m[2], page, flags=re.DOTALL)
-    PAGE.write_text(page)
+    for path in PAGES:
+        page = path.read_text()
+        for name, text in tables.items():
+            pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
+            page = re.sub(pattern, lambda m, t=text: m[1] + t + "\n" + m[2], page, flags=re.DOTALL)
+        path.write_text(page)
 
 
 if __name__ == "__main__":

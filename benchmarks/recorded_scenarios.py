@@ -11,7 +11,7 @@ from recorded_fleets import LENGTH_S, fleets
 
 from fedstale.agents.env.episodes import EpisodeSettings, JobKinds
 from fedstale.agents.env.scenario import Mode, Scenario, Scenarios
-from fedstale.traces.forecast.split import Split, split
+from fedstale.traces.forecast import Split, split
 
 TURN_S = 30 * 3600.0
 SEED = 0

@@ -19,8 +19,8 @@ from fedstale.agents.env.episodes import JobKinds
 from fedstale.errors import TraceError
 from fedstale.traces import Status, TraceSet
 from fedstale.traces.arrays import Array, Index
-from fedstale.traces.forecast import Forecaster, Observer
-from fedstale.traces.forecast.grid import HORIZONS_S
+from fedstale.traces.forecast import Forecaster, TraceObserver
+from fedstale.traces.forecast.observation import HORIZONS_S
 from fedstale.traces.io.atomic import replacing
 
 Reported = tuple[Array, Array, Array]
@@ -139,7 +139,7 @@ class ForecastTable:
             n_steps = int(np.ceil((end - start) / step_s))
             steps: Array = start + step_s * np.arange(n_steps, dtype=np.float64)
             values = np.full((3, every.size, n_steps, len(kinds)), np.nan, dtype=np.float32)
-            observer, at = Observer(traces), 0
+            observer, at = TraceObserver(traces), 0
             for (_, forecaster), some in zip(parts, devices, strict=True):
                 part = values[:, at : at + some.size]
                 _fill(part, observer, some, forecaster, kinds, steps=steps, step_s=step_s)
@@ -161,7 +161,7 @@ class ForecastTable:
 
 def _fill(
     values: npt.NDArray[np.float32],
-    observer: Observer,
+    observer: TraceObserver,
     devices: Index,
     forecaster: Forecaster,
     kinds: JobKinds,
@@ -182,10 +182,10 @@ def _fill(
     horizon = int(np.searchsorted(HORIZONS_S, AVAILABLE_S))
     for i in range(0, online.size, _CHUNK):
         some = online[i : i + _CHUNK]
-        outlook = forecaster.outlook(observer.at(devices[row[some]], first[some]))
+        forecast = forecaster.forecast(observer.at(devices[row[some]], first[some]))
         for kind in range(len(kinds)):
-            forecast = outlook.forecast(kinds.jobs(np.full(some.size, kind)))
-            reported = forecast.p_finish, outlook.stays[:, horizon], forecast.total_s[:, 1]
+            of_job = forecast.of_job(kinds.jobs(np.full(some.size, kind)))
+            reported = of_job.p_finish, forecast.survival[:, horizon], of_job.total_s[:, 1]
             for place, column in enumerate(reported):
                 values[place, row[some], step[some], kind] = column
 

@@ -19,10 +19,17 @@ from fedstale.agents.env.simulator import Simulator
 from fedstale.errors import ConfigError
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import Index
-from fedstale.traces.forecast import Forecaster, LastValue, Observer, draw, embedded
-from fedstale.traces.forecast.examples import record_s
-from fedstale.traces.forecast.kinds import forecaster_class
-from fedstale.traces.forecast.split import Split, split
+from fedstale.traces.forecast import (
+    Forecaster,
+    LastValue,
+    Split,
+    TraceObserver,
+    draw,
+    embedded,
+    forecaster_class,
+    record_s,
+    split,
+)
 
 Mode = Literal["forecaster", "persistence", "oracle", "none"]
 MODES: tuple[Mode, ...] = ("forecaster", "persistence", "oracle", "none")
@@ -191,7 +198,7 @@ def cross_fitted(
             f"{pool.size} devices in {folds} folds: expected at least 2 folds of 2 devices each"
         )
     order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(47,))).permutation(pool)
-    observer, fitted = Observer(traces), []
+    observer, fitted = TraceObserver(traces), []
     for k in range(folds):
         held_out = np.sort(order[k::folds])
         others = np.setdiff1d(order, held_out)

@@ -291,7 +291,7 @@ def _scenarios(
 
 def _all_devices(traces: str, forecaster: str, seed: int, *, cache: Path | None) -> "Scenario":
     from fedstale.agents import Scenario
-    from fedstale.traces.forecast.split import split
+    from fedstale.traces.forecast import split
 
     read = _read(traces, seed)
     parts = split(read, seed=0)
@@ -312,12 +312,11 @@ def _read(traces: str, seed: int) -> "TraceSet":
 
 def _forecaster(name: str) -> "Forecaster | None":
     """Return the forecaster that an option names, None for new ones."""
-    from fedstale.traces.forecast import embedded
-    from fedstale.traces.forecast.files import load
+    from fedstale.traces.forecast import Forecaster, embedded
 
     if name == "fit":
         return None
-    return embedded() if name == "embedded" else load(name)
+    return embedded() if name == "embedded" else Forecaster.load(name)
 
 
 def _evaluated(

@@ -1,4 +1,4 @@
-"""`fedstale train-forecaster` and `fedstale backtest`: learn from traces, and say how well it went.
+"""`fedstale train-forecaster` and `fedstale backtest`: learn from traces, and score forecasts.
 
 Both split the traces by device and by time from the same seed, so a forecaster is never tested on a
 device or an hour that it learnt from.
@@ -42,11 +42,13 @@ def train_forecaster(
     """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors."""
     with one_sentence():
         from fedstale.traces.forecast import LSTM, forecaster_class
-        from fedstale.traces.forecast.split import draw_parts
+        from fedstale.traces.forecast.dataset import draw_parts
 
         forecaster = forecaster_class(kind)()
         if forecaster.reads_the_future:
             raise ConfigError(f"kind = {kind!r}: reads the future and learns nothing")
+        if not forecaster.can_be_saved:
+            raise ConfigError(f"kind = {kind!r}: only compared with others, by `fedstale backtest`")
         if not resume and (out / "forecaster.toml").exists():
             raise ConfigError(f"{out}: holds a forecaster; expected a new folder, or --resume")
         devices = _load(traces, seed)
@@ -83,7 +85,7 @@ def backtest(
     traces: _Traces,
     forecasters: Annotated[
         str, typer.Option(help="Kinds to fit and test, with commas between.")
-    ] = "last-value,seasonal,ewma,harmonic-mean,hourly-markov,oracle",
+    ] = "last-value,ewma,hourly-markov,oracle",
     trained: Annotated[
         list[Path] | None, typer.Option(help="Folder of a trained forecaster; may be repeated.")
     ] = None,
@@ -95,7 +97,7 @@ def backtest(
     upload_bytes: Annotated[int, typer.Option(min=0, help="Size of the update.")] = 5_000_000,
     deadline_s: Annotated[float, typer.Option(help="Time for the job, in s.")] = 1800.0,
     step_s: Annotated[float, typer.Option(min=1.0, help="Time between origins, in s.")] = 900.0,
-    k: Annotated[int, typer.Option(min=1, help="Devices asked in a round.")] = 10,
+    k: Annotated[int, typer.Option(min=1, help="Devices picked in a round.")] = 10,
     examples: Annotated[int, typer.Option(min=100, help="Examples to fit on.")] = 40_000,
     seed: _Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the tables as JSON.")] = False,
@@ -104,7 +106,7 @@ def backtest(
     with one_sentence():
         from fedstale.reports.backtest import write_backtest
         from fedstale.traces import Job
-        from fedstale.traces.forecast.report import SHOWN, backtested
+        from fedstale.traces.forecast.evaluation import SHOWN, backtested
 
         job = Job(
             work=work, download_bytes=download_bytes, upload_bytes=upload_bytes, ttl_s=deadline_s
@@ -131,7 +133,7 @@ def backtest(
                 f"{upload_bytes:,} bytes up, a deadline of {deadline_s:g} s.",
             )
         if as_json:
-            # pandas writes NaN as null; the standard library would write what is no JSON.
+            # pandas writes NaN as null; the standard library would write NaN, which is not JSON.
             parts = (f"{json.dumps(n)}: {t.to_json(orient='records')}" for n, t in tables.items())
             typer.echo("{" + ", ".join(parts) + "}")
         else:
@@ -141,7 +143,7 @@ def backtest(
 
 
 def _show(name: str, table: "pd.DataFrame") -> None:
-    from fedstale.traces.forecast.report import SHOWN, wide
+    from fedstale.traces.forecast.evaluation import SHOWN, wide
 
     typer.echo(f"\n{SHOWN[name]}\n")
     typer.echo(wide(name, table).to_string(float_format=lambda x: f"{x:.3f}"))

@@ -1,6 +1,7 @@
 """What a device adds to its ClientApp: forecasts of itself."""
 
-from fedstale.client.forecast_mod import FORECAST_RECORD, QUERY, ForecastingApp, ForecastMod
-from fedstale.client.request import JOB_RECORD
+from fedstale.client.forecast_mod import ForecastingApp, ForecastMod
+from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
+from fedstale.strategies.server.validation import FORECAST_RECORD
 
 __all__ = ["FORECAST_RECORD", "JOB_RECORD", "QUERY", "ForecastMod", "ForecastingApp"]

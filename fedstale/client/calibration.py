@@ -1,17 +1,17 @@
 """A device's own corrections of its forecasts, from how its own jobs went.
 
-The times of past jobs enter forecasts here. Each outcome is scored against what the forecaster said
+The times of earlier jobs enter forecasts here. Each outcome is scored against the forecast from
 before the job: with the device's last answer on a real device, when the job arrived on a replayed
-one. The scores of the last jobs, and a few that stand for the fleet, say how far an end has to be
-moved, and `Calibration` (adaptive conformal inference) says how often it may be passed. Times of
+one. The scores of the last jobs, and a few that stand for the fleet, give how far an end has to be
+moved, and `Calibration` (adaptive conformal inference) how often it may be passed. Times of
 training, of reporting and of both together are corrected apart.
 
-The total is the time from a message's arrival to the last byte of its reply. Where nobody can tell
-when a reply arrived, which is so on real devices, the upload counts with its forecast median, so
+The total is the time from a message's arrival to the last byte of its reply. Where the arrival of a
+reply is unknown, as on real devices, the upload counts with its forecast median, so
 that the total follows the training, and the times of reporting stay those of the fleet.
 
 Differences from `Calibration` on a fleet: the scores are the device's own, after a few jobs; those
-that stand for the fleet are log-normal with a standard deviation of `SPREAD`, and ask for no
+that stand for the fleet are log-normal with a standard deviation of `SPREAD`, and make no
 correction until the device has an outcome. `SPREAD` is chosen, not measured.
 """
 
@@ -24,7 +24,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedstale.traces.arrays import Array
 from fedstale.traces.forecast.conformal import PHASES, Adaptation, Calibration
-from fedstale.traces.forecast.outlook import Forecast
+from fedstale.traces.forecast.survival import JobForecast
 
 logger = logging.getLogger(__name__)
 
@@ -49,62 +49,54 @@ def _stand_ins() -> Array:
 _FLEET = _stand_ins()
 
 
-def _no_scores() -> Array:
-    return np.empty((0, len(PHASES), 2))
-
-
-def _nothing_asked() -> Array:
-    return np.full((len(PHASES), 2), _ADAPTATION.miss)
-
-
 @dataclass(eq=False, slots=True)
 class OwnCalibration:
-    """What one device has learnt of its forecasts."""
+    """Corrections of one device, from its own outcomes."""
 
-    asked: Array = field(default_factory=_nothing_asked)
-    """Miscoverage asked of the scores, by phase and by end; shape (3, 2)."""
-    scores: Array = field(default_factory=_no_scores)
+    miscoverage: Array = field(default_factory=lambda: np.full((len(PHASES), 2), _ADAPTATION.miss))
+    """Miscoverage taken of the scores, by phase and by end; shape (3, 2)."""
+    scores: Array = field(default_factory=lambda: np.empty((0, len(PHASES), 2)))
     """By how much, in logarithms, the truth lay outside an end; NaN unknown; (jobs, 3, 2)."""
     open_job: str = ""
-    """Message whose reply was still to be uploaded; empty if none."""
+    """Id of the message whose reply was still to be uploaded; empty if none."""
     open_times: Array = field(default_factory=lambda: np.full((2, len(PHASES), 3), np.nan))
     """Its forecast, before and after correction, by phase and quantile."""
     open_training_s: float = np.nan
     """How long it trained, in s."""
 
-    def corrected(self, raw: Forecast) -> Forecast:
+    def corrected(self, raw: JobForecast) -> JobForecast:
         """Return a forecast with the ends of its times corrected.
 
         Args:
-            raw: as the forecaster said it, of one job.
+            raw: of the forecaster, of one job.
         """
         return self._calibration().corrected([0], raw)
 
-    def trained(self, message_id: str, raw: Forecast, training_s: float) -> None:
+    def trained(self, message_id: str, raw: JobForecast, training_s: float) -> None:
         """Learn from the training of a job, whose upload is still to come.
 
         Args:
             message_id: of the job.
-            raw: what the forecaster said of it before, without the download.
+            raw: the forecaster's, from before it, without the download.
             training_s: how long it trained, in s.
         """
         given = self.corrected(raw)
         self._learn(raw, given, np.array([[training_s, np.nan, np.nan]]))
         self.open_job, self.open_training_s = message_id, training_s
         self.open_times = np.array(
-            [[getattr(said, phase)[0] for phase in PHASES] for said in (raw, given)]
+            [[getattr(each, phase)[0] for phase in PHASES] for each in (raw, given)]
         )
 
     def uploaded(self, upload_s: float) -> None:
         """Learn from the end of the open job, if there is one.
 
         Args:
-            upload_s: how long its reply was under way, in s; NaN if nobody can tell.
+            upload_s: how long its reply was under way, in s; NaN if unknown.
         """
         if not self.open_job:
             return
         raw, given = (
-            Forecast(p_finish=np.zeros(1), **dict(zip(PHASES, times[:, None], strict=True)))
+            JobForecast(p_finish=np.zeros(1), **dict(zip(PHASES, times[:, None], strict=True)))
             for times in self.open_times
         )
         took = upload_s if np.isfinite(upload_s) else float(raw.reporting_s[0, 1])
@@ -122,15 +114,15 @@ class OwnCalibration:
                     np.linspace(0.0, own.size - 1.0, 201), np.arange(own.size), np.sort(own)
                 )
         calibration = Calibration(1, table, _ADAPTATION)
-        calibration.asked = self.asked[None].copy()
+        calibration.miscoverage = self.miscoverage[None].copy()
         return calibration
 
-    def _learn(self, raw: Forecast, given: Forecast, outcome: Array) -> None:
+    def _learn(self, raw: JobForecast, given: JobForecast, outcome: Array) -> None:
         calibration = self._calibration()
         calibration.learn([0], given, outcome)
-        self.asked = calibration.asked[0]
-        said = np.array([getattr(raw, phase)[0] for phase in PHASES])
-        logs, truth = np.log(np.maximum(said, _LEAST_S)), np.log(np.maximum(outcome[0], _LEAST_S))
+        self.miscoverage = calibration.miscoverage[0]
+        times = np.array([getattr(raw, phase)[0] for phase in PHASES])
+        logs, truth = np.log(np.maximum(times, _LEAST_S)), np.log(np.maximum(outcome[0], _LEAST_S))
         new = np.stack([logs[:, 0] - truth, truth - logs[:, 2]], axis=1)
         self.scores = np.concatenate([self.scores, new[None]])[-2 * KEPT :]
 
@@ -143,18 +135,18 @@ class OwnCalibration:
         try:
             if record["version"] != VERSION:
                 raise ValueError("of another version")
-            arrays = [np.frombuffer(record[k], "<f8") for k in ("asked", "scores", "open_times")]  # type: ignore[arg-type]
-            asked = arrays[0].reshape(len(PHASES), 2)
+            asked, scores, times = (_floats(record[k]) for k in ("asked", "scores", "open_times"))
+            miscoverage = asked.reshape(len(PHASES), 2)
             open_job, training_s = record["open_job"], record["open_training_s"]
-            if not np.isfinite(asked).all():
+            if not np.isfinite(miscoverage).all():
                 raise ValueError("not finite")
             if not isinstance(open_job, str) or not isinstance(training_s, float):
                 raise TypeError("of another kind")
             return cls(
-                asked=asked.copy(),
-                scores=arrays[1].reshape(-1, len(PHASES), 2)[-2 * KEPT :].copy(),
+                miscoverage=miscoverage.copy(),
+                scores=scores.reshape(-1, len(PHASES), 2)[-2 * KEPT :].copy(),
                 open_job=open_job,
-                open_times=arrays[2].reshape(2, len(PHASES), 3).copy(),
+                open_times=times.reshape(2, len(PHASES), 3).copy(),
                 open_training_s=training_s,
             )
         except (KeyError, TypeError, ValueError) as problem:
@@ -163,7 +155,7 @@ class OwnCalibration:
 
     def write(self, state: RecordDict) -> None:
         """Put it into a node's state."""
-        arrays = {"asked": self.asked, "scores": self.scores, "open_times": self.open_times}
+        arrays = {"asked": self.miscoverage, "scores": self.scores, "open_times": self.open_times}
         state[STATE_RECORD] = ConfigRecord(
             {
                 "version": VERSION,
@@ -172,3 +164,9 @@ class OwnCalibration:
                 "open_training_s": self.open_training_s,
             }
         )
+
+
+def _floats(data: object) -> Array:
+    if not isinstance(data, bytes):
+        raise TypeError("of another kind")
+    return np.frombuffer(data, "<f8")

@@ -1,22 +1,30 @@
-"""The one door between the mod and the device under it, real or replayed.
+"""What the mod measures of the device that it runs on, real or replayed.
 
-A simulation opens the same door on a replayed trace (`fedstale.simulation.replayed`): there clocks
-are virtual, and the past is the trace up to now.
+A simulation implements the same protocol on a replayed trace (`fedstale.simulation.replayed`):
+there clocks are virtual, and the history is the trace up to now.
 """
 
+import importlib
+import math
 import time
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedstale.client import past
-from fedstale.client.counters import CountingMonitor
-from fedstale.client.history import History
+from fedstale.client.history import MessageHistory
 from fedstale.errors import ConfigError
 from fedstale.traces.forecast.observation import Observation
-from fedstale.traces.recording.monitor import Reading, ResourceMonitor
+from fedstale.traces.recording.monitor import PsutilMonitor, Reading, ResourceMonitor
+
+COUNTERS_RECORD = "fedstale.counters"
+"""Name of the record in the Context's state."""
+_NAMES = ("boot", "idle", "total")
+# Kernels derive the instant of their start from a clock that time servers adjust.
+_SAME_BOOT_S = 60.0
+_SHORTEST_S = 1.0
 
 Cost = tuple[float, float, float]
 """Work units, bytes down and bytes up of a message."""
@@ -29,7 +37,7 @@ class Device(ResourceMonitor, Protocol):
         """Return the time between the first and the last reading in s, by a steady clock."""
 
     def travel_s(self) -> float:
-        """Return how long the message was under way, in s; NaN if nobody can tell."""
+        """Return how long the message was under way, in s; NaN if unknown."""
 
     def uploaded_s(self, message_id: str) -> float:
         """Return how long the reply to an earlier message was under way, in s, or NaN."""
@@ -37,8 +45,62 @@ class Device(ResourceMonitor, Protocol):
     def cost(self) -> Cost | None:
         """Return what the message costs, where that is known before the work is done."""
 
-    def past(self, history: History) -> Observation:
+    def observed(self, history: MessageHistory) -> Observation:
         """Return what the device knew of itself before the work and after it; two observations."""
+
+
+class CountingMonitor:
+    """Reads the machine it runs on; its first reading covers the time since the last message.
+
+    psutil compares with its own last call, which another process may have made. The counters of the
+    kernel are older than any process: kept in the node's state, they measure what happened since
+    the last message.
+
+    Args:
+        state: of the node; counters are read from it at the first reading, and written at each.
+
+    Raises:
+        ConfigError: psutil is not installed.
+    """
+
+    def __init__(self, state: RecordDict) -> None:
+        self._monitor = PsutilMonitor()
+        self._psutil: Any = importlib.import_module("psutil")
+        self._state = state
+
+    def read(self) -> Reading:
+        """Return the machine as it is now."""
+        reading = self._monitor.read()
+        before, now = self._stored(), self._counted()
+        if now is None:
+            return reading
+        self._state[COUNTERS_RECORD] = ConfigRecord(dict(zip(_NAMES, now, strict=True)))
+        if before is None or not math.isnan(reading.processor_left):
+            return reading
+        idle, total = now[1] - before[1], now[2] - before[2]
+        restarted = abs(now[0] - before[0]) > _SAME_BOOT_S or idle < 0
+        if restarted or not total >= _SHORTEST_S:
+            return reading
+        return replace(reading, processor_left=min(idle / total, 1.0))
+
+    def _counted(self) -> tuple[float, float, float] | None:
+        try:
+            times = self._psutil.cpu_times()
+            boot = float(self._psutil.boot_time())
+        # What psutil lets through from hidden files and unknown platforms.
+        except (OSError, AttributeError, NotImplementedError, RuntimeError, ValueError):
+            return None
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Linux counts guests within user and nice; they must not count twice.
+        guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        return boot, float(idle), float(sum(times) - guests)
+
+    def _stored(self) -> tuple[float, ...] | None:
+        record = self._state.config_records.get(COUNTERS_RECORD, ConfigRecord())
+        values = [record.get(name) for name in _NAMES]
+        if any(not isinstance(v, float) or not math.isfinite(v) for v in values):
+            return None
+        return tuple(v for v in values if isinstance(v, float))
 
 
 class Machine:
@@ -49,7 +111,7 @@ class Machine:
         state: of the node, where counters are kept between processes.
         monitor: reads the device; None takes psutil where it is installed, else nothing is read.
         wall: returns s since 1970, UTC.
-        steady: returns s of a clock that nobody sets.
+        steady: returns s of a clock that is never set.
     """
 
     def __init__(
@@ -87,25 +149,25 @@ class Machine:
     def travel_s(self) -> float:
         """Return the time from the message's creation to the first reading.
 
-        It crosses two clocks and holds what the server and the link waited. What is not positive is
-        a clock that is wrong, and NaN.
+        It crosses two clocks and includes the waiting of the server and the link. A time that is
+        not positive comes of a wrong clock, and is NaN.
         """
         took = self._instants[0] - self._created_at
         return took if took > 0 else np.nan
 
     def uploaded_s(self, message_id: str) -> float:
-        """Return NaN: no device sees when its reply has arrived."""
+        """Return NaN: no device knows when its reply has arrived."""
         del message_id
         return np.nan
 
     def cost(self) -> Cost | None:
-        """Return None: only the server or the app can say how much work a message is."""
+        """Return None: only the server or the app knows how much work a message is."""
 
-    def past(self, history: History) -> Observation:
-        """Return what the device's own messages told at its last answer, and what they tell now."""
-        # What a job took is held against the forecast that was sent before it, in that answer.
+    def observed(self, history: MessageHistory) -> Observation:
+        """Return what the device's messages showed at its last answer, and what they show now."""
+        # The time of a job is compared with the forecast that was sent before it, in that answer.
         answered_at = history["ready"][-2:-1]
         before = np.fmin.reduce(answered_at, initial=self._instants[0])
         instants = np.array([before, self._instants[-1]])
         offset = time.localtime(instants[-1]).tm_gmtoff
-        return past.observe(history, instants, float(offset))
+        return history.observation(instants, float(offset))

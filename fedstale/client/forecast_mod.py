@@ -14,19 +14,15 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from fedstale.client.request import Request, array_bytes
 from fedstale.errors import ConfigError, ProtocolError
+from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
+from fedstale.strategies.server.validation import FORECAST_RECORD
 
 if TYPE_CHECKING:
-    from fedstale.client.forecasting import Forecasting, Said
+    from fedstale.client.forecasting import Forecasting, Record
     from fedstale.traces.recording.monitor import ResourceMonitor
 
 logger = logging.getLogger(__name__)
-
-FORECAST_RECORD = "fedstale.forecast"
-"""Name of the ConfigRecord of a reply that holds the forecast."""
-QUERY = "query.forecast"
-"""Type of the message that the mod answers itself, with a forecast and nothing else."""
 
 
 class ForecastMod:
@@ -37,8 +33,8 @@ class ForecastMod:
         app = ForecastMod().client_app()
 
     `ClientApp(mods=[ForecastMod()])` adds forecasts to replies too, but Flower hands queries to
-    functions alone: it answers them only if the app has a function under
-    `@app.query("forecast")`, which the mod never calls.
+    functions alone: the mod answers them only if the app has a function under
+    `@app.query("forecast")`, which is never called.
 
     The record `FORECAST_RECORD` holds:
 
@@ -49,11 +45,11 @@ class ForecastMod:
     - `training_s`, `reporting_s`, `total_s`: quantiles of times in s, at the `levels`.
     - `error`: a sentence, and nothing else, where no forecast could be made.
 
-    The next job is as the last training unless the message says otherwise (`JOB_RECORD`); before
+    The next job is as the last training unless the message states it (`JOB_RECORD`); before
     the first training, and without being told, there are only `p_available` and `available_s`. A
-    device without a past says what the forecaster's fleet does. The device's own job times enter by
-    calibration, see `fedstale.client.calibration`; where nobody states work, they are also the
-    device's pace.
+    device without a history forecasts what the forecaster's fleet does. The device's own job times
+    enter by calibration, see `fedstale.client.calibration`; where no work is stated, they are also
+    the device's pace.
 
     Args:
         forecaster: folder of a trained forecaster; None takes the one that comes with fedstale.
@@ -90,34 +86,38 @@ class ForecastMod:
         return ForecastingApp(self, mods)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Let the app answer, and add the forecast; or answer alone, if the message asks for it."""
+        """Let the app answer, and add the forecast; or answer alone, if the message is a query."""
         is_query = message.metadata.message_type == QUERY
         if self._enabled_by is not None and not context.run_config.get(self._enabled_by, True):
             if is_query:
                 return _answer(message, {"error": f"switched off by {self._enabled_by} = false"})
             return call_next(message, context)
-        # An app that has the mod, but switched off, pays for no forecaster.
+        # An app that has the mod, but switched off, imports no forecaster.
         from fedstale.client.device import Device, Machine  # noqa: PLC0415
 
         device: Device | None = getattr(context, "device", None)
         device = device or Machine(message, context.state, self._monitor)
-        arrived, request = device.read(), Request.of(message)
+        arrived = device.read()
+        # The app's code may change the message.
+        stated = dict(message.content.config_records.get(JOB_RECORD, {}))
+        received_bytes = array_bytes(message.content)
         reply = _answer(message, {}) if is_query else call_next(message, context)
         if reply.has_error():
             return reply
         try:
-            said = self._ready().said(
+            record = self._ready().record(
                 device,
                 arrived,
-                request,
-                cost=device.cost(),
+                message.metadata,
+                stated=stated,
+                received_bytes=received_bytes,
                 reply_bytes=array_bytes(reply.content),
                 state=context.state,
             )
         except Exception as problem:
             # Whatever it was, it must not cost a training.
-            said = {"error": self._failed(problem)}
-        reply.content[FORECAST_RECORD] = ConfigRecord({**said})
+            record = {"error": self._failed(problem)}
+        reply.content[FORECAST_RECORD] = ConfigRecord({**record})
         return reply
 
     def _ready(self) -> "Forecasting":
@@ -133,7 +133,7 @@ class ForecastMod:
         if sentence != self._logged:
             self._logged = sentence
             logger.error("no forecast: %s", sentence)
-        # What the server wrote it may read; anything else may name the device's files.
+        # The server may read what it wrote; anything else may name the device's files.
         if isinstance(problem, ProtocolError):
             return str(problem)
         return f"{type(problem).__name__} on the device, whose log says more"
@@ -152,5 +152,11 @@ class ForecastingApp(ClientApp):
         return self.around(message, context, super().__call__)
 
 
-def _answer(message: Message, said: "Said") -> Message:
-    return Message(RecordDict({FORECAST_RECORD: ConfigRecord({**said})}), reply_to=message)
+def _answer(message: Message, record: "Record") -> Message:
+    return Message(RecordDict({FORECAST_RECORD: ConfigRecord({**record})}), reply_to=message)
+
+
+def array_bytes(content: RecordDict) -> float:
+    """Return the bytes of the arrays: what makes a transfer long."""
+    records = content.array_records.values()
+    return float(sum(len(array.data) for record in records for array in record.values()))

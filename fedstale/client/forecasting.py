@@ -1,37 +1,37 @@
-"""From one message to the forecast of the next job: what a device notes, learns and says.
+"""From one message to the forecast of the next job: the device's history, calibration and record.
 
-The device's own past goes in by the `Device`, its own job times by `OwnCalibration`; only what is
-returned leaves the device.
+The device's history enters by the `Device`, its own job times by `OwnCalibration`; only the record
+that is returned leaves the device.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from flwr.app import RecordDict
+from flwr.app import Metadata, RecordDict
 
 from fedstale.client.calibration import OwnCalibration
 from fedstale.client.device import Cost, Device
-from fedstale.client.history import History
-from fedstale.client.request import STATED, Request
+from fedstale.client.history import MessageHistory
+from fedstale.errors import ProtocolError
+from fedstale.strategies.selection.forecast_request import JOB_RECORD, STATED
+from fedstale.traces.forecast.base import Forecaster, embedded
 from fedstale.traces.forecast.conformal import PHASES
-from fedstale.traces.forecast.files import embedded
-from fedstale.traces.forecast.forecaster import Forecaster, Prior
-from fedstale.traces.forecast.grid import LEVELS
-from fedstale.traces.forecast.observation import Observation
-from fedstale.traces.forecast.outlook import Forecast, Outlook, survival
+from fedstale.traces.forecast.observation import LEVELS, Observation
+from fedstale.traces.forecast.survival import DeviceForecast, JobForecast, survival_at
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.trip import Job
 
 VERSION = 1
 """Of the record; grows when an old reader would misread a new record."""
 AVAILABLE_S = 1800.0
-"""What `p_available` is told for, in s: the same for every device, so that devices compare."""
+"""Horizon of `p_available` in s: the same for every device, so that devices compare."""
 
 _HIGHEST_RATE = 1e30
 
-Said = dict[str, int | float | list[float] | str]
+Record = dict[str, int | float | list[float] | str]
 
 
 class Forecasting:
@@ -39,30 +39,32 @@ class Forecasting:
 
     Args:
         folder: of a trained forecaster; None takes the one that comes with fedstale.
-        work: work units of one training where nobody states any; None where unknown.
+        work: work units of one training where none are stated; None where unknown.
     """
 
     def __init__(self, folder: str | Path | None, work: float | None) -> None:
         self._folder, self._work = folder, work
         self._forecaster: Forecaster | None = None
 
-    def said(
+    def record(
         self,
         device: Device,
         arrived: Reading,
-        request: Request,
+        about: Metadata,
         *,
-        cost: Cost | None,
+        stated: Mapping[str, object],
+        received_bytes: float,
         reply_bytes: float,
         state: RecordDict,
-    ) -> Said:
-        """Note a message, learn from it, and return the record of the forecast.
+    ) -> Record:
+        """Add a message to the history, learn from it, and return the record of the forecast.
 
         Args:
             device: which has just worked on the message.
             arrived: its reading when the message came.
-            request: the message.
-            cost: what the message costs, where the device knows.
+            about: metadata of the message.
+            stated: `JOB_RECORD` of the message, unchecked.
+            received_bytes: bytes of the message's arrays.
             reply_bytes: bytes of the reply's arrays.
             state: of the node; the history and the calibration in it go on.
 
@@ -71,22 +73,22 @@ class Forecasting:
             ProtocolError: the server states a job that is none.
             ArithmeticError: the forecaster made something else than numbers.
         """
-        ready = device.read()
-        history, calibration = History.read(state), OwnCalibration.read(state)
+        ready, cost = device.read(), device.cost()
+        history, calibration = MessageHistory.read(state), OwnCalibration.read(state)
         calibration.uploaded(device.uploaded_s(calibration.open_job))
         training: dict[str, float] = {}
-        if request.is_training:
+        if about.message_type.split(".")[0] == "train":
             training = {
                 "training_s": device.worked_s(),
                 "upload_bytes": reply_bytes if cost is None else cost[2],
-                "work": self._work_of(request, cost),
-                "deadline_s": request.ttl_s,
+                "work": self._work_of(stated, cost),
+                "deadline_s": about.ttl if about.ttl > 0 else math.inf,
             }
         history.add(
             arrived=arrived.instant,
             ready=ready.instant,
             travel_s=device.travel_s(),
-            download_bytes=request.bytes if cost is None else cost[1],
+            download_bytes=received_bytes if cost is None else cost[1],
             processor_left=arrived.processor_left,
             battery=arrived.battery,
             charging=_number(arrived.charging),
@@ -95,27 +97,28 @@ class Forecasting:
         )
         history.write(state)
         forecaster = self._loaded()
-        history = history.scaled(_fleet_rate(forecaster))
-        outlook = forecaster.outlook(_bounded(device.past(history)))
-        if request.is_training:
-            # What would have been said of this job before it came, against what it took.
-            this = _next_job(history, {"download_bytes": 0.0})
-            assert this is not None
-            raw = _one(outlook, 0).forecast(this)
-            calibration.trained(request.message_id, raw, training["training_s"])
+        history = history.scaled(float(forecaster.fleet.rates[0, 1, 1]))
+        forecasts = forecaster.forecast(_bounded(device.observed(history)))
+        if training:
+            # The forecast of this job before it came, against what it took.
+            this = _job(_last_training(history) | {"download_bytes": 0.0})
+            raw = _one(forecasts, 0).of_job(this)
+            calibration.trained(about.message_id, raw, training["training_s"])
         calibration.write(state)
-        now = _one(outlook, 1)
-        job = _next_job(history, request.stated())
-        forecast = None if job is None else calibration.corrected(now.forecast(job))
+        now = _one(forecasts, 1)
+        known = {"deadline_s": math.inf} | _last_training(history) | _checked(stated)
+        forecast = None
+        if len(known) == len(STATED):
+            forecast = calibration.corrected(now.of_job(_job(known)))
         return _record(now, forecast)
 
-    def _work_of(self, request: Request, cost: Cost | None) -> float:
+    def _work_of(self, stated: Mapping[str, object], cost: Cost | None) -> float:
         if cost is not None:
             return cost[0]
-        stated = request.job.get("work")
-        # A bad number is refused below, once what happened has been noted.
-        if isinstance(stated, int | float) and 0 <= stated < math.inf:
-            return float(stated)
+        work = stated.get("work")
+        # A bad number is rejected later, once the message is in the history.
+        if isinstance(work, int | float) and 0 <= work < math.inf:
+            return float(work)
         return math.nan if self._work is None else self._work
 
     def _loaded(self) -> Forecaster:
@@ -125,21 +128,39 @@ class Forecasting:
         return self._forecaster
 
 
-def _bounded(seen: Observation) -> Observation:
-    """Return a past without rates that a network in float32 cannot hold, as ideal devices have."""
-    rates, before = (np.clip(x, 0.0, _HIGHEST_RATE) for x in (seen.rates, seen.day_ago_rates))
-    return replace(seen, rates=rates, day_ago_rates=before)
+def _bounded(observed: Observation) -> Observation:
+    """Cut rates that a network in float32 cannot hold, as ideal devices have."""
+    return replace(observed, rates=np.clip(observed.rates, 0.0, _HIGHEST_RATE))
 
 
-def _next_job(history: History, stated: dict[str, float]) -> Job | None:
-    """Return the job to forecast; None if it was never stated, nor done before."""
-    known: dict[str, float] = {"deadline_s": math.inf}
+def _last_training(history: MessageHistory) -> dict[str, float]:
+    """Return the numbers of the device's last training; none before the first."""
     trainings = history.trainings
-    if trainings.rows.size:
-        known = {name: float(trainings[name][-1]) for name in STATED}
-    known |= stated
-    if len(known) < len(STATED):
-        return None
+    return {name: float(trainings[name][-1]) for name in STATED if trainings.rows.size}
+
+
+def _checked(stated: Mapping[str, object]) -> dict[str, float]:
+    """Return the numbers of the job that the server states.
+
+    Raises:
+        ProtocolError: one is no such number.
+    """
+    numbers: dict[str, float] = {}
+    for name, value in stated.items():
+        number = math.nan
+        if name in STATED and isinstance(value, int | float) and not isinstance(value, bool):
+            number = float(value)
+        # A job of no bytes is a job, and so is one without a deadline.
+        if not (number > 0 if name == "deadline_s" else 0 <= number < math.inf):
+            raise ProtocolError(
+                f"{JOB_RECORD}: {name} = {value!r}: expected finite numbers >= 0 under "
+                "work, download_bytes and upload_bytes, and deadline_s > 0, which may be inf"
+            )
+        numbers[name] = number
+    return numbers
+
+
+def _job(known: dict[str, float]) -> Job:
     return Job(
         work=known["work"],
         download_bytes=known["download_bytes"],
@@ -148,33 +169,30 @@ def _next_job(history: History, stated: dict[str, float]) -> Job | None:
     )
 
 
-def _record(now: Outlook, forecast: Forecast | None) -> Said:
+def _record(now: DeviceForecast, forecast: JobForecast | None) -> Record:
     """Return the record of a forecast of one device; only finite numbers leave the device."""
-    stays = survival(now.stays, np.array([[AVAILABLE_S]]))[0, 0] if now.online[0] else 0.0
-    said: Said = {"version": VERSION, "available_s": AVAILABLE_S, "p_available": float(stays)}
+    p = survival_at(now.survival, np.array([[AVAILABLE_S]]))[0, 0] if now.online[0] else 0.0
+    record: Record = {"version": VERSION, "available_s": AVAILABLE_S, "p_available": float(p)}
     if forecast is not None:
-        said["p_finish"] = float(forecast.p_finish[0])
-        said["duration_s"] = float(forecast.total_s[0, 1])
-        said["levels"] = LEVELS.tolist()
+        record["p_finish"] = float(forecast.p_finish[0])
+        record["duration_s"] = float(forecast.total_s[0, 1])
+        record["levels"] = LEVELS.tolist()
         for phase in PHASES:
-            said[phase] = getattr(forecast, phase)[0].tolist()
-    for name, value in said.items():
+            record[phase] = getattr(forecast, phase)[0].tolist()
+    for name, value in record.items():
         if not np.isfinite(np.asarray(value, dtype=np.float64)).all():
             raise ArithmeticError(f"{name} = {value}: the forecaster made no number of it")
-    return said
+    return record
 
 
-def _one(outlook: Outlook, i: int) -> Outlook:
+def _one(forecasts: DeviceForecast, i: int) -> DeviceForecast:
     one = slice(i, i + 1)
     return replace(
-        outlook, online=outlook.online[one], stays=outlook.stays[one], rates=outlook.rates[one]
+        forecasts,
+        online=forecasts.online[one],
+        survival=forecasts.survival[one],
+        rates=forecasts.rates[one],
     )
-
-
-def _fleet_rate(forecaster: Forecaster) -> float:
-    """Return the median work units/s of the fleet that a forecaster learnt from."""
-    prior = getattr(forecaster, "prior", None)
-    return float(prior.rates[0, 1, 1]) if isinstance(prior, Prior) else 1.0
 
 
 def _number(flag: bool | None) -> float:

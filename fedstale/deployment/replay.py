@@ -2,7 +2,7 @@
 
 The app itself stays as it is. Flower loads what pyproject.toml names and offers no other way to
 add something around a ClientApp, so `replay_app` runs a copy whose pyproject.toml names two modules
-of the copy's own. They wrap the app's ClientApp in a `Paced` and its ServerApp in a
+of the copy's own. They wrap the app's ClientApp in a `PacedApp` and its ServerApp in a
 `ReplayedServerApp`.
 """
 
@@ -45,9 +45,9 @@ _OMITTED = shutil.ignore_patterns("__pycache__", ".git", ".venv", ".flwr", "runs
 _CLIENT_CODE = '''"""The app's ClientApp, which takes as long as the trace says."""
 
 from {module} import {name} as real
-from fedstale.client.held_back import Paced
+from fedstale.deployment.paced import PacedApp
 
-app = Paced(real{rest})
+app = PacedApp(real{rest})
 '''
 _SERVER_CODE = '''"""The app's ServerApp, on nodes that act a trace."""
 

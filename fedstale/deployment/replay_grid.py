@@ -2,7 +2,7 @@
 
 Strategies see the time, the nodes and the failures of the trace, as in a simulation: the plan of a
 job is worked out by the same code when it is sent, and travels with the message to the node, whose
-`Paced` ClientApp acts it. A job that the trace loses is not sent: the grid reports its failure
+`PacedApp` acts it. A job that the trace loses is not sent: the grid reports its failure
 when a SuperLink would. Everything else is real: processes, messages, the order of arrival.
 """
 
@@ -18,8 +18,8 @@ import pyarrow as pa
 from flwr.app import Message, RecordDict
 from flwr.supercore.run import Run
 
-from fedstale.client.held_back import RECORD, Plan
 from fedstale.deployment.job_log import JobLog
+from fedstale.deployment.paced import PACING_RECORD, Pacing
 from fedstale.simulation.compat import error_reply, own_copy, stamp, with_content
 from fedstale.simulation.costs import FLOWER_OVERHEAD, CostBook, Costs
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
@@ -262,12 +262,12 @@ class ReplayGrid(RuntimeGrid):
 
     def _with_plan(self, job: JobRow) -> Message:
         content = own_copy(job.message.content)
-        plan = Plan(
+        plan = Pacing(
             train_at=self._unix(job.downloaded_at),
             # To arrive on time, a reply leaves earlier.
             reply_at=self._unix(job.reported_at) - self._lead_s,
         )
-        content[RECORD] = plan.record()
+        content[PACING_RECORD] = plan.record()
         message = with_content(job.message, content)
         message.metadata.dst_node_id = self._nodes[job.device]
         message.metadata.ttl = message.metadata.ttl / self._speed_up + _GRACE_S
@@ -288,9 +288,9 @@ class ReplayGrid(RuntimeGrid):
         # The strategy has sent the job to the device, so the reply comes from the device.
         if reply.metadata.src_node_id == self._nodes[job.device]:
             reply.metadata.__dict__["_src_node_id"] = job.node_id
-        record = reply.content.config_records.get(RECORD)
+        record = reply.content.config_records.get(PACING_RECORD)
         if record is not None:
-            del reply.content[RECORD]
+            del reply.content[PACING_RECORD]
             taken, began, trained, left = (
                 self._since_zero(float(record[name]))  # type: ignore[arg-type]
                 for name in ("taken_at", "began_at", "trained_at", "left_at")

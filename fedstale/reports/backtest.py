@@ -1,4 +1,4 @@
-"""The page of a backtest: are chances what they say, and how wide is a forecast.
+"""The page of a backtest: how reliable probabilities are, and how wide a forecast is.
 
 Every curve differs in colour, dash and marker, so that no reader needs to tell colours apart.
 """
@@ -21,7 +21,7 @@ _RATES = {
     "downlink": ("downlink", "Mbit/s", 1e6),
     "uplink": ("uplink", "Mbit/s", 1e6),
 }
-# A bin with fewer says more about chance than about a forecaster.
+# A bin with fewer is mostly noise.
 _FEWEST = 10
 
 
@@ -29,7 +29,7 @@ def write_backtest(tables: Mapping[str, pd.DataFrame], folder: Path, lead: str) 
     """Write the page of a backtest.
 
     Args:
-        tables: from `fedstale.traces.forecast.report.backtested`.
+        tables: from `fedstale.traces.forecast.evaluation.backtested`.
         folder: where to write backtest.html.
         lead: what was tested, in a sentence.
 
@@ -43,28 +43,27 @@ def write_backtest(tables: Mapping[str, pd.DataFrame], folder: Path, lead: str) 
 
 
 def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
-    """Return the figures that the tables hold something for."""
+    """Return the figures of the tables that are not empty."""
     drawn = []
     if "reliability" in tables:
-        drawn.append(
-            _curves("finish", "Chance to finish", "to finish the job by its deadline", tables)
-        )
-    staying = tables.get("staying")
-    if staying is not None:
-        for horizon, table in staying.groupby("horizon_s"):
+        what = "to finish the job by its deadline"
+        drawn.append(_curves("finish", "Probability to finish", what, tables["reliability"]))
+    survival = tables.get("survival")
+    if survival is not None:
+        for horizon, table in survival.groupby("horizon_s"):
             unit, length_s = time_unit(float(str(horizon)))
             span = f"{float(str(horizon)) / length_s:g} {unit}"
             what = f"to stay online for another {span}"
-            name = f"stay-{float(str(horizon)):.0f}"
-            drawn.append(_curves(name, f"Chance to stay {span}", what, {"reliability": table}))
+            name = f"survival-{float(str(horizon)):.0f}"
+            title = f"Probability to stay online for {span}"
+            drawn.append(_curves(name, title, what, table))
     if "fan" in tables:
         drawn += _fans(tables["fan"])
     return [figure for figure in drawn if figure.traces]
 
 
-def _curves(name: str, title: str, what: str, tables: Mapping[str, pd.DataFrame]) -> Figure:
-    """Return the reliability curves of a chance."""
-    table = tables["reliability"]
+def _curves(name: str, title: str, what: str, table: pd.DataFrame) -> Figure:
+    """Return the reliability curves of a probability."""
     shown = table[table["n"] >= _FEWEST]
     traces: list[dict[str, Any]] = []
     for i, forecaster in enumerate(dict.fromkeys(table["forecaster"])):
@@ -72,23 +71,23 @@ def _curves(name: str, title: str, what: str, tables: Mapping[str, pd.DataFrame]
         if len(one):
             traces.append(_curve(i, str(forecaster), one))
     if traces:
-        ideal = {"name": "as said", "meta": "still", "hoverinfo": "skip"}
+        ideal = {"name": "as forecast", "meta": "still", "hoverinfo": "skip"}
         line = {"line": {"width": 1, "dash": "solid"}, "x": [0.0, 1.0], "y": [0.0, 1.0]}
         traces.append({"type": "scatter", "mode": "lines", **ideal, **line})
     share = {"tickformat": ".0%", "range": [-0.03, 1.03]}
     return Figure(
         id=f"reliability-{name}",
         title=title,
-        about=f"How often devices that said they were so likely {what} did; on the diagonal a "
-        f"chance is what it says. Points stand for {_FEWEST} forecasts or more.",
+        about=f"How often devices that were forecast {what} with a probability did; on the "
+        f"diagonal as often as forecast. Points stand for {_FEWEST} forecasts or more.",
         traces=traces,
-        x_title="said",
-        y_title="happened",
+        x_title="forecast",
+        y_title="observed",
         layout={"xaxis": share, "yaxis": share},
         height=380,
-        header=["forecaster", "said", "happened", "forecasts"],
+        header=["forecaster", "forecast", "observed", "forecasts"],
         rows=[
-            [str(row.forecaster), f"{row.said:.2f}", f"{row.happened:.2f}", f"{row.n:,.0f}"]
+            [str(row.forecaster), f"{row.predicted:.2f}", f"{row.observed:.2f}", f"{row.n:,.0f}"]
             for row in shown.itertuples()
         ],
     )
@@ -102,10 +101,10 @@ def _curve(i: int, forecaster: str, table: pd.DataFrame) -> dict[str, Any]:
         "meta": f"series-{i % 7}",
         "line": {"width": 2, "dash": _DASHES[i % len(_DASHES)]},
         "marker": {"size": 7, "symbol": _MARKERS[i % len(_MARKERS)]},
-        "x": numbers(table["said"]),
-        "y": numbers(table["happened"]),
+        "x": numbers(table["predicted"]),
+        "y": numbers(table["observed"]),
         "text": [f"{n:,.0f} forecasts" for n in table["n"]],
-        "hovertemplate": "said %{x:.0%}, happened %{y:.0%}, %{text}",
+        "hovertemplate": "forecast %{x:.0%}, observed %{y:.0%}, %{text}",
     }
 
 
@@ -149,7 +148,7 @@ def _fan(channel: str, table: pd.DataFrame, forecaster: str) -> Figure:
         id=f"fan-{channel}",
         title=f"The {what} of one device, by {forecaster}",
         about=f"Device {device} at {now / 3600.0:.1f} h: the middle one of the test, not picked by "
-        "its looks. Left of 0, means of five minutes; right of it, the mean rate from now to that "
+        "its values. Left of 0, means of five minutes; right of it, the mean rate from now to that "
         "minute, as forecast and as it came.",
         traces=traces,
         x_title="time from now (min)",

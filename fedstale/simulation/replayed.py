@@ -17,7 +17,7 @@ from fedstale.traces import TraceSet
 from fedstale.traces.recording.monitor import Reading
 
 if TYPE_CHECKING:
-    from fedstale.traces.forecast.observation import Observation, Observer
+    from fedstale.traces.forecast.observation import Observation, TraceObserver
 
 
 class NodeContext(Context):
@@ -52,7 +52,7 @@ class Replay:
     def __init__(self, traces: TraceSet, unix_base: float) -> None:
         self._traces = traces
         self.unix_base = unix_base
-        self._observer: Observer | None = None
+        self._observer: TraceObserver | None = None
         self._finished: dict[int, tuple[str, float, float]] = {}
 
     def device(self, job: JobRow) -> "ReplayedDevice":
@@ -83,10 +83,10 @@ class Replay:
     def observe(self, devices: Sequence[int], instants: Sequence[float]) -> "Observation":
         """Return what devices have seen of themselves at instants."""
         # Runs of apps that forecast nothing pay neither for the import nor for the preparation.
-        from fedstale.traces.forecast.observation import Observer  # noqa: PLC0415
+        from fedstale.traces.forecast.observation import TraceObserver  # noqa: PLC0415
 
         if self._observer is None:
-            self._observer = Observer(self._traces)
+            self._observer = TraceObserver(self._traces)
         return self._observer.at(np.array(devices), np.array(instants))
 
     def is_online(self, devices: Sequence[int], instants: Sequence[float]) -> list[bool]:
@@ -135,7 +135,7 @@ class ReplayedDevice:
         """Return work units, bytes down and bytes up of the message."""
         return self._cost
 
-    def past(self, history: object) -> "Observation":
+    def observed(self, history: object) -> "Observation":
         """Return what the trace shows up to both ends of the work.
 
         Args:

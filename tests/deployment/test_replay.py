@@ -8,8 +8,8 @@ from small_deployment import write_app
 from typer.testing import CliRunner
 
 from fedstale.cli import deploy as deploy_commands
-from fedstale.client.held_back import Paced
 from fedstale.config import SimulationConfig
+from fedstale.deployment.paced import PacedApp
 from fedstale.deployment.replay import (
     ReplayedServerApp,
     ReplaySettings,
@@ -43,7 +43,7 @@ def test_the_copy_wraps_both_halves_and_the_app_stays_as_it_is(tmp_path):
     assert {p: p.read_bytes() for p in app.rglob("*") if p.is_file()} == before
     assert copy.defaults == FlowerApp.find(app).defaults
     with copy.importable():
-        assert isinstance(copy.load_client(), Paced)
+        assert isinstance(copy.load_client(), PacedApp)
         assert isinstance(import_module("replayed_server").app, ReplayedServerApp)
 
 

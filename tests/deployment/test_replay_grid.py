@@ -20,8 +20,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedstale.client.held_back import RECORD, Paced, Plan
 from fedstale.deployment.job_log import JobLog
+from fedstale.deployment.paced import PACING_RECORD, PacedApp, Pacing
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import recorded
 from fedstale.errors import ProtocolError
@@ -88,7 +88,7 @@ class ActingGrid(Grid, Clock):
             def sleep(seconds, clock=clock):
                 clock[0] += seconds
 
-            app = Paced(self.app, now=lambda clock=clock: UNIX + clock[0], sleep=sleep)
+            app = PacedApp(self.app, now=lambda clock=clock: UNIX + clock[0], sleep=sleep)
             context = Context(1, 1000 + node % 90, {}, RecordDict(), {})
             reply = app(message, context)
             self.nodes[node] = clock[0]
@@ -237,24 +237,24 @@ def test_a_recorded_training_holds_the_chance_that_its_device_stated_before(said
 
 
 def test_a_plan_survives_the_way_and_nonsense_is_rejected():
-    plan = Plan(train_at=1.0, reply_at=2.0)
-    assert Plan.of(plan.record()) == plan
+    plan = Pacing(train_at=1.0, reply_at=2.0)
+    assert Pacing.of(plan.record()) == plan
     for wrong in (
         {},
         {**plan.record(), "train_at": "soon"},
         {**plan.record(), "reply_at": math.inf},
     ):
-        with pytest.raises(ProtocolError, match=RECORD):
-            Plan.of(wrong)
+        with pytest.raises(ProtocolError, match=PACING_RECORD):
+            Pacing.of(wrong)
 
 
-def test_without_a_plan_nothing_is_held_back():
+def test_without_pacing_no_reply_waits():
     def sleep(seconds):
         raise AssertionError
 
     with identity(1):
         content = RecordDict({"arrays": initial(), "config": ConfigRecord({})})
-        reply = Paced(trainer(), sleep=sleep)(
+        reply = PacedApp(trainer(), sleep=sleep)(
             Message(content, 9, "train"), Context(1, 9, {}, RecordDict(), {})
         )
     assert set(reply.content) == {"arrays", "metrics"}

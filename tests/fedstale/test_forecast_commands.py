@@ -48,7 +48,7 @@ def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
     table = pd.read_csv(tmp_path / "tables" / "horizons.csv")
     assert set(table["forecaster"]) == {"last-value", "oracle", "ewma (ewma)"}
     assert (tmp_path / "tables" / "backtest.html").is_file()
-    assert {"staying.csv", "fan.csv"} <= {p.name for p in (tmp_path / "tables").iterdir()}
+    assert {"survival.csv", "fan.csv"} <= {p.name for p in (tmp_path / "tables").iterdir()}
 
 
 def test_tables_as_json_are_one_object(phones):
@@ -72,6 +72,7 @@ def test_the_lstm_is_trained_and_its_checkpoint_removed(phones, tmp_path):
     [
         (["--kind", "prophet"], "expected one of"),
         (["--kind", "oracle"], "reads the future"),
+        (["--kind", "boosting"], "only compared with others"),
         (["--stop-on", "nowhere.parquet"], "no such file"),
     ],
 )

@@ -1,38 +1,52 @@
-"""Forecasts of what a device will do next, from its own past."""
+"""Forecasts of what a device will do next, from its own history."""
 
+from fedstale.traces.forecast.base import (
+    KINDS,
+    FleetStatistics,
+    Forecaster,
+    embedded,
+    forecaster_class,
+)
+from fedstale.traces.forecast.baselines import Ewma, HourlyMarkov, LastValue, Oracle
+from fedstale.traces.forecast.boosting import Boosting
 from fedstale.traces.forecast.conformal import Adaptation, Calibration, fleet_scores
-from fedstale.traces.forecast.examples import Examples, Targets, draw, examples_at
-from fedstale.traces.forecast.files import embedded
-from fedstale.traces.forecast.forecaster import Forecaster
-from fedstale.traces.forecast.holt_winters import HoltWinters
-from fedstale.traces.forecast.kinds import KINDS, forecaster_class
+from fedstale.traces.forecast.dataset import (
+    Examples,
+    Split,
+    Targets,
+    draw,
+    examples_at,
+    record_s,
+    split,
+)
 from fedstale.traces.forecast.lstm import LSTM
-from fedstale.traces.forecast.naive import Ewma, HarmonicMean, LastValue, Seasonal
-from fedstale.traces.forecast.observation import Observation, Observer
-from fedstale.traces.forecast.oracle import Oracle
-from fedstale.traces.forecast.outlook import Forecast, Outlook
+from fedstale.traces.forecast.observation import Observation, TraceObserver
+from fedstale.traces.forecast.survival import DeviceForecast, JobForecast
 
 __all__ = [
     "KINDS",
     "LSTM",
     "Adaptation",
+    "Boosting",
     "Calibration",
+    "DeviceForecast",
     "Ewma",
     "Examples",
-    "Forecast",
+    "FleetStatistics",
     "Forecaster",
-    "HarmonicMean",
-    "HoltWinters",
+    "HourlyMarkov",
+    "JobForecast",
     "LastValue",
     "Observation",
-    "Observer",
     "Oracle",
-    "Outlook",
-    "Seasonal",
+    "Split",
     "Targets",
+    "TraceObserver",
     "draw",
     "embedded",
     "examples_at",
     "fleet_scores",
     "forecaster_class",
+    "record_s",
+    "split",
 ]

@@ -1,11 +1,11 @@
 """Intervals that hold on each device: quantiles corrected online by the device's own outcomes.
 
 A forecaster's quantiles are right on average over the fleet that it was trained on. Here each
-device keeps one number for each end of each interval, the miscoverage that it asks of the fleet's
+device keeps one number for each end of each interval, the miscoverage that it takes of the fleet's
 calibration scores, and moves it after every outcome: up a little when the end held, down when it
-did not. Over time every device gets the coverage that it was promised, whatever its distribution.
-Over time is long where a device has a job a day. A number that the whole fleet shares, moved by
-everybody's outcomes, is right within hours, but for the mean of the fleet alone.
+did not. Over time every device gets the coverage that it was promised, whatever its distribution;
+that takes long where a device has a job a day. A number that the whole fleet shares, moved by the
+outcomes of all devices, is right within hours, but for the mean of the fleet alone.
 
 Reference:
     Gibbs, Candes. Adaptive Conformal Inference Under Distribution Shift. NeurIPS 2021: the set
@@ -13,11 +13,11 @@ Reference:
 
 Differences from the paper:
     - The two ends are corrected apart, so that both miss equally often.
-    - a_t outside (0, 1) asks for an infinite or an empty set there; here the largest or smallest
-      calibration score is used, since an infinite forecast helps nobody.
+    - a_t outside (0, 1) takes an infinite or an empty set there; here the largest or smallest
+      calibration score is used, since an infinite forecast is of no use.
     - Scores are differences of logarithms: a slow device errs by more seconds than a fast one.
-    - The number that the fleet shares adds to each device's own. The devices then have to tell, of
-      each end of each interval, whether it held.
+    - The number that the fleet shares adds to each device's own. The devices then have to report,
+      for each end of each interval, whether it held.
 """
 
 from dataclasses import dataclass, replace
@@ -27,10 +27,10 @@ import numpy.typing as npt
 
 from fedstale.errors import ConfigError
 from fedstale.traces.arrays import Array
-from fedstale.traces.forecast.outlook import Forecast
+from fedstale.traces.forecast.survival import JobForecast
 
 PHASES = ("training_s", "reporting_s", "total_s")
-"""What is corrected, in the order of the second axis of `asked`."""
+"""What is corrected, in the order of the second axis of `miscoverage`."""
 _GRID = np.linspace(0.0, 1.0, 201)
 _LEAST_S = 1e-6
 
@@ -45,7 +45,7 @@ class Adaptation:
     """gamma: how far one outcome moves a device, >= 0; 0 keeps the fleet's correction."""
 
     shared_step: float = 0.0
-    """How far one outcome moves all devices, >= 0; 0 where devices do not tell their outcomes."""
+    """How far one outcome moves all devices, >= 0; 0 where devices do not report their outcomes."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.miss < 0.5:
@@ -69,14 +69,14 @@ class Calibration:
     def __init__(self, n_devices: int, scores: Array, adaptation: Adaptation | None = None) -> None:
         self.adaptation = adaptation or Adaptation()
         self.scores = scores
-        self.asked: Array = np.full((n_devices, len(PHASES), 2), self.adaptation.miss)
+        self.miscoverage: Array = np.full((n_devices, len(PHASES), 2), self.adaptation.miss)
         self.shared: Array = np.zeros((len(PHASES), 2))
 
-    def corrected(self, devices: npt.ArrayLike, forecast: Forecast) -> Forecast:
+    def corrected(self, devices: npt.ArrayLike, forecast: JobForecast) -> JobForecast:
         """Return the forecast with the outer quantiles of every time corrected.
 
         Args:
-            devices: whose forecasts they are; shape (n,).
+            devices: device of each forecast; shape (n,).
             forecast: of shape n.
         """
         devices = np.asarray(devices, dtype=np.int64)
@@ -85,7 +85,7 @@ class Calibration:
             quantiles = getattr(forecast, phase)
             low, high = (
                 np.interp(
-                    1.0 - self.asked[devices, p, end] - self.shared[p, end],
+                    1.0 - self.miscoverage[devices, p, end] - self.shared[p, end],
                     _GRID,
                     self.scores[p, end],
                 )
@@ -102,7 +102,7 @@ class Calibration:
             )
         return replace(forecast, **times)
 
-    def learn(self, devices: npt.ArrayLike, forecast: Forecast, outcome: Array) -> None:
+    def learn(self, devices: npt.ArrayLike, forecast: JobForecast, outcome: Array) -> None:
         """Move each device by one outcome of its own, and the fleet by all of them.
 
         Args:
@@ -117,21 +117,20 @@ class Calibration:
             known = np.isfinite(y)
             below, above = y < quantiles[:, 0], y > quantiles[:, 2]
             for end, missed in ((0, below), (1, above)):
-                moved = self.asked[devices, p, end] + gamma * (miss - missed)
-                self.asked[devices, p, end] = np.where(
-                    known, np.clip(moved, -gamma, 1.0 + gamma), self.asked[devices, p, end]
-                )
+                before = self.miscoverage[devices, p, end]
+                moved = np.clip(before + gamma * (miss - missed), -gamma, 1.0 + gamma)
+                self.miscoverage[devices, p, end] = np.where(known, moved, before)
                 if known.any():
-                    # Many outcomes at once are told by the same numbers: half of the way is enough.
+                    # Many outcomes at once had the same numbers: half of the way is enough.
                     weight = min(self.adaptation.shared_step * int(known.sum()), 0.5)
                     moved_all = self.shared[p, end] + weight * float((miss - missed)[known].mean())
                     self.shared[p, end] = np.clip(moved_all, -1.5 * miss, 0.4)
 
 
-def fleet_scores(forecast: Forecast, outcome: Array) -> Array:
+def fleet_scores(forecast: JobForecast, outcome: Array) -> Array:
     """Return the quantiles of the scores of a fleet that was not trained on.
 
-    A score says by how much, in logarithms, the truth lay outside an end; less than 0 is inside.
+    A score is by how much, in logarithms, the truth lay outside an end; less than 0 is inside.
 
     Args:
         forecast: of n jobs.

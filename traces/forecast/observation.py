@@ -1,8 +1,17 @@
-"""What devices know of themselves at an instant: their own past, and nothing later.
+"""What devices know of themselves at an instant: their own history up to then, and nothing later.
 
-An `Observer` reads traces as the device's own recorder would have: up to now. It is the only door
-between a trace and a forecaster, so a forecaster cannot see the future by mistake; the oracle,
-which may, has to be given the traces.
+A `TraceObserver` reads traces as the device's own recorder would have. It is the only way from a
+trace to a forecaster, so a forecaster cannot see the future by mistake; the oracle, which may, has
+to be given the traces.
+
+A history is 24 steps that grow from seconds to hours, so one short sequence holds both the last
+minute and yesterday. Forecasts are made on a grid of horizons; anything in between follows by
+interpolation, so one forecast serves jobs of every size.
+
+A history of 24 steps needs 25 instants of one device, and neighbouring steps share them.
+`Series` sums its segments anew for each span, which suits a job; here one running integral is kept
+for each segment, so an instant costs one search and a step is a difference. The memory is 8 bytes a
+stored segment, and rows that devices share are stored once.
 """
 
 from dataclasses import dataclass, fields
@@ -15,17 +24,46 @@ import pandas as pd
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index, Mask, last_at_or_before
 from fedstale.traces.availability import Availability
-from fedstale.traces.forecast.amounts import CarriedAmounts, OnlineTime, means, stepwise_means
-from fedstale.traces.forecast.grid import DAY_S, EDGES_S, RATE_HORIZONS_S, RATES, STEPS
+from fedstale.traces.segments import BLOCK, Rows
+from fedstale.traces.series import Series
 from fedstale.traces.trace_set import TraceSet
 
-# Devices are read this many at a time, so that what they need stays in the cache.
+RATES = ("compute", "downlink", "uplink")
+"""Channels with a rate, in the order of every array that has an axis of channels."""
+
+LEVELS: Array = np.array([0.1, 0.5, 0.9])
+"""Levels of the quantiles."""
+
+HORIZONS_S: Array = np.array(
+    [60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0, 86400.0]
+)
+"""Horizons of survival, of being online or of being offline, in s."""
+
+RATE_HORIZONS_S: Array = np.array([10.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0])
+"""Horizons over which a mean rate is forecast, in s."""
+
+EDGES_S: Array = np.concatenate(
+    [
+        [0, 10, 60, 120, 180, 240, 300],
+        [600, 900, 1200, 1800, 2400, 3600],
+        [5400, 7200, 10800, 14400, 18000, 21600],
+        [28800, 36000, 43200, 57600, 72000, 90000],
+    ]
+).astype(np.float64)
+"""How long ago the steps of a history end and begin, in s, the newest first; (steps + 1,)."""
+
+STEPS = EDGES_S.size - 1
+"""Number of steps of a history."""
+
+DAY_S = 86_400.0
+
+# Devices are read this many at a time, so that their arrays stay in the cache.
 _CHUNK = 512
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Observation:
-    """The past of n devices, each at an instant of its own. What was not observed is NaN."""
+    """Histories of n devices, each as of an instant of its own. What was not observed is NaN."""
 
     devices: Index
     """Position of each device in its trace set; shape (n,)."""
@@ -39,16 +77,10 @@ class Observation:
     """How long that has been so, in s, as far as it was observed; shape (n,)."""
     time_of_day_s: Array
     """Seconds since local midnight; shape (n,)."""
-    presence: Array
-    """Share of each step of the past in which the device was available; shape (n, steps)."""
+    online_share: Array
+    """Share of each step in which the device was online, the newest first; shape (n, steps)."""
     rates: Array
     """Mean rate of each channel in each step, the newest first; shape (n, 3, steps)."""
-    day_ago_online: Array
-    """1 if the device was available 24 h ago, else 0; shape (n,)."""
-    day_ago_stayed_s: Array
-    """How long that remained so, in s, at most 24 h; shape (n,)."""
-    day_ago_rates: Array
-    """Mean rates over each horizon from 24 h ago; shape (n, 3, rate horizons)."""
 
     def __len__(self) -> int:
         return self.devices.size
@@ -58,24 +90,24 @@ class Observation:
         return Observation(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
 
-class Observer:
-    """Reads what devices have seen of themselves.
+class TraceObserver:
+    """Observes devices of a trace set as they observe themselves.
 
     Args:
         traces: the devices; any channel may be unknown.
 
     Example:
         >>> traces = TraceSet.constant(1, compute=2, downlink_bit_per_s=8, uplink_bit_per_s=4)
-        >>> seen = Observer(traces).at([0], 3600.0)
-        >>> seen.rates[0, :, 0]
+        >>> observed = TraceObserver(traces).at([0], 3600.0)
+        >>> observed.rates[0, :, 0]
         array([2., 8., 4.])
-        >>> float(seen.history_s[0])
+        >>> float(observed.history_s[0])
         3600.0
     """
 
     def __init__(self, traces: TraceSet) -> None:
         self.traces = traces
-        self._there = None if traces.availability is None else OnlineTime(traces.availability)
+        self._online = None if traces.availability is None else OnlineTime(traces.availability)
         series = (getattr(traces, channel) for channel in RATES)
         self._carried = tuple(None if each is None else CarriedAmounts(each) for each in series)
         self._midnight = None if traces.epoch is None else _seconds_of_day(traces.epoch)
@@ -107,29 +139,21 @@ class Observer:
             raise TraceError("now, history_s: expected seconds >= 0, now finite")
         begin = np.maximum(now - memory, 0.0)
         parts = [slice(i, i + _CHUNK) for i in range(0, max(n, 1), _CHUNK)]
-        return _joined([self._seen(devices[p], now[p], begin[p]) for p in parts])
+        return _joined([self._observed(devices[p], now[p], begin[p]) for p in parts])
 
-    def _seen(self, devices: Index, now: Array, begin: Array) -> Observation:
+    def _observed(self, devices: Index, now: Array, begin: Array) -> Observation:
         online, since = self._state(devices, now, begin)
-        yesterday = now - DAY_S
-        known = yesterday >= begin
-        was_online, stayed = self._stayed(devices, np.maximum(yesterday, 0.0), now)
         clock = np.full(now.shape, np.nan)
         if self._midnight is not None:
             clock = (now + self._midnight) % DAY_S
         edges = np.maximum(now[:, None] - EDGES_S, begin[:, None])
-        presence = np.full((devices.size, STEPS), np.nan)
-        if self._there is not None:
-            presence = stepwise_means(self._there, devices, edges)
+        online_share = np.full((devices.size, STEPS), np.nan)
+        if self._online is not None:
+            online_share = stepwise_means(self._online, devices, edges)
         rates = np.full((devices.size, len(RATES), STEPS), np.nan)
-        day_ago = np.full((devices.size, len(RATES), RATE_HORIZONS_S.size), np.nan)
-        start = np.broadcast_to(yesterday[known, None], (int(known.sum()), RATE_HORIZONS_S.size))
         for i, carried in enumerate(self._carried):
-            if carried is None:
-                continue
-            rates[:, i] = stepwise_means(carried, devices, edges)
-            if start.size:
-                day_ago[known, i] = means(carried, devices[known], start, start + RATE_HORIZONS_S)
+            if carried is not None:
+                rates[:, i] = stepwise_means(carried, devices, edges)
         return Observation(
             devices=devices,
             now=now,
@@ -137,11 +161,8 @@ class Observer:
             online=online,
             since_s=since,
             time_of_day_s=clock,
-            presence=presence,
+            online_share=online_share,
             rates=rates,
-            day_ago_online=np.where(known, was_online, np.nan),
-            day_ago_stayed_s=np.where(known, stayed, np.nan),
-            day_ago_rates=day_ago,
         )
 
     def _state(self, devices: Index, now: Array, begin: Array) -> tuple[Mask, Array]:
@@ -151,14 +172,6 @@ class Observer:
         return availability.is_available(devices, now), np.minimum(
             _since_change(availability, devices, now), now - begin
         )
-
-    def _stayed(self, devices: Index, then: Array, now: Array) -> tuple[Array, Array]:
-        if self.traces.availability is None:
-            return np.full(devices.size, np.nan), np.full(devices.size, np.nan)
-        was = self.traces.availability.is_available(devices, then)
-        # What ends after now is only known not to have ended yet.
-        changed = np.minimum(time_to_change(self.traces.availability, devices, then), now - then)
-        return was.astype(np.float64), changed
 
 
 def _joined(parts: list[Observation]) -> Observation:
@@ -171,14 +184,14 @@ def _joined(parts: list[Observation]) -> Observation:
 
 
 def time_to_change(availability: Availability, devices: Index, t: Array) -> Array:
-    """Return how long each device remains as it is, there or away, in s; inf if for ever."""
+    """Return how long each device remains online or offline, in s; inf if for ever."""
     online = availability.is_available(devices, t)
     start, end = availability.window_at_or_after(devices, t)
     return np.where(online, end, start) - t
 
 
 def _since_change(availability: Availability, devices: Index, t: Array) -> Array:
-    """Return how long each device has been as it is; inf where the record does not say."""
+    """Return how long each device has been as it is; inf where the record does not hold it."""
     if availability.starts.size == 0:
         return np.full(t.shape, np.inf)
     row = availability.rows[devices]
@@ -210,3 +223,179 @@ def _since_change(availability: Availability, devices: Index, t: Array) -> Array
 def _seconds_of_day(epoch: str) -> float:
     moment = pd.Timestamp(epoch)
     return float((moment - moment.normalize()).total_seconds())
+
+
+class CarriedAmounts:
+    """What a channel carries.
+
+    Args:
+        series: rates of the channel.
+
+    Example:
+        >>> link = CarriedAmounts(Series.regular([[1.0, 3.0]], step_s=10.0))
+        >>> link.upto(np.array([0]), np.array([[15.0, 5.0, 0.0]]))
+        array([[25.,  5.,  0.]])
+    """
+
+    def __init__(self, series: Series) -> None:
+        self.series = series
+        stored = series.stored
+        self._starts = None if stored.starts is None else stored.starts.reshape(-1)
+        self._values = stored.values.reshape(-1)
+        before, after = _running(stored)
+        self._before = before
+        # The totals of the same sums: a rate of zero around the end of a record is zero exactly.
+        self._totals = after[stored.first_block[1:] * BLOCK - 1]
+
+    def upto(self, devices: Index, t: Array) -> Array:
+        """Return what has been carried up to each instant, from a start of each device's own.
+
+        Only differences within one row of the result have a meaning.
+
+        Args:
+            devices: positions of devices; shape (n,).
+            t: instants in s, >= 0; shape (n, m). The first of each device sets the cycle of its
+                record that is counted from.
+
+        Returns:
+            Shape (n, m).
+        """
+        series, stored = self.series, self.series.stored
+        row = series.rows[devices]
+        length = stored.lengths[row][:, None]
+        x = np.minimum(t, series.until) + series.shifts[devices][:, None]
+        if series.repeat:
+            cycles = np.floor(x / length)
+            x -= cycles * length
+            np.maximum(x, 0.0, out=x)
+            cycles -= cycles[:, :1].copy()
+        else:
+            np.minimum(x, length, out=x)
+        slot = self._slot_at(x, row)
+        # In place: what is needed at each instant comes once.
+        result: Array = x
+        result -= self._start_of(slot, row)
+        result *= self._values[slot]
+        result += self._before[slot]
+        if series.repeat:
+            result += cycles * self._totals[row][:, None]
+        result *= series.scales[devices][:, None]
+        return result
+
+    def _slot_at(self, x: Array, row: npt.NDArray[np.int32]) -> Index:
+        stored = self.series.stored
+        first = stored.first_block[row] * BLOCK
+        if self._starts is None:
+            assert stored.step_s is not None
+            k = (x / stored.step_s).astype(np.int64)
+            count = np.rint(stored.lengths[row] / stored.step_s).astype(np.int64)
+            np.minimum(k, count[:, None] - 1, out=k)
+            k += first[:, None]
+            return k
+        last = stored.first_block[row + 1] * BLOCK
+        m = x.shape[1]
+        found = last_at_or_before(
+            self._starts, np.repeat(first, m), np.repeat(last, m), x.reshape(-1)
+        )
+        return np.maximum(found.reshape(x.shape), first[:, None])
+
+    def _start_of(self, slot: Index, row: npt.NDArray[np.int32]) -> Array:
+        if self._starts is not None:
+            return self._starts[slot]
+        stored = self.series.stored
+        assert stored.step_s is not None
+        first = stored.first_block[row][:, None] * BLOCK
+        return np.asarray((slot - first) * stored.step_s, dtype=np.float64)
+
+
+def _running(stored: Rows) -> tuple[Array, Array]:
+    """Return the integral of a row before and after each of its slots; shape (slots,)."""
+    blocks = stored.values.shape[0]
+    row = np.repeat(np.arange(stored.n), np.diff(stored.first_block))
+    length = stored.lengths[row][:, None]
+    if stored.starts is None:
+        assert stored.step_s is not None
+        place = (np.arange(blocks) - stored.first_block[row])[:, None] * BLOCK + np.arange(BLOCK)
+        starts = np.minimum(place * stored.step_s, length)
+    else:
+        starts = np.minimum(stored.starts, length)
+    ends = np.empty(starts.shape)
+    ends[:, :-1] = starts[:, 1:]
+    ends[:-1, -1] = starts[1:, 0]
+    ends[stored.first_block[1:] - 1, -1] = stored.lengths
+    gains = (ends - starts) * stored.values
+    inside = np.cumsum(gains, axis=1)
+    after = stored.totals[:, None] + inside
+    before = np.concatenate([stored.totals[:, None], after[:, :-1]], axis=1)
+    return before.ravel(), after.ravel()
+
+
+class OnlineTime:
+    """For how long devices have been online.
+
+    Args:
+        availability: windows of the devices.
+
+    Example:
+        >>> phone = OnlineTime(Availability.of([[(10.0, 20.0), (50.0, 60.0)]], 100.0))
+        >>> phone.upto(np.array([0]), np.array([[55.0, 20.0, 15.0, 0.0]]))
+        array([[15., 10.,  5.,  0.]])
+    """
+
+    def __init__(self, availability: Availability) -> None:
+        self.availability = availability
+        self._widths = availability.ends - availability.starts
+        self._before = np.zeros(self._widths.size)
+        self._totals = np.zeros(availability.lengths.size)
+        counts = np.diff(availability.offsets)
+        # Rows are summed apart, so that late ones lose no digits to one long sum.
+        for count in np.unique(counts[counts > 0]):
+            alike = np.flatnonzero(counts == count)
+            windows = availability.offsets[alike][:, None] + np.arange(count)
+            sums = np.cumsum(self._widths[windows], axis=1)
+            self._before[windows[:, 1:]] = sums[:, :-1]
+            self._totals[alike] = sums[:, -1]
+
+    def upto(self, devices: Index, t: Array) -> Array:
+        """Return the time online up to each instant, in s; as `CarriedAmounts.upto`."""
+        availability = self.availability
+        if availability.starts.size == 0:
+            return np.zeros(t.shape)
+        row = availability.rows[devices]
+        length = availability.lengths[row][:, None]
+        x = np.minimum(t, availability.until) + availability.shifts[devices][:, None]
+        if availability.repeat:
+            cycles = np.floor(x / length)
+            x -= cycles * length
+            cycles -= cycles[:, :1].copy()
+        first, last = availability.offsets[row], availability.offsets[row + 1]
+        m = t.shape[1]
+        k = last_at_or_before(
+            availability.starts, np.repeat(first, m), np.repeat(last, m), x.reshape(-1)
+        ).reshape(t.shape)
+        inside = np.maximum(k, 0)
+        x -= availability.starts[inside]
+        np.minimum(x, self._widths[inside], out=x)
+        x += self._before[inside]
+        result = np.where(k >= first[:, None], x, 0.0)
+        if availability.repeat:
+            result += cycles * self._totals[row][:, None]
+        return result
+
+
+def stepwise_means(amounts: CarriedAmounts | OnlineTime, devices: Index, edges: Array) -> Array:
+    """Return the mean rates of steps that follow one another, the newest first.
+
+    Args:
+        amounts: what is accumulated.
+        devices: positions of devices; shape (n,).
+        edges: instants in s, falling; shape (n, steps + 1).
+
+    Returns:
+        NaN where a step has no length; shape (n, steps).
+    """
+    carried = amounts.upto(devices, edges)
+    amount, width = carried[:, :-1] - carried[:, 1:], edges[:, :-1] - edges[:, 1:]
+    np.maximum(amount, 0.0, out=amount)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(width > 0, amount / width, np.nan)

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedstale.client import FORECAST_RECORD, QUERY, ForecastMod
 from fedstale.client.calibration import OwnCalibration
-from fedstale.client.history import COLUMNS, KEPT, History
+from fedstale.client.history import COLUMNS, KEPT, MessageHistory
 from fedstale.errors import ConfigError
 from fedstale.strategies.server import validation
 from fedstale.traces.forecast import embedded
@@ -46,8 +46,7 @@ def test_a_reply_carries_a_forecast_of_the_next_job(bench):
     assert_sound(bench.train(40.0))
 
 
-def test_the_name_of_the_record_is_the_one_that_servers_read(bench):
-    assert FORECAST_RECORD == validation.FORECAST_RECORD
+def test_servers_read_the_record(bench):
     reply = bench.answer(message(created_at=bench.wall - 2.0), takes=40.0)
     kept = validation.forecast_in(reply)
     assert set(kept) == SAID
@@ -114,7 +113,7 @@ def test_own_outcomes_are_covered_as_often_as_promised():
 
 
 def test_stated_work_is_the_work_of_the_forecast(bench):
-    rate = float(embedded().prior.rates[0, 1, 1])
+    rate = float(embedded().fleet.rates[0, 1, 1])
     for _ in range(6):
         bench.train(60.0, job={"work": 60.0 * rate})
         bench.go(300.0)
@@ -134,15 +133,15 @@ def test_a_query_is_answered_without_the_app_and_is_not_a_training(bench):
     assert bench.state["fedstale.calibration"]["scores"] == after
 
 
-def test_a_device_without_a_past_says_what_the_fleet_does(bench):
+def test_a_device_without_a_history_forecasts_what_the_fleet_does(bench):
     said = bench.ask(job=JOB)
     assert_sound(said)
-    prior = embedded().prior
+    fleet = embedded().fleet
     # Within a factor of three of the fleet's median: the network has a say.
-    assert said["training_s"][1] == pytest.approx(JOB["work"] / prior.rates[0, 1, 1], rel=2.0)
+    assert said["training_s"][1] == pytest.approx(JOB["work"] / fleet.rates[0, 1, 1], rel=2.0)
 
 
-def test_without_a_job_a_device_says_only_whether_it_will_be_there(bench):
+def test_without_a_job_a_device_forecasts_only_whether_it_will_be_online(bench):
     assert set(bench.ask()) == {"version", "available_s", "p_available"}
 
 
@@ -173,7 +172,7 @@ def test_jobs_of_nothing_and_for_ever_have_forecasts(bench, job):
 )
 def test_a_job_that_is_none_is_one_error_and_no_crash(bench, job, named):
     reply = bench.answer(message(job=job), takes=10.0)
-    assert History.read(bench.state)["training_s"].tolist() == [10.0]
+    assert MessageHistory.read(bench.state)["training_s"].tolist() == [10.0]
     assert not reply.has_error()
     assert "metrics" in reply.content
     said = dict(reply.content[FORECAST_RECORD])
@@ -245,7 +244,7 @@ def test_a_state_that_cannot_be_read_is_forgotten(bench, record, damage, caplog)
 def test_the_state_stays_small_for_ever():
     bench = Bench(ForecastMod(), monitor=Fixed(processor_left=0.5, online=True))
     bench.train(40.0)
-    history, calibration = History.read(bench.state), OwnCalibration.read(bench.state)
+    history, calibration = MessageHistory.read(bench.state), OwnCalibration.read(bench.state)
     # As after years: more than is kept of everything.
     calibration.scores = np.tile(calibration.scores, (1000, 1, 1))
     for _ in range(2 * KEPT):
@@ -313,7 +312,7 @@ def test_a_run_config_key_switches_the_mod_off():
     assert "switched off" in asked.content[FORECAST_RECORD]["error"]
 
 
-def test_work_that_is_none_is_refused():
+def test_work_that_is_none_is_rejected():
     with pytest.raises(ConfigError, match="work = nan"):
         ForecastMod(work=math.nan)
 

@@ -13,8 +13,8 @@ KINDS = [f"kind-{i}" for i in range(9)]
 
 
 def curves(**more):
-    said = np.tile([0.1, 0.5, 0.9], len(KINDS))
-    table = pd.DataFrame({"forecaster": np.repeat(KINDS, 3), "said": said, "happened": said / 2})
+    p = np.tile([0.1, 0.5, 0.9], len(KINDS))
+    table = pd.DataFrame({"forecaster": np.repeat(KINDS, 3), "predicted": p, "observed": p / 2})
     return table.assign(n=50.0, **more)
 
 
@@ -28,18 +28,18 @@ def fan_of(device="phone"):
 @pytest.fixture
 def tables():
     later = pd.concat([curves(horizon_s=900.0), curves(horizon_s=3600.0)])
-    return {"reliability": curves(), "staying": later, "fan": fan_of()}
+    return {"reliability": curves(), "survival": later, "fan": fan_of()}
 
 
 def test_every_table_has_its_figure(tables):
     drawn = {figure.id: figure for figure in figures(tables)}
     assert set(drawn) == {
         "reliability-finish",
-        "reliability-stay-900",
-        "reliability-stay-3600",
+        "reliability-survival-900",
+        "reliability-survival-3600",
         "fan-downlink",
     }
-    assert drawn["reliability-stay-900"].title == "Chance to stay 15 min"
+    assert drawn["reliability-survival-900"].title == "Probability to stay online for 15 min"
     fan = {trace["name"]: trace for trace in drawn["fan-downlink"].traces}
     # In Mbit/s and minutes.
     assert fan["median"]["y"] == [2.0, 2.0]
@@ -57,7 +57,7 @@ def test_curves_differ_in_more_than_colour(tables):
 
 
 def test_a_bin_of_few_forecasts_is_not_drawn(tables):
-    tables["reliability"].loc[tables["reliability"]["said"] == 0.9, "n"] = 3.0
+    tables["reliability"].loc[tables["reliability"]["predicted"] == 0.9, "n"] = 3.0
     assert all(t["x"] == [0.1, 0.5] for t in figures(tables)[0].traces[:-1])
 
 

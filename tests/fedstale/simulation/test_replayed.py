@@ -1,4 +1,4 @@
-"""Forecasts of replayed devices: from their own past, in virtual time, and from nothing else."""
+"""Forecasts of replayed devices: from their own history, in virtual time, and from nothing else."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from flwr.app import Message, RecordDict
 from tiny import COSTS, counting_app, message_to
 
 from fedstale.client import FORECAST_RECORD, QUERY, ForecastMod
-from fedstale.client.history import History
+from fedstale.client.history import MessageHistory
 from fedstale.simulation import ProcessExecutor, TraceGrid
 from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.recording.monitor import ResourceMonitor
@@ -110,7 +110,7 @@ def test_the_mod_measures_virtual_phases():
         for _ in range(3):
             grid.send_and_receive([message_to(node)])
         events = grid.events().to_pandas()
-    rows = History.read(grid._clients._contexts[node].state)
+    rows = MessageHistory.read(grid._clients._contexts[node].state)
     np.testing.assert_allclose(rows["training_s"], events["compute_s"], rtol=1e-9)
     np.testing.assert_allclose(rows["travel_s"], events["download_s"], rtol=1e-9)
     np.testing.assert_allclose(rows["work"], events["work"], rtol=1e-9)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedstale.traces import TraceSet
-from fedstale.traces.forecast import Observer, draw
+from fedstale.traces.forecast import TraceObserver, draw
 
 
 @pytest.fixture(scope="session")
@@ -12,7 +12,7 @@ def fleet():
 
 @pytest.fixture(scope="session")
 def observer(fleet):
-    return Observer(fleet)
+    return TraceObserver(fleet)
 
 
 @pytest.fixture(scope="session")

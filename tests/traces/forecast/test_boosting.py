@@ -1,23 +1,43 @@
 import numpy as np
-from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+import pytest
 
-from fedstale.traces.forecast.boosting import Trees
-
-
-def data(seed=0):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(800, 5)).astype(np.float32)
-    return x, x[:, 0] * 2 + np.sin(3 * x[:, 1]) + 0.1 * rng.normal(size=800)
+from fedstale.errors import TraceError
+from fedstale.traces.forecast import Boosting, Forecaster
+from fedstale.traces.forecast.features import features, flat
 
 
-def test_kept_trees_say_what_the_regressor_of_scikit_learn_says():
-    x, y = data()
-    model = HistGradientBoostingRegressor(max_iter=12, loss="quantile", quantile=0.9).fit(x, y)
-    np.testing.assert_allclose(Trees.of(model).sum(x), model.predict(x), rtol=1e-9, atol=1e-9)
+@pytest.fixture(scope="module")
+def boosting(training, held_out):
+    return Boosting(n_trees=12).fit(training, held_out, seed=0)
 
 
-def test_kept_trees_say_what_the_classifier_of_scikit_learn_says():
-    x, y = data(1)
-    model = HistGradientBoostingClassifier(max_iter=12).fit(x, y > 0)
-    p = 1.0 / (1.0 + np.exp(-Trees.of(model).sum(x)))
-    np.testing.assert_allclose(p, model.predict_proba(x)[:, 1], rtol=1e-9)
+def with_horizon(x, k):
+    return np.column_stack([x, np.full(len(x), k)])
+
+
+def test_rates_are_the_sorted_quantiles_of_the_regressors_of_scikit_learn(boosting, held_out):
+    given = features(held_out.observed, boosting.fleet)
+    at = with_horizon(flat(given), 2)
+    logs = np.sort([each.predict(at) for each in boosting.quantiles[1]], axis=0).T
+    np.testing.assert_allclose(
+        boosting.forecast(held_out.observed).rates[:, 1, 2],
+        np.exp(given.level[:, 1, None] + logs),
+        rtol=1e-6,
+    )
+
+
+def test_survival_is_the_product_of_the_pieces_of_the_classifier(boosting, held_out):
+    x = flat(features(held_out.observed, boosting.fleet))
+    (classifier,) = boosting.survives
+    first, second = (classifier.predict_proba(with_horizon(x, k))[:, 1] for k in (0, 1))
+    survival = boosting.forecast(held_out.observed).survival
+    np.testing.assert_allclose(survival[:, 0], first, rtol=1e-9)
+    np.testing.assert_allclose(survival[:, 1], first * second, rtol=1e-9)
+
+
+def test_a_saved_one_of_an_earlier_version_is_one_sentence(tmp_path):
+    from fedstale.traces.forecast.base import FILES
+
+    FILES.write(tmp_path, {"prior.rates": np.ones(3)}, {"kind": "boosting", "provenance": {}})
+    with pytest.raises(TraceError, match="'boosting': only compared"):
+        Forecaster.load(tmp_path)

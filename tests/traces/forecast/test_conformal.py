@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from fedstale.errors import ConfigError
-from fedstale.traces.forecast import Adaptation, Calibration, Forecast, fleet_scores
+from fedstale.traces.forecast import Adaptation, Calibration, JobForecast, fleet_scores
 
 
-def said(n, low=50.0, middle=100.0, high=200.0):
+def forecast(n, low=50.0, middle=100.0, high=200.0):
     times = np.tile([low, middle, high], (n, 1))
-    return Forecast(training_s=times, reporting_s=times, total_s=times, p_finish=np.full(n, 0.5))
+    return JobForecast(training_s=times, reporting_s=times, total_s=times, p_finish=np.full(n, 0.5))
 
 
 def outcomes(rng, n, spread):
@@ -17,7 +17,7 @@ def outcomes(rng, n, spread):
 def coverage(calibration, rng, spread, rounds, n=40):
     inside = []
     for _ in range(rounds):
-        given = calibration.corrected(np.arange(n), said(n))
+        given = calibration.corrected(np.arange(n), forecast(n))
         y = outcomes(rng, n, spread)
         inside.append((given.total_s[:, 0] <= y[:, 2]) & (y[:, 2] <= given.total_s[:, 2]))
         calibration.learn(np.arange(n), given, y)
@@ -26,14 +26,14 @@ def coverage(calibration, rng, spread, rounds, n=40):
 
 def test_a_fleet_correction_covers_a_fleet_that_behaves_as_before():
     rng = np.random.default_rng(0)
-    scores = fleet_scores(said(4000), outcomes(rng, 4000, 1.0))
+    scores = fleet_scores(forecast(4000), outcomes(rng, 4000, 1.0))
     fixed = Calibration(40, scores, Adaptation(step=0.0))
     assert coverage(fixed, rng, 1.0, 100) == pytest.approx(0.8, abs=0.02)
 
 
 def test_devices_that_behave_otherwise_are_covered_after_they_adapted():
     rng = np.random.default_rng(1)
-    scores = fleet_scores(said(4000), outcomes(rng, 4000, 1.0))
+    scores = fleet_scores(forecast(4000), outcomes(rng, 4000, 1.0))
     for spread in (0.3, 1.5):
         fixed = coverage(Calibration(40, scores, Adaptation(step=0.0)), rng, spread, 300)
         adaptive = coverage(Calibration(40, scores, Adaptation()), rng, spread, 300)
@@ -42,42 +42,42 @@ def test_devices_that_behave_otherwise_are_covered_after_they_adapted():
 
 
 def test_each_device_adapts_by_its_own_outcomes_only():
-    scores = fleet_scores(said(100), outcomes(np.random.default_rng(2), 100, 1.0))
+    scores = fleet_scores(forecast(100), outcomes(np.random.default_rng(2), 100, 1.0))
     calibration = Calibration(2, scores)
-    before = calibration.corrected([0, 1], said(2))
-    calibration.learn([0], said(1), np.full((1, 3), 1e6))
-    after = calibration.corrected([0, 1], said(2))
+    before = calibration.corrected([0, 1], forecast(2))
+    calibration.learn([0], forecast(1), np.full((1, 3), 1e6))
+    after = calibration.corrected([0, 1], forecast(2))
     assert after.total_s[0, 2] > before.total_s[0, 2]
     np.testing.assert_array_equal(after.total_s[1], before.total_s[1])
 
 
 def test_an_unfinished_phase_teaches_nothing():
-    scores = fleet_scores(said(100), outcomes(np.random.default_rng(2), 100, 1.0))
+    scores = fleet_scores(forecast(100), outcomes(np.random.default_rng(2), 100, 1.0))
     calibration = Calibration(1, scores)
-    calibration.learn([0], said(1), np.full((1, 3), np.nan))
-    np.testing.assert_allclose(calibration.asked, 0.1)
+    calibration.learn([0], forecast(1), np.full((1, 3), np.nan))
+    np.testing.assert_allclose(calibration.miscoverage, 0.1)
 
 
 def test_corrected_quantiles_stay_in_order_and_finite_whatever_happens():
     rng = np.random.default_rng(3)
-    calibration = Calibration(5, fleet_scores(said(50), outcomes(rng, 50, 3.0)))
+    calibration = Calibration(5, fleet_scores(forecast(50), outcomes(rng, 50, 3.0)))
     for y in (0.0, 1e9, 1.0):
         for _ in range(60):
-            given = calibration.corrected(np.arange(5), said(5))
+            given = calibration.corrected(np.arange(5), forecast(5))
             assert np.all(np.isfinite(given.total_s))
             assert np.all(np.diff(given.total_s, axis=1) >= 0)
             calibration.learn(np.arange(5), given, np.full((5, 3), y))
 
 
 def test_no_known_outcome_corrects_nothing():
-    scores = fleet_scores(said(4), np.full((4, 3), np.nan))
-    given = Calibration(4, scores).corrected(np.arange(4), said(4))
-    np.testing.assert_array_equal(given.total_s, said(4).total_s)
+    scores = fleet_scores(forecast(4), np.full((4, 3), np.nan))
+    given = Calibration(4, scores).corrected(np.arange(4), forecast(4))
+    np.testing.assert_array_equal(given.total_s, forecast(4).total_s)
 
 
 @pytest.mark.parametrize("spread", [0.3, 1.5])
 def test_a_fleet_that_shares_is_covered_after_a_few_jobs_of_each_device(spread):
-    scores = fleet_scores(said(4000), outcomes(np.random.default_rng(4), 4000, 1.0))
+    scores = fleet_scores(forecast(4000), outcomes(np.random.default_rng(4), 4000, 1.0))
     found = {}
     for word, adaptation in (
         ("own", Adaptation()),
@@ -90,14 +90,14 @@ def test_a_fleet_that_shares_is_covered_after_a_few_jobs_of_each_device(spread):
     assert found["shared"] == pytest.approx(0.8, abs=0.03)
 
 
-def test_what_one_device_shares_moves_the_others_and_what_is_unknown_moves_nobody():
-    scores = fleet_scores(said(100), outcomes(np.random.default_rng(2), 100, 1.0))
+def test_what_one_device_shares_moves_the_others_and_what_is_unknown_moves_no_device():
+    scores = fleet_scores(forecast(100), outcomes(np.random.default_rng(2), 100, 1.0))
     calibration = Calibration(2, scores, Adaptation(shared_step=0.02))
-    before = calibration.corrected([1], said(1))
-    calibration.learn([0], said(1), np.full((1, 3), np.nan))
-    np.testing.assert_array_equal(calibration.corrected([1], said(1)).total_s, before.total_s)
-    calibration.learn([0], said(1), np.full((1, 3), 1e6))
-    assert calibration.corrected([1], said(1)).total_s[0, 2] > before.total_s[0, 2]
+    before = calibration.corrected([1], forecast(1))
+    calibration.learn([0], forecast(1), np.full((1, 3), np.nan))
+    np.testing.assert_array_equal(calibration.corrected([1], forecast(1)).total_s, before.total_s)
+    calibration.learn([0], forecast(1), np.full((1, 3), 1e6))
+    assert calibration.corrected([1], forecast(1)).total_s[0, 2] > before.total_s[0, 2]
     np.testing.assert_allclose(calibration.shared[:, 1], 0.02 * (0.1 - 1.0))
     np.testing.assert_allclose(calibration.shared[:, 0], 0.02 * 0.1)
 
@@ -106,6 +106,6 @@ def test_what_one_device_shares_moves_the_others_and_what_is_unknown_moves_nobod
     "wrong",
     [{"miss": 0.0}, {"miss": 0.5}, {"step": -1.0}, {"step": np.nan}, {"shared_step": -1.0}],
 )
-def test_settings_out_of_range_are_refused(wrong):
+def test_settings_out_of_range_are_rejected(wrong):
     with pytest.raises(ConfigError, match="expected"):
         Adaptation(**wrong)

@@ -6,7 +6,7 @@ import tomli_w
 
 from fedstale.errors import TraceError
 from fedstale.traces.forecast import LSTM, Forecaster, LastValue, embedded
-from fedstale.traces.forecast.files import describe
+from fedstale.traces.forecast.base import FILES
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def edit(folder, **changes):
 
 
 def test_the_description_names_schema_kind_checksum_and_provenance(folder):
-    about = describe(folder)
+    about = FILES.describe(folder)
     assert about["schema"] == 1
     assert about["kind"] == "last-value"
     assert len(about["sha256"]) == 64
@@ -37,19 +37,19 @@ def test_a_folder_without_a_forecaster_is_one_sentence(tmp_path):
         Forecaster.load(tmp_path)
 
 
-def test_another_version_is_refused(folder):
+def test_another_version_is_rejected(folder):
     edit(folder, schema=99)
     with pytest.raises(TraceError, match="schema = 99, expected 1"):
         Forecaster.load(folder)
 
 
-def test_an_unknown_kind_is_refused(folder):
+def test_an_unknown_kind_is_rejected(folder):
     edit(folder, kind="prophet")
     with pytest.raises(TraceError, match="kind = 'prophet'"):
         Forecaster.load(folder)
 
 
-def test_altered_arrays_are_refused(folder):
+def test_altered_arrays_are_rejected(folder):
     path = folder / "forecaster.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -58,32 +58,32 @@ def test_altered_arrays_are_refused(folder):
         Forecaster.load(folder)
 
 
-def test_truncated_arrays_are_refused(folder):
+def test_truncated_arrays_are_rejected(folder):
     path = folder / "forecaster.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(TraceError, match="altered or cut short"):
         Forecaster.load(folder)
 
 
-def test_missing_arrays_are_refused(folder):
+def test_missing_arrays_are_rejected(folder):
     (folder / "forecaster.safetensors").unlink()
     with pytest.raises(TraceError, match="cannot be read"):
         Forecaster.load(folder)
 
 
-def test_a_description_that_is_no_toml_is_refused(folder):
+def test_a_description_that_is_no_toml_is_rejected(folder):
     (folder / "forecaster.toml").write_bytes(b"\xff\x00not toml")
     with pytest.raises(TraceError, match="cannot be read"):
         Forecaster.load(folder)
 
 
-def test_arrays_of_another_kind_are_refused(folder):
+def test_arrays_of_another_kind_are_rejected(folder):
     edit(folder, kind="ewma")
     with pytest.raises(TraceError, match="lacks"):
         Forecaster.load(folder)
 
 
-def test_arrays_that_are_not_finite_are_refused(training, held_out, tmp_path):
+def test_arrays_that_are_not_finite_are_rejected(training, held_out, tmp_path):
     forecaster = LastValue().fit(training, held_out, seed=0)
     forecaster.spread = np.full_like(forecaster.spread, np.nan)
     forecaster.save(tmp_path)
@@ -95,5 +95,5 @@ def test_the_forecaster_that_comes_along_is_an_lstm_below_100_kb(observer):
     forecaster = embedded()
     assert isinstance(forecaster, LSTM)
     assert sum(a.nbytes for a in forecaster.state_dict().values()) < 100_000
-    stays = forecaster.outlook(observer.at(np.arange(60), 1e5)).stays
-    assert np.all((stays >= 0) & (stays <= 1))
+    survival = forecaster.forecast(observer.at(np.arange(60), 1e5)).survival
+    assert np.all((survival >= 0) & (survival <= 1))

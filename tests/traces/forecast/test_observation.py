@@ -8,9 +8,14 @@ from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Series, TraceSet
-from fedstale.traces.forecast import Observer
-from fedstale.traces.forecast.grid import EDGES_S, RATE_HORIZONS_S
-from fedstale.traces.forecast.observation import time_to_change
+from fedstale.traces.forecast import TraceObserver
+from fedstale.traces.forecast.observation import (
+    EDGES_S,
+    CarriedAmounts,
+    OnlineTime,
+    stepwise_means,
+    time_to_change,
+)
 
 DAY = 86_400.0
 LENGTH = 3 * DAY
@@ -62,20 +67,22 @@ def test_changing_the_future_changes_no_observation(seed):
     traces = devices(rng)
     now = float(rng.uniform(2000, LENGTH - 6000))
     who = np.arange(traces.n_devices)
-    before = Observer(traces).at(who, now)
-    after = Observer(with_another_future(traces, now, rng)).at(who, now)
+    before = TraceObserver(traces).at(who, now)
+    after = TraceObserver(with_another_future(traces, now, rng)).at(who, now)
     for field in fields(before):
         np.testing.assert_allclose(
             getattr(after, field.name), getattr(before, field.name), rtol=1e-6, atol=1e-6
         )
 
 
-def test_changing_the_past_does_change_the_observation():
+def test_changing_the_history_does_change_the_observation():
     traces = devices(np.random.default_rng(0))
     other = replace(traces, compute=traces.compute.scaled(np.full(6, 2.0)))
     now = 2 * DAY
     assert not np.allclose(
-        Observer(traces).at([0], now).rates, Observer(other).at([0], now).rates, equal_nan=True
+        TraceObserver(traces).at([0], now).rates,
+        TraceObserver(other).at([0], now).rates,
+        equal_nan=True,
     )
 
 
@@ -85,18 +92,18 @@ def test_steps_are_the_means_of_a_second_by_second_loop(seed, now, memory):
     rng = np.random.default_rng(seed)
     now, memory = float(np.floor(now)), float(np.floor(memory))
     traces = devices(rng, 2)
-    seen = Observer(traces).at([1], now, history_s=memory)
+    seen = TraceObserver(traces).at([1], now, history_s=memory)
     begin = max(now - memory, 0.0)
     step = int(rng.integers(EDGES_S.size - 1))
     start, end = max(now - EDGES_S[step + 1], begin), max(now - EDGES_S[step], begin)
     if start >= end:
-        assert np.isnan(seen.presence[0, step])
+        assert np.isnan(seen.online_share[0, step])
         assert np.isnan(seen.rates[0, :, step]).all()
         return
     seconds = np.arange(start, end)
     windows, _ = traces.availability.windows(1)
-    there = [(windows[:, 0] <= s) & (s < windows[:, 1]) for s in seconds]
-    assert seen.presence[0, step] == pytest.approx(np.any(there, axis=1).mean(), abs=1e-9)
+    online = [(windows[:, 0] <= s) & (s < windows[:, 1]) for s in seconds]
+    assert seen.online_share[0, step] == pytest.approx(np.any(online, axis=1).mean(), abs=1e-9)
     starts, rates, _ = traces.compute.segments(1)
     each = rates[np.searchsorted(starts, seconds, side="right") - 1]
     assert seen.rates[0, 0, step] == pytest.approx(each.mean(), rel=1e-6)
@@ -108,7 +115,7 @@ def test_time_since_the_last_change_is_found_by_walking_back(seed, now):
     rng = np.random.default_rng(seed)
     now = float(np.floor(now))
     traces = devices(rng, 2)
-    seen = Observer(traces).at([0], now)
+    seen = TraceObserver(traces).at([0], now)
     windows, _ = traces.availability.windows(0)
     edges = windows.ravel()
     past = edges[edges <= now]
@@ -121,46 +128,26 @@ def test_a_window_that_began_before_the_shifted_record_counts_only_since_the_rec
         device_ids=pd.Index(["a"], dtype="str"),
         availability=Availability.of([[(0.0, 50.0), (90.0, 100.0)]], 100.0).shifted([95.0]),
     )
-    seen = Observer(traces).at([0, 0, 0], [0.0, 20.0, 120.0])
+    seen = TraceObserver(traces).at([0, 0, 0], [0.0, 20.0, 120.0])
     # The second time round, at 120 s, the window began in the cycle before, at 95 s.
     np.testing.assert_allclose(seen.since_s, [0.0, 20.0, 25.0])
 
 
 def test_without_history_nothing_is_known_but_the_present():
     traces = devices(np.random.default_rng(1))
-    seen = Observer(traces).at([0, 1], 2 * DAY, history_s=0.0)
+    seen = TraceObserver(traces).at([0, 1], 2 * DAY, history_s=0.0)
     assert np.isnan(seen.rates).all()
-    assert np.isnan(seen.presence).all()
-    assert np.isnan(seen.day_ago_rates).all()
+    assert np.isnan(seen.online_share).all()
     np.testing.assert_array_equal(seen.since_s, 0.0)
     np.testing.assert_array_equal(seen.time_of_day_s, 6 * 3600.0)
 
 
-def test_yesterday_is_unknown_on_the_first_day_and_known_on_the_second():
-    traces = devices(np.random.default_rng(2))
-    seen = Observer(traces).at([0, 0], [DAY - 1.0, DAY + 1000.0])
-    assert np.isnan(seen.day_ago_online[0])
-    assert seen.day_ago_online[1] == traces.availability.is_available([0], 1000.0)[0]
-    expected = traces.compute.integral([0], 1000.0, 1300.0) / 300.0
-    two = int(np.flatnonzero(RATE_HORIZONS_S == 300.0)[0])
-    np.testing.assert_allclose(seen.day_ago_rates[1, 0, two], expected)
-
-
-def test_a_stay_of_yesterday_that_still_lasts_is_cut_at_now():
-    traces = TraceSet(
-        device_ids=pd.Index(["a"], dtype="str"),
-        availability=Availability.of([[(10.0, 10 * DAY)]], 11 * DAY),
-    )
-    seen = Observer(traces).at([0], 2 * DAY)
-    assert seen.day_ago_stayed_s[0] == DAY
-
-
 def test_unknown_channels_are_nan_and_unknown_availability_counts_as_online():
     traces = TraceSet(device_ids=pd.Index(["a"], dtype="str"), compute=Series.constant([3.0]))
-    seen = Observer(traces).at([0], 5000.0)
+    seen = TraceObserver(traces).at([0], 5000.0)
     assert seen.online[0]
     assert np.isnan(seen.rates[0, 1:]).all()
-    assert np.isnan(seen.presence).all()
+    assert np.isnan(seen.online_share).all()
     assert seen.rates[0, 0, 0] == pytest.approx(3.0)
 
 
@@ -168,7 +155,7 @@ def test_many_devices_at_once_are_seen_as_each_of_them_alone():
     traces = devices(np.random.default_rng(6))
     rng = np.random.default_rng(7)
     who, when = rng.integers(6, size=1500), rng.uniform(0, 2 * LENGTH, 1500)
-    observer = Observer(traces)
+    observer = TraceObserver(traces)
     together = observer.at(who, when)
     for i in rng.integers(1500, size=20):
         alone = observer.at(who[i : i + 1], when[i : i + 1])
@@ -178,8 +165,8 @@ def test_many_devices_at_once_are_seen_as_each_of_them_alone():
             )
 
 
-def test_nobody_is_observed_where_nobody_is_asked():
-    seen = Observer(devices(np.random.default_rng(0))).at([], [])
+def test_no_devices_give_no_observations():
+    seen = TraceObserver(devices(np.random.default_rng(0))).at([], [])
     assert len(seen) == 0
     assert seen.rates.shape == (0, 3, EDGES_S.size - 1)
 
@@ -199,6 +186,92 @@ def test_time_to_change_ends_where_the_state_differs():
     ("who", "now", "memory"), [([9], 0.0, 1.0), ([0], -1.0, 1.0), ([0], np.nan, 1.0), ([0], 0, -1)]
 )
 def test_impossible_questions_are_one_sentence(who, now, memory):
-    observer = Observer(devices(np.random.default_rng(0)))
+    observer = TraceObserver(devices(np.random.default_rng(0)))
     with pytest.raises(TraceError, match="expected"):
         observer.at(who, now, history_s=memory)
+
+
+RECORD_S = 50_000.0
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def rates(rng, n=5):
+    """Return rates of every kind of storage, many of them zero."""
+    regular = rng.uniform(0, 1e7, (n, 500)) * (rng.random((n, 500)) < 0.6)
+    rows = []
+    for count in rng.integers(0, 60, n):
+        starts = np.append(0.0, np.unique(rng.uniform(1, RECORD_S - 1, count)))
+        rows.append((starts, rng.uniform(0, 9, starts.size) * (rng.random(starts.size) < 0.6)))
+    shift = rng.uniform(0, RECORD_S, n)
+    for repeat in (True, False):
+        yield Series.regular(regular, step_s=100.0, repeat=repeat).shifted(shift)
+        irregular = Series.irregular(rows, np.full(n, RECORD_S), repeat=repeat).scaled(
+            rng.random(n)
+        )
+        yield irregular
+        yield irregular.shifted(shift).between(300.0, 1.7 * RECORD_S)
+    yield Series.constant(rng.random(n))
+
+
+def falling(rng, n, m=12):
+    """Return instants, of which some coincide and some lie on the edges of segments."""
+    t = np.round(rng.uniform(0, 4 * RECORD_S, (n, m)), int(rng.integers(-2, 4)))
+    return -np.sort(-np.maximum(t, 0.0), axis=1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS)
+def test_differences_are_the_integrals_of_the_series(seed):
+    rng = np.random.default_rng(seed)
+    for series in rates(rng):
+        chosen = rng.integers(5, size=30)
+        edges = falling(rng, 30)
+        found = stepwise_means(CarriedAmounts(series), chosen, edges)
+        start, end = edges[:, 1:], edges[:, :-1]
+        each = np.repeat(chosen, start.shape[1])
+        expected = series.integral(each, start.ravel(), end.ravel()).reshape(start.shape)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            expected = np.where(end > start, expected / (end - start), np.nan)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS)
+def test_time_online_is_what_a_loop_over_the_windows_adds_up(seed):
+    rng = np.random.default_rng(seed)
+    windows = []
+    for count in (0, 1, *rng.integers(0, 20, 4)):
+        edges = np.unique(rng.uniform(0, RECORD_S, 2 * int(count)))
+        windows.append(edges.reshape(-1, 2))
+    shift = rng.uniform(0, RECORD_S, 6)
+    for repeat in (True, False):
+        phones = Availability.of(windows, RECORD_S, repeat=repeat).shifted(shift)
+        phones = phones.between(100.0, 2.5 * RECORD_S)
+        edges = falling(rng, 6)
+        found = OnlineTime(phones).upto(np.arange(6), edges)
+        for i in range(6):
+            cycles = np.arange(5 if repeat else 1) * RECORD_S
+            own = (windows[i][None] + cycles[:, None, None]).reshape(-1, 2) - phones.shifts[i]
+            own = np.clip(own, 0.0, phones.until)
+            for k in range(edges.shape[1] - 1):
+                part = np.clip(own, edges[i, k + 1], edges[i, k])
+                assert found[i, k] - found[i, k + 1] == pytest.approx(np.diff(part).sum(), abs=1e-6)
+
+
+def test_a_rate_of_zero_is_zero_exactly_also_around_the_end_of_a_record():
+    series = Series.regular([[0.0, 1e7 / 3, 1e6 / 7, 0.0]], step_s=10.0)
+    edges = np.array([[409.0, 405.0, 400.0, 395.0, 391.0]])
+    assert np.all(stepwise_means(CarriedAmounts(series), np.array([0]), edges) == 0.0)
+
+
+def test_no_device_was_online_without_windows():
+    online = OnlineTime(Availability.of([np.empty((0, 2))] * 2, 10.0))
+    np.testing.assert_array_equal(online.upto(np.arange(2), np.ones((2, 3))), 0.0)
+
+
+def test_late_devices_lose_no_digits_to_the_many_before_them():
+    n = 3000
+    windows = [[(0.1, 86_400.3)]] * (n - 1) + [[(10.0, 10.1), (20.0, 20.2)]]
+    online = OnlineTime(Availability.of(windows, 1e5, repeat=False))
+    found = online.upto(np.array([n - 1]), np.array([[30.0, 15.0]]))
+    np.testing.assert_allclose(found, [[0.3, 0.1]], rtol=1e-12)

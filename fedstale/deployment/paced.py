@@ -1,0 +1,100 @@
+"""A ClientApp that is paced: it trains and replies at given instants, on whatever machine it runs.
+
+The instants come with the message: when the device has received it, and when its reply has left.
+What the machine and Flower need themselves passes within these times and adds to them only where
+it takes longer. A message without instants is answered at once.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from fedstale.errors import ProtocolError
+
+PACING_RECORD = "fedstale.replay"
+"""Name of the ConfigRecord with the instants in messages, and with the real ones in replies."""
+_INSTANTS = ("train_at", "reply_at")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """Instants of a device's work on one message, in s since 1970, UTC."""
+
+    train_at: float
+    """When the last byte of the message has arrived, so that training may begin."""
+    reply_at: float
+    """When the last byte of the reply has been sent."""
+
+    def record(self) -> ConfigRecord:
+        """Return the record that a message carries."""
+        return ConfigRecord({name: getattr(self, name) for name in _INSTANTS})
+
+    @classmethod
+    def of(cls, record: Mapping[str, object]) -> "Pacing":
+        """Read a record.
+
+        Raises:
+            ProtocolError: an instant is missing or is no finite number.
+        """
+        instants: dict[str, float] = {}
+        for name in _INSTANTS:
+            value = record.get(name)
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise ProtocolError(
+                    f"{PACING_RECORD}: {name} = {value!r}: expected seconds since 1970"
+                )
+            instants[name] = float(value)
+        return cls(**instants)
+
+
+class PacedApp(ClientApp):
+    """Another ClientApp, which is paced by the records of its messages."""
+
+    def __init__(
+        self,
+        app: ClientApp,
+        *,
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Wrap an app.
+
+        Args:
+            app: what does the work.
+            now: returns seconds since 1970, UTC.
+            sleep: waits some seconds.
+        """
+        super().__init__()
+        self._app, self._now, self._sleep = app, now, sleep
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message at its time."""
+        if PACING_RECORD not in message.content.config_records:
+            return self._app(message, context)
+        taken_at = self._now()
+        pacing = Pacing.of(message.content.config_records[PACING_RECORD])
+        # The app must get what it would get without pacing.
+        del message.content[PACING_RECORD]
+        self._wait(pacing.train_at)
+        began_at = self._now()
+        reply = self._app(message, context)
+        trained_at = self._now()
+        self._wait(pacing.reply_at)
+        if not reply.has_error():
+            reply.content[PACING_RECORD] = ConfigRecord(
+                {
+                    "taken_at": taken_at,
+                    "began_at": began_at,
+                    "trained_at": trained_at,
+                    "left_at": self._now(),
+                }
+            )
+        return reply
+
+    def _wait(self, until: float) -> None:
+        while (left := until - self._now()) > 0:
+            self._sleep(min(left, 3600.0))

@@ -1,0 +1,131 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedstale.errors import TraceError
+from fedstale.traces import Availability, Series, TraceSet
+from fedstale.traces.forecast import TraceObserver, draw, examples_at
+from fedstale.traces.forecast.dataset import draw_parts, record_s, split, targets_at
+from fedstale.traces.forecast.observation import HORIZONS_S, RATE_HORIZONS_S
+
+DAY = 86_400.0
+
+
+def test_survival_is_that_of_the_windows(fleet):
+    rng = np.random.default_rng(0)
+    who, when = rng.integers(60, size=200), rng.uniform(0, DAY, 200)
+    survival = targets_at(fleet, who, when, np.full(200, 3 * DAY)).survival
+    for i in range(0, 200, 7):
+        now = fleet.availability.is_available(who[[i]], when[i])[0]
+        for k, horizon in enumerate(HORIZONS_S[:5]):
+            path = when[i] + np.arange(0, horizon + 1, 1.0)
+            same = fleet.availability.is_available(np.full(path.size, who[i]), path) == now
+            # A change between two whole seconds is seen at the second after it.
+            assert survival[i, k] == same.all() or same[:-1].all()
+
+
+def test_mean_rates_are_the_integrals_of_the_trace(fleet):
+    got = targets_at(fleet, np.array([3]), np.array([500.0]), np.array([DAY])).rates
+    for k, horizon in enumerate(RATE_HORIZONS_S):
+        expected = fleet.downlink.integral([3], 500.0, 500.0 + horizon)[0] / horizon
+        assert got[0, 1, k] == pytest.approx(expected)
+
+
+def test_labels_that_would_need_more_than_the_part_are_unknown(fleet):
+    got = targets_at(fleet, np.array([0]), np.array([1000.0]), np.array([1000.0 + 900.0]))
+    np.testing.assert_array_equal(np.isnan(got.survival[0]), HORIZONS_S > 900.0)
+    np.testing.assert_array_equal(np.isnan(got.rates[0, 0]), RATE_HORIZONS_S > 900.0)
+
+
+def test_what_happens_after_the_part_changes_no_label(fleet):
+    who, when = np.arange(60), np.linspace(0, DAY, 60)
+    cut = fleet.between(0.0, DAY)
+    for a, b in zip(
+        (targets_at(fleet, who, when, np.full(60, DAY)).rates,),
+        (targets_at(cut, who, when, np.full(60, DAY)).rates,),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_origins_lie_in_the_part_and_half_of_them_are_online(observer):
+    examples = draw(observer, np.arange(10, 30), start=DAY, until=2 * DAY, n=600, seed=0)
+    assert examples.observed.now.min() >= DAY
+    assert examples.observed.now.max() < 2 * DAY
+    assert set(examples.observed.devices) <= set(range(10, 30))
+    assert 0.4 < examples.observed.online.mean() < 0.75
+
+
+def test_the_same_seed_draws_the_same_origins_and_another_seed_others(observer):
+    one, two, three = (
+        draw(observer, np.arange(60), start=0.0, until=DAY, n=50, seed=s).observed.now
+        for s in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(one, three)
+
+
+def test_some_devices_remember_only_a_part_of_their_history(observer):
+    examples = draw(
+        observer, np.arange(60), start=DAY, until=2 * DAY, n=400, seed=0, short_history=0.5
+    )
+    short = examples.observed.history_s < examples.observed.now
+    assert 0.4 < short.mean() < 0.6
+    assert (examples.observed.history_s == 0).any()
+
+
+def test_records_of_rates_alone_end_where_the_longest_ends():
+    rows = [np.ones(4), np.ones(7)]
+    traces = TraceSet(
+        device_ids=pd.Index(["a", "b"], dtype="str"), downlink=Series.regular(rows, step_s=10.0)
+    )
+    np.testing.assert_array_equal(record_s(traces), [40.0, 70.0])
+    examples = draw(TraceObserver(traces), [0, 1], start=0.0, until=np.inf, n=200, seed=0)
+    assert np.all(examples.observed.now < np.array([40.0, 70.0])[examples.observed.devices])
+
+
+def test_a_part_after_every_record_is_one_sentence(observer):
+    with pytest.raises(TraceError, match="no time to draw"):
+        draw(observer, np.arange(60), start=9 * DAY, until=10 * DAY, n=10, seed=0)
+
+
+def test_survival_of_new_sessions_is_counted_over_sessions_that_begin():
+    traces = TraceSet(
+        device_ids=pd.Index(["a"], dtype="str"),
+        availability=Availability.of([[(100.0 * i, 100.0 * i + 70.0) for i in range(50)]], DAY),
+    )
+    survival = examples_at(TraceObserver(traces), [0], 50.0, until=DAY).new_session_survival
+    assert survival[0] > 0.95
+    assert survival[1] < 0.05
+
+
+def test_no_device_is_in_two_parts_and_none_is_left_out(fleet):
+    parts = split(fleet, seed=0)
+    together = np.concatenate([parts.training, parts.validation, parts.testing])
+    np.testing.assert_array_equal(np.sort(together), np.arange(fleet.n_devices))
+
+
+def test_the_split_follows_from_the_seed(fleet):
+    np.testing.assert_array_equal(split(fleet, seed=4).testing, split(fleet, seed=4).testing)
+    assert not np.array_equal(split(fleet, seed=4).testing, split(fleet, seed=5).testing)
+
+
+def test_nothing_learnt_comes_from_a_tested_device_or_a_tested_hour(fleet):
+    parts = split(fleet, seed=0)
+    training, held_out = draw_parts(fleet, None, n=300, seed=0)
+    for examples, allowed in ((training, parts.training), (held_out, parts.validation)):
+        assert set(examples.observed.devices) <= set(allowed)
+        assert examples.observed.now.max() < parts.turn
+        late = examples.observed.now[:, None] + 3600.0 > parts.turn
+        assert np.isnan(examples.targets.rates[:, 0, 5:])[late[:, 0]].all()
+
+
+def test_other_traces_to_stop_on_leave_all_devices_to_learn_from(fleet):
+    training, held_out = draw_parts(fleet, fleet.take(np.arange(7)), n=2000, seed=0)
+    assert len(set(training.observed.devices)) > 50
+    assert set(held_out.observed.devices) <= set(range(7))
+
+
+def test_too_few_devices_are_one_sentence():
+    with pytest.raises(TraceError, match="at least 5"):
+        split(TraceSet.ideal(4), seed=0)

@@ -1,0 +1,240 @@
+"""The contract of a forecaster: learn from examples, forecast many devices at once, be saved.
+
+A forecaster predicts processes (`forecast`); the times and the probability of a job follow from
+them in one place, `DeviceForecast.of_job`. So one forecaster serves jobs of every size, and a test
+on one is a test on all.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstale.errors import ConfigError, TraceError
+from fedstale.traces.arrays import Array, Index
+from fedstale.traces.forecast.dataset import Examples
+from fedstale.traces.forecast.observation import (
+    HORIZONS_S,
+    LEVELS,
+    RATE_HORIZONS_S,
+    RATES,
+    Observation,
+)
+from fedstale.traces.forecast.survival import DeviceForecast, JobForecast
+from fedstale.traces.io.models import ModelFiles
+from fedstale.traces.trip import Job
+
+State = dict[str, npt.NDArray[Any]]
+
+LEAST_RATE = 1e-6
+"""Rates below this are taken as this in logarithms."""
+
+FILES = ModelFiles(
+    what="forecaster",
+    made_by="fedstale train-forecaster",
+    version=("schema", 1),
+    most_bytes=64_000_000,
+    error=TraceError,
+)
+"""forecaster.toml and forecaster.safetensors; see `fedstale.traces.io.models`."""
+
+# Of the fields of `FleetStatistics` in files of version 1.
+_STATE_NAMES = {
+    "survival": "prior.stays",
+    "new_session_survival": "prior.fresh",
+    "rates": "prior.rates",
+}
+
+KINDS: "dict[str, type[Forecaster]]" = {}
+"""Class of each kind, by its name on the command line and in files."""
+
+
+def log_rate(rates: Array) -> Array:
+    """Return the logarithm of rates, none below the least."""
+    return np.log(np.maximum(rates, LEAST_RATE))
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class FleetStatistics:
+    """What the training devices did: the forecast of a device that has no history yet."""
+
+    survival: Array
+    """Share that remain offline, and that remain online, by horizon; shape (2, horizons)."""
+    new_session_survival: Array
+    """Share of sessions that last beyond each horizon; shape (horizons,)."""
+    rates: Array
+    """Quantiles of mean rates over all devices; shape (3, rate horizons, quantiles)."""
+
+    @classmethod
+    def of(cls, examples: Examples) -> "FleetStatistics":
+        """Return the statistics of the devices of some examples."""
+        bins = examples.observed.online.astype(np.int64)
+        survival = shares(examples.targets.survival, bins, 2, np.full(HORIZONS_S.size, 0.5))
+        rates = np.ones((len(RATES), RATE_HORIZONS_S.size, LEVELS.size))
+        for channel in range(len(RATES)):
+            for k in range(RATE_HORIZONS_S.size):
+                known = examples.targets.rates[:, channel, k]
+                known = known[~np.isnan(known)]
+                if known.size:
+                    rates[channel, k] = np.maximum(np.quantile(known, LEVELS), LEAST_RATE)
+                elif k:
+                    rates[channel, k] = rates[channel, k - 1]
+        return cls(
+            survival=survival, new_session_survival=examples.new_session_survival, rates=rates
+        )
+
+    def state_dict(self) -> State:
+        """Return the arrays under names of their own."""
+        return {name: getattr(self, field) for field, name in _STATE_NAMES.items()}
+
+    @classmethod
+    def from_state(cls, state: State) -> "FleetStatistics":
+        """Return the statistics that a state holds."""
+        return cls(**{field: state[name] for field, name in _STATE_NAMES.items()})
+
+
+def shares(survival: Array, bins: Index, n_bins: int, start: Array) -> Array:
+    """Return the share that survives in each bin, beyond each horizon, falling with the horizon.
+
+    Args:
+        survival: 1, 0 or NaN; shape (n, horizons).
+        bins: of each example; shape (n,).
+        n_bins: number of bins.
+        start: share of an empty bin; weighs as much as ten examples; (horizons,) or
+            (n_bins, horizons).
+
+    Returns:
+        Shares in (0, 1); shape (n_bins, horizons).
+    """
+    known = ~np.isnan(survival)
+    total = np.zeros((n_bins, survival.shape[1]))
+    count = np.zeros((n_bins, survival.shape[1]))
+    np.add.at(total, bins, np.where(known, survival, 0.0))
+    np.add.at(count, bins, known.astype(np.float64))
+    return np.minimum.accumulate((total + 10.0 * start) / (count + 10.0), axis=1)
+
+
+class Forecaster(ABC):
+    """Predicts what devices will do, each from its own history only.
+
+    Subclasses have a `kind`, learn in `fit`, and return what they learnt from `state_dict`; those
+    that are only compared with others in a backtest are not saved.
+    """
+
+    kind: ClassVar[str]
+    """Name on the command line and in files; a class that sets it is listed in `KINDS`."""
+    reads_the_future: ClassVar[bool] = False
+    """Whether it is no forecaster but an upper bound on all of them."""
+    can_be_saved: ClassVar[bool] = True
+    """Whether it has a `state_dict`; else it is only compared with others."""
+    fleet: FleetStatistics
+    """Statistics of the devices that it learnt from; set by `fit`."""
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in cls.__dict__:
+            KINDS[cls.kind] = cls
+
+    @abstractmethod
+    def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
+        """Learn from examples, and return self.
+
+        Args:
+            training: what to learn from.
+            validation: of other devices, to stop early or to choose a setting on.
+            seed: of everything drawn.
+        """
+
+    @abstractmethod
+    def forecast(self, observed: Observation) -> DeviceForecast:
+        """Return what each device will do."""
+
+    def forecast_job(self, observed: Observation, job: Job) -> JobForecast:
+        """Return the forecast of a job that is sent to each device now.
+
+        Args:
+            observed: n devices.
+            job: what is sent; each field a scalar or of shape (n,).
+        """
+        return self.forecast(observed).of_job(job)
+
+    def state_dict(self) -> State:
+        """Return what was learnt, as arrays.
+
+        Raises:
+            TraceError: the kind is only compared with others.
+        """
+        raise self._not_saved()
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore what was learnt.
+
+        Raises:
+            TraceError: the kind is only compared with others.
+        """
+        raise self._not_saved()
+
+    def save(self, folder: str | Path, provenance: dict[str, Any] | None = None) -> None:
+        """Write forecaster.toml and forecaster.safetensors, the description last.
+
+        Args:
+            folder: made if it is missing.
+            provenance: what it was trained on and how; plain values.
+
+        Raises:
+            TraceError: the kind is only compared with others.
+        """
+        FILES.write(folder, self.state_dict(), {"kind": self.kind, "provenance": provenance or {}})
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Read a forecaster of this class, or of any class on `Forecaster` itself.
+
+        Raises:
+            TraceError: there is none, or it is of another class or version, altered or cut short.
+        """
+        about = FILES.describe(folder)
+        kind = about.get("kind")
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise TraceError(f"{folder}: kind = {kind!r}, expected one of {', '.join(KINDS)}")
+        forecaster = KINDS[kind]()
+        if not isinstance(forecaster, cls):
+            raise TraceError(f"{folder}: holds a {kind!r} forecaster, expected {cls.kind!r}")
+        state = FILES.arrays(folder, about)
+        try:
+            forecaster.load_state_dict(state)
+        except (KeyError, IndexError, ValueError) as problem:
+            if isinstance(problem, TraceError):
+                raise
+            raise TraceError(
+                f"{folder}: {FILES.safetensors} lacks {problem}: train it again"
+            ) from None
+        return forecaster
+
+    def _not_saved(self) -> TraceError:
+        kinds = ", ".join(kind for kind, each in KINDS.items() if each.can_be_saved)
+        return TraceError(
+            f"kind = {self.kind!r}: only compared with others, and not saved: expected one of "
+            f"{kinds}"
+        )
+
+
+def forecaster_class(kind: str) -> type[Forecaster]:
+    """Return the class of a kind.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"forecaster = {kind!r}: expected one of {', '.join(KINDS)}")
+    return KINDS[kind]
+
+
+def embedded() -> Forecaster:
+    """Return the forecaster that comes with fedstale: an LSTM, trained on published recordings.
+
+    Its description names them, and the command; see docs/results/forecasting.md for scores.
+    """
+    return Forecaster.load(Path(__file__).parent)

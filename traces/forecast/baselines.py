@@ -1,0 +1,385 @@
+"""Forecasters to compare with: what practitioners use before anything is learnt, and an oracle.
+
+Each baseline has one number for a rate (the last value, an average, the mean of the hour) and one
+reason for a session to survive. What makes it a forecaster of quantiles is counted on the training
+devices: how far the truth lay from the number, and how often a device in that position remained
+as it was. A bin or a history that is empty falls back on the fleet.
+
+The oracle reads the future from the trace. It bounds all forecasters, so that a table can hold how
+much there was to gain; published systems that "predict" availability by looking it up are this.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstale.errors import TraceError
+from fedstale.traces.arrays import Array, Index, Mask
+from fedstale.traces.forecast.base import (
+    LEAST_RATE,
+    FleetStatistics,
+    Forecaster,
+    State,
+    log_rate,
+    shares,
+)
+from fedstale.traces.forecast.dataset import Examples, targets_at
+from fedstale.traces.forecast.observation import (
+    DAY_S,
+    EDGES_S,
+    HORIZONS_S,
+    LEVELS,
+    RATE_HORIZONS_S,
+    RATES,
+    STEPS,
+    Observation,
+)
+from fedstale.traces.forecast.survival import DeviceForecast, JobForecast
+from fedstale.traces.trace_set import TraceSet
+from fedstale.traces.trip import Job, Status
+
+HOURS = 24
+_HALF_LIVES_S = (60.0, 300.0, 900.0, 3600.0, 14400.0)
+# Changes are counted within this horizon, 5 min: long enough to observe some, short in an hour.
+_WITHIN = 1
+_HOUR_S, _MINUTE_S, _MINUTES = 3600.0, 60.0, 24 * 60
+# Log-odds beyond these would be those of a certain thing.
+_LEAST, _MOST = 1e-4, 1.0 - 1e-6
+
+
+class Baseline(Forecaster):
+    """A forecaster of one number for each rate and one bin for each device."""
+
+    n_bins: ClassVar[int] = 1
+
+    def __init__(self) -> None:
+        self.spread: Array
+        self.table: Array
+
+    @abstractmethod
+    def level(self, observed: Observation) -> Array:
+        """Return the number for each rate; (n, 3, rate horizons), NaN where unobserved."""
+
+    def bins(self, observed: Observation) -> Index:
+        """Return the bin of each device, from 0 to n_bins - 1; shape (n,)."""
+        return np.zeros(len(observed), dtype=np.int64)
+
+    def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
+        """Count, on the training devices, how far the truth is from the number."""
+        del validation, seed
+        self.fleet = FleetStatistics.of(training)
+        bins = training.observed.online * self.n_bins + self.bins(training.observed)
+        start = np.repeat(self.fleet.survival, self.n_bins, axis=0)
+        self.table = shares(training.targets.survival, bins, 2 * self.n_bins, start)
+        self.spread = self._spread(training)
+        return self
+
+    def _spread(self, training: Examples) -> Array:
+        ratio = log_rate(training.targets.rates) - log_rate(self.level(training.observed))
+        spread = np.zeros((len(RATES), RATE_HORIZONS_S.size, LEVELS.size))
+        for channel in range(len(RATES)):
+            for k in range(RATE_HORIZONS_S.size):
+                known = ratio[:, channel, k]
+                known = known[~np.isnan(known)]
+                if known.size:
+                    spread[channel, k] = np.quantile(known, LEVELS)
+        return spread
+
+    def forecast(self, observed: Observation) -> DeviceForecast:
+        """Return the number with the fleet's spread around it, and the share of the bin."""
+        level = self.level(observed)
+        rates = np.exp(log_rate(level)[..., None] + self.spread)
+        rates = np.where(np.isnan(rates), self.fleet.rates, rates)
+        return DeviceForecast(
+            online=observed.online,
+            survival=self.survival(observed),
+            new_session_survival=self.fleet.new_session_survival,
+            rates=rates,
+        )
+
+    def survival(self, observed: Observation) -> Array:
+        """Return the survival beyond each horizon; shape (n, horizons)."""
+        return self.table[observed.online * self.n_bins + self.bins(observed)]
+
+    def state_dict(self) -> State:
+        """Return the fleet statistics, the spread and the table."""
+        return self.fleet.state_dict() | {"spread": self.spread, "table": self.table}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore the fleet statistics, the spread and the table."""
+        self.fleet = FleetStatistics.from_state(state)
+        self.spread, self.table = state["spread"], state["table"]
+
+
+class LastValue(Baseline):
+    """Persistence: rates and the state go on as in the last seconds."""
+
+    kind = "last-value"
+
+    def level(self, observed: Observation) -> Array:
+        """Return the mean of the newest step."""
+        return _same(observed.rates[:, :, 0])
+
+
+class Ewma(Baseline):
+    """Exponentially weighted average, with its half-life chosen on the validation devices."""
+
+    kind = "ewma"
+    n_bins = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.half_life_s = _HALF_LIVES_S[0]
+
+    def level(self, observed: Observation) -> Array:
+        """Return the exponentially weighted mean of each rate."""
+        return _same(self._average(observed.rates))
+
+    def bins(self, observed: Observation) -> Index:
+        """Return the bin of the exponentially weighted share of time online."""
+        share = np.nan_to_num(self._average(observed.online_share[:, None])[:, 0], nan=0.0)
+        return np.minimum((share * self.n_bins).astype(np.int64), self.n_bins - 1)
+
+    def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
+        """Fit with each half-life and keep the one of the least median error."""
+        losses = []
+        for self.half_life_s in _HALF_LIVES_S:
+            ratio = log_rate(validation.targets.rates) - log_rate(self.level(validation.observed))
+            losses.append(float(np.nanmean(np.abs(ratio))) if np.isfinite(ratio).any() else 0.0)
+        self.half_life_s = _HALF_LIVES_S[int(np.argmin(losses))]
+        return super().fit(training, validation, seed=seed)
+
+    def _average(self, steps: Array) -> Array:
+        old, new = EDGES_S[1:], EDGES_S[:-1]
+        weights = 0.5 ** (new / self.half_life_s) - 0.5 ** (old / self.half_life_s)
+        weights = np.where(np.isnan(steps), 0.0, weights)
+        total = weights.sum(axis=-1)
+        # Old steps alone weigh next to nothing; the mean is then as good as unknown.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = (np.nan_to_num(steps) * weights).sum(axis=-1) / total
+        return np.where(total > 1e-12, mean, np.nan)
+
+    def state_dict(self) -> State:
+        """Return also the half-life."""
+        return super().state_dict() | {"half_life_s": np.array([self.half_life_s])}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore also the half-life."""
+        super().load_state_dict(state)
+        self.half_life_s = float(state["half_life_s"][0])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HourlyChain:
+    """Markov chain of two states, offline and online, whose rates depend on the hour of the day.
+
+    Rates are counted on training devices for each hour, in each state. The survival of a session is
+    the probability that the chain does not leave its state. It is a reasonable model of phones that
+    charge at night, the best of the baselines at horizons of hours, and what the LSTM starts from.
+    """
+
+    leaving: Array
+    """Changes a second, of devices offline and online; shape (2, 24)."""
+
+    @classmethod
+    def of(cls, training: Examples) -> "HourlyChain":
+        """Count the changes of training devices."""
+        hour = hour_of(training.observed.time_of_day_s)
+        known, survived = hour >= 0, training.targets.survival[:, _WITHIN]
+        leaving = np.zeros((2, HOURS))
+        for state in range(2):
+            here = (training.observed.online == state) & ~np.isnan(survived)
+            share = (survived[here].sum() + 5.0) / (here.sum() + 10.0)
+            n = np.bincount(hour[here & known], minlength=HOURS)
+            total = np.bincount(hour[here & known], weights=survived[here & known], minlength=HOURS)
+            p = (total + 50.0 * share) / (n + 50.0)
+            leaving[state] = -np.log(np.clip(p, 1e-9, 1.0)) / HORIZONS_S[_WITHIN]
+        return cls(leaving=leaving)
+
+    def survival(self, online: Mask, time_of_day_s: Array) -> Array:
+        """Return the probability that each device remains online, or offline.
+
+        Args:
+            online: whether it is online; shape (n,).
+            time_of_day_s: of its clock, NaN where it has none; shape (n,).
+
+        Returns:
+            For each horizon; shape (n, horizons).
+        """
+        each = np.concatenate([np.zeros((2, 1)), np.cumsum(self.leaving, axis=1) * _HOUR_S], axis=1)
+        day = each[:, -1]
+        begin = np.nan_to_num(time_of_day_s)
+        state = online.astype(np.int64)
+
+        def upto(t: Array) -> Array:
+            days, rest = np.divmod(t, DAY_S)
+            k = np.minimum((rest // _HOUR_S).astype(np.int64), HOURS - 1)
+            inside = (rest - _HOUR_S * k) * self.leaving[state, k]
+            return days * day[state] + each[state, k] + inside
+
+        hazard = np.stack([upto(begin + h) - upto(begin) for h in HORIZONS_S], axis=1)
+        unknown = np.isnan(time_of_day_s)[:, None]
+        constant = (day / DAY_S)[state][:, None] * HORIZONS_S
+        return np.exp(-np.where(unknown, constant, hazard))
+
+    def log_odds(self, online: Mask, time_of_day_s: Array) -> npt.NDArray[np.float32]:
+        """Return the log-odds of surviving each piece between two horizons, once in it.
+
+        To the minute of the day, from a table.
+
+        Args:
+            online: whether each device is online; shape (n,).
+            time_of_day_s: of its clock, NaN where it has none; shape (n,).
+
+        Returns:
+            float32 of shape (n, horizons).
+        """
+        minute = np.nan_to_num(time_of_day_s / _MINUTE_S, nan=-1.0).astype(np.int64)
+        minute[minute >= 0] %= _MINUTES
+        return self._table[online.astype(np.int64), minute]
+
+    @cached_property
+    def _table(self) -> npt.NDArray[np.float32]:
+        """Log-odds by state and minute; the last row is of devices without a clock."""
+        clock = np.append((np.arange(_MINUTES) + 0.5) * _MINUTE_S, np.nan)
+        rows = []
+        for state in (False, True):
+            survival = self.survival(np.full(clock.size, state), clock)
+            survival[:, 1:] /= survival[:, :-1].copy()
+            p = np.clip(survival, _LEAST, _MOST)
+            rows.append(np.log(p) - np.log1p(-p))
+        return np.array(rows, dtype=np.float32)
+
+
+def hour_of(time_of_day_s: Array) -> Index:
+    """Return the hour of the day; -1 where the time of day is unknown."""
+    hour = np.floor(np.nan_to_num(time_of_day_s, nan=-_HOUR_S) / _HOUR_S).astype(np.int64)
+    return np.where(hour >= 0, hour % HOURS, -1)
+
+
+class HourlyMarkov(Baseline):
+    """Hourly chain for survival; links and processors at their own mean times the fleet's hour."""
+
+    kind = "hourly-markov"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = HourlyChain(leaving=np.zeros((2, HOURS)))
+        self.profile: Array = np.zeros((len(RATES), HOURS))
+
+    def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
+        """Count changes and mean rates for each hour of the training devices."""
+        self.chain = HourlyChain.of(training)
+        hour = hour_of(training.observed.time_of_day_s)
+        known = hour >= 0
+        mean = long_mean(training.observed)
+        ratio = log_rate(training.targets.rates[:, :, _WITHIN]) - log_rate(mean)
+        for channel in range(len(RATES)):
+            here = known & ~np.isnan(ratio[:, channel])
+            n = np.bincount(hour[here], minlength=HOURS)
+            total = np.bincount(hour[here], weights=ratio[here, channel], minlength=HOURS)
+            self.profile[channel] = total / (n + 50.0)
+        return super().fit(training, validation, seed=seed)
+
+    def level(self, observed: Observation) -> Array:
+        """Return the device's own mean times the fleet's at the hour in the middle of a horizon."""
+        middle = observed.time_of_day_s[:, None] + 0.5 * RATE_HORIZONS_S
+        hour = hour_of(middle)
+        # Without a clock there is no hour, and the device's own mean stands alone.
+        factor = np.where(hour[:, None] >= 0, self.profile[:, hour].transpose(1, 0, 2), 0.0)
+        return long_mean(observed)[:, :, None] * np.exp(factor)
+
+    def survival(self, observed: Observation) -> Array:
+        """Return the probability that the chain does not leave its state."""
+        return self.chain.survival(observed.online, observed.time_of_day_s)
+
+    def state_dict(self) -> State:
+        """Return also the hourly rates."""
+        return super().state_dict() | {"leaving": self.chain.leaving, "profile": self.profile}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore also the hourly rates."""
+        super().load_state_dict(state)
+        self.chain, self.profile = HourlyChain(leaving=state["leaving"]), state["profile"]
+
+
+class Oracle(Forecaster):
+    """The future, as the trace has it.
+
+    Args:
+        traces: the devices whose future is read.
+    """
+
+    kind = "oracle"
+    reads_the_future = True
+    can_be_saved = False
+
+    def __init__(self, traces: TraceSet | None = None) -> None:
+        self.traces = traces
+
+    def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
+        """Learn nothing."""
+        del training, validation, seed
+        return self
+
+    def forecast(self, observed: Observation) -> DeviceForecast:
+        """Return the true future, on the grids."""
+        traces = self._traces()
+        truth = targets_at(traces, observed.devices, observed.now, np.full(len(observed), np.inf))
+        rates = np.maximum(np.nan_to_num(truth.rates, nan=1.0), LEAST_RATE)
+        return DeviceForecast(
+            online=observed.online,
+            survival=np.nan_to_num(truth.survival, nan=1.0),
+            new_session_survival=np.ones(HORIZONS_S.size),
+            rates=np.repeat(rates[..., None], LEVELS.size, axis=3),
+        )
+
+    def forecast_job(self, observed: Observation, job: Job) -> JobForecast:
+        """Return the exact times, and 1 for devices that will report in time, else 0.
+
+        The times are those of a device that nothing interrupts, as those of forecasters are.
+        """
+        traces = self._traces()
+        if len(traces.known) < 4:
+            return super().forecast_job(observed, job)
+        outcome = traces.trips(observed.devices, observed.now, job)
+        free = super().forecast_job(observed, job)
+        made = np.isfinite(outcome.reported)
+
+        def exact(true_s: Array, otherwise: Array) -> Array:
+            return np.where(made[:, None], true_s[:, None], otherwise)
+
+        with np.errstate(invalid="ignore"):
+            training = outcome.trained - outcome.downloaded
+            reporting = outcome.reported - outcome.trained
+            total = outcome.reported - observed.now
+        return JobForecast(
+            training_s=exact(training, free.training_s),
+            reporting_s=exact(reporting, free.reporting_s),
+            total_s=exact(total, free.total_s),
+            p_finish=(outcome.status == Status.REPORTED).astype(np.float64),
+        )
+
+    def _traces(self) -> TraceSet:
+        if self.traces is None:
+            raise TraceError("the oracle has no traces to read: give them to Oracle(traces)")
+        return self.traces
+
+
+def long_mean(observed: Observation) -> Array:
+    """Return the mean of each rate over the observed history; NaN if none; (n, 3)."""
+    widths = np.broadcast_to(np.diff(EDGES_S), (len(observed), len(RATES), STEPS))
+    widths = np.where(np.isnan(observed.rates), 0.0, widths)
+    total = widths.sum(axis=2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(
+            total > 0, (np.nan_to_num(observed.rates) * widths).sum(axis=2) / total, np.nan
+        )
+
+
+def _same(level: Array) -> Array:
+    return np.repeat(level[:, :, None], RATE_HORIZONS_S.size, axis=2)

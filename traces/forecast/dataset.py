@@ -1,0 +1,288 @@
+"""Examples to learn from and to test on: what devices had observed, and what they then did.
+
+Labels come from the traces by the same windows and integrals as `trips`, up to an instant that
+belongs to the part and no later: a label that would need more is NaN, which every forecaster and
+score leaves out. Origins are drawn from two streams, any time and time online, since phones that
+are online are rare.
+
+Devices and time are split together: a forecaster is tested on devices that it did not learn from,
+at later instants than any it learnt from. The split follows from a seed, so training and testing
+agree on it without a file.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedstale.errors import TraceError
+from fedstale.traces.arrays import Array, Index
+from fedstale.traces.forecast.observation import (
+    HORIZONS_S,
+    RATE_HORIZONS_S,
+    RATES,
+    Observation,
+    TraceObserver,
+    time_to_change,
+)
+from fedstale.traces.trace_set import TraceSet
+
+SHORT_HISTORY = 0.2
+"""Share of the examples to learn from whose device remembers only a part of its history."""
+TURN_SHARE = 0.625
+"""Share of the record that may be learnt from."""
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Targets:
+    """What devices did after their origins. What the part does not hold is NaN."""
+
+    survival: Array
+    """1 if the device remains online, or offline, beyond the horizon; shape (n, horizons)."""
+    rates: Array
+    """Mean rate over each horizon; shape (n, 3, rate horizons)."""
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Examples:
+    """Observations and what followed them."""
+
+    observed: Observation
+    """The histories."""
+    targets: Targets
+    """What followed."""
+    new_session_survival: Array
+    """Share of sessions that last beyond each horizon from their beginning; (horizons,)."""
+
+    def __len__(self) -> int:
+        return len(self.observed)
+
+
+def record_s(traces: TraceSet) -> Array:
+    """Return how long each device's record is before it repeats or ends, in s; shape (devices,).
+
+    It is the record of availability where that is known, since links and loads of composed devices
+    are shared and repeat within it; otherwise the longest record of a rate.
+    """
+    channels = ("availability",) if traces.availability is not None else RATES
+    known = [getattr(traces, c) for c in channels if getattr(traces, c) is not None]
+    return np.max([np.minimum(c.lengths[c.rows], c.until) for c in known], axis=0)
+
+
+def targets_at(traces: TraceSet, devices: Index, now: Array, until: Array) -> Targets:
+    """Return what each device does after an instant, as far as it is known before another.
+
+    Args:
+        traces: the devices.
+        devices: positions; shape (n,).
+        now: origins in s; shape (n,).
+        until: instant from which on nothing may be known, in s; shape (n,).
+    """
+    n = devices.size
+    survival = np.full((n, HORIZONS_S.size), np.nan)
+    if traces.availability is not None:
+        change = time_to_change(traces.availability, devices, now)[:, None]
+        # A change that was observed also counts only if survival could have been: else the last
+        # origins of a part would have changes alone.
+        survival = np.where((until - now)[:, None] >= HORIZONS_S, change > HORIZONS_S, np.nan)
+    end = now[:, None] + RATE_HORIZONS_S
+    inside = end <= until[:, None]
+    each, start = np.broadcast_arrays(devices[:, None], now[:, None], end)[:2]
+    rates = np.full((n, len(RATES), RATE_HORIZONS_S.size), np.nan)
+    for i, name in enumerate(RATES):
+        series = getattr(traces, name)
+        if series is not None and inside.any():
+            amounts = np.full(end.shape, np.nan)
+            amounts[inside] = series.integral(each[inside], start[inside], end[inside])
+            rates[:, i] = amounts / RATE_HORIZONS_S
+    return Targets(survival=survival, rates=rates)
+
+
+def examples_at(
+    observer: TraceObserver,
+    devices: npt.ArrayLike,
+    now: npt.ArrayLike,
+    *,
+    until: npt.ArrayLike,
+    history_s: npt.ArrayLike = np.inf,
+) -> Examples:
+    """Return the examples of given origins.
+
+    Args:
+        observer: of the devices' traces.
+        devices: positions; shape (n,).
+        now: origins in s; scalar or shape (n,).
+        until: instant from which on nothing may be known, in s; scalar or shape (n,).
+        history_s: how long devices remember, in s; scalar or shape (n,).
+    """
+    observed = observer.at(devices, now, history_s=history_s)
+    limit = np.broadcast_to(np.asarray(until, dtype=np.float64), observed.now.shape)
+    return Examples(
+        observed=observed,
+        targets=targets_at(observer.traces, observed.devices, observed.now, limit),
+        new_session_survival=_new_session_survival(
+            observer.traces, np.unique(observed.devices), float(limit.max(initial=0.0))
+        ),
+    )
+
+
+def draw(
+    observer: TraceObserver,
+    devices: npt.ArrayLike,
+    *,
+    start: float,
+    until: float,
+    n: int,
+    seed: int,
+    short_history: float = 0.0,
+) -> Examples:
+    """Return examples at origins drawn at random, half of them among devices online.
+
+    Args:
+        observer: of the devices' traces.
+        devices: positions to draw from; shape (m,).
+        start: first origin in s.
+        until: instant in s before which origins and labels lie; a device's own record may end
+            earlier.
+        n: number of examples, >= 1.
+        seed: of the draw.
+        short_history: share of the examples whose device remembers only a part of its history,
+            down to nothing, as one does that has just joined.
+
+    Raises:
+        TraceError: there is no time to draw from.
+    """
+    devices = np.asarray(devices, dtype=np.int64)
+    ends = np.minimum(record_s(observer.traces)[devices], until)
+    open_ = np.flatnonzero(ends > start)
+    if open_.size == 0 or n < 1:
+        raise TraceError(
+            f"no time to draw {n} origins from: records end before the part [{start}, {until}) s"
+        )
+    rng = np.random.default_rng(seed)
+    drawn, when = _anywhere(devices[open_], start, ends[open_], n, rng)
+    if observer.traces.availability is not None:
+        for _ in range(20):
+            online = observer.traces.availability.is_available(drawn, when)
+            spare = np.flatnonzero(~online)
+            spare = spare[: max(0, n // 2 - int(online.sum()))]
+            if spare.size == 0:
+                break
+            drawn[spare], when[spare] = _anywhere(
+                devices[open_], start, ends[open_], spare.size, rng
+            )
+    memory = np.full(n, np.inf)
+    short = rng.random(n) < short_history
+    memory[short] = when[short] * rng.random(int(short.sum())) ** 3
+    memory[short & (rng.random(n) < 0.25)] = 0.0
+    limit = np.minimum(record_s(observer.traces)[drawn], until)
+    return examples_at(observer, drawn, when, until=limit, history_s=memory)
+
+
+def _anywhere(
+    devices: Index, start: float, ends: Array, n: int, rng: np.random.Generator
+) -> tuple[Index, Array]:
+    """Return n origins, uniform over all the time of all the devices."""
+    edges = np.cumsum(ends - start)
+    place = rng.random(n) * edges[-1]
+    which = np.minimum(np.searchsorted(edges, place, side="right"), devices.size - 1)
+    return devices[which], start + rng.random(n) * (ends[which] - start)
+
+
+def _new_session_survival(traces: TraceSet, devices: Index, until: float) -> Array:
+    availability = traces.availability
+    if availability is None:
+        return np.ones(HORIZONS_S.size)
+    starts, lengths = [], []
+    for device in devices:
+        windows, length = availability.windows(int(device))
+        shift = availability.shifts[device]
+        begin = windows[:, 0] - shift
+        begin = np.where(begin < 0, begin + length, begin) if availability.repeat else begin
+        starts.append(begin)
+        lengths.append(windows[:, 1] - windows[:, 0])
+    begin, width = np.concatenate(starts), np.concatenate(lengths)
+    result = np.ones(HORIZONS_S.size)
+    for k, horizon in enumerate(HORIZONS_S):
+        known = (begin >= 0) & (begin + horizon <= until)
+        result[k] = (np.count_nonzero(width[known] > horizon) + 0.5) / (known.sum() + 1.0)
+    return np.minimum.accumulate(result)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Split:
+    """Three sets of devices, and the instant between learning and testing."""
+
+    training: Index
+    """Positions of the devices to learn from, before `turn`."""
+    validation: Index
+    """Positions of the devices to stop early and to calibrate on, before `turn`."""
+    testing: Index
+    """Positions of the devices to test on, from `turn` on."""
+    turn: float
+    """Instant in s."""
+    end: float
+    """End of the record in s."""
+
+
+def split(traces: TraceSet, *, seed: int) -> Split:
+    """Return 60, 20 and 20 % of the devices, and the instant that ends the learning.
+
+    Args:
+        traces: the devices, at least 5.
+        seed: of the draw.
+
+    Raises:
+        TraceError: there are too few devices.
+
+    Example:
+        >>> parts = split(TraceSet.ideal(10), seed=0)
+        >>> parts.training.size, parts.validation.size, parts.testing.size
+        (6, 2, 2)
+    """
+    n = traces.n_devices
+    if n < 5:
+        raise TraceError(f"{n} devices: expected at least 5 to split by device")
+    order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5,))).permutation(n)
+    first, second = round(0.6 * n), round(0.8 * n)
+    end = float(record_s(traces).max())
+    return Split(
+        training=np.sort(order[:first]),
+        validation=np.sort(order[first:second]),
+        testing=np.sort(order[second:]),
+        turn=TURN_SHARE * end,
+        end=end,
+    )
+
+
+def draw_parts(
+    traces: TraceSet, stop_on: TraceSet | None, *, n: int, seed: int
+) -> tuple[Examples, Examples]:
+    """Return examples to learn from, and a fifth as many to stop early on.
+
+    Args:
+        traces: the devices.
+        stop_on: other devices to stop early on, out of other recordings; then all devices of
+            `traces` are learnt from. None takes the validation devices of the split.
+        n: number of examples to learn from.
+        seed: of the split and of the draw.
+    """
+    parts = split(traces, seed=seed)
+    observer = TraceObserver(traces)
+    learnt, other, stopped = parts.training, observer, parts.validation
+    if stop_on is not None:
+        learnt, stopped = np.arange(traces.n_devices), np.arange(stop_on.n_devices)
+        other = TraceObserver(stop_on)
+    training = draw(
+        observer, learnt, start=0.0, until=parts.turn, n=n, seed=seed, short_history=SHORT_HISTORY
+    )
+    held_out = draw(
+        other,
+        stopped,
+        start=0.0,
+        until=parts.turn,
+        n=max(n // 5, 100),
+        seed=seed + 1,
+        short_history=SHORT_HISTORY,
+    )
+    return training, held_out

@@ -1,0 +1,237 @@
+"""Rolling-origin backtest of processes: forecasts at many instants, against what then happened.
+
+Tables are long: one row a forecaster, quantity, horizon and metric, with an interval from
+resampling devices. Errors of rates are differences of logarithms, which need no unit and are the
+errors of times with the sign turned; errors of jobs are in seconds.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from fedstale.errors import TraceError
+from fedstale.traces.arrays import Array, Index
+from fedstale.traces.forecast.base import LEAST_RATE, Forecaster
+from fedstale.traces.forecast.baselines import LastValue
+from fedstale.traces.forecast.dataset import Examples, examples_at, record_s
+from fedstale.traces.forecast.evaluation import scores
+from fedstale.traces.forecast.observation import (
+    HORIZONS_S,
+    RATE_HORIZONS_S,
+    RATES,
+    TraceObserver,
+)
+from fedstale.traces.forecast.survival import DeviceForecast
+
+COLD_START_S = (0.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
+"""Lengths of history for which a cold start is tested, in s."""
+_COLUMNS = ["forecaster", "quantity", "horizon_s", "metric", "value", "low", "high", "n"]
+
+
+def rolling(
+    observer: TraceObserver,
+    devices: Index,
+    *,
+    start: float,
+    until: float,
+    step_s: float,
+    seed: int,
+    most: int = 200,
+) -> Examples:
+    """Return examples at one origin in each step: the devices online then, and as many offline.
+
+    Where in its step an origin lies is drawn, lest every origin fall on a change of records that
+    have a step of their own.
+
+    Args:
+        observer: of the devices' traces.
+        devices: positions to test on.
+        start: first origin in s.
+        until: instant in s before which origins and labels lie.
+        step_s: time between origins.
+        seed: of the draw among devices.
+        most: at most this many devices online, and as many offline, at each origin.
+
+    Returns:
+        Examples in order of time.
+
+    Raises:
+        TraceError: no origin lies in the part.
+    """
+    rng = np.random.default_rng(seed)
+    drawn: list[Index] = []
+    when: list[Array] = []
+    ends = np.minimum(record_s(observer.traces)[devices], until)
+    grid = np.arange(start, until, step_s)
+    for now in np.minimum(grid + step_s * rng.random(grid.size), np.nextafter(until, 0.0)):
+        recorded = devices[ends > now]
+        if observer.traces.availability is None:
+            chosen = _some(recorded, most, rng)
+        else:
+            is_online = observer.traces.availability.is_available(
+                recorded, np.full(recorded.size, now)
+            )
+            online = _some(recorded[is_online], most, rng)
+            offline = _some(recorded[~is_online], max(online.size, 1), rng)
+            chosen = np.concatenate([online, offline])
+        drawn.append(np.sort(chosen))
+        when.append(np.full(chosen.size, now))
+    if sum(d.size for d in drawn) == 0:
+        raise TraceError(f"no origin to test on in [{start}, {until}) s every {step_s} s")
+    return examples_at(observer, np.concatenate(drawn), np.concatenate(when), until=until)
+
+
+def _some(devices: Index, most: int, rng: np.random.Generator) -> Index:
+    if devices.size <= most:
+        return devices
+    return rng.choice(devices, most, replace=False)
+
+
+def by_horizon(
+    forecasters: Mapping[str, Forecaster], tested: Examples, training: Examples
+) -> pd.DataFrame:
+    """Return the scores of forecasters on the horizon grid.
+
+    Args:
+        forecasters: fitted ones, by the name in the table.
+        tested: examples at rolling origins.
+        training: examples learnt from; their last values scale MASE.
+
+    Returns:
+        Columns forecaster, quantity, horizon_s, metric, value, low, high, n.
+    """
+    rows: list[tuple[object, ...]] = []
+    scale = naive_scale(training)
+    for name, forecaster in forecasters.items():
+        forecast = forecaster.forecast(tested.observed)
+        rows += _survival(name, forecast, tested)
+        rows += _rates(name, forecast, tested, scale, least_rates(training))
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def naive_scale(training: Examples) -> Array:
+    """Return the mean absolute log error of the last value on the training part; (3, horizons)."""
+    least = least_rates(training)
+    last = _logs(LastValue().level(training.observed), least)
+    error = np.abs(_logs(training.targets.rates, least) - last)
+    known = ~np.isnan(error)
+    with np.errstate(invalid="ignore"):
+        return np.where(known, error, 0.0).sum(axis=0) / known.sum(axis=0)
+
+
+def least_rates(training: Examples) -> Array:
+    """Return a thousandth of the fleet's median rate of each channel; shape (3,).
+
+    Lower rates are scored as this: differences between dead links do not matter, and their
+    logarithms would be most of every mean.
+    """
+    rates = training.targets.rates
+    known = [r[~np.isnan(r)] for r in np.moveaxis(rates, 1, 0)]
+    return np.array([1e-3 * np.median(r) if r.size else LEAST_RATE for r in known])
+
+
+def _logs(rates: Array, least: Array) -> Array:
+    """Return logarithms of rates, none below the least; the channel is the second axis."""
+    return np.log(np.maximum(rates, least.reshape(1, -1, *[1] * (rates.ndim - 2))))
+
+
+def _survival(name: str, forecast: DeviceForecast, tested: Examples) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    online = tested.observed.online
+    for quantity, chosen in (("online", online), ("offline", ~online)):
+        devices = tested.observed.devices[chosen]
+        for k, horizon in enumerate(HORIZONS_S):
+            p, happened = forecast.survival[chosen, k], tested.targets.survival[chosen, k]
+            known = int(np.count_nonzero(~np.isnan(happened)))
+            if known == 0:
+                continue
+            head = (name, quantity, float(horizon))
+            for metric, score in (("brier", scores.brier), ("log_loss", scores.log_loss)):
+                interval = scores.mean_with_interval(score(p, happened), devices)
+                rows.append((*head, metric, *interval, known))
+            # The rarer of the two events: leaving, or coming back.
+            area = scores.average_precision(1.0 - p, 1.0 - happened)
+            rows.append((*head, "auprc_change", area, np.nan, np.nan, known))
+    return rows
+
+
+def _rates(
+    name: str, forecast: DeviceForecast, tested: Examples, scale: Array, least: Array
+) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    truth, predicted = _logs(tested.targets.rates, least), _logs(forecast.rates, least)
+    for c, channel in enumerate(RATES):
+        for k, horizon in enumerate(RATE_HORIZONS_S):
+            y, q = truth[:, c, k], predicted[:, c, k]
+            known = int(np.count_nonzero(~np.isnan(y)))
+            if known == 0:
+                continue
+            error = np.abs(y - q[:, 1])
+            metrics: dict[str, Array] = {
+                "mae": error,
+                "mase": error / scale[c, k] if scale[c, k] > 0 else np.full(y.shape, np.nan),
+                "pinball": scores.pinball(q, y),
+                "coverage": scores.covered(q, y),
+                "width": np.where(np.isnan(y), np.nan, q[:, 2] - q[:, 0]),
+            }
+            for metric, score in metrics.items():
+                interval = scores.mean_with_interval(score, tested.observed.devices)
+                rows.append((name, channel, float(horizon), metric, *interval, known))
+    return rows
+
+
+def cold_start(
+    forecasters: Mapping[str, Forecaster],
+    observer: TraceObserver,
+    tested: Examples,
+    until: float,
+    least: Array,
+) -> pd.DataFrame:
+    """Return mean scores when devices remember only a part of their history, or nothing.
+
+    Columns are forecaster, history_s, pinball (log rate, mean over channels and horizons) and brier
+    (of survival online, mean over the horizons up to an hour). Origins are the same for each
+    length; the oracle, whose score does not depend on it, is left out.
+    """
+    rows = []
+    early = HORIZONS_S <= 3600.0
+    for memory in COLD_START_S:
+        devices, now = tested.observed.devices, tested.observed.now
+        forgetful = examples_at(observer, devices, now, until=until, history_s=memory)
+        online = forgetful.observed.online
+        truth = forgetful.targets
+        for name, forecaster in forecasters.items():
+            if forecaster.reads_the_future:
+                continue
+            forecast = forecaster.forecast(forgetful.observed)
+            loss = scores.pinball(_logs(forecast.rates, least), _logs(truth.rates, least))
+            brier = scores.brier(forecast.survival[online], truth.survival[online])[:, early]
+            rows.append((name, memory, _mean(loss), _mean(brier)))
+    return pd.DataFrame(rows, columns=["forecaster", "history_s", "pinball", "brier"])
+
+
+def _mean(x: Array) -> float:
+    return float(np.nanmean(x)) if np.isfinite(x).any() else float("nan")
+
+
+def error_per_device(
+    forecasters: Mapping[str, Forecaster], tested: Examples, least: Array
+) -> pd.DataFrame:
+    """Return quantiles over devices of each one's mean absolute log error over 5 min, by channel.
+
+    Args:
+        forecasters: fitted ones.
+        tested: examples at rolling origins.
+        least: from `least_rates`.
+    """
+    k = int(np.searchsorted(RATE_HORIZONS_S, 300.0))
+    rows = []
+    for name, forecaster in forecasters.items():
+        predicted = _logs(forecaster.forecast(tested.observed).rates, least)[:, :, k, 1]
+        error = np.abs(_logs(tested.targets.rates, least)[:, :, k] - predicted)
+        for c, channel in enumerate(RATES):
+            each = pd.Series(error[:, c]).groupby(tested.observed.devices).mean().dropna()
+            if each.size:
+                rows.append((name, channel, *np.quantile(each, [0.1, 0.5, 0.9])))
+    return pd.DataFrame(rows, columns=["forecaster", "channel", "q10", "q50", "q90"])

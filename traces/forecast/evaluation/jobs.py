@@ -1,0 +1,242 @@
+"""Backtest of whole jobs: forecast times and probabilities, against the outcome of `trips`.
+
+Also the worth of the probabilities: a server that picks the most reliable devices, and counts the
+reports in time and the device-seconds wasted on the others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from fedstale.traces.arrays import Array, Index
+from fedstale.traces.availability import Availability
+from fedstale.traces.forecast.base import Forecaster
+from fedstale.traces.forecast.conformal import PHASES, Adaptation, Calibration, fleet_scores
+from fedstale.traces.forecast.evaluation import scores
+from fedstale.traces.forecast.observation import Observation, TraceObserver
+from fedstale.traces.forecast.survival import JobForecast
+from fedstale.traces.trace_set import TraceSet
+from fedstale.traces.trip import Job, Status, TripOutcomes
+
+_COLUMNS = ["forecaster", "quantity", "metric", "value", "low", "high", "n"]
+
+
+def true_times(traces: TraceSet, origins: Observation, job: Job, until: float) -> Array:
+    """Return the times of jobs that nothing interrupts, in s; shape (n, 3), as `PHASES`.
+
+    A job that is not over when the part ends is NaN.
+
+    Args:
+        traces: the devices, with all four channels.
+        origins: devices that the job is sent to, and when; n.
+        job: what is sent.
+        until: end of the part in s.
+    """
+    # Interruptions are scored apart; without them the times of every origin are known.
+    always = replace(traces, availability=Availability.always(traces.n_devices))
+    outcome = always.trips(origins.devices, origins.now, replace(job, ttl_s=np.inf))
+    with np.errstate(invalid="ignore"):
+        times = np.stack(
+            [
+                outcome.trained - outcome.downloaded,
+                outcome.reported - outcome.trained,
+                outcome.reported - origins.now,
+            ],
+            axis=1,
+        )
+    return np.where((outcome.reported <= until)[:, None], times, np.nan)
+
+
+def calibrated(
+    forecast: JobForecast,
+    origins: Observation,
+    times: Array,
+    held_out: Array,
+    adaptation: Adaptation,
+) -> JobForecast:
+    """Return forecasts as devices would have corrected them, each from its own outcomes so far.
+
+    An outcome is known to its device when the job is over, and not before.
+
+    Args:
+        forecast: of the forecaster, at the origins.
+        origins: in order of time.
+        times: their `true_times`; shape (n, 3).
+        held_out: scores of the fleet, from `fleet_scores`.
+        adaptation: how devices adapt.
+    """
+    calibration = Calibration(int(origins.devices.max()) + 1, held_out, adaptation)
+    known_at = np.where(np.isfinite(times[:, 2]), origins.now + times[:, 2], np.inf)
+    waiting = np.zeros(0, dtype=np.int64)
+    given = {phase: getattr(forecast, phase).copy() for phase in PHASES}
+    for now in np.unique(origins.now):
+        due = waiting[known_at[waiting] <= now]
+        for job in due[np.argsort(known_at[due], kind="stable")]:
+            one = slice(job, job + 1)
+            calibration.learn(origins.devices[one], _part(forecast, given, one), times[one])
+        waiting = waiting[known_at[waiting] > now]
+        new = np.flatnonzero(origins.now == now)
+        made = calibration.corrected(origins.devices[new], _part(forecast, given, new))
+        for phase in PHASES:
+            given[phase][new] = getattr(made, phase)
+        waiting = np.concatenate([waiting, new])
+    return replace(forecast, **given)
+
+
+def _part(forecast: JobForecast, given: Mapping[str, Array], which: "slice | Index") -> JobForecast:
+    times = {phase: given[phase][which] for phase in PHASES}
+    return JobForecast(p_finish=forecast.p_finish[which], **times)
+
+
+def job_scores(
+    name: str, forecast: JobForecast, origins: Observation, times: Array, finished: Array
+) -> pd.DataFrame:
+    """Return the scores of forecasts of one job.
+
+    Args:
+        name: of the forecaster.
+        forecast: at the origins.
+        origins: devices and instants.
+        times: what the times were, in s, NaN where unknown; shape (n, 3).
+        finished: 1 where the job was reported in time, 0 where not, NaN where it was not tried;
+            shape (n,).
+
+    Returns:
+        Columns forecaster, quantity, metric, value, low, high, n. Times are in s; pinball and width
+        are of their logarithms.
+    """
+    rows: list[tuple[object, ...]] = []
+    for p, phase in enumerate(PHASES):
+        y, q = times[:, p], getattr(forecast, phase)
+        log_y, log_q = (np.log(np.maximum(x, 1e-6)) for x in (y, q))
+        metrics: dict[str, Array] = {
+            "mae_s": np.abs(y - q[:, 1]),
+            "pinball": scores.pinball(log_q, log_y),
+            "coverage": scores.covered(q, y),
+            "width": np.where(np.isnan(y), np.nan, log_q[:, 2] - log_q[:, 0]),
+        }
+        for metric, score in metrics.items():
+            interval = scores.mean_with_interval(score, origins.devices)
+            rows.append((name, phase, metric, *interval, int(np.isfinite(score).sum())))
+    tried = int(np.isfinite(finished).sum())
+    for metric, rule in (("brier", scores.brier), ("log_loss", scores.log_loss)):
+        interval = scores.mean_with_interval(rule(forecast.p_finish, finished), origins.devices)
+        rows.append((name, "finish", metric, *interval, tried))
+    area = scores.average_precision(forecast.p_finish, finished)
+    rows.append((name, "finish", "auprc", area, np.nan, np.nan, tried))
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def finishes(traces: TraceSet, origins: Observation, job: Job, until: float) -> Array:
+    """Return 1 where a job sent to a device online is reported in time, 0 where not, else NaN.
+
+    NaN are devices that are offline, and jobs whose deadline lies beyond the part.
+    """
+    outcome = traces.trips(origins.devices, origins.now, job)
+    tried = origins.online & (origins.now + np.asarray(job.ttl_s) <= until)
+    return np.where(tried, outcome.status == Status.REPORTED, np.nan)
+
+
+def calibration_scores(
+    forecaster: Forecaster, traces: TraceSet, observed: Observation, job: Job, until: float
+) -> Array:
+    """Return the fleet's scores for `Calibration`, on devices that were not learnt from.
+
+    Only devices count that are online and remember all of their history, as those that are sent
+    jobs. All count where there are none of these.
+    """
+    alike = observed.online & (observed.history_s >= observed.now)
+    observed = observed.take(alike) if alike.any() else observed
+    return fleet_scores(
+        forecaster.forecast_job(observed, job), true_times(traces, observed, job, until)
+    )
+
+
+def decision(
+    forecasters: Mapping[str, Forecaster],
+    observer: TraceObserver,
+    devices: Index,
+    instants: Array,
+    job: Job,
+    *,
+    k: int,
+    seed: int,
+    rule: Literal["chance", "cost"] = "chance",
+) -> pd.DataFrame:
+    """Return what picking the most reliable k devices at each instant costs and brings.
+
+    Every instant is a round of its own: k of the devices online are sent the job, of equally
+    reliable ones the fastest. Instants with fewer than 2 k devices online are left out, since there
+    is nothing to choose.
+
+    Args:
+        forecasters: fitted ones; random choice is added.
+        observer: of the devices' traces.
+        devices: positions of the devices to choose from.
+        instants: in s; shape (rounds,).
+        job: what is sent; its deadline must be finite.
+        k: number of devices picked.
+        seed: of random choices.
+        rule: "chance" picks the likeliest to finish; "cost" picks those of the least expected loss
+            of device-seconds for each report, (1 - p) / p times the median of the total time.
+
+    Returns:
+        For each forecaster: valid_ratio (reported in time / sent), wasted_s (device-seconds spent
+        on jobs that were not reported in time, per job sent), both with 95 % intervals over
+        rounds, gap_closed (share of the way in wasted_s from last-value to oracle), rounds.
+    """
+    assert observer.traces.availability is not None
+    rng = np.random.default_rng(seed)
+    valid: dict[str, list[float]] = {name: [] for name in ("random", *forecasters)}
+    wasted: dict[str, list[float]] = {name: [] for name in valid}
+    for now in instants:
+        online = devices[observer.traces.availability.is_available(devices, now)]
+        if online.size < 2 * k:
+            continue
+        outcome = observer.traces.trips(online, now, job)
+        good = outcome.status == Status.REPORTED
+        spent = np.where(good, 0.0, _spent(outcome))
+        observed = observer.at(online, now)
+        orders = {
+            name: _order(each.forecast_job(observed, job), rule)
+            for name, each in forecasters.items()
+        }
+        for name, order in ({"random": rng.permutation(online.size)} | orders).items():
+            valid[name].append(float(good[order[:k]].mean()))
+            wasted[name].append(float(spent[order[:k]].mean()))
+    rows = [(name, *_over_rounds(valid[name]), *_over_rounds(wasted[name])) for name in valid]
+    columns = ["valid_ratio", "valid_low", "valid_high", "wasted_s", "wasted_low", "wasted_high"]
+    table = pd.DataFrame(rows, columns=["forecaster", *columns])
+    table["rounds"] = [len(valid[name]) for name in valid]
+    return _with_gap(table)
+
+
+def _order(forecast: JobForecast, rule: Literal["chance", "cost"]) -> Index:
+    """Return the devices in the order in which they are picked."""
+    p, total = forecast.p_finish, forecast.total_s[:, 1]
+    if rule == "cost":
+        p = np.maximum(p, 1e-3)
+        return np.argsort((1.0 - p) / p * total, kind="stable")
+    return np.lexsort((total, -p))
+
+
+def _spent(outcome: TripOutcomes) -> Array:
+    return outcome.download_s + outcome.compute_s + outcome.upload_s
+
+
+def _over_rounds(values: list[float]) -> tuple[float, float, float]:
+    """Return mean and interval; neighbouring rounds are alike, so hours are resampled whole."""
+    rounds = np.arange(len(values)) // 4
+    return scores.mean_with_interval(np.array(values), rounds)
+
+
+def _with_gap(table: pd.DataFrame) -> pd.DataFrame:
+    named = table.set_index("forecaster")["wasted_s"]
+    if {"last-value", "oracle"} <= set(named.index):
+        gap = named["last-value"] - named["oracle"]
+        if gap > 0:
+            table["gap_closed"] = (named["last-value"] - table["wasted_s"]) / gap
+    return table

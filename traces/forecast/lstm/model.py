@@ -1,0 +1,208 @@
+"""The LSTM forecaster: about 10,000 parameters, pooled over devices, run with NumPy alone.
+
+One recurrent layer reads the device's history, the oldest step first; one hidden layer joins its
+last state with what is known of the device. For survival the output is what to add to the log-odds
+of a baseline, the hourly chain of the fleet, for each piece of the horizon grid: training starts at
+that baseline, and a few recorded days need not teach the hours of the day anew. For rates the
+output is quantiles of their logarithms, which cannot cross: the outer ones are the median minus and
+plus positive numbers. Training needs torch, and is in `training`; a device that only forecasts does
+not import it.
+
+x / (1 + |x|) takes the place of the hyperbolic tangent in the gates, and a half of it and a half
+that of the logistic function: a third of the time, for the same loss.
+
+Reference:
+    Hochreiter, Schmidhuber. Long Short-Term Memory. Neural Computation 9(8), 1997. The use follows
+    Huang et al., Prophet: Proactive Candidate-Selection for Federated Learning by Predicting the
+    Qualities of Training and Reporting Phases (arXiv 2020).
+"""
+
+from collections.abc import Callable
+from typing import Self
+
+import numpy as np
+
+from fedstale.errors import TraceError
+from fedstale.traces.arrays import Array
+from fedstale.traces.forecast.base import FleetStatistics, Forecaster, State
+from fedstale.traces.forecast.baselines import HOURS, HourlyChain
+from fedstale.traces.forecast.dataset import Examples
+from fedstale.traces.forecast.features import SEQUENCE, STATIC, Features, Floats, features
+from fedstale.traces.forecast.observation import (
+    HORIZONS_S,
+    LEVELS,
+    RATE_HORIZONS_S,
+    RATES,
+    Observation,
+)
+from fedstale.traces.forecast.survival import DeviceForecast
+
+HIDDEN = 32
+PIECES = HORIZONS_S.size
+"""Outputs for survival, one for each piece of the horizon grid."""
+OUTPUTS = PIECES + len(RATES) * RATE_HORIZONS_S.size * LEVELS.size
+SHAPES = {
+    "gates": (SEQUENCE + HIDDEN + 1, 4 * HIDDEN),
+    "hidden": (HIDDEN + STATIC + 1, HIDDEN),
+    "output": (HIDDEN + STATIC + 1, OUTPUTS),
+}
+"""Shapes of the three weight matrices; the last row of each is its bias."""
+
+# Devices are computed this many at a time, so that a step's arrays stay in the cache.
+_CHUNK = 512
+
+
+class LSTM(Forecaster):
+    """Long short-term memory over a device's history, with quantiles of its rates."""
+
+    kind = "lstm"
+
+    def __init__(self) -> None:
+        self.chain: HourlyChain
+        self.weights: dict[str, Floats] = {}
+
+    def fit(
+        self,
+        training: Examples,
+        validation: Examples,
+        *,
+        seed: int,
+        progress: Callable[[int, float, float], None] | None = None,
+        checkpoint: str | None = None,
+    ) -> Self:
+        """Train until the loss on the validation devices no longer falls.
+
+        Args:
+            training: what to learn from.
+            validation: of other devices.
+            seed: of the first weights and of the order of examples.
+            progress: called with the epoch and both losses after each epoch.
+            checkpoint: folder to keep the state of training in, to go on after an interruption.
+        """
+        from fedstale.traces.forecast.lstm.training import train  # noqa: PLC0415 - imports torch
+
+        self.fleet, self.chain = FleetStatistics.of(training), HourlyChain.of(training)
+        self.weights = train(
+            training,
+            validation,
+            self.fleet,
+            self.chain,
+            seed=seed,
+            progress=progress,
+            checkpoint=checkpoint,
+        )
+        return self
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of weights."""
+        return sum(w.size for w in self.weights.values())
+
+    def forecast(self, observed: Observation) -> DeviceForecast:
+        """Return the outputs of the network for each device."""
+        n = len(observed)
+        survival = np.empty((PIECES, n))
+        rates = np.empty((len(RATES), RATE_HORIZONS_S.size, LEVELS.size, n))
+        for i in range(0, n, _CHUNK):
+            part = slice(i, i + _CHUNK)
+            given = features(observed.take(part), self.fleet)
+            raw = forward(self.weights, given.sequence, given.static)
+            online, clock = observed.online[part], observed.time_of_day_s[part]
+            raw[:PIECES] += self.chain.log_odds(online, clock).T
+            survival[:, part], rates[..., part] = read_out(raw, given)
+        return DeviceForecast(
+            online=observed.online,
+            survival=survival.T,
+            new_session_survival=self.fleet.new_session_survival,
+            rates=rates.transpose(3, 0, 1, 2),
+        )
+
+    def state_dict(self) -> State:
+        """Return the fleet statistics, the chain and the weights."""
+        return self.fleet.state_dict() | {"leaving": self.chain.leaving} | self.weights
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore the fleet statistics, the chain and the weights.
+
+        Raises:
+            TraceError: a weight has not the shape of this version.
+        """
+        for name, shape in {"leaving": (2, HOURS), **SHAPES}.items():
+            if state[name].shape != shape:
+                raise TraceError(
+                    f"weights {name!r} of shape {state[name].shape}: expected {shape}; train again"
+                )
+        self.fleet = FleetStatistics.from_state(state)
+        self.chain = HourlyChain(leaving=state["leaving"])
+        self.weights = {name: state[name].astype(np.float32) for name in SHAPES}
+
+
+def forward(weights: dict[str, Floats], sequence: Floats, static: Floats) -> Floats:
+    """Return the raw outputs of the network.
+
+    Args:
+        weights: as in `SHAPES`; gates in the order input, forget, output, candidate.
+        sequence: shape (steps, n, 5).
+        static: shape (n, 18).
+
+    Returns:
+        Shape (outputs, n).
+    """
+    # Devices are the last axis in here: gates are then whole rows, and arithmetic on them is fast.
+    n, three, kernel = static.shape[0], 3 * HIDDEN, weights["gates"].T
+    joined = np.zeros((SEQUENCE + HIDDEN + 1, n), dtype=np.float32)
+    joined[-1] = 1.0
+    state = joined[SEQUENCE:-1]
+    cell = np.zeros((HIDDEN, n), dtype=np.float32)
+    gates = np.empty((4 * HIDDEN, n), dtype=np.float32)
+    spare = np.empty((4 * HIDDEN, n), dtype=np.float32)
+    opened, candidate = gates[:three], gates[three:]
+    for step in sequence:
+        joined[:SEQUENCE] = step.T
+        np.matmul(kernel, joined, out=gates)
+        _softsign(gates, spare, gates)
+        opened *= 0.5
+        opened += 0.5
+        candidate *= opened[:HIDDEN]
+        cell *= opened[HIDDEN : 2 * HIDDEN]
+        cell += candidate
+        _softsign(cell, spare[:HIDDEN], state)
+        state *= opened[2 * HIDDEN :]
+    inputs = np.concatenate([state, static.T, joined[-1:]])
+    inner = weights["hidden"].T @ inputs
+    # The inputs also go straight to the output: the last value is repeated by adding one of them.
+    np.maximum(inner, 0.0, out=inputs[:HIDDEN])
+    return np.asarray(weights["output"].T @ inputs, dtype=np.float32)
+
+
+def _softsign(x: Floats, spare: Floats, out: Floats) -> None:
+    np.abs(x, out=spare)
+    spare += 1.0
+    np.divide(x, spare, out=out)
+
+
+def read_out(raw: Floats, given: Features) -> tuple[Array, Array]:
+    """Return the forecasts that raw outputs stand for.
+
+    Args:
+        raw: from `forward`, the chain's log-odds of survival added; shape (outputs, n).
+        given: inputs of the same devices.
+
+    Returns:
+        Survival, shape (horizons, n), and quantiles of rates, shape (3, rate
+        horizons, quantiles, n).
+    """
+    # The probability to survive one piece, given that the device survived so far.
+    pieces = 1.0 / (1.0 + np.exp(-raw[:PIECES].clip(-30, 30)))
+    survival = np.cumprod(pieces, axis=0, dtype=np.float64)
+    n = raw.shape[1]
+    logs = raw[PIECES:].reshape(len(RATES), RATE_HORIZONS_S.size, LEVELS.size, n)
+    outer = _softplus(logs[:, :, ::2])
+    logs[:, :, 0] = logs[:, :, 1] - outer[:, :, 0]
+    logs[:, :, 2] = logs[:, :, 1] + outer[:, :, 1]
+    return survival, np.exp(logs) * np.exp(given.level.T)[:, None, None]
+
+
+def _softplus(x: Floats) -> Floats:
+    # Not `logaddexp`, which is not vectorised.
+    return np.maximum(x, 0.0) + np.log(1.0 + np.exp(-np.abs(x)))
