@@ -404,6 +404,7 @@ class JobTable:
         for name, column in _ALL.items():
             if column.is_event:
                 self.columns[name][slot] = row[name]
+        self.columns["visible_at"][slot] = row["delivered_at"]
         self._slots[job_id], self._over[job_id] = slot, None
         return slot
 

@@ -129,7 +129,7 @@ def test_ctrl_c_at_the_owner_ends_everything(stubborn, tmp_path):
 @needs_linux
 def test_kill_9_of_the_supervisor_ends_its_command(stubborn, tmp_path):
     with owned(stubborn, tmp_path) as (_, supervisor, started):
-        (command,) = (process for process in started if process.cmdline()[-1] == "parent")
+        (command,) = (process for process in started if process.cmdline()[-1:] == ["parent"])
         try:
             supervisor.kill()
             assert all_end([command], limit_s=20.0)

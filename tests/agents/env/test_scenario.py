@@ -14,7 +14,7 @@ from fedstale.agents.evaluation import episode_metrics
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.selection import Random
 from fedstale.traces import Job, TraceSet
-from fedstale.traces.forecast import LastValue, Observer, draw
+from fedstale.traces.forecast import LastValue, TraceObserver, draw
 
 
 @lru_cache
@@ -25,7 +25,7 @@ def phones(n, seed):
 def test_forecasts_of_a_table_are_those_of_the_forecaster_at_or_before_the_instant():
     traces = phones(40, 0)
     kinds = JobKinds.of_fleet(traces)
-    examples = draw(Observer(traces), np.arange(15), start=0.0, until=86_400.0, n=400, seed=0)
+    examples = draw(TraceObserver(traces), np.arange(15), start=0.0, until=86_400.0, n=400, seed=0)
     forecaster = LastValue().fit(examples, examples, seed=0)
     table = ForecastTable.of(
         traces, kinds, [(np.arange(15, 40), forecaster)], start=7200.0, end=15_000.0
@@ -37,7 +37,7 @@ def test_forecasts_of_a_table_are_those_of_the_forecaster_at_or_before_the_insta
     assert np.isnan(p[:15]).all()
     told = np.flatnonzero(online & (devices >= 15))
     assert told.size
-    outlook = forecaster.outlook(Observer(traces).at(told, now[told]))
+    forecast = forecaster.forecast(TraceObserver(traces).at(told, now[told]))
     job = one_kind(kinds.work[1], kinds.ttl_s[1])
     asked = Job(
         work=job.work[0],
@@ -45,7 +45,7 @@ def test_forecasts_of_a_table_are_those_of_the_forecaster_at_or_before_the_insta
         upload_bytes=kinds.n_bytes[1],
         ttl_s=kinds.ttl_s[1],
     )
-    np.testing.assert_allclose(p[told], outlook.forecast(asked).p_finish, rtol=1e-5)
+    np.testing.assert_allclose(p[told], forecast.of_job(asked).p_finish, rtol=1e-5)
     assert (duration[told] > 0).all()
     assert ((available[told] >= 0) & (available[told] <= 1)).all()
     later = table.at(told, np.ones(told.size, dtype=np.int64), now[told] + 299.0)
@@ -54,7 +54,7 @@ def test_forecasts_of_a_table_are_those_of_the_forecaster_at_or_before_the_insta
 
 def test_a_table_does_not_change_when_the_future_does():
     traces = phones(40, 0)
-    examples = draw(Observer(traces), np.arange(20), start=0.0, until=86_400.0, n=300, seed=0)
+    examples = draw(TraceObserver(traces), np.arange(20), start=0.0, until=86_400.0, n=300, seed=0)
     forecaster = LastValue().fit(examples, examples, seed=0)
     kinds = JobKinds.of_fleet(traces)
     parts = [(np.arange(20), forecaster)]
@@ -66,7 +66,7 @@ def test_a_table_does_not_change_when_the_future_does():
 
 def test_a_cached_table_is_read_and_a_wrong_one_is_computed_again(tmp_path):
     traces = phones(40, 0)
-    examples = draw(Observer(traces), np.arange(12), start=0.0, until=86_400.0, n=200, seed=0)
+    examples = draw(TraceObserver(traces), np.arange(12), start=0.0, until=86_400.0, n=200, seed=0)
     forecaster = LastValue().fit(examples, examples, seed=0)
     kinds, path = JobKinds.of_fleet(traces), tmp_path / "made" / "table.npz"
     parts = [(np.arange(12), forecaster)]

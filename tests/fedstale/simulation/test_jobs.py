@@ -118,6 +118,13 @@ def test_devices_that_all_still_work_keep_their_jobs_in_memory():
     assert jobs.n_in_memory == 50
 
 
+def test_a_job_that_is_read_back_is_over():
+    jobs = ended(50)
+    assert jobs.n_in_memory < 20
+    job = jobs[3]
+    assert (job.visible_at, job.delivered_at, job.is_waiting) == (1.0, 1.0, False)
+
+
 def test_a_row_that_is_used_again_remembers_nothing_of_the_job_before():
     jobs = JobTable()
     for _ in range(40):

@@ -44,7 +44,7 @@ def test_a_checkpoint_holds_what_was_said():
     grid, _ = stated(saying(0.75), 1)
     state = grid.state_dict()
     other = TraceGrid(fleet([[(0.0, 1000.0)]]), saying(0.75), costs=COSTS)
-    other._restore(state)
+    other.load_state_dict(state)
     with other.running():
         list(other.send_and_receive([message_to(1000)]))
     assert other.events()["reported_p_finish"].to_pylist()[-1] == 0.75
