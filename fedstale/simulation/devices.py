@@ -214,14 +214,16 @@ class Fleet:
         # A reply must be at the server in time.
         asked[:, 3] = np.maximum(asked[:, 3] - back_s, _SHORTEST_S) if back_s else asked[:, 3]
         slots = jobs.add(len(messages))
+        # Asynchronous strategies send one message after each reply, and a slice is quicker to set.
+        rows = slice(slots[0], slots[0] + 1) if len(messages) == 1 else slots
         columns = jobs.columns
-        columns["node_id"][slots] = places + FIRST_NODE_ID
-        columns["device"][slots] = places
-        columns["kind"][slots] = jobs.numbers([m.metadata.message_type for m in messages])
-        columns["round"][slots] = rounds
-        columns["sent_at"][slots] = now
+        columns["node_id"][rows] = places + FIRST_NODE_ID
+        columns["device"][rows] = places
+        columns["kind"][rows] = jobs.numbers([m.metadata.message_type for m in messages])
+        columns["round"][rows] = rounds
+        columns["sent_at"][rows] = now
         for i, name in enumerate(ASKED):
-            columns[name][slots] = asked[:, i]
+            columns[name][rows] = asked[:, i]
         jobs.messages.update(zip(slots.tolist(), messages, strict=True))
         return slots, unseen_until
 

@@ -451,16 +451,13 @@ class TraceGrid(RuntimeGrid):
             answers = self._clients.replies([job for job in jobs if job.is_answered], coming)
         delivered = []
         for job in jobs:
-            message = job.message
-            if job.is_answered:
-                reply = answers[job.job_id]
+            sent, job_id = job.message.metadata, job.job_id
+            reply = answers.get(job_id) or error_reply(job.message, job.error_code, job.reason)
+            if job_id in answers:
                 self._hear(job.node_id, reply)
-            else:
-                reply = error_reply(message, job.error_code, job.reason)
             at = self._unix_base + job.visible_at
-            sent = message.metadata
             left = sent.created_at + sent.ttl - at
-            stamp(reply, f"reply-{job.job_id}", at, left)
+            stamp(reply, f"reply-{job_id}", at, left)
             delivered.append(reply)
             self._jobs.end(job, self._clock.now)
             self.runtime.reply(sent.message_id, reply, job.status)

@@ -161,6 +161,9 @@ class Callback:
         """The run is over: finished, stopped, stuck, interrupted or failed, and why."""
 
 
+_EVENTS = [name for name in vars(Callback) if not name.startswith("_")]
+
+
 class Pace:
     """Tells when it is time to look again, in wall time; for displays."""
 
@@ -233,29 +236,33 @@ class Runtime:
             name_of: returns the name of a node for people.
         """
         self.clock = clock
-        self.callbacks = list(callbacks)
+        self._told: dict[str, list[Callable[..., None]]] = {name: [] for name in _EVENTS}
         self.checkpointer: Checkpointer | None = None
         """Keeps the strategy's state along with the grid's; None leaves it to the strategy."""
         self.n_online, self.n_in_flight, self.name_of = n_online, n_in_flight, name_of
+        for callback in callbacks:
+            self.add(callback)
 
     def add(self, callback: Callback) -> None:
-        """Tell one more callback what happens from now on."""
-        self.callbacks.append(callback)
+        """Tell one more callback what happens from now on, as far as it overrides methods."""
+        for name, told in self._told.items():
+            if getattr(type(callback), name) is not getattr(Callback, name):
+                told.append(getattr(callback, name))
 
     def now(self) -> float:
         """Return the instant in s."""
         return self.clock.now()
 
-    def tell(self, what: Callable[[Callback], None]) -> None:
+    def _tell(self, name: str, *what: object, **facts: object) -> None:
         """Tell all callbacks something, then end the run if one of them asks for it.
 
         Raises:
             RunEnded: a callback ends the run.
         """
         end: RunEnded | None = None
-        for callback in self.callbacks:
+        for method in self._told[name]:
             try:
-                what(callback)
+                method(self, *what, **facts)
             except RunEnded as asked:
                 end = end or asked
         if end is not None:
@@ -263,46 +270,44 @@ class Runtime:
 
     def job_sent(self, message_id: str, message: Message) -> None:
         """Tell that a message was sent; see `Callback`, here and below."""
-        self.tell(lambda callback: callback.job_sent(self, message_id, message))
+        self._tell("job_sent", message_id, message)
 
     def reply(self, message_id: str, reply: Message, status: str) -> None:
         """Tell that a reply was handed to the strategy."""
-        self.tell(lambda callback: callback.reply(self, message_id, reply, status))
+        self._tell("reply", message_id, reply, status)
 
     def aggregated(
         self, message_id: str, *, base_version: int, version: int, staleness: int, weight: float
     ) -> None:
         """Tell that a reply was used."""
-        self.tell(
-            lambda callback: callback.aggregated(
-                self,
-                message_id,
-                base_version=base_version,
-                version=version,
-                staleness=staleness,
-                weight=weight,
-            )
+        self._tell(
+            "aggregated",
+            message_id,
+            base_version=base_version,
+            version=version,
+            staleness=staleness,
+            weight=weight,
         )
 
     def rejected(self, message_id: str, *, reason: str) -> None:
         """Tell that a reply was not used, or that a job was given up."""
-        self.tell(lambda callback: callback.rejected(self, message_id, reason=reason))
+        self._tell("rejected", message_id, reason=reason)
 
     def new_version(self, version: int, arrays: ArrayRecord) -> None:
         """Tell that there is a new model."""
-        self.tell(lambda callback: callback.new_version(self, version, arrays))
+        self._tell("new_version", version, arrays)
 
     def metrics(self, version: int, source: str, values: Mapping[str, float]) -> None:
         """Tell that metrics were measured."""
-        self.tell(lambda callback: callback.metrics(self, version, source, values))
+        self._tell("metrics", version, source, values)
 
     def time_moved(self) -> None:
         """Tell that the clock has moved."""
-        self.tell(lambda callback: callback.time_moved(self))
+        self._tell("time_moved")
 
     def ended(self, status: str, reason: str) -> None:
         """Tell that the run is over."""
-        self.tell(lambda callback: callback.ended(self, status, reason))
+        self._tell("ended", status, reason)
 
 
 class RuntimeGrid(Grid, Clock):
