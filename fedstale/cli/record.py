@@ -119,14 +119,14 @@ def _record(
 
     from fedstale.traces.recording import recorder
     from fedstale.traces.recording import to_traces as recorded
-    from fedstale.traces.recording.journal import Journal, Run
+    from fedstale.traces.recording.journal import Journal, RecordingRun
     from fedstale.traces.recording.monitor import PsutilMonitor
 
     recorder.check(interval_s=interval_s, duration_s=duration_s)
     # The rule would fail at the end of the recording; one reading tells now.
     recorded.check_readable(PsutilMonitor().read(), available)
     offset = datetime.now().astimezone().utcoffset()
-    about = Run(
+    about = RecordingRun(
         device_id=device,
         interval_s=interval_s,
         utc_offset_s=offset.total_seconds() if offset else 0.0,

@@ -60,7 +60,7 @@ _Row: TypeAlias = tuple[int, int, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RecordingRun:
     """What holds for every reading of one start of the recorder."""
 
     device_id: str
@@ -77,7 +77,7 @@ class Run:
 class JournalPart:
     """The readings of one run, in the order of reading."""
 
-    about: Run
+    about: RecordingRun
     """The run."""
     readings: npt.NDArray[np.void]
     """Of dtype `RECORD`; shape (n,)."""
@@ -142,7 +142,7 @@ class Journal:
         TraceError: the bound is too small for two hours, or the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, about: Run, *, max_bytes: int) -> None:
+    def __init__(self, folder: Path, about: RecordingRun, *, max_bytes: int) -> None:
         least = _SPARE_BYTES + math.ceil(2 * HOUR_S / about.interval_s) * _ROW_BYTES
         if max_bytes < least:
             raise TraceError(
@@ -229,7 +229,7 @@ class Journal:
 
 def _next_run(folder: Path, device_id: str) -> int:
     """Return the number of the next run of a journal, which must be of one device."""
-    runs: dict[int, Run] = {}
+    runs: dict[int, RecordingRun] = {}
     for path in files_of(folder):
         try:
             with closing(_connected(path)) as database:
@@ -299,8 +299,10 @@ def _with_log(path: Path) -> list[Path]:
     return list(path.parent.glob(f"{path.name}*"))
 
 
-def _runs(database: sqlite3.Connection) -> dict[int, Run]:
-    return {run: Run(**json.loads(content)) for _, run, content in _rows(database, "runs")[0]}
+def _runs(database: sqlite3.Connection) -> dict[int, RecordingRun]:
+    return {
+        run: RecordingRun(**json.loads(content)) for _, run, content in _rows(database, "runs")[0]
+    }
 
 
 def _rows(database: sqlite3.Connection, table: str) -> tuple[list[_Row], int]:

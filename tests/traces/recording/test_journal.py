@@ -10,10 +10,10 @@ import pytest
 
 from fedstale.errors import ResumeError, TraceError
 from fedstale.traces.recording import journal as journals
-from fedstale.traces.recording.journal import Journal, Run
+from fedstale.traces.recording.journal import Journal, RecordingRun
 from fedstale.traces.recording.monitor import Reading
 
-ABOUT = Run(device_id="phone", interval_s=60.0, utc_offset_s=3600.0)
+ABOUT = RecordingRun(device_id="phone", interval_s=60.0, utc_offset_s=3600.0)
 ROOM = 10**6
 
 
@@ -132,7 +132,7 @@ def test_a_bound_below_two_hours_is_rejected(tmp_path):
 
 def test_the_journal_of_another_device_is_rejected(tmp_path):
     append(tmp_path / "j", [100])
-    other = Run(device_id="tablet", interval_s=60.0, utc_offset_s=0.0)
+    other = RecordingRun(device_id="tablet", interval_s=60.0, utc_offset_s=0.0)
     with pytest.raises(ResumeError, match="a journal of device 'phone', not of 'tablet'"):
         Journal(tmp_path / "j", other, max_bytes=ROOM)
     append(tmp_path / "j", [200])
@@ -283,10 +283,10 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from fedstale.errors import TraceError
-from fedstale.traces.recording.journal import Journal, Run
+from fedstale.traces.recording.journal import Journal, RecordingRun
 from fedstale.traces.recording.monitor import Reading
 
-about = Run(device_id="phone", interval_s=60.0, utc_offset_s=0.0)
+about = RecordingRun(device_id="phone", interval_s=60.0, utc_offset_s=0.0)
 with Journal(Path(sys.argv[1]), about, max_bytes=10**6) as journal:
     for k in range(5):
         journal.append(Reading(instant=float(k)), 0.0)
@@ -321,12 +321,12 @@ def test_a_disk_that_fails_is_an_error_and_keeps_what_was_there(tmp_path):
 KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
-from fedstale.traces.recording.journal import Run
+from fedstale.traces.recording.journal import RecordingRun
 from fedstale.traces.recording.journal import Journal
 from fedstale.traces.recording.monitor import Reading
 
 folder, rng = Path(sys.argv[1]), random.Random(7)
-about = Run(device_id="phone", interval_s=1.0, utc_offset_s=0.0)
+about = RecordingRun(device_id="phone", interval_s=1.0, utc_offset_s=0.0)
 for turn in range(20):
     told, tell = os.pipe()
     child = os.fork()

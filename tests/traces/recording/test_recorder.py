@@ -6,7 +6,7 @@ import pytest
 
 from fedstale.errors import ConfigError
 from fedstale.traces.recording import journal as journals
-from fedstale.traces.recording.journal import Journal, Run
+from fedstale.traces.recording.journal import Journal, RecordingRun
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.recording.recorder import calibrate, record, steady_clock
 
@@ -36,7 +36,7 @@ def steadies_of(folder):
 
 
 def recorded(folder, device, *, interval_s=5.0, duration_s=float("inf")):
-    about = Run(device_id="phone", interval_s=interval_s, utc_offset_s=0.0)
+    about = RecordingRun(device_id="phone", interval_s=interval_s, utc_offset_s=0.0)
     with Journal(folder, about, max_bytes=10**6) as journal:
         return record(
             device,

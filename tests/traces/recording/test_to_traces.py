@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
 from fedstale.traces import Job, TraceSet
-from fedstale.traces.recording.journal import RECORD, JournalPart, Run
+from fedstale.traces.recording.journal import RECORD, JournalPart, RecordingRun
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.recording.to_traces import (
     RecordingRules,
@@ -29,7 +29,9 @@ def part(rows, *, run=0, interval_s=10.0, utc_offset_s=0.0):
         full = {name: NAN for name in RECORD.names} | {"online": 1.0, "processor_left": 0.5}
         full |= {"instant": NOON + row["steady"]} | row
         readings[k] = tuple(full[name] for name in RECORD.names)
-    about = Run(device_id="phone", interval_s=interval_s, utc_offset_s=utc_offset_s, run=run)
+    about = RecordingRun(
+        device_id="phone", interval_s=interval_s, utc_offset_s=utc_offset_s, run=run
+    )
     return JournalPart(about=about, readings=readings)
 
 
