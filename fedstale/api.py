@@ -21,7 +21,7 @@ from fedstale.comparison.analysis import Comparison, analyse
 from fedstale.comparison.metrics import finished, grouped
 from fedstale.comparison.page import write
 from fedstale.comparison.plan import Plan, check_target
-from fedstale.config import SimulationConfig, Until, read_toml
+from fedstale.config import ExecutorKind, SimulationConfig, Until, read_toml
 from fedstale.errors import ConfigError
 from fedstale.reports.run import Run
 from fedstale.simulation.costs import Costs
@@ -55,7 +55,7 @@ def simulate(
     model_bytes: int | None = None,
     on_interrupt: Literal["abort", "pause"] = "abort",
     after_end: Literal["repeat", "stop"] = "repeat",
-    executor: Literal["auto", "inline", "processes", "batched", "ray"] = "auto",
+    executor: ExecutorKind = "auto",
     workers: int | None = None,
     gpus: float | None = None,
     checkpoint_every: int = 1,

@@ -8,10 +8,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
+from math import inf, nan
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
 import tomli_w
 
 from fedstale.errors import ConfigError
@@ -27,13 +27,13 @@ _LOWER_IS_BETTER = ("loss", "error", "perplexity")
 class Until:
     """When a run ends before its app does; at most one limit is set."""
 
-    time_s: float = np.inf
+    time_s: float = inf
     """Virtual time in s."""
     rounds: int | None = None
     """Number of aggregations."""
     metric: str | None = None
     """Name of a metric, from a central evaluation if there is one."""
-    target: float = np.nan
+    target: float = nan
     """Value that the metric has to reach: at most for losses and errors, at least for the rest."""
 
     @classmethod
@@ -70,7 +70,7 @@ class Until:
         """
         if self.rounds is not None:
             return min(1.0, rounds / self.rounds) if self.rounds else 1.0
-        return min(1.0, now / self.time_s) if self.time_s < np.inf else None
+        return min(1.0, now / self.time_s) if self.time_s < inf else None
 
     def is_reached(self, rounds: int, metrics: Mapping[str, float]) -> bool:
         """Return whether a round, or a metric just measured, ends the run."""
@@ -188,7 +188,7 @@ def _is_whole(value: object, least: int) -> bool:
 
 
 def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < np.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
 
 
 def _check(name: str, value: object, fine: bool, accepted: str) -> None:

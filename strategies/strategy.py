@@ -27,7 +27,7 @@ from fedstale.strategies.server.buffer import Normalise
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
 from fedstale.strategies.server.loop import EventLoop
 from fedstale.strategies.server.metrics import Progress
-from fedstale.strategies.server.runtime import NoCheckpoints
+from fedstale.strategies.server.runtime import RECHECK_S, NoCheckpoints
 from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
@@ -196,7 +196,7 @@ class StaleStrategy(Strategy):
         configrecord_key: str = "config",
         loss_key: str = "train_loss",
         square_loss_key: str = "square_loss",
-        recheck_s: float = 30.0,
+        recheck_s: float = RECHECK_S,
         checkpoints: Checkpoints | str | Path | None = None,
         resume: str | Path | None = None,
         version_memory_bytes: int | None = None,

@@ -20,14 +20,12 @@ from fedstale.errors import TraceError
 from fedstale.traces import Status, TraceSet
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.forecast import Forecaster, TraceObserver
-from fedstale.traces.forecast.observation import HORIZONS_S
+from fedstale.traces.forecast.observation import AVAILABLE_S, HORIZONS_S
 from fedstale.traces.io.atomic import replacing
 
 Reported = tuple[Array, Array, Array]
 """Chance to finish, chance to stay online, and duration in s; shape (n,) each."""
 
-AVAILABLE_S = 1800.0
-"""Horizon of the chance to stay online, in s; one of the forecasters' horizons."""
 
 _CHUNK = 20_000
 

@@ -22,13 +22,9 @@ from fedstale.agents.env.learning_proxy import LearningProxy, entropy_of, fitted
 from fedstale.agents.policy.features import COLUMNS, Single, batch, heuristic_scores
 from fedstale.errors import TraceError
 from fedstale.strategies.server.clients import DURATIONS_KEPT, Candidates, Situation, Table
+from fedstale.strategies.server.runtime import HEARTBEAT_S, RECHECK_S
 from fedstale.traces import Status, TraceSet
 from fedstale.traces.arrays import Array, Index, Mask
-
-# How a SuperLink shows an interruption: its heartbeat, every 30 s, has been missed twice.
-_HEARTBEAT_S = 60.0
-# A server whose selector picks no client selects again after this long, as `StaleStrategy` does.
-RECHECK_S = 30.0
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -263,7 +259,7 @@ class Simulator:
             now, kind = self.now[row], self.episodes.kind[row]
             jobs = self.kinds.jobs(kind)
             trip = self.traces.trips(self.episodes.devices[at], now, jobs, self.free_at[at])
-            noticed = np.where(trip.status == Status.INTERRUPTED, trip.ended + _HEARTBEAT_S, np.inf)
+            noticed = np.where(trip.status == Status.INTERRUPTED, trip.ended + HEARTBEAT_S, np.inf)
             replies = trip.status == Status.REPORTED
             self.replies[at], self.in_flight[at] = replies, True
             end = np.minimum(noticed, now + self.kinds.ttl_s[kind])

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedstale.cli.output import end_on_signals, one_sentence, say_json
+from fedstale.config import ExecutorKind
 
 _WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrupted"}
 
@@ -56,7 +57,7 @@ def simulate(
         Literal["repeat", "stop"], typer.Option(help="What follows the end of a trace.")
     ] = "repeat",
     executor: Annotated[
-        Literal["auto", "inline", "processes", "batched", "ray"],
+        ExecutorKind,
         typer.Option(help="What trains clients; auto measures. Only batched rounds otherwise."),
     ] = "auto",
     workers: Annotated[

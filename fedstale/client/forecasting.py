@@ -19,15 +19,13 @@ from fedstale.errors import ProtocolError
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, STATED
 from fedstale.traces.forecast.base import Forecaster, embedded
 from fedstale.traces.forecast.conformal import PHASES
-from fedstale.traces.forecast.observation import LEVELS, Observation
+from fedstale.traces.forecast.observation import AVAILABLE_S, LEVELS, Observation
 from fedstale.traces.forecast.survival import DeviceForecast, JobForecast, survival_at
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.trip import Job
 
 VERSION = 1
 """Of the record; grows when an old reader would misread a new record."""
-AVAILABLE_S = 1800.0
-"""Horizon of `p_available` in s: the same for every device, so that devices compare."""
 
 _HIGHEST_RATE = 1e30
 

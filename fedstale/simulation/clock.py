@@ -1,15 +1,166 @@
-"""The virtual clock: a heap of events.
+"""The virtual clock of a simulation, what moves it when nothing happens, and who sees its time.
 
-The key is (time, kind, sequence), never the payload: on constant traces many events fall on one
-instant, and ties must neither compare payloads nor depend on anything but the order of scheduling.
+`VirtualClock` holds what will happen. `StallDetection` tells a strategy that waits from one that
+loops in place. `VirtualTime` makes `time.time` and `time.sleep` of a ServerApp mean the virtual
+clock.
 """
 
 import heapq
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
+
+from fedstale.simulation.compat import replaced
+from fedstale.strategies.server.runtime import RunEnded
+from fedstale.traces.arrays import Mask
+
+# A strategy that has sent nothing for this long is waiting for something that will not come.
+_PATIENCE_S = 7 * 86_400.0
+_LONGEST_STEP_S = 600.0
+
+# A strategy that asks who is online this often at one instant is looping, not looking.
+_LOOKS_OF_A_LOOP = 100
+
+
+class StallDetection:
+    """Tells whether a strategy waits in vain, and how far the clock then moves.
+
+    A strategy that waits for nodes reads who is online, sleeps, and reads again. It differs from
+    one that loops in place only in that nothing else comes between: so a repeated read moves the
+    clock, in steps that grow, and a strategy that has waited for a week without a job is stopped.
+    """
+
+    def __init__(self) -> None:
+        """Begin at 0 s."""
+        self._busy_at = self._step_s = self._looked_at = 0.0
+        self._seen: Mask | None = None
+        self._n_looks = self._most_online = 0
+
+    def active(self, now: float) -> None:
+        """Note that something has happened: the strategy is not waiting in vain."""
+        self._busy_at, self._step_s, self._seen = now, 0.0, None
+
+    def waited(self) -> None:
+        """Note that the strategy waits for an instant: it is not looking for nodes."""
+        self._seen = None
+
+    def is_stalled(self, is_online: Mask, now: float) -> bool:
+        """Return whether a look at who is online is one too many, with nothing else in between.
+
+        Args:
+            is_online: whom it would see, one of shape (devices,).
+            now: the instant in s.
+        """
+        if self._seen is None or not np.array_equal(is_online, self._seen):
+            self._n_looks = 0
+            return False
+        self._n_looks += 1
+        return now > self._looked_at or self._n_looks >= _LOOKS_OF_A_LOOP
+
+    def looked(self, is_online: Mask, now: float, n_online: int) -> None:
+        """Note what the strategy has seen."""
+        self._seen, self._looked_at = is_online, now
+        self._most_online = max(self._most_online, n_online)
+
+    def step_s(self) -> float:
+        """Return how far to move now in s: further each time, so that few steps lead far."""
+        self._step_s = min(max(2 * self._step_s, 1.0), _LONGEST_STEP_S)
+        return self._step_s
+
+    def check(self, now: float, n_devices: int) -> None:
+        """Look whether a strategy without a job out has waited long enough.
+
+        Raises:
+            RunEnded: it has.
+        """
+        if now - self._busy_at > _PATIENCE_S:
+            raise RunEnded(
+                f"nothing happened for {_PATIENCE_S / 86_400:.0f} days of virtual time, in which "
+                f"at most {self._most_online} of {n_devices} devices were seen online at once: "
+                "let the strategy wait for fewer nodes, or use more devices",
+                stuck=True,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything."""
+        return {name.removeprefix("_"): value for name, value in vars(self).items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        for name in vars(self):
+            setattr(self, name, state[name.removeprefix("_")])
+
+
+class VirtualTime:
+    """Replaces the clock of the thread that enters `running`.
+
+    A stock strategy sleeps while too few nodes are online, and an app may stamp or pace its own
+    loop. Under `TraceGrid` those seconds must be the devices' seconds, and cost none on the wall.
+    Only the thread that runs the ServerApp sees virtual time, and only while it trains no client.
+    """
+
+    def __init__(
+        self, now: Callable[[], float], sleep: Callable[[float], None], base: float
+    ) -> None:
+        """Set what the clock shows.
+
+        Args:
+            now: virtual instant in s.
+            sleep: moves the virtual clock on by a duration in s.
+            base: Unix time of the virtual instant 0.
+        """
+        self._now, self._sleep, self._base = now, sleep, base
+        self._thread: int | None = None
+        self._real_time, self._real_monotonic = time.time, time.monotonic
+        self._real_sleep = time.sleep
+
+    @contextmanager
+    def running(self, prefixes: tuple[str, ...]) -> Iterator[None]:
+        """Show virtual time to this thread.
+
+        Args:
+            prefixes: names of packages that may have bound `from time import sleep` already.
+        """
+        stand_ins: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+            (self._real_time, self._time),
+            (self._real_monotonic, self._monotonic),
+            (self._real_sleep, self._sleep_for),
+        ]
+        self._thread = threading.get_ident()
+        try:
+            with replaced(stand_ins, within=("time", *prefixes)):
+                yield
+        finally:
+            self._thread = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Show wall time again, for the duration of a client's work."""
+        thread, self._thread = self._thread, None
+        try:
+            yield
+        finally:
+            self._thread = thread
+
+    def _is_virtual(self) -> bool:
+        return self._thread is not None and self._thread == threading.get_ident()
+
+    def _time(self) -> float:
+        return self._base + self._now() if self._is_virtual() else self._real_time()
+
+    def _monotonic(self) -> float:
+        return self._now() if self._is_virtual() else self._real_monotonic()
+
+    def _sleep_for(self, seconds: float) -> None:
+        if self._is_virtual():
+            self._sleep(seconds)
+        else:
+            self._real_sleep(seconds)
 
 
 class Kind(IntEnum):
@@ -20,7 +171,12 @@ class Kind(IntEnum):
 
 
 class VirtualClock:
-    """Holds what will happen, and moves from one event to the next."""
+    """Holds what will happen, and moves from one event to the next.
+
+    The heap key is (time, kind, sequence), never the payload: on constant traces many events fall
+    on one instant, and ties must neither compare payloads nor depend on anything but the order of
+    scheduling.
+    """
 
     def __init__(self, until: float = np.inf) -> None:
         """Start at 0.

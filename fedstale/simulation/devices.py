@@ -29,6 +29,7 @@ from fedstale.simulation.jobs import (
     JobTable,
 )
 from fedstale.strategies.server.node_set import NodeSet, Places
+from fedstale.strategies.server.runtime import HEARTBEAT_S
 from fedstale.strategies.server.validation import records_in
 from fedstale.traces import Job, Status, TraceSet
 from fedstale.traces.arrays import Array, Index, Mask
@@ -119,9 +120,6 @@ class OnlineSet:
 
 # Node ids are fixed, so that runs repeat, and far from 0 and 1, which Flower uses for itself.
 FIRST_NODE_ID = 1_000
-
-# A SuperLink notices a silent node when its heartbeat, every 30 s, has been missed twice.
-HEARTBEAT_S = 60.0
 
 _SHORTEST_S = 1e-9
 

@@ -18,16 +18,14 @@ from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 
 from fedstale.simulation.clients import Clients
-from fedstale.simulation.clock import Kind, VirtualClock
+from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
 from fedstale.simulation.compat import Run, error_reply, identity, stamp
 from fedstale.simulation.costs import CostBook, Costs
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.executors import Executor, InlineExecutor
-from fedstale.simulation.idling import StallDetection
 from fedstale.simulation.jobs import ANSWERED, JobRow, JobTable
 from fedstale.simulation.quick_arrays import quick_arrays
 from fedstale.simulation.replayed import Replay
-from fedstale.simulation.virtual_time import VirtualTime
 from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.server.runtime import (
     REJECTED,
@@ -136,7 +134,7 @@ class TraceGrid(RuntimeGrid):
         self._jobs = JobTable()
         self._arrived: dict[str, JobRow] = {}
         self._stated: dict[int, float] = {}
-        self._open, self._idling = 0, StallDetection()
+        self._open, self._stalls = 0, StallDetection()
         self.runtime = Runtime(
             self,
             _JobEvents(self._jobs),
@@ -217,7 +215,7 @@ class TraceGrid(RuntimeGrid):
                 self._idle()
             else:
                 self._advance(target)
-        self._idling.waited()
+        self._stalls.waited()
         return bool(self._arrived)
 
     def sleep(self, seconds: float) -> None:
@@ -234,7 +232,7 @@ class TraceGrid(RuntimeGrid):
         """
         return {
             "open": self._open,
-            "idling": self._idling.state_dict(),
+            "stalls": self._stalls.state_dict(),
             "clock": self._clock.state_dict(),
             "fleet": self._fleet.state_dict(),
             "clients": self._clients.state_dict(),
@@ -248,7 +246,7 @@ class TraceGrid(RuntimeGrid):
     def load_state_dict(self, state: State) -> None:
         """Take the grid back to where it was."""
         self._open = state["open"]
-        self._idling.load_state_dict(state["idling"])
+        self._stalls.load_state_dict(state["stalls"])
         self._clock.load_state_dict(state["clock"])
         self._fleet.load_state_dict(state["fleet"])
         self._clients.load_state_dict(state["clients"])
@@ -296,10 +294,10 @@ class TraceGrid(RuntimeGrid):
         """
         self._check_time()
         nodes = self._fleet.online(self._clock.now)
-        if self._idling.is_stalled(nodes.is_in, self._clock.now):
+        if self._stalls.is_stalled(nodes.is_in, self._clock.now):
             self._idle()
             nodes = self._fleet.online(self._clock.now)
-        self._idling.looked(nodes.is_in, self._clock.now, self.n_online)
+        self._stalls.looked(nodes.is_in, self._clock.now, self.n_online)
         return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -327,7 +325,7 @@ class TraceGrid(RuntimeGrid):
         self._open += len(messages)
         for message, message_id in zip(messages, ids, strict=True):
             self.runtime.job_sent(message_id, message)
-        self._idling.active(now)
+        self._stalls.active(now)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -405,9 +403,9 @@ class TraceGrid(RuntimeGrid):
             self._arrived[message_id] = self._jobs[job_id]
         self._open -= len(happened)
         if happened:
-            self._idling.active(self._clock.now)
+            self._stalls.active(self._clock.now)
         elif not self._open:
-            self._idling.check(self._clock.now, self._fleet.n_devices)
+            self._stalls.check(self._clock.now, self._fleet.n_devices)
         self.runtime.time_moved()
         return happened
 
@@ -424,7 +422,7 @@ class TraceGrid(RuntimeGrid):
                 "nothing can ever happen again: no job is in flight and no device comes or goes",
                 stuck=True,
             )
-        self._advance(min(max(change, now + self._idling.step_s()), event))
+        self._advance(min(max(change, now + self._stalls.step_s()), event))
 
     def _deliver(self, message_ids: list[str], wanted: Iterable[str] = ()) -> list[Message]:
         """Take arrived messages out, train the clients behind them, and return the replies.

@@ -24,6 +24,11 @@ logger = logging.getLogger(__name__)
 REPORTED, CLIENT_ERROR, REJECTED = "reported", "client-error", "rejected"
 """How a job ended, in the words of events.parquet, as far as any server can know."""
 
+HEARTBEAT_S = 60.0
+"""A SuperLink notices a silent node when its heartbeat, every 30 s, has been missed twice."""
+RECHECK_S = 30.0
+"""A strategy whose selector picks no node, or too few, selects again after this long."""
+
 State = dict[str, Any]
 """Nested dicts with keys of type str, whose leaves are arrays or what JSON can hold."""
 

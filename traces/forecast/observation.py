@@ -39,6 +39,9 @@ HORIZONS_S: Array = np.array(
 )
 """Horizons of survival, of being online or of being offline, in s."""
 
+AVAILABLE_S = 1800.0
+"""The one of them for which a device reports its chance to stay online, so that devices compare."""
+
 RATE_HORIZONS_S: Array = np.array([10.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0])
 """Horizons over which a mean rate is forecast, in s."""
 
