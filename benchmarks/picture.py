@@ -103,8 +103,8 @@ def timeline(
     """Yield the drawing of what devices did in a run."""
     jobs = run.jobs[run.jobs["kind"].str.startswith("train")]
     used = jobs[jobs["status"] == "reported"]
-    flying = jobs["status"] == "flying"
-    lost = jobs[(jobs["status"] != "reported") & ~flying]
+    in_flight = jobs["status"] == "in-flight"
+    lost = jobs[(jobs["status"] != "reported") & ~in_flight]
     busy = float(run.busy_s.sum())
     share = float(run.busy_s[run.outcome == "wasted"].sum()) / busy
     yield text(panel.left, TOP - 26, title, "h")

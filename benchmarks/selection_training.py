@@ -232,7 +232,7 @@ def train(
     for version in range(1, len(trained.at)):
         jobs = events[events["aggregated_version"] == version]
         trained.merged.append((jobs["node_id"] - 1000).to_numpy(dtype=np.int64))
-    ended = events[events["status"] != "flying"]
+    ended = events[events["status"] != "in-flight"]
     good = ended["aggregated_version"] > 0
     spent = ended[list(SPENT)].sum(axis=1)
     trained.total_s = float(events[list(SPENT)].to_numpy().sum())

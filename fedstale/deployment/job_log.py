@@ -10,7 +10,7 @@ from flwr.app import Message
 
 from fedstale.simulation.costs import content_bytes
 from fedstale.simulation.devices import round_of
-from fedstale.simulation.jobs import FLYING, NEVER, UNCLAIMED, UNKNOWN, Columns, JobRow, JobTable
+from fedstale.simulation.jobs import IN_FLIGHT, NEVER, UNCLAIMED, UNKNOWN, Columns, JobRow, JobTable
 from fedstale.strategies.server.runtime import REJECTED, REPORTED, Callback, Runtime
 from fedstale.strategies.server.validation import p_finish_in
 
@@ -45,7 +45,7 @@ class JobLog(Callback):
 
         def as_of(jobs: Columns) -> Columns:
             jobs["device"] = np.searchsorted(nodes, jobs["node_id"].view(np.uint64))
-            jobs["status"][jobs["delivered_at"] == NEVER] = self.jobs.number(FLYING)
+            jobs["status"][jobs["delivered_at"] == NEVER] = self.jobs.number(IN_FLIGHT)
             return jobs
 
         names = pd.Index([str(node) for node in nodes.tolist()], dtype="str")

@@ -23,7 +23,7 @@ from fedstale.deployment.paced import PACING_RECORD, Pacing
 from fedstale.simulation.compat import error_reply, own_copy, stamp, with_content
 from fedstale.simulation.costs import FLOWER_OVERHEAD, CostBook, Costs
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
-from fedstale.simulation.jobs import FLYING, NEVER, Columns, JobRow
+from fedstale.simulation.jobs import IN_FLIGHT, NEVER, Columns, JobRow
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
     REPORTED,
@@ -240,7 +240,10 @@ class ReplayGrid(RuntimeGrid):
         def as_of(jobs: Columns) -> Columns:
             visible_at = np.array([self._planned[job][1] for job in jobs["job_id"].tolist()])
             is_out = (jobs["delivered_at"] == NEVER) & (visible_at > now)
-            jobs["status"][is_out], jobs["reason"][is_out] = table.number(FLYING), table.number("")
+            jobs["status"][is_out], jobs["reason"][is_out] = (
+                table.number(IN_FLIGHT),
+                table.number(""),
+            )
             for name in _SPENT:
                 jobs[name][is_out] = 0.0
             return jobs

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedstale.reports.figure import Array, Figure, byte_unit, numbers, plain, time_unit
-from fedstale.simulation.jobs import FLYING
+from fedstale.simulation.jobs import IN_FLIGHT
 from fedstale.strategies.server.runtime import REPORTED
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ _PHASES = ("download_s", "compute_s", "upload_s")
 _WAYS = ("downloaded_bytes", "uploaded_bytes")
 COST_COLUMNS = ("status", *_PHASES, *_WAYS)
 """What the costs of a run are computed from."""
-OUTCOMES = ("used", "wasted", "flying")
+OUTCOMES = ("used", "wasted", "in-flight")
 REASONS = 15
 """Reasons that the table of failures lists at most."""
-_SHOWN_AS = {"used": "used", "wasted": "wasted", "flying": "in flight at the end"}
+_SHOWN_AS = {"used": "used", "wasted": "wasted", "in-flight": "in flight at the end"}
 
 
 def ledger(events: pa.Table) -> dict[str, dict[str, Any]]:
@@ -38,29 +38,29 @@ def ledger(events: pa.Table) -> dict[str, dict[str, Any]]:
 
     Returns:
         `jobs` by status; and `device_s` (download, training and upload together), `compute_s` and
-        `bytes` (both ways), each with its `total` and its parts `used`, `wasted` and `flying`.
+        `bytes` (both ways), each with its `total` and its parts `used`, `wasted` and `in-flight`.
     """
     status = events["status"]
     counts = {row["values"]: row["counts"] for row in pc.value_counts(status).to_pylist()}
     download, compute, upload = (events[name] for name in _PHASES)
     device_s = pc.add(pc.add(download, compute), upload)
     moved = pc.add(*(events[name] for name in _WAYS))
-    is_used, is_flying = pc.equal(status, REPORTED), pc.equal(status, FLYING)
+    is_used, is_in_flight = pc.equal(status, REPORTED), pc.equal(status, IN_FLIGHT)
     return {
         "jobs": {"sent": len(events), **dict(sorted(counts.items()))},
-        "device_s": _shares(device_s, is_used, is_flying),
-        "compute_s": _shares(compute, is_used, is_flying),
-        "bytes": _shares(moved, is_used, is_flying),
+        "device_s": _shares(device_s, is_used, is_in_flight),
+        "compute_s": _shares(compute, is_used, is_in_flight),
+        "bytes": _shares(moved, is_used, is_in_flight),
     }
 
 
 def _shares(
-    values: pa.ChunkedArray, is_used: pa.ChunkedArray, is_flying: pa.ChunkedArray
+    values: pa.ChunkedArray, is_used: pa.ChunkedArray, is_in_flight: pa.ChunkedArray
 ) -> dict[str, float]:
-    is_wasted = pc.invert(pc.or_(is_used, is_flying))
+    is_wasted = pc.invert(pc.or_(is_used, is_in_flight))
     parts = {
         name: float(pc.sum(values.filter(mask)).as_py() or 0.0)
-        for name, mask in (("used", is_used), ("wasted", is_wasted), ("flying", is_flying))
+        for name, mask in (("used", is_used), ("wasted", is_wasted), ("in-flight", is_in_flight))
     }
     return {"total": float(pc.sum(values).as_py() or 0.0), **parts}
 
@@ -76,10 +76,10 @@ def moved_bytes(jobs: pd.DataFrame) -> Array:
 
 
 def outcomes(jobs: pd.DataFrame) -> npt.NDArray[np.object_]:
-    """Return what each job counts as: used, wasted or flying; shape (jobs,)."""
+    """Return what each job counts as: used, wasted or in flight; shape (jobs,)."""
     status = jobs["status"].to_numpy(object)
     return np.where(
-        status == REPORTED, "used", np.where(status == FLYING, "flying", "wasted")
+        status == REPORTED, "used", np.where(status == IN_FLIGHT, "in-flight", "wasted")
     ).astype(object)
 
 
@@ -113,7 +113,7 @@ def _parts(run: "Run", columns: Sequence[str]) -> Array:
 
 def _account(key: str, title: str, names: Sequence[str], parts: Array, unit: str) -> Figure:
     total = parts.sum()
-    used, wasted, flying = parts.sum(axis=0) / total
+    used, wasted, in_flight = parts.sum(axis=0) / total
     traces: list[dict[str, Any]] = [
         {
             "type": "bar",
@@ -134,7 +134,7 @@ def _account(key: str, title: str, names: Sequence[str], parts: Array, unit: str
         id=key,
         title=title,
         about=f"{total:,.4g} {unit} in all: {used:.0%} used, {wasted:.0%} wasted, "
-        f"{flying:.0%} in flight when the run ended. Every job is counted once.",
+        f"{in_flight:.0%} in flight when the run ended. Every job is counted once.",
         traces=traces,
         x_title=unit,
         y_title="",

@@ -16,7 +16,7 @@ from fedstale.reports.figure import (
     thinned,
     time_unit,
 )
-from fedstale.simulation.jobs import FLYING, UNCLAIMED
+from fedstale.simulation.jobs import IN_FLIGHT, UNCLAIMED
 from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
 
 if TYPE_CHECKING:
@@ -107,14 +107,14 @@ def _traces(
 ) -> list[dict[str, Any]]:
     status = events["status"].to_numpy(object)
     is_used = status == "reported"
-    is_flying = status == "flying"
+    is_in_flight = status == "in-flight"
     spans = [
         (phase, is_used, events[start].to_numpy(float), events[end].to_numpy(float))
         for phase, start, end in _PHASES
     ]
     started, ended = events["started_at"].to_numpy(float), events["ended_at"].to_numpy(float)
-    spans.append(("lost work", ~is_used & ~is_flying, started, ended))
-    spans.append(("still at work at the end", is_flying, started, ended))
+    spans.append(("lost work", ~is_used & ~is_in_flight, started, ended))
+    spans.append(("still at work at the end", is_in_flight, started, ended))
     traces = []
     for name, mask, start, end in spans:
         end = np.minimum(end, run.end_s)  # noqa: PLW2901
@@ -272,7 +272,7 @@ def reliability(run: "Run") -> Figure | None:
         return None
     status = run.jobs["status"].to_numpy(object)
     reported = run.jobs["reported_p_finish"].to_numpy(np.float64)
-    known = np.isfinite(reported) & (status != FLYING) & (status != CLIENT_ERROR)
+    known = np.isfinite(reported) & (status != IN_FLIGHT) & (status != CLIENT_ERROR)
     if not known.any():
         return None
     reported, finished = reported[known], np.isin(status[known].astype(str), _FINISHED)

@@ -132,7 +132,7 @@ class Run:
 
     @property
     def outcome(self) -> npt.NDArray[np.object_]:
-        """What each job counts as: used, wasted or flying; shape (jobs,)."""
+        """What each job counts as: used, wasted or in flight; shape (jobs,)."""
         return outcomes(self.jobs)
 
     @cached_property

@@ -21,7 +21,7 @@ from fedstale.simulation.costs import CostBook
 from fedstale.simulation.jobs import (
     ASKED,
     FAILED,
-    FLYING,
+    IN_FLIGHT,
     NEVER,
     UNCLAIMED,
     Columns,
@@ -267,7 +267,7 @@ class Fleet:
             now: the instant in s.
         """
         is_open = (jobs["ended_at"] > now) | (jobs["visible_at"] > now)
-        jobs["status"][jobs["visible_at"] > now] = words.number(FLYING)
+        jobs["status"][jobs["visible_at"] > now] = words.number(IN_FLIGHT)
         for name in _INSTANTS.values():
             jobs[name][is_open & (jobs[name] > now)] = NEVER
         for name in _SPENT.values():

@@ -44,9 +44,9 @@ EXPIRED = "expired"
 INTERRUPTED = "interrupted"
 STALLED = "stalled"
 UNCLAIMED = "unclaimed"
-FLYING = "flying"
+IN_FLIGHT = "in-flight"
 STATUSES = (
-    *(REPORTED, REJECTED, CLIENT_ERROR, LATE, EXPIRED, INTERRUPTED, STALLED, UNCLAIMED, FLYING),
+    *(REPORTED, REJECTED, CLIENT_ERROR, LATE, EXPIRED, INTERRUPTED, STALLED, UNCLAIMED, IN_FLIGHT),
 )
 
 FAILED = {
@@ -129,7 +129,7 @@ class JobRow:
     """Message type: train, evaluate or query, with its action if it has one."""
     round = Column(int, -1)
     """The server's round, from the message; -1 where the app counts none."""
-    status = Column(str, FLYING)
+    status = Column(str, IN_FLIGHT)
     """How the job ended: one of `STATUSES`."""
     reason = Column(str, "")
     """Why, in words."""

@@ -163,7 +163,7 @@ class TraceGrid(RuntimeGrid):
             gc.unfreeze()
 
     def events(self) -> pa.Table:
-        """Return what happened so far, one row a job, with what flying jobs have spent by now."""
+        """Return what happened so far, one row a job; jobs in flight have spent some by now."""
         return pa.concat_tables(self.event_tables())
 
     def event_tables(self) -> Iterator[pa.Table]:

@@ -68,7 +68,7 @@ STATUS = {
     "expired": "expired",
     "interrupted": "interrupted",
     "stalled": "stalled",
-    "flying": "flying",
+    "in-flight": "flying",
 }
 """What a digest takes for a status: where one is renamed, only the key here changes."""
 FREE_TEXT = ("reason",)

@@ -6,10 +6,10 @@ import pandas as pd
 from fedstale.config import SimulationConfig
 from fedstale.reports.costs import ledger
 from fedstale.reports.folder import RunFolder
-from fedstale.simulation.jobs import COLUMNS, EXPIRED, FLYING, INTERRUPTED, LATE, JobRow, table
+from fedstale.simulation.jobs import COLUMNS, EXPIRED, IN_FLIGHT, INTERRUPTED, LATE, JobRow, table
 from fedstale.strategies.server.runtime import REPORTED
 
-ENDINGS = [REPORTED, REPORTED, REPORTED, INTERRUPTED, LATE, EXPIRED, FLYING]
+ENDINGS = [REPORTED, REPORTED, REPORTED, INTERRUPTED, LATE, EXPIRED, IN_FLIGHT]
 HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt=1'>"
 
 

@@ -49,6 +49,8 @@ def test_a_picture_draws_every_device_and_job_once(tmp_path, picture):
     # Each of two panels, and one stroke in the legend.
     assert drawn["s training"] == 2 * used + 1
     assert drawn["s online"] == 2 * 7 + 1
-    lost = (~events["status"].isin(["reported", "flying"]) & (events["started_at"] < 7200.0)).sum()
+    lost = (
+        ~events["status"].isin(["reported", "in-flight"]) & (events["started_at"] < 7200.0)
+    ).sum()
     assert drawn["s lost"] == 2 * lost + 1
     assert "window.hurt" not in ElementTree.tostring(root, encoding="unicode")

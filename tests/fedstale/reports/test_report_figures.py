@@ -66,7 +66,7 @@ def test_each_started_job_is_drawn_with_its_phases_or_as_lost(record):
     used = set(status.index[status == "reported"])
     assert jobs["download"] == jobs["training"] == jobs["upload"] == used
     assert jobs["lost work"] == set(status.index[status.isin(["interrupted", "late"])])
-    assert jobs["still at work at the end"] <= set(status.index[status == "flying"])
+    assert jobs["still at work at the end"] <= set(status.index[status == "in-flight"])
 
 
 def test_a_big_timeline_leaves_out_whole_devices_and_says_so(record, monkeypatch):
@@ -137,8 +137,8 @@ def test_reliability_is_what_came_back_of_what_was_said(record):
 
 def test_jobs_that_are_out_say_nothing_about_reliability(record):
     run = record()
-    flying = run.jobs["status"].isin(["flying", "client-error"])
-    run.jobs["reported_p_finish"] = np.where(flying, 0.9, np.nan)
+    in_flight = run.jobs["status"].isin(["in-flight", "client-error"])
+    run.jobs["reported_p_finish"] = np.where(in_flight, 0.9, np.nan)
     assert devices.reliability(run) is None
     del run.jobs["reported_p_finish"]
     assert devices.reliability(run) is None

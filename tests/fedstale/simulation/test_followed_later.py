@@ -117,7 +117,7 @@ def test_events_and_checkpoints_hold_what_was_sent_a_moment_ago(make_grid):
     grid.push_messages([message_to(1000)])
     grid.push_messages([message_to(1001)])
     assert (grid.n_sent, grid.runtime.n_in_flight()) == (2, 2)
-    assert grid.events()["status"].to_pylist() == ["flying"] * 2
+    assert grid.events()["status"].to_pylist() == ["in-flight"] * 2
     other = make_grid([[(0, 1000)]] * 2)
     other.load_state_dict(grid.state_dict())
     assert len(list(other.pull_messages(["message-0", "message-1"]))) == 2

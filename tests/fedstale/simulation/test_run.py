@@ -77,7 +77,7 @@ def test_events_show_lost_work_and_the_ledger_closes(run, on_interrupt):
         parts = summary[account]
         assert parts["total"] > 0
         assert parts["total"] == pytest.approx(
-            parts["used"] + parts["wasted"] + parts["flying"], rel=1e-12
+            parts["used"] + parts["wasted"] + parts["in-flight"], rel=1e-12
         )
     assert summary["jobs"]["sent"] == len(events)
     assert sum(v for k, v in summary["jobs"].items() if k != "sent") == len(events)

@@ -119,7 +119,7 @@ def test_a_timeout_leaves_the_missing_in_flight(make_grid):
     assert [r.metadata.src_node_id for r in replies] == [1000]
     assert grid.now() == 50.0
     assert grid.runtime.n_in_flight() == 1
-    assert [job["status"] for job in rows(grid)] == ["reported", "flying"]
+    assert [job["status"] for job in rows(grid)] == ["reported", "in-flight"]
 
 
 def test_a_reply_exactly_at_the_timeout_counts(make_grid):
@@ -295,7 +295,7 @@ def test_the_virtual_end_of_the_run_stops_it(make_grid):
         grid.send_and_receive([message_to(1000)])
     assert grid.now() == 5.0
     (job,) = rows(grid)
-    assert job["status"] == "flying"
+    assert job["status"] == "in-flight"
     assert job["compute_s"] == pytest.approx(4.0, abs=ENVELOPE_S)
 
 
