@@ -2,9 +2,8 @@
 
 A trace knows its future, so a job is followed to its end in one go, and with it is known what the
 server will see and when. That waits until the first instant at which the server could see anything:
-many jobs are then followed together, in the time that one alone would take.
-
-Who is online, kept up from change to change instead of looked up for everybody each time.
+many jobs are then followed together, in the time that one alone would take. Who is online is kept
+up from change to change instead of looked up for all devices each time.
 """
 
 import heapq

@@ -1,11 +1,9 @@
-"""Remembers every node that has been seen, and shows those that may be chosen.
-
-What a server honestly knows of nodes when it chooses: what they said and did before.
+"""What a server honestly knows of nodes when it selects: what they reported and did before.
 
 Nothing here comes from a device's future or its true state: forecasts are the device's own, with
-their age; durations, losses and failures are those that the server has seen. Many nodes are one
-`Candidates`, whose fields are arrays, so that a hundred thousand are chosen from without a Python
-object for each.
+their age; durations, losses and failures are those that the server has seen. `History` keeps what
+is known of every node, `Candidates` are those that may be selected: arrays, so that a hundred
+thousand are ranked without a Python object for each.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +25,7 @@ Counts = npt.NDArray[np.int64]
 DURATIONS_KEPT = 8
 """Durations of the last jobs that are kept of a node; memory is bounded by the number of nodes."""
 
-# Outcomes that a device's own word weighs as much as: few, so that a device which overstates is
+# Outcomes that a reported forecast weighs as much as: few, so that an over-reporting device is
 # found out after a handful of jobs, and enough for one bad day to be forgiven.
 _TRUST = 4.0
 
@@ -51,7 +49,7 @@ class Candidate:
     examples: float = nan
     """Training examples of its last reply."""
     staleness: float = nan
-    """Versions that its last merged reply was behind."""
+    """Versions that its last aggregated reply was behind."""
     last_version: float = nan
     """Model version at its last good reply."""
     times_picked: int = 0
@@ -59,7 +57,7 @@ class Candidate:
     times_finished: int = 0
     """Good replies from it."""
     times_failed: int = 0
-    """Error replies, refused replies and timeouts."""
+    """Error replies, rejected replies and timeouts."""
     picked_at: float = nan
     """Instant in s of the last job that was sent to it."""
     expected_finishes: float = 0.0
@@ -124,7 +122,7 @@ class Table:
         }
         self.columns["expected_finishes"][:] = 0.0
         self.forecasts: dict[int, Forecast] = {}
-        """What a row's node said of itself, as it said it."""
+        """The last forecast that a row's node reported, as it sent it."""
 
     def note_forecast(self, row: int, forecast: Forecast, now: float) -> None:
         """Note what a node expects of itself."""
@@ -302,7 +300,7 @@ class Candidates(Sequence[Candidate]):
 
     @cached_property
     def staleness(self) -> Floats:
-        """Versions that the last merged reply was behind."""
+        """Versions that the last aggregated reply was behind."""
         return self._gathered("staleness")
 
     @cached_property
@@ -332,7 +330,7 @@ class Candidates(Sequence[Candidate]):
 
     @cached_property
     def times_failed(self) -> Counts:
-        """Error replies, refused replies and timeouts."""
+        """Error replies, rejected replies and timeouts."""
         return self._gathered("times_failed")
 
     @cached_property
@@ -386,10 +384,10 @@ class History:
     """
 
     def __init__(self) -> None:
-        """Know nobody."""
+        """Start empty."""
         self._table = Table(64)
         self._rows: dict[int, int] = {}
-        self._said: dict[int, float] = {}
+        self._reported: dict[int, float] = {}
         self._indexed: NodeIds = np.zeros(0, dtype=np.uint64)
         self._row_of = np.zeros(0, dtype=np.int64)
 
@@ -412,7 +410,7 @@ class History:
         return np.where(self._indexed[place] == ids, self._row_of[place], _UNKNOWN_ROW)
 
     def _index_new(self) -> None:
-        """Keep known ids in order; new ones are put in when somebody looks, many at a time."""
+        """Keep known ids in order; new ones are put in at the next look, many at a time."""
         n = self._indexed.size
         if n == len(self._rows):
             return
@@ -446,13 +444,13 @@ class History:
         columns["picked_at"][row] = now
         stated = float(columns["forecast_p_finish"][row])
         if not isnan(stated):
-            self._said[node_id] = stated
+            self._reported[node_id] = stated
 
     def failed(self, node_id: int) -> None:
         """Note that a job ended without a good reply."""
         row = self._row(node_id)
         self._table.columns["times_failed"][row] += 1
-        self._hold_to_word(node_id, row, finished=False)
+        self._add_expected(node_id, row, finished=False)
 
     def finished(
         self,
@@ -478,11 +476,13 @@ class History:
         columns["square_loss"][row] = square_loss
         columns["staleness"][row], columns["last_version"][row] = staleness, version
         columns["times_finished"][row] += 1
-        self._hold_to_word(node_id, row, finished=True)
+        self._add_expected(node_id, row, finished=True)
 
-    def _hold_to_word(self, node_id: int, row: int, *, finished: bool) -> None:
-        """Add what the node had stated of the job that has ended; with no word, what came of it."""
-        self._table.columns["expected_finishes"][row] += self._said.pop(node_id, float(finished))
+    def _add_expected(self, node_id: int, row: int, *, finished: bool) -> None:
+        """Add the chance that the node reported before the job; without one, what came of it."""
+        self._table.columns["expected_finishes"][row] += self._reported.pop(
+            node_id, float(finished)
+        )
 
     def forecast(self, node_id: int, forecast: Forecast, now: float) -> None:
         """Note what a device expects of itself."""
@@ -495,7 +495,7 @@ class History:
             "node_ids": np.fromiter(self._rows, dtype=np.uint64, count=n - 1),
             "columns": {name: column[:n].copy() for name, column in self._table.columns.items()},
             "forecasts": {str(row): dict(said) for row, said in self._table.forecasts.items()},
-            "said": {str(node): p for node, p in self._said.items()},
+            "reported": {str(node): p for node, p in self._reported.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], shift_s: float = 0.0) -> None:
@@ -514,4 +514,4 @@ class History:
         for name in ("forecast_at", "picked_at"):
             self._table.columns[name] += shift_s
         self._table.forecasts = {int(row): said for row, said in state["forecasts"].items()}
-        self._said = {int(node): float(p) for node, p in state["said"].items()}
+        self._reported = {int(node): float(p) for node, p in state["reported"].items()}

@@ -1,4 +1,4 @@
-"""Who gets the next message, and what is in it: one set of records a version, shared by all."""
+"""Which nodes get the next message, and what is in it: one set of records a version for all."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -13,10 +13,10 @@ from fedstale.errors import FedstaleError
 from fedstale.strategies.selection.base import Selector
 from fedstale.strategies.selection.forecast_request import QUERY
 from fedstale.strategies.server.clients import History, Situation
-from fedstale.strategies.server.jobs import Ledger, Purpose
+from fedstale.strategies.server.jobs import OpenJobs, Purpose
 from fedstale.strategies.server.node_set import Mask, NodeSet, Places
 from fedstale.strategies.server.runtime import RuntimeGrid
-from fedstale.strategies.server.versions import Snapshot, Versions
+from fedstale.strategies.server.versions import Versions
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy
@@ -30,79 +30,6 @@ _TYPES: Mapping[Purpose, str] = {
 }
 
 
-class Outbox:
-    """Sends the current model."""
-
-    def __init__(
-        self,
-        grid: Grid,
-        initial: ArrayRecord,
-        configs: Mapping[Purpose, Mapping[str, object]],
-        strategy: "StaleStrategy",
-        timeout_s: float,
-    ) -> None:
-        """Set what every message holds besides the model."""
-        self._grid, self._configs, self.timeout_s = grid, configs, timeout_s
-        self._arrayrecord_key = strategy.validation.arrayrecord_key
-        self._configrecord_key = strategy.configrecord_key
-        self._ask = strategy.forecast_request
-        self._version, self._record = 0, initial
-        self._latest: dict[Purpose, tuple[int, RecordDict, int]] = {}
-
-    def record(self, version: int, snapshot: Snapshot) -> ArrayRecord:
-        """Return a version as Flower sends it; the latest one is made once."""
-        if version != self._version:
-            self._version, self._record = version, snapshot.record()
-        return self._record
-
-    def push(
-        self, nodes: list[int], purpose: Purpose, version: int, snapshot: Snapshot
-    ) -> tuple[list[str | None], int]:
-        """Send a version, or a query, to some nodes.
-
-        Returns:
-            Ids of the messages in the order of nodes, None for one that could not be sent, and the
-            bytes of arrays in them.
-
-        Raises:
-            FedstaleError: the grid takes none of the messages.
-        """
-        content, n_bytes = self._content(purpose, version, snapshot)
-        messages = [
-            Message(content, node, _TYPES[purpose], ttl=self.ttl_s(purpose), group_id=str(version))
-            for node in nodes
-        ]
-        ids: list[str | None] = list(self._grid.push_messages(messages))
-        if len(ids) != len(nodes) or not any(ids):
-            raise FedstaleError(
-                f"the grid took none of {len(nodes)} messages with {n_bytes} bytes of arrays each: "
-                "see the log of the SuperLink, which may have a limit on their size"
-            )
-        return ids, n_bytes * sum(message_id is not None for message_id in ids)
-
-    def ttl_s(self, purpose: Purpose) -> float:
-        """Return how long a message of some kind lives, in s."""
-        return self._ask.wait_s if purpose == "query" and self._ask else self.timeout_s
-
-    def _content(
-        self, purpose: Purpose, version: int, snapshot: Snapshot
-    ) -> tuple[RecordDict, int]:
-        """Return what all messages of a version for one purpose hold, and its bytes of arrays."""
-        if purpose == "query" and self._ask is not None:
-            return self._ask.content(), 0
-        of, content, n_bytes = self._latest.get(purpose, (None, RecordDict(), 0))
-        if of != version:
-            # Stock strategies count training rounds from 1, and evaluate after the round.
-            server_round = version + 1 if purpose == "train" else version
-            values = {**self._configs[purpose], "server-round": server_round}
-            config = ConfigRecord(cast(dict[str, ConfigRecordValues], values))
-            record = self.record(version, snapshot)
-            content = RecordDict({self._arrayrecord_key: record, self._configrecord_key: config})
-            n_bytes = sum(len(array.data) for array in record.values())
-            self._latest[purpose] = (version, content, n_bytes)
-        return content, n_bytes
-
-
 class FreeNodes:
     """Which nodes are online and have no training job, kept up as jobs start and end.
 
@@ -110,9 +37,9 @@ class FreeNodes:
     would be most of the server's work. All are looked up again only when the grid knows others.
     """
 
-    def __init__(self, grid: RuntimeGrid, ledger: Ledger) -> None:
-        """Follow the jobs of a ledger on a grid."""
-        self._grid, self._ledger = grid, ledger
+    def __init__(self, grid: RuntimeGrid, jobs: OpenJobs) -> None:
+        """Follow the jobs on a grid."""
+        self._grid, self._jobs = grid, jobs
         self._everyone = Places(np.zeros(0, dtype=np.uint64))
         self._is_idle: Mask = np.zeros(0, dtype=np.bool_)
 
@@ -122,7 +49,7 @@ class FreeNodes:
 
     def free(self, but: Collection[int] = ()) -> NodeSet:
         """Return the nodes that are online and have no training job, but for some others."""
-        online, busy, moved = self.online(), self._ledger.busy_nodes, self._ledger.take_moved()
+        online, busy, moved = self.online(), self._jobs.busy_nodes, self._jobs.take_moved()
         known, everyone = self._everyone, online.everyone
         if everyone is known or np.array_equal(everyone.ids, known.ids):
             # Not `moved - busy`, which would walk over all that are busy.
@@ -138,22 +65,45 @@ class FreeNodes:
         return NodeSet(everyone, is_free)
 
 
-class Dispatch:
+class Dispatcher:
     """Chooses nodes, sends them the current model, and opens their jobs."""
 
     def __init__(
         self,
-        outbox: Outbox,
+        grid: Grid,
+        initial: ArrayRecord,
+        configs: Mapping[Purpose, Mapping[str, object]],
+        strategy: "StaleStrategy",
         selector: Selector,
         *,
-        ledger: Ledger,
+        timeout_s: float,
+        jobs: OpenJobs,
         history: History,
         versions: Versions,
         rng: np.random.Generator,
     ) -> None:
-        """Work on the books of one run."""
-        self._outbox, self._selector, self._rng = outbox, selector, rng
-        self._ledger, self._history, self._versions = ledger, history, versions
+        """Send over a grid, and note it in the books of one run.
+
+        Args:
+            grid: where the nodes are.
+            initial: version 0 of the model, as Flower sends it.
+            configs: what every message holds besides the model.
+            strategy: the settings.
+            selector: of nodes.
+            timeout_s: how long a message lives, in s.
+            jobs: in flight.
+            history: of the nodes.
+            versions: of the model.
+            rng: what the selector draws from.
+        """
+        self._grid, self._configs, self.timeout_s = grid, configs, timeout_s
+        self._arrayrecord_key = strategy.validation.arrayrecord_key
+        self._configrecord_key = strategy.configrecord_key
+        self._forecast_request = strategy.forecast_request
+        self._selector, self._rng = selector, rng
+        self._jobs, self._history, self._versions = jobs, history, versions
+        self._version, self._record = 0, initial
+        self._latest: dict[Purpose, tuple[int, RecordDict, int]] = {}
 
     def choose(self, free: NodeSet, k: int, now: float, deadline_s: float) -> list[int]:
         """Let the selector pick at most k of the free nodes.
@@ -168,9 +118,9 @@ class Dispatch:
             FedstaleError: it breaks its contract.
         """
         situation = Situation(
-            n_in_flight=self._ledger.n_training,
+            n_in_flight=self._jobs.n_training,
             version=self._versions.version,
-            deadline_s=min(deadline_s, self._outbox.timeout_s),
+            deadline_s=min(deadline_s, self.timeout_s),
         )
         candidates = self._history.candidates(free, situation)
         chosen = self._selector.select(candidates, k, now, self._rng)
@@ -191,7 +141,7 @@ class Dispatch:
         if not nodes:
             return [], 0
         version, unsent = self._versions.version, []
-        ids, n_bytes = self._outbox.push(nodes, purpose, version, self._versions.current)
+        ids, n_bytes = self._sent(nodes, purpose)
         for node, message_id in zip(nodes, ids, strict=True):
             if purpose == "train":
                 self._history.picked(node, now)
@@ -201,14 +151,69 @@ class Dispatch:
                     self._history.failed(node)
                 unsent.append(node)
                 continue
-            self._ledger.send(
+            self._jobs.send(
                 message_id,
                 node_id=node,
                 purpose=purpose,
                 version=version,
                 now=now,
-                timeout_s=self._outbox.ttl_s(purpose),
+                timeout_s=self.ttl_s(purpose),
             )
             if purpose != "query":
                 self._versions.hold(version)
         return unsent, n_bytes
+
+    def record(self) -> ArrayRecord:
+        """Return the current version as Flower sends it; it is made once."""
+        if self._versions.version != self._version:
+            self._version = self._versions.version
+            self._record = self._versions.current.record()
+        return self._record
+
+    def _sent(self, nodes: list[int], purpose: Purpose) -> tuple[list[str | None], int]:
+        """Send the current version, or a query, to some nodes.
+
+        Returns:
+            Ids of the messages in the order of nodes, None for one that could not be sent, and the
+            bytes of arrays in them.
+
+        Raises:
+            FedstaleError: the grid takes none of the messages.
+        """
+        content, n_bytes = self._content(purpose)
+        ttl_s, group_id = self.ttl_s(purpose), str(self._versions.version)
+        messages = [
+            Message(content, node, _TYPES[purpose], ttl=ttl_s, group_id=group_id) for node in nodes
+        ]
+        ids: list[str | None] = list(self._grid.push_messages(messages))
+        if len(ids) != len(nodes) or not any(ids):
+            raise FedstaleError(
+                f"the grid took none of {len(nodes)} messages with {n_bytes} bytes of arrays each: "
+                "see the log of the SuperLink, which may have a limit on their size"
+            )
+        return ids, n_bytes * sum(message_id is not None for message_id in ids)
+
+    def ttl_s(self, purpose: Purpose) -> float:
+        """Return how long a message of some kind lives, in s."""
+        return (
+            self._forecast_request.wait_s
+            if purpose == "query" and self._forecast_request
+            else self.timeout_s
+        )
+
+    def _content(self, purpose: Purpose) -> tuple[RecordDict, int]:
+        """Return what all messages of a version for one purpose hold, and its bytes of arrays."""
+        version = self._versions.version
+        if purpose == "query" and self._forecast_request is not None:
+            return self._forecast_request.content(), 0
+        of, content, n_bytes = self._latest.get(purpose, (None, RecordDict(), 0))
+        if of != version:
+            # Stock strategies count training rounds from 1, and evaluate after the round.
+            server_round = version + 1 if purpose == "train" else version
+            values = {**self._configs[purpose], "server-round": server_round}
+            config = ConfigRecord(cast(dict[str, ConfigRecordValues], values))
+            record = self.record()
+            content = RecordDict({self._arrayrecord_key: record, self._configrecord_key: config})
+            n_bytes = sum(len(array.data) for array in record.values())
+            self._latest[purpose] = (version, content, n_bytes)
+        return content, n_bytes

@@ -1,8 +1,8 @@
-"""The jobs that are out, and the one place where a job ends.
+"""The jobs in flight, and the one place where a job ends.
 
 A job's identity is its message id. Timeouts are instants in a heap, so they happen on the clock and
 not when something else arrives. A job that was given up may still be answered: its reply is
-recognised, and refused. Flower cannot recall a message, so the node of a cancelled job stays busy
+recognised, and rejected. Flower cannot recall a message, so the node of a cancelled job stays busy
 until it answers, or until the job would have timed out.
 """
 
@@ -34,7 +34,7 @@ class SentJob:
 
 
 @dataclass(slots=True)
-class Ledger:
+class OpenJobs:
     """Jobs that are out, jobs that were given up but not answered yet, and how each job ended."""
 
     n_sent: int = 0

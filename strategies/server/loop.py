@@ -19,8 +19,8 @@ from fedstale.strategies.schedule import LearntDeadline
 from fedstale.strategies.selection.base import Selector
 from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.clients import History
-from fedstale.strategies.server.dispatch import Dispatch, FreeNodes, Outbox
-from fedstale.strategies.server.jobs import PURPOSES, Ending, Ledger, Purpose, SentJob
+from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
+from fedstale.strategies.server.jobs import PURPOSES, Ending, OpenJobs, Purpose, SentJob
 from fedstale.strategies.server.loop_state import continue_from, state_of
 from fedstale.strategies.server.metrics import Evaluations, Progress, Scores
 from fedstale.strategies.server.node_set import NodeSet
@@ -69,18 +69,21 @@ class EventLoop:
             memory_bytes=strategy.version_memory_bytes,
             folder=None if strategy.checkpoints is None else strategy.checkpoints.folder,
         )
-        self.ledger, self.history = Ledger(), History()
-        self.nodes = FreeNodes(grid, self.ledger)
+        self.jobs, self.history = OpenJobs(), History()
+        self.nodes = FreeNodes(grid, self.jobs)
         self.evaluations, self.reputation = Evaluations(), Reputation(strategy.validation)
         strategy.rejections = self.reputation.counts
         self.rng = np.random.default_rng(strategy.seed)
         now = self.clock.now()
         self.progress = Progress(started_at=now, now=now)
-        self.outbox = Outbox(grid, initial, configs, strategy, timeout_s)
-        self.dispatch = Dispatch(
-            self.outbox,
+        self.dispatcher = Dispatcher(
+            grid,
+            initial,
+            configs,
+            strategy,
             self.selector,
-            ledger=self.ledger,
+            timeout_s=timeout_s,
+            jobs=self.jobs,
             history=self.history,
             versions=self.versions,
             rng=self.rng,
@@ -122,10 +125,10 @@ class EventLoop:
     def abandon_jobs(self) -> None:
         """Forget every job that is out: no reply to it can come any more."""
         for purpose in PURPOSES:
-            for job in self.ledger.open_jobs(purpose):
+            for job in self.jobs.open_jobs(purpose):
                 self._end(job, "cancelled")
-        for message_id in list(self.ledger.awaited()):
-            self.ledger.forget(message_id)
+        for message_id in list(self.jobs.awaited()):
+            self.jobs.forget(message_id)
 
     # Sending.
 
@@ -140,7 +143,7 @@ class EventLoop:
 
     def _send(self) -> None:
         """Fill up the jobs that are out, if the schedule allows it now."""
-        free_slots = (self.schedule.concurrency or inf) - self.ledger.n_training
+        free_slots = (self.schedule.concurrency or inf) - self.jobs.n_training
         self.short = False
         if not self.may_send or free_slots < 1:
             return
@@ -155,18 +158,18 @@ class EventLoop:
         now = self.clock.now()
         deadline_s = inf if self.schedule.stragglers == "keep" else max(self.deadline - now, 0.0)
         k = int(min(free_slots, self.schedule.n_sent(len(free))))
-        chosen = self.dispatch.choose(free, k, now, deadline_s)
+        chosen = self.dispatcher.choose(free, k, now, deadline_s)
         self._push(chosen, "train")
         self.may_send = not (after_step and chosen)
         self.short = self.may_send and len(chosen) < free_slots
-        self.most_out = max(self.most_out, self.ledger.n_training)
+        self.most_out = max(self.most_out, self.jobs.n_training)
 
     def _is_asking(self, free: NodeSet) -> bool:
         """Ask free nodes whose forecast is too old; return whether answers are waited for."""
         ask = self.strategy.forecast_request
         if ask is None:
             return False
-        if self.ledger.n_asked:
+        if self.jobs.n_asked:
             return True
         heard_at = self.history.candidates(free).forecast_at
         nodes = free.ids.tolist()
@@ -183,7 +186,7 @@ class EventLoop:
         return self.nodes.free(but)
 
     def _push(self, nodes: list[int], purpose: Purpose) -> None:
-        unsent, n_bytes = self.dispatch.push(nodes, purpose, self.clock.now())
+        unsent, n_bytes = self.dispatcher.push(nodes, purpose, self.clock.now())
         self.progress.sent_bytes += n_bytes
         for _ in unsent if purpose == "evaluate" else ():
             self._evaluated(self.versions.version)
@@ -192,32 +195,32 @@ class EventLoop:
 
     def _next_instant(self) -> float:
         """Return when something must be done although nothing arrives."""
-        instants = [self.ledger.next_deadline]
+        instants = [self.jobs.next_deadline]
         instants.append(self.reputation.next_return(self.clock.now()))
         if self.buffer.updates:
             if self.clock.now() < self.deadline:
                 instants.append(self.deadline)
-            if not self.ledger.n_training:
+            if not self.jobs.n_training:
                 instants.append(self.changed_at + self.timeout_s)
-        if self.short and (self.ledger.n_open or self.buffer.updates):
+        if self.short and (self.jobs.n_open or self.buffer.updates):
             instants.append(self.clock.now() + self.strategy.recheck_s)
         return min(instants)
 
     def _take_turn(self, until: float) -> None:
         if self.clock.wait(until):
-            awaited = self.ledger.awaited()
+            awaited = self.jobs.awaited()
             self._receive(self.grid.pull_messages(awaited) if awaited else ())
         self._expire()
         if self._is_due():
             self._step()
-        if not self.ledger.n_training and not self.buffer.updates:
+        if not self.jobs.n_training and not self.buffer.updates:
             self.may_send = True
 
     def _receive(self, replies: Iterable[Message]) -> None:
         known: list[tuple[int, Message]] = []
         # Refusals change the view of awaited ids, which a grid may read for as long as it answers.
         for reply in list(replies):
-            job = self.ledger.open_job(reply.metadata.reply_to_message_id)
+            job = self.jobs.open_job(reply.metadata.reply_to_message_id)
             if job is None:
                 self._refuse_late(reply)
             else:
@@ -229,7 +232,7 @@ class EventLoop:
 
     def _refuse_late(self, reply: Message) -> None:
         message_id = reply.metadata.reply_to_message_id
-        ending = self.ledger.forget(message_id)
+        ending = self.jobs.forget(message_id)
         reason = f"late: the job was {ending} before" if ending else "no such job is out"
         self.progress.received_bytes += _n_bytes(reply)
         self.reputation.ignore("late" if ending else "duplicate or unknown")
@@ -237,7 +240,7 @@ class EventLoop:
 
     def _receive_one(self, reply: Message) -> None:
         message_id = reply.metadata.reply_to_message_id
-        job = self.ledger.open_job(message_id)
+        job = self.jobs.open_job(message_id)
         if job is None:
             self._refuse_late(reply)
             return
@@ -280,7 +283,7 @@ class EventLoop:
     # How jobs end.
 
     def _end(self, job: SentJob, ending: Ending) -> None:
-        self.ledger.end(job.message_id, ending)
+        self.jobs.end(job.message_id, ending)
         if job.purpose != "query":
             self.versions.release(job.base_version)
         if job.purpose == "evaluate":
@@ -305,9 +308,9 @@ class EventLoop:
             )
 
     def _expire(self) -> None:
-        for job in self.ledger.expired(self.clock.now()):
+        for job in self.jobs.expired(self.clock.now()):
             self.changed_at = self.clock.now()
-            ttl_s = self.outbox.ttl_s(job.purpose)
+            ttl_s = self.dispatcher.ttl_s(job.purpose)
             self._fail(job, "timed out", f"no reply within {ttl_s:g} s")
 
     # Stepping.
@@ -323,7 +326,7 @@ class EventLoop:
         now = self.clock.now()
         if now >= self.deadline and self.buffer.is_enough():
             return True
-        if self.ledger.n_training:
+        if self.jobs.n_training:
             return False
         # After a reply, jobs go out again at once; if that is impossible for long, go on without.
         return self.schedule.send == "after_step" or now >= self.changed_at + self.timeout_s
@@ -350,10 +353,10 @@ class EventLoop:
                 weight=update.weight,
             )
         if self.schedule.stragglers == "cancel":
-            for left in self.ledger.open_jobs("train"):
+            for left in self.jobs.open_jobs("train"):
                 self._end(left, "cancelled")
         self.progress.version = version
-        arrays = self.outbox.record(version, snapshot)
+        arrays = self.dispatcher.record()
         self.strategy.result.arrays = arrays
         self.runtime.new_version(version, arrays)
         metrics = self.buffer.metrics()
@@ -369,7 +372,7 @@ class EventLoop:
         """Evaluate the current version on the server, and ask some nodes to."""
         version = self.versions.version
         if self.evaluate_fn is not None:
-            record = self.outbox.record(version, self.versions.current)
+            record = self.dispatcher.record()
             self.scores.on_server(version, self.evaluate_fn(version, record))
         share, least = self.strategy.fraction_evaluate, self.strategy.min_evaluate_nodes
         if (share or least) and version:
@@ -392,15 +395,15 @@ class EventLoop:
         """End what is still out, and wait for the last evaluations."""
         for update in self.buffer.updates:
             self.runtime.rejected(update.message_id, reason="the run ended before its server step")
-        for left in (*self.ledger.open_jobs("train"), *self.ledger.open_jobs("query")):
+        for left in (*self.jobs.open_jobs("train"), *self.jobs.open_jobs("query")):
             self._end(left, "cancelled")
         if self.versions.version % self.strategy.evaluate_every:
             self._evaluate()
-        while self.ledger.n_open:
-            if self.clock.wait(self.ledger.next_deadline):
-                self._receive(self.grid.pull_messages(self.ledger.awaited()))
+        while self.jobs.n_open:
+            if self.clock.wait(self.jobs.next_deadline):
+                self._receive(self.grid.pull_messages(self.jobs.awaited()))
             self._expire()
-        logger.info("ended at version %d; jobs: %s", self.versions.version, self.ledger.endings)
+        logger.info("ended at version %d; jobs: %s", self.versions.version, self.jobs.endings)
 
 
 def _n_bytes(reply: Message) -> int:

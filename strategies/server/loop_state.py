@@ -33,7 +33,7 @@ def state_of(loop: "EventLoop") -> State:
         "parts": {name: _kind(part) for name, part in _parts(loop).items()},
         **{name: part.state_dict() for name, part in _parts(loop).items()},
         "versions": loop.versions.state_dict(only_current=not loop.checkpointer.jobs_survive),
-        "ledger": loop.ledger.state_dict(),
+        "jobs": loop.jobs.state_dict(),
         "history": loop.history.state_dict(),
         "buffer": loop.buffer.state_dict(),
         "reputation": loop.reputation.state_dict(),
@@ -78,7 +78,7 @@ def continue_from(loop: "EventLoop", state: State, *, jobs_survive: bool) -> Non
     for name, part in _parts(loop).items():
         part.load_state_dict(state[name])
     shift_s = loop.clock.now() - state["now"]
-    loop.ledger.load_state_dict(state["ledger"], shift_s)
+    loop.jobs.load_state_dict(state["jobs"], shift_s)
     loop.history.load_state_dict(state["history"], shift_s)
     loop.reputation.load_state_dict(state["reputation"], shift_s)
     loop.evaluations.load_state_dict(state["evaluations"])
@@ -105,7 +105,7 @@ def _restore_progress(loop: "EventLoop", state: State, shift_s: float) -> None:
     for book in _BOOKS:
         records = {int(v): MetricRecord(metrics) for v, metrics in state["result"][book].items()}
         getattr(result, book).update(records)
-    result.arrays = loop.outbox.record(loop.versions.version, loop.versions.current)
+    result.arrays = loop.dispatcher.record()
 
 
 def _parts(loop: "EventLoop") -> dict[str, Selector | Weighting | ServerOptimizer]:

@@ -1,6 +1,7 @@
-"""What each version of the model scored, and evaluation on devices while training goes on.
+"""What each version of the model scored, how far a run has come, and when that is far enough.
 
-How far a run has come, and when that is far enough.
+`Evaluations` averages what devices measure while training goes on, `Scores` hands metrics to the
+result, the progress and the callbacks, `StopWhen` is a limit of a strategy.
 """
 
 from collections.abc import Mapping

@@ -1,13 +1,10 @@
-"""Model versions: the current one, and older ones for as long as a job out there needs them.
+"""Model versions: the current one, and older ones for as long as a job in flight needs them.
 
 A version is kept once however many devices hold it, and is dropped with its last job. Past a limit
-of memory, the oldest versions are kept on disk.
-
-Model arrays on disk that are read like arrays in memory.
-
-The file has no name: it is unlinked as soon as it is open, so the system frees its space with the
-last array on it, and no end of the process, not even kill -9, leaves it behind. Nobody else reads
-it, and it has no format: arrays one after the other, each at a multiple of 64 bytes.
+of memory, the oldest versions are kept on disk, in a file without a name: it is unlinked as soon as
+it is open, so its space is free with the last array on it, and no end of the process, not even
+kill -9, leaves it behind. It has no format: arrays one after the other, each at a multiple of 64
+bytes.
 """
 
 import mmap

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.strategies.server.dispatch import FreeNodes
-from fedstale.strategies.server.jobs import Ledger
+from fedstale.strategies.server.jobs import OpenJobs
 from fedstale.strategies.server.node_set import NodeSet, Places
 from fedstale.strategies.server.runtime import RuntimeGrid
 
@@ -43,8 +43,8 @@ class Keeping:
         return NodeSet(self.everyone, np.array([node in self.names for node in NODES]))
 
 
-def send(ledger, node, message_id):
-    ledger.send(message_id, node_id=node, purpose="train", version=0, now=0.0, timeout_s=9.0)
+def send(open_jobs, node, message_id):
+    open_jobs.send(message_id, node_id=node, purpose="train", version=0, now=0.0, timeout_s=9.0)
 
 
 @pytest.mark.parametrize("kind", [Listing, Keeping])
@@ -60,37 +60,37 @@ def send(ledger, node, message_id):
     )
 )
 def test_free_nodes_are_those_that_a_walk_over_all_would_find(kind, steps):
-    ledger, grid, n = Ledger(), kind(NODES), 0
-    free_nodes = FreeNodes(grid, ledger)
+    open_jobs, grid, n = OpenJobs(), kind(NODES), 0
+    free_nodes = FreeNodes(grid, open_jobs)
     for what, which, order, some in steps:
-        jobs = ledger.open_jobs("train")
+        jobs = open_jobs.open_jobs("train")
         if what == "send":
             n += 1
-            send(ledger, NODES[which], f"m{n}")
+            send(open_jobs, NODES[which], f"m{n}")
         elif what == "look":
             grid.online = order[:some]
         elif what == "forget":
-            for message_id in list(ledger.awaited())[:1]:
-                if ledger.open_job(message_id) is None:
-                    ledger.forget(message_id)
+            for message_id in list(open_jobs.awaited())[:1]:
+                if open_jobs.open_job(message_id) is None:
+                    open_jobs.forget(message_id)
         elif jobs:
-            ledger.end(jobs[which % len(jobs)].message_id, what)
+            open_jobs.end(jobs[which % len(jobs)].message_id, what)
         but = set(order[:some]) if which == 0 else set()
-        expected = [m for m in grid.online if m not in ledger.busy_nodes and m not in but]
+        expected = [m for m in grid.online if m not in open_jobs.busy_nodes and m not in but]
         assert free_nodes.free(but).ids.tolist() == expected
 
 
 @pytest.mark.parametrize("kind", [Listing, Keeping])
 def test_a_restored_ledger_is_followed(kind):
-    ledger, restored = Ledger(), Ledger()
+    open_jobs, restored = OpenJobs(), OpenJobs()
     free_nodes = FreeNodes(kind([3, 5]), restored)
     assert set(free_nodes.free().ids.tolist()) == {3, 5}
-    send(ledger, 5, "m")
-    restored.load_state_dict(ledger.state_dict())
+    send(open_jobs, 5, "m")
+    restored.load_state_dict(open_jobs.state_dict())
     assert free_nodes.free().ids.tolist() == [3]
 
 
 def test_nodes_are_online_in_the_order_of_the_grid():
-    assert FreeNodes(Listing([9, 5]), Ledger()).online().ids.tolist() == [9, 5]
-    assert FreeNodes(Listing([9, 5]), Ledger()).online().ids.dtype == np.uint64
-    assert FreeNodes(Keeping([5, 3]), Ledger()).online().ids.tolist() == [3, 5]
+    assert FreeNodes(Listing([9, 5]), OpenJobs()).online().ids.tolist() == [9, 5]
+    assert FreeNodes(Listing([9, 5]), OpenJobs()).online().ids.dtype == np.uint64
+    assert FreeNodes(Keeping([5, 3]), OpenJobs()).online().ids.tolist() == [3, 5]
