@@ -176,7 +176,7 @@ def test_a_grid_that_keeps_itself_can_go_on_from_a_run_elsewhere(tmp_path):
         return StaleStrategy(schedule=k_batch_async(4, 2), **options)
 
     strategy(checkpoints=tmp_path).start(VirtualGrid(fleet()), record(**MODEL), 5, timeout=20.0)
-    assert read_checkpoint(tmp_path)["ledger"]["open"]
+    assert read_checkpoint(tmp_path)["jobs"]["open"]
     later = KeepingGrid(fleet())
     strategy(resume=tmp_path).start(later, record(**MODEL), 6, timeout=20.0)
     assert [version for version, _ in later.models] == [6]

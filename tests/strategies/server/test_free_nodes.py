@@ -81,7 +81,7 @@ def test_free_nodes_are_those_that_a_walk_over_all_would_find(kind, steps):
 
 
 @pytest.mark.parametrize("kind", [Listing, Keeping])
-def test_a_restored_ledger_is_followed(kind):
+def test_restored_jobs_are_followed(kind):
     open_jobs, restored = OpenJobs(), OpenJobs()
     free_nodes = FreeNodes(kind([3, 5]), restored)
     assert set(free_nodes.free().ids.tolist()) == {3, 5}
