@@ -55,6 +55,9 @@ class CTMA(Rule):
         order = np.argsort(distances, kind="stable")
         budget = float(weights.sum()) - heaviest(weights, self.f)
         before = np.cumsum(weights[order]) - weights[order]
+        left = budget - before
+        # What rounding leaves over must not let in an update whose values know no bound.
+        left[left < len(updates) * np.finfo(np.float64).eps * budget] = 0.0
         counted = np.zeros(len(updates))
-        counted[order] = np.clip(budget - before, 0.0, weights[order])
+        counted[order] = np.minimum(left, weights[order])
         return weighted_sum(counted / budget)

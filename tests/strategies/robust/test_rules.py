@@ -116,6 +116,14 @@ def test_ctma_averages_exactly_the_share_of_weight_that_is_trusted():
     assert merged(rule, rows, weights) == pytest.approx((1.5 * 2 + 1.0 * 1 + 0.5 * 0) / 3.0)
 
 
+def test_what_rounding_leaves_of_the_weight_lets_no_far_update_in():
+    found = np.array([1.0, 1.1, 1.1, 1.0768477860018624, 1.0748169046712728])
+    for weights in (found, *np.random.default_rng(0).uniform(1.0, 1.1, (200, 5))):
+        rows = np.zeros((5, 3))
+        rows[np.argsort(-weights)[:2], 2] = 1e30
+        np.testing.assert_array_equal(merged(CTMA(f=2), rows, weights), 0.0)
+
+
 @pytest.mark.parametrize("name", RULES)
 @given(data=st.data(), f=st.integers(0, 2))
 @settings(max_examples=40, deadline=None)
