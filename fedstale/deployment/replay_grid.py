@@ -15,8 +15,7 @@ from statistics import median
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from flwr.app import Message, RecordDict
-from flwr.supercore.run import Run
+from flwr.app import Message
 
 from fedstale.deployment.job_log import JobLog
 from fedstale.deployment.paced import PACING_RECORD, Pacing
@@ -30,9 +29,8 @@ from fedstale.strategies.server.runtime import (
     RunEnded,
     RunLogger,
     Runtime,
-    RuntimeGrid,
 )
-from fedstale.strategies.server.superlink import SuperLinkGrid
+from fedstale.strategies.server.superlink import ForwardingGrid, SuperLinkGrid
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
 
@@ -55,7 +53,7 @@ class _PlannedJobs(JobLog):
         """Leave the row to the grid."""
 
 
-class ReplayGrid(RuntimeGrid):
+class ReplayGrid(ForwardingGrid):
     """Node i + 1000 is device i of the traces and the SuperNode with partition-id i.
 
     Times are seconds of the trace, from the moment at which a strategy first sends or waits.
@@ -88,7 +86,8 @@ class ReplayGrid(RuntimeGrid):
                 have told how long it takes.
             unix_now: returns seconds since 1970, UTC.
         """
-        self._grid, self._unix_now = grid, unix_now
+        super().__init__(grid)
+        self._superlink, self._unix_now = grid, unix_now
         self.unix_zero = unix_now()
         """Instant 0, in s since 1970, UTC."""
         self._has_begun = False
@@ -119,12 +118,12 @@ class ReplayGrid(RuntimeGrid):
     def _begin(self) -> None:
         if not self._has_begun:
             self._has_begun = True
-            self._grid.begin()
+            self._superlink.begin()
             self.unix_zero = self._unix_now()
 
     def now(self) -> float:
         """Return the instant of the trace in s."""
-        return self._grid.now() * self._speed_up
+        return self._superlink.now() * self._speed_up
 
     def wait(self, until: float) -> bool:
         """Wait until an instant of the trace, or until something may have arrived.
@@ -137,42 +136,16 @@ class ReplayGrid(RuntimeGrid):
             raise RunEnded(f"reached {self._until_s:,.0f} s of the trace")
         until = min([until, self._until_s, *(at for at, _ in self._lost.values())])
         left = max(until - self.now(), 0.0) / self._speed_up
-        may_pull = self._grid.wait(self._grid.now() + left)
+        may_pull = self._superlink.wait(self._superlink.now() + left)
         self.runtime.time_moved()
         return may_pull
 
     # Flower's Grid.
 
-    def set_run(self, run: Run) -> None:
-        """Set the run."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message, as older apps do."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Send messages and wait for their replies, at most `timeout` seconds of the trace."""
-        return self.exchange(messages, timeout)
-
     def get_node_ids(self) -> Iterable[int]:
         """Return the devices that are available, and whose nodes are online."""
         is_online = self._fleet.presence(self.now()).is_online
-        connected = set(self._grid.get_node_ids())
+        connected = set(self._superlink.get_node_ids())
         return [
             FIRST_NODE_ID + i
             for i, node in sorted(self._nodes.items())
@@ -193,7 +166,7 @@ class ReplayGrid(RuntimeGrid):
         self._fleet.follow(table, slots)
         jobs = [JobRow(table, slot) for slot in slots]
         ids = iter(
-            self._grid.push_messages([self._with_plan(job) for job in jobs if job.is_answered])
+            self._superlink.push_messages([self._with_plan(job) for job in jobs if job.is_answered])
         )
         given: list[str] = []
         for job, message in zip(jobs, messages, strict=True):
@@ -213,7 +186,7 @@ class ReplayGrid(RuntimeGrid):
         now, wanted = self.now(), list(message_ids)
         failed = [i for i in wanted if i in self._lost and self._lost[i][0] <= now]
         real = [i for i in wanted if i not in self._lost]
-        arrived = self._grid.pull_messages(real) if real else ()
+        arrived = self._superlink.pull_messages(real) if real else ()
         replies = [*(self._lost.pop(i)[1] for i in failed), *arrived]
         for reply in replies:
             message_id = reply.metadata.reply_to_message_id

@@ -9,7 +9,7 @@ strategy never reads anything back from a callback, so watching a run cannot cha
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
@@ -319,23 +319,6 @@ class RuntimeGrid(Grid, Clock):
     """A grid of Flower that carries a runtime; it is the clock of its own run."""
 
     runtime: Runtime
-
-    def exchange(self, messages: Iterable[Message], timeout: float | None) -> list[Message]:
-        """Send messages and wait for their replies by pushing, waiting and pulling.
-
-        Args:
-            messages: to send.
-            timeout: longest wait in s; None waits for every reply.
-        """
-        missing = {message_id for message_id in self.push_messages(messages) if message_id}
-        deadline = inf if timeout is None else self.now() + timeout
-        replies: list[Message] = []
-        while missing and self.now() < deadline:
-            self.wait(deadline)
-            arrived = list(self.pull_messages(missing))
-            missing -= {reply.metadata.reply_to_message_id for reply in arrived}
-            replies += arrived
-        return replies
 
     def online_nodes(self) -> NodeSet:
         """Return the nodes that `get_node_ids` does; a grid of many need not make a list of them.

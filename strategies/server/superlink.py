@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Self, TypeGuard
 
 from flwr.app import Message, RecordDict
@@ -275,7 +276,49 @@ def _threads(n: int) -> ThreadPoolExecutor:
 _LONGEST_S = 43_200.0
 
 
-class SuperLinkGrid(RuntimeGrid):
+class ForwardingGrid(RuntimeGrid):
+    """A grid with a runtime before another grid; a subclass sends, pulls and tells the time."""
+
+    def __init__(self, grid: Grid) -> None:
+        """Stand before a grid."""
+        self._grid = grid
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message, as older apps do."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages and wait for their replies, at most `timeout` s by this grid's clock."""
+        missing = {message_id for message_id in self.push_messages(messages) if message_id}
+        deadline = inf if timeout is None else self.now() + timeout
+        replies: list[Message] = []
+        while missing and self.now() < deadline:
+            self.wait(deadline)
+            arrived = list(self.pull_messages(missing))
+            missing -= {reply.metadata.reply_to_message_id for reply in arrived}
+            replies += arrived
+        return replies
+
+
+class SuperLinkGrid(ForwardingGrid):
     """Flower's own grid with a runtime; pulling from it never waits for an upload.
 
     Instants count from the moment at which a strategy first sends something or waits. What it
@@ -296,7 +339,7 @@ class SuperLinkGrid(RuntimeGrid):
             uploads: fetches replies; if not given, a SuperLink's are fetched with default settings,
                 and any other grid is asked itself.
         """
-        self._grid = grid
+        super().__init__(grid)
         if uploads is None and _talks_to_a_superlink(grid):
             uploads = Uploads(grid)
         self._uploads = uploads
@@ -347,26 +390,6 @@ class SuperLinkGrid(RuntimeGrid):
 
     # Flower's Grid.
 
-    def set_run(self, run: Run) -> None:
-        """Set the run."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message, as older apps do."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes that are online."""
         nodes = list(self._grid.get_node_ids())
@@ -410,12 +433,6 @@ class SuperLinkGrid(RuntimeGrid):
             del self._open[message_id]
         self.runtime.time_moved()
         return replies
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Send messages and wait for their replies, at most `timeout` seconds."""
-        return self.exchange(messages, timeout)
 
 
 def connected(grid: Grid) -> RuntimeGrid:
