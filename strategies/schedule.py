@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from fedstale.strategies.settings import require, require_choice, require_count
+from fedstale.strategies.state import Stateful
 
 Stragglers = Literal["keep", "cancel"]
 
@@ -208,7 +209,7 @@ def semi_synchronous(
     return Schedule(concurrency=concurrency, deadline_s=deadline_s, stragglers=stragglers)
 
 
-class SmoothedLoss:
+class SmoothedLoss(Stateful):
     """Exponential running mean of the training loss, and its first value; `AdaSync` reads both.
 
     Example:
@@ -218,6 +219,8 @@ class SmoothedLoss:
         >>> loss.first, loss.now
         (4.0, 3.0)
     """
+
+    saved = ("first", "now")
 
     def __init__(self, decay: float) -> None:
         """Set the decay in [0, 1)."""

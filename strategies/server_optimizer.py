@@ -14,22 +14,25 @@ Reference:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import sqrt
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from fedstale.strategies.arrays import Array, Model, over_chunks, zeros_like
 from fedstale.strategies.settings import require, require_choice, require_count
+from fedstale.strategies.state import Stateful
 
 Rate = float | Callable[[int], float]
 """A learning rate, or a function from the number of the step, from 1, to it."""
 Beyond = Literal["divide", "cap"]
 
 
-class ServerOptimizer(ABC):
+class ServerOptimizer(Stateful, ABC):
     """Steps a model in place, and holds its moments from step to step."""
+
+    saved: ClassVar[tuple[str, ...]] = ("n_steps", "state")
 
     moments: tuple[str, ...] = ()
     """Names of its moments, each in the shape of the model."""
@@ -77,22 +80,6 @@ class ServerOptimizer(ABC):
     def reset(self) -> None:
         """Discard the moments, as after a step that had to be undone."""
         self.state = {}
-
-    def state_dict(self) -> dict[str, Array | float]:
-        """Return what a checkpoint must hold."""
-        state: dict[str, Array | float] = {"n_steps": self.n_steps}
-        for moment, model in self.state.items():
-            state |= {f"{moment}.{name}": array for name, array in model.items()}
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
-        """Continue from a checkpoint."""
-        self.n_steps = int(state["n_steps"])
-        self.state = {}
-        for key, value in state.items():
-            moment, _, name = key.partition(".")
-            if name:
-                self.state.setdefault(moment, {})[name] = np.array(value)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(eta={self.eta!r})"
@@ -277,6 +264,8 @@ class DelayAdaptive(ServerOptimizer):
         [2.25] 0.25
     """
 
+    saved = ("optimizer",)
+
     def __init__(
         self, optimizer: ServerOptimizer, tau_c: int = 1, *, beyond: Beyond = "divide"
     ) -> None:
@@ -319,14 +308,6 @@ class DelayAdaptive(ServerOptimizer):
     def reset(self) -> None:
         """Discard the optimizer's moments."""
         self.optimizer.reset()
-
-    def state_dict(self) -> dict[str, Array | float]:
-        """Return the optimizer's state."""
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Array | float]) -> None:
-        """Continue from a checkpoint."""
-        self.optimizer.load_state_dict(state)
 
     def __repr__(self) -> str:
         return f"DelayAdaptive({self.optimizer!r}, tau_c={self.tau_c}, beyond={self.beyond!r})"

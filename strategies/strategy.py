@@ -10,23 +10,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import fields
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, currentframe, signature, unwrap
 from pathlib import Path
-from typing import Literal, NoReturn, Self, TypedDict
+from typing import Literal, Self, TypedDict
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedstale.errors import FedstaleError
+from fedstale.errors import ConfigError, FedstaleError
 from fedstale.strategies.robust.base import Rule
 from fedstale.strategies.schedule import Schedule
 from fedstale.strategies.selection.base import Random, Selector
 from fedstale.strategies.selection.forecast_request import ForecastRequest
 from fedstale.strategies.server.buffer import Normalise
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
-from fedstale.strategies.server.loop import EventLoop
+from fedstale.strategies.server.loop import EventLoop, Parts
 from fedstale.strategies.server.metrics import Progress
+from fedstale.strategies.server.rounds import Rounds
 from fedstale.strategies.server.runtime import RECHECK_S, NoCheckpoints
 from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server.validation import Validation
@@ -65,7 +66,9 @@ class Options(TypedDict, total=False):
     min_evaluate_nodes: int
     evaluate_every: int
     stop_when: Callable[[Progress], bool] | None
+    arrayrecord_key: str
     configrecord_key: str
+    weighted_by_key: str
     loss_key: str
     square_loss_key: str
     recheck_s: float
@@ -124,7 +127,7 @@ class StaleStrategy(Strategy):
             whole model, as FedAsync does.
         robust: rule that aggregates although some nodes are adversarial, as `TrimmedMean(f=2)`; it
             keeps the updates of one buffer. If not given, updates are averaged as they come.
-        validation: what checks replies, with the keys of records.
+        validation: what checks replies.
         forecast_request: which nodes to ask for a forecast before any is chosen, as
             `ForecastRequest()`; none if not given: a selector then sees the forecasts that came
             with replies.
@@ -135,7 +138,10 @@ class StaleStrategy(Strategy):
             Flower's default is 2, and it waits until so many are online.
         evaluate_every: versions from one evaluation to the next, on nodes and on the server.
         stop_when: checked after each server step; see `StopWhen`.
+        arrayrecord_key: name of the ArrayRecord with the model in messages, and in replies that
+            hold several.
         configrecord_key: name of the ConfigRecord in messages.
+        weighted_by_key: metric with the number of examples behind an update, > 0.
         loss_key: metric with a device's mean training loss.
         square_loss_key: metric with the mean of its squared per-example losses over the round.
         recheck_s: time after which to look again for nodes, in s, when too few are online.
@@ -193,7 +199,9 @@ class StaleStrategy(Strategy):
         min_evaluate_nodes: int = 0,
         evaluate_every: int = 1,
         stop_when: Callable[[Progress], bool] | None = None,
+        arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
+        weighted_by_key: str = "num-examples",
         loss_key: str = "train_loss",
         square_loss_key: str = "square_loss",
         recheck_s: float = RECHECK_S,
@@ -216,7 +224,8 @@ class StaleStrategy(Strategy):
         self.fraction_evaluate = fraction_evaluate
         self.min_evaluate_nodes, self.evaluate_every = min_evaluate_nodes, evaluate_every
         self.stop_when = stop_when or _never
-        self.configrecord_key, self.loss_key = configrecord_key, loss_key
+        self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
+        self.weighted_by_key, self.loss_key = weighted_by_key, loss_key
         self.square_loss_key, self.recheck_s, self.seed = square_loss_key, recheck_s, seed
         if isinstance(checkpoints, str | Path):
             checkpoints = Checkpoints(checkpoints)
@@ -224,6 +233,7 @@ class StaleStrategy(Strategy):
         self.version_memory_bytes = version_memory_bytes
         self.result = Result()
         """What the latest run has reached so far; the same object that `start` returns."""
+        self._rounds: Rounds | None = None
         self._check()
 
     def _check(self) -> None:
@@ -296,7 +306,7 @@ class StaleStrategy(Strategy):
                 state = read_checkpoint(self.resume)
             loop = EventLoop(
                 self,
-                deepcopy((self.selector, self.weighting, self.server_optimizer)),
+                self._fresh_parts(),
                 own,
                 initial_arrays,
                 timeout_s=timeout,
@@ -311,7 +321,13 @@ class StaleStrategy(Strategy):
         return self.result
 
     def summary(self) -> None:
-        """Log the algorithm and its settings; those at their default are left out."""
+        """Log the algorithm and its settings; those at their default are left out.
+
+        Raises:
+            ConfigError: a strategy that wraps this one starts, and this one cannot be wrapped.
+        """
+        if _is_in_flowers_loop():
+            self._check_rounds()
         logger.info("%r", self)
 
     def __repr__(self) -> str:
@@ -324,37 +340,72 @@ class StaleStrategy(Strategy):
         ]
         return f"{type(self).__name__}({', '.join(changed)})"
 
-    # Flower's verbs of a round. There are no rounds here.
+    # Flower's verbs, which a strategy that wraps this one calls; `start` does without them.
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Raise: see `start`."""
-        self._no_rounds()
+        """Return the messages of a round; round 1 starts a run anew.
+
+        Raises:
+            ConfigError: it has no rounds, or a setting that only `start` can keep.
+        """
+        if server_round == 1 or self._rounds is None:
+            self._check_rounds()
+            self.result = Result()
+            self._rounds = Rounds(self, self._fresh_parts(), grid, arrays)
+        return self._rounds.configure_train(server_round, arrays, config)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Raise: see `start`."""
-        self._no_rounds()
+        """Return the model after the server step of a round, and the metrics of its training."""
+        return self._running_rounds().aggregate_train(replies)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Raise: see `start`."""
-        self._no_rounds()
+        """Return the messages to the nodes that evaluate a model, by `fraction_evaluate`."""
+        return self._running_rounds().configure_evaluate(server_round, arrays, config)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Raise: see `start`."""
-        self._no_rounds()
+        """Return the means of what nodes measured, by examples."""
+        return self._running_rounds().aggregate_evaluate(server_round, replies)
 
-    def _no_rounds(self) -> NoReturn:
-        raise FedstaleError(
-            f"{type(self).__name__} merges replies as they come and has no separate steps of a "
-            "round: call start(), and do not wrap it in a strategy that calls them itself"
-        )
+    def _check_rounds(self) -> None:
+        """Raise unless each server step waits for all that was sent, and nothing needs `start`."""
+        usual = StaleStrategy()
+        for part, default, names in (
+            (self.schedule, usual.schedule, ("send", "buffer_size", "deadline_s")),
+            (self, usual, ("stop_when", "checkpoints", "resume", "forecast_request")),
+        ):
+            for name in names:
+                value = getattr(part, name)
+                if value != getattr(default, name):
+                    raise ConfigError(
+                        f"{type(self).__name__} cannot be wrapped: with {name}={value!r} it has no "
+                        "rounds that another strategy's loop could run; wrap a synchronous "
+                        "strategy without it, such as FedAvg, FedProx or FedAdam"
+                    )
+
+    def _running_rounds(self) -> Rounds:
+        if self._rounds is None:
+            raise FedstaleError(f"{type(self).__name__}: configure_train begins a round")
+        return self._rounds
+
+    def _fresh_parts(self) -> Parts:
+        return deepcopy((self.selector, self.weighting, self.server_optimizer))
+
+
+def _is_in_flowers_loop() -> bool:
+    """Return whether Flower's own loop of rounds runs here, as only a wrapper starts it."""
+    loop = unwrap(Strategy.start).__code__
+    frame = currentframe()
+    while frame is not None and frame.f_code is not loop:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _changed(part: object, usual: object, names: Iterable[str]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from fedstale.agents.env.forecast_table import Forecasts
 from fedstale.agents.env.learning_proxy import LearningProxy, entropy_of, fitted
 from fedstale.agents.policy.features import COLUMNS, Single, batch, heuristic_scores
 from fedstale.errors import TraceError
-from fedstale.strategies.server.clients import DURATIONS_KEPT, Candidates, Situation, Table
+from fedstale.strategies.server.clients import DURATIONS_KEPT, UNKNOWN, Candidates, Situation, Table
 from fedstale.strategies.server.runtime import HEARTBEAT_S, RECHECK_S
 from fedstale.traces import Status, TraceSet
 from fedstale.traces.arrays import Array, Index, Mask
@@ -173,8 +173,7 @@ class Simulator:
         self.visible_at[rows], self.free_at[rows] = -np.inf, 0.0
         self.job_p_finish[rows], self.window_end[rows] = np.nan, 0.0
         for name, column in self.known.items():
-            zero = name in Table.COUNTS or name == "expected_finishes"
-            column[rows] = 0 if zero else np.nan
+            column[rows] = UNKNOWN[name]
         self.done[rows] = False
         self._find_candidates(rows)
         self._outcome.clear(rows)

@@ -7,7 +7,6 @@ before it decides anything.
 import json
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +53,8 @@ class Shadow(Selector):
         seed: of the watched selector.
         kept: choices that are kept in `choices`, the last ones, >= 1.
     """
+
+    saved = ("deciding", "watching")
 
     def __init__(
         self,
@@ -102,15 +103,6 @@ class Shadow(Selector):
         self._send(candidates, choice)
         self._write(choice)
         return decided
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of both; choices and their ends are not part of a checkpoint."""
-        return {"deciding": self.deciding.state_dict(), "watching": self.watching.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue both."""
-        self.deciding.load_state_dict(state["deciding"])
-        self.watching.load_state_dict(state["watching"])
 
     def summary(self) -> dict[str, Any]:
         """Return how the two compare so far.

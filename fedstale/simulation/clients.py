@@ -21,14 +21,17 @@ from fedstale.simulation.executors import ClientCall, ClientReply, Executor
 from fedstale.simulation.jobs import JobRow, records_in, records_out
 from fedstale.simulation.replayed import NodeContext, Replay
 from fedstale.strategies.server.runtime import CLIENT_ERROR, REPORTED
+from fedstale.strategies.state import State, Stateful
 
 logger = logging.getLogger(__name__)
 
 _JOB_SEED = b"fedstale job"
 
 
-class Clients:
+class Clients(Stateful):
     """Runs the clients behind arrived jobs."""
+
+    saved = ("_book", "_replay")
 
     def __init__(
         self,
@@ -137,23 +140,18 @@ class Clients:
         partition: UserConfig = {"partition-id": node_id - FIRST_NODE_ID, "num-partitions": self._n}
         return Context(self._run_id, node_id, partition, RecordDict(), dict(self._run_config))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return what nodes remember, and what was learnt of costs."""
-        return {
-            "contexts": {str(n): records_out(c.state) for n, c in self._contexts.items()},
-            "book": self._book.state_dict(),
-            "replay": self._replay.state_dict(),
-        }
+        contexts = {node: records_out(c.state) for node, c in self._contexts.items()}
+        return super().state_dict() | {"contexts": contexts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
+        super().load_state_dict(state)
         self._contexts = {}
         for node, records in state["contexts"].items():
-            context = self._context(int(node))
-            context.state = records_in(records)
-            self._contexts[int(node)] = context
-        self._book.load_state_dict(state["book"])
-        self._replay.load_state_dict(state["replay"])
+            self._contexts[node] = self._context(node)
+            self._contexts[node].state = records_in(records)
 
 
 def _waves(jobs: Sequence[JobRow]) -> Iterator[list[JobRow]]:

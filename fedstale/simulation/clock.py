@@ -8,7 +8,7 @@ clock.
 import heapq
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from fedstale.simulation.compat import replaced
 from fedstale.strategies.server.runtime import RunEnded
+from fedstale.strategies.state import Stateful
 from fedstale.traces.arrays import Mask
 
 # A strategy that has sent nothing for this long is waiting for something that will not come.
@@ -27,13 +28,15 @@ _LONGEST_STEP_S = 600.0
 _LOOKS_OF_A_LOOP = 100
 
 
-class StallDetection:
+class StallDetection(Stateful):
     """Tells whether a strategy waits in vain, and how far the clock then moves.
 
     A strategy that waits for nodes reads who is online, sleeps, and reads again. It differs from
     one that loops in place only in that nothing else comes between: so a repeated read moves the
     clock, in steps that grow, and a strategy that has waited for a week without a job is stopped.
     """
+
+    saved = ("_busy_at", "_step_s", "_looked_at", "_seen", "_n_looks", "_most_online")
 
     def __init__(self) -> None:
         """Begin at 0 s."""
@@ -85,15 +88,6 @@ class StallDetection:
                 "let the strategy wait for fewer nodes, or use more devices",
                 stuck=True,
             )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything."""
-        return {name.removeprefix("_"): value for name, value in vars(self).items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        for name in vars(self):
-            setattr(self, name, state[name.removeprefix("_")])
 
 
 class VirtualTime:
@@ -170,13 +164,15 @@ class Kind(IntEnum):
     FAILURE = 1
 
 
-class VirtualClock:
+class VirtualClock(Stateful):
     """Holds what will happen, and moves from one event to the next.
 
     The heap key is (time, kind, sequence), never the payload: on constant traces many events fall
     on one instant, and ties must neither compare payloads nor depend on anything but the order of
     scheduling.
     """
+
+    saved = ("now", "_heap", "_sequence")
 
     def __init__(self, until: float = np.inf) -> None:
         """Start at 0.
@@ -218,15 +214,3 @@ class VirtualClock:
             happened.append(heapq.heappop(self._heap)[3])
         self.now = max(self.now, limit)
         return happened
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the instant and what will happen."""
-        return {"now": self.now, "heap": self._heap, "sequence": self._sequence}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        self.now, self._sequence = float(state["now"]), int(state["sequence"])
-        self._heap = [
-            (float(at), int(kind), int(sequence), int(job_id))
-            for at, kind, sequence, job_id in state["heap"]
-        ]

@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedstale.errors import ConfigError
 from fedstale.strategies.server.validation import records_in
+from fedstale.strategies.state import Stateful
 
 # On the wire an array travels with its name, dtype and shape, and each record with a type and ids.
 _ARRAY_OVERHEAD = 160
@@ -102,12 +103,14 @@ class Costs:
         return replace(self, epochs=int(epochs))
 
 
-class CostBook:
+class CostBook(Stateful):
     """What is known of the cost of the next message, learnt from the replies that came back.
 
     Only delivered replies teach it, in the order of their delivery, so that a run does not depend
     on when or where training is really computed.
     """
+
+    saved = ("_examples", "_sum", "_count", "_reply_bytes")
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
@@ -197,21 +200,6 @@ class CostBook:
                 self._count[kind] = self._count.get(kind, 0) + (before is None)
                 self._sum[kind] = self._sum.get(kind, 0.0) + examples - (before or 0.0)
                 self._examples[(kind, node_id)] = float(examples)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was learnt."""
-        return {
-            "examples": [[*key, value] for key, value in self._examples.items()],
-            "sum": self._sum,
-            "count": self._count,
-            "reply_bytes": self._reply_bytes,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        self._examples = {(kind, int(node)): value for kind, node, value in state["examples"]}
-        self._sum, self._count = state["sum"], state["count"]
-        self._reply_bytes = state["reply_bytes"]
 
 
 def content_bytes(content: RecordDict, model_bytes: int | None = None) -> int:

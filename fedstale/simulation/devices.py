@@ -7,8 +7,7 @@ up from change to change instead of looked up for all devices each time.
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -30,6 +29,7 @@ from fedstale.simulation.jobs import (
 from fedstale.strategies.server.node_set import NodeSet, Places
 from fedstale.strategies.server.runtime import HEARTBEAT_S
 from fedstale.strategies.server.validation import records_in
+from fedstale.strategies.state import Stateful
 from fedstale.traces import Job, Status, TraceSet
 from fedstale.traces.arrays import Array, Index, Mask
 from fedstale.traces.availability import Availability
@@ -143,8 +143,10 @@ _SPENT = {
 }
 
 
-class Fleet:
+class Fleet(Stateful):
     """Replayed devices; node i + 1000 is device i of the traces."""
+
+    saved = ("_free_at",)
 
     def __init__(self, traces: TraceSet, book: CostBook, on_interrupt: OnInterrupt) -> None:
         traces.require("availability", "compute", "downlink", "uplink")
@@ -240,14 +242,6 @@ class Fleet:
                 batch = {}
             batch[device] = slot
         self._follow(jobs, list(batch.values()))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return until when each device is busy."""
-        return {"free_at": self._free_at}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        self._free_at = state["free_at"]
 
     @property
     def device_ids(self) -> pd.Index:

@@ -34,7 +34,8 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from fedstale.errors import FedstaleError, ResumeError
 from fedstale.simulation.compat import with_content
-from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED, State
+from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
+from fedstale.strategies.state import State, Stateful
 from fedstale.traces import Status
 from fedstale.traces.arrays import Index
 
@@ -217,8 +218,10 @@ _ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64()}
 _SCHEMA = pa.schema([(name, _ARROW[kind]) for name, kind in COLUMNS.items()])
 
 
-class JobTable:
+class JobTable(Stateful):
     """The jobs of a run by number and by message."""
+
+    saved = ("_n", "_over", "_words")
 
     def __init__(self) -> None:
         """Start with no job."""
@@ -336,13 +339,10 @@ class JobTable:
                 )
                 head = message_to_proto(with_content(message, _EMPTY)).SerializeToString()
                 messages[str(job_id)] = [np.frombuffer(head, dtype=np.uint8), number]
-        return {
-            "n": self._n,
+        return super().state_dict() | {
             "columns": list(COLUMNS),
             "in_memory": self._gathered(ids),
-            "over": list(self._over),
             "on_disk": self._file.bytes(),
-            "words": list(self._words),
             "messages": messages,
             "contents": [records_out(content) for _, content in contents.values()],
         }
@@ -360,8 +360,8 @@ class JobTable:
                 "fedstale that wrote it"
             )
         self.__init__()  # type: ignore[misc]
-        for word in state["words"]:
-            self.number(word)
+        super().load_state_dict(state)
+        self._numbers = {word: number for number, word in enumerate(self._words)}
         if len(state["on_disk"]):
             self._file.write(state["on_disk"].view(_LAYOUT), 0)
         known: Columns = state["in_memory"]
@@ -369,8 +369,6 @@ class JobTable:
         for name, values in known.items():
             self.columns[name][slots] = values
         self._slots = dict(zip(known["job_id"].tolist(), slots, strict=True))
-        self._over = dict.fromkeys(state["over"])
-        self._n = state["n"]
         contents = [records_in(data) for data in state["contents"]]
         for job_id, (head, number) in state["messages"].items():
             message = message_from_proto(ProtoMessage.FromString(head.tobytes()))

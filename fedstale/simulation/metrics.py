@@ -1,16 +1,18 @@
 """What was measured in a run, and whether that is enough."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from flwr.app import ArrayRecord
 
 from fedstale.config import Until
 from fedstale.strategies.server.runtime import Callback, RunEnded, Runtime
+from fedstale.strategies.state import Stateful
 
 
-class RunMetrics(Callback):
+class RunMetrics(Stateful, Callback):
     """Keeps metrics and the latest model, and ends the run when its limit is reached."""
+
+    saved = ("rounds", "server_evaluates", "rows", "latest")
 
     def __init__(self, until: Until) -> None:
         """Start with nothing measured.
@@ -52,20 +54,3 @@ class RunMetrics(Callback):
             goal = self.until.metric or "rounds"
             value = values.get(goal, self.rounds) if self.until.metric else self.rounds
             raise RunEnded(f"reached {goal} {value:g}")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything but the model."""
-        return {
-            "rounds": self.rounds,
-            "server_evaluates": self.server_evaluates,
-            "rows": self.rows,
-            "latest": self.latest,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any], arrays: ArrayRecord) -> None:
-        """Continue from what `state_dict` returned, with the model of that time."""
-        self.rounds, self.latest = state["rounds"], state["latest"]
-        self.server_evaluates = state["server_evaluates"]
-        # What was measured before the strategy started was measured before the crash too.
-        self.rows = [tuple(row) for row in state["rows"]]
-        self.arrays = arrays

@@ -5,7 +5,7 @@ worked. So the past ends where the device was then: when the message had come, a
 was ready. Whatever the trace holds after that instant makes no difference to what is read here.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import Context
 
 from fedstale.simulation.jobs import UNKNOWN, JobRow
+from fedstale.strategies.state import Stateful
 from fedstale.traces import TraceSet
 from fedstale.traces.recording.monitor import Reading
 
@@ -41,13 +42,15 @@ class NodeContext(Context):
         return made
 
 
-class Replay:
+class Replay(Stateful):
     """The traces of a run, as their devices see them.
 
     Args:
         traces: the devices.
         unix_base: instant 0 of the run, in s since 1970, UTC.
     """
+
+    saved = ("_finished",)
 
     def __init__(self, traces: TraceSet, unix_base: float) -> None:
         self._traces = traces
@@ -68,17 +71,6 @@ class Replay:
         message_id = job.message.metadata.message_id
         took = job.reported_at - job.trained_at
         self._finished[job.node_id] = (message_id, took, job.reported_at)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what each node's latest reply was, and how long it was uploaded."""
-        return {"finished": {str(node): list(last) for node, last in self._finished.items()}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        self._finished = {
-            int(node): (message_id, float(upload_s), float(at))
-            for node, (message_id, upload_s, at) in state["finished"].items()
-        }
 
     def observe(self, devices: Sequence[int], instants: Sequence[float]) -> "Observation":
         """Return what devices have seen of themselves at instants."""

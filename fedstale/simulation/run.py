@@ -37,9 +37,9 @@ from fedstale.strategies.server.runtime import (
     Checkpointer,
     NoCheckpoints,
     RunEnded,
-    State,
 )
 from fedstale.strategies.server.versions import Snapshot
+from fedstale.strategies.state import State
 from fedstale.traces import TraceSet
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,9 @@ class SimulationCheckpointer(Checkpointer):
             return None
         strategy: State = state["strategy"]
         self._grid.load_state_dict(state["grid"])
-        self._metrics.load_state_dict(state["metrics"], _current_model(strategy["versions"]))
+        # What was measured before the strategy started was measured before the crash too.
+        self._metrics.load_state_dict(state["metrics"])
+        self._metrics.arrays = _current_model(strategy["versions"])
         _set_random_streams(state["random"])
         return strategy
 

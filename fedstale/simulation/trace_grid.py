@@ -7,8 +7,9 @@ a client runs when its reply is pulled, so work that a trace loses is never comp
 """
 
 import gc
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,9 +35,9 @@ from fedstale.strategies.server.runtime import (
     RunEnded,
     Runtime,
     RuntimeGrid,
-    State,
 )
 from fedstale.strategies.server.validation import p_finish_in
+from fedstale.strategies.state import State, Stateful
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
 
@@ -70,7 +71,7 @@ class _JobEvents(Callback):
             job.status, job.reason = REJECTED, reason
 
 
-class TraceGrid(RuntimeGrid):
+class TraceGrid(Stateful, RuntimeGrid):
     """Runs Flower messages on replayed devices.
 
     Node i + 1000 is device i of the traces and has partition-id i. One grid at a time can run in a
@@ -82,6 +83,11 @@ class TraceGrid(RuntimeGrid):
             result = FedAvg().start(grid=grid, initial_arrays=arrays, num_rounds=3)
         grid.events().to_pandas()
     """
+
+    saved = (
+        *("_open", "_stalls", "_clock", "_fleet", "_clients", "_jobs"),
+        *("_unseen_until", "_stated"),
+    )
 
     def __init__(
         self,
@@ -230,31 +236,16 @@ class TraceGrid(RuntimeGrid):
         Jobs whose device has not been followed stay so: which jobs are trained together must not
         depend on when a checkpoint is written.
         """
-        return {
-            "open": self._open,
-            "stalls": self._stalls.state_dict(),
-            "clock": self._clock.state_dict(),
-            "fleet": self._fleet.state_dict(),
-            "clients": self._clients.state_dict(),
-            "jobs": self._jobs.state_dict(),
+        return super().state_dict() | {
             "unfollowed": self._jobs.columns["job_id"][self._unfollowed].tolist(),
-            "unseen_until": self._unseen_until,
             "arrived": [job.job_id for job in self._arrived.values()],
-            "stated": {str(node): p for node, p in self._stated.items()},
         }
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the grid back to where it was."""
-        self._open = state["open"]
-        self._stalls.load_state_dict(state["stalls"])
-        self._clock.load_state_dict(state["clock"])
-        self._fleet.load_state_dict(state["fleet"])
-        self._clients.load_state_dict(state["clients"])
-        self._jobs.load_state_dict(state["jobs"])
+        super().load_state_dict(state)
         self._unfollowed = [self._jobs[job].slot for job in state["unfollowed"]]
-        self._unseen_until = state["unseen_until"]
         self._arrived = {JobTable.message_id(job): self._jobs[job] for job in state["arrived"]}
-        self._stated = {int(node): p for node, p in state["stated"].items()}
 
     # Flower's Grid.
 

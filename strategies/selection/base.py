@@ -4,18 +4,18 @@ A selector sees candidates, that is, what the server honestly knows, and returns
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import inf
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedstale.strategies.server.clients import Candidate, Candidates, Floats
 from fedstale.strategies.settings import require, require_count
+from fedstale.strategies.state import Stateful
 
 
-class Selector(ABC):
+class Selector(Stateful, ABC):
     """Picks nodes for the next jobs."""
 
     @abstractmethod
@@ -34,13 +34,6 @@ class Selector(ABC):
             min(k, number of candidates) ids, or fewer where the rule leaves some out. If it returns
             none, the server asks again later.
         """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold: nested dicts of arrays and of what JSON can hold."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - optional
-        """Continue from a checkpoint."""
 
     def __repr__(self) -> str:
         settings = ", ".join(
@@ -173,6 +166,8 @@ class Filtered(Selector):
         Random()
     """
 
+    saved = ("then",)
+
     def __init__(self, where: Callable[[Candidate], bool], then: Selector) -> None:
         """Set the condition, and the selector that chooses among those that meet it."""
         self.where, self.then = where, then
@@ -183,14 +178,6 @@ class Filtered(Selector):
         """Filter, then pick."""
         kept = np.array([self.where(candidate) for candidate in candidates], dtype=np.bool_)
         return self.then.select(candidates.take(kept), k, now, rng) if kept.any() else []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the other selector's state."""
-        return self.then.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the other selector."""
-        self.then.load_state_dict(state)
 
 
 def _known_or(values: Floats, otherwise: float) -> Floats:

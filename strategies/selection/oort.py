@@ -5,10 +5,8 @@ Reference:
 """
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, log
-from typing import Any
 
 import numpy as np
 
@@ -92,6 +90,8 @@ class Oort(Selector):
         draws from at least ten times as many nodes as are exploited, whatever the cut-off.
     """
 
+    saved = ("_round", "_picked_at", "_share", "_percentile", "_gained")
+
     def __init__(self, settings: OortSettings = PAPER) -> None:
         """Use the paper's constants, or `RELEASED`."""
         self.settings = settings
@@ -123,23 +123,6 @@ class Oort(Selector):
         self._gained.append(float(exploited.utility.sum()))
         self._pace()
         return chosen
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the round, the round of each node's last pick, and the exploration and pacer."""
-        return {
-            "round": self._round,
-            "picked_at": {str(node): at for node, at in self._picked_at.items()},
-            "share": self._share,
-            "percentile": self._percentile,
-            "gained": list(self._gained),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self._round, self._share = int(state["round"]), float(state["share"])
-        self._picked_at = {int(node): int(at) for node, at in state["picked_at"].items()}
-        self._percentile = float(state["percentile"])
-        self._gained.extend(state["gained"])
 
     def _exploit(self, known: Candidates, k: int, rng: np.random.Generator) -> Index:
         if not k:

@@ -35,6 +35,7 @@ from fedstale.strategies.schedule import AdaSync, SmoothedLoss
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server_optimizer import ServerOptimizer
+from fedstale.strategies.state import Stateful
 from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ WEIGHT_CAP = 1.5
 _DISCARDS_IN_A_ROW = 100
 
 
-class Buffer:
+class Buffer(Stateful):
     """The updates of the next server step, and what turns them into the next version."""
+
+    saved = ("weighting", "optimizer", "_reducer", "_loss", "_discarded")
 
     def __init__(
         self,
@@ -193,32 +196,28 @@ class Buffer:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold, without weighting and optimizer."""
-        return {
+        """Return what a checkpoint must hold."""
+        return super().state_dict() | {
             "updates": [update.state_dict() for update in self.updates],
             "stale": [self.updates.index(update) for update in self._stale],
             "early": [self.updates.index(update) for update in self._early],
-            "reducer": self._reducer.state_dict(),
-            "loss": [self._loss.first, self._loss.now],
-            "discarded": self._discarded,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned, on the same current version."""
         self.open()
+        super().load_state_dict(state)
         current = self._versions.current.floats
         self.updates = [ClientUpdate.from_state(update, current) for update in state["updates"]]
         self._stale = [self.updates[i] for i in state["stale"]]
         self._early = [self.updates[i] for i in state["early"]]
         waiting = {*state["stale"], *state["early"]}
         reduced = [update for i, update in enumerate(self.updates) if i not in waiting]
-        self._reducer.load_state_dict(state["reducer"], reduced)
-        self._loss.first, self._loss.now = state["loss"]
-        self._discarded = state["discarded"]
+        self._reducer.continue_after(reduced)
 
 
 @dataclass(slots=True)
-class RunningMean:
+class RunningMean(Stateful):
     """Sums weighed updates as they come, and keeps none of them.
 
     The sum is divided by the buffer size, by the number of examples behind it, or by the sum of
@@ -226,6 +225,7 @@ class RunningMean:
     undoes every penalty. Metrics are averaged by examples.
     """
 
+    saved = ("_sum", "_counts", "_total", "_count_total", "_metrics")
     caps_weights = False
     like: Snapshot
     normalise: Normalise
@@ -272,24 +272,12 @@ class RunningMean:
         """Return the mean of each metric over the clients that sent it, by examples."""
         return {key: total / n for key, (total, n) in self._metrics.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums."""
-        return {
-            "sum": self._sum,
-            "counts": self._counts,
-            "totals": [self._total, self._count_total],
-            "metrics": self._metrics,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any], added: Sequence[ClientUpdate]) -> None:
-        """Continue from what `state_dict` returned, after these updates were added."""
-        self._sum, self._counts = state["sum"], state["counts"]
-        self._total, self._count_total = state["totals"]
-        self._metrics = state["metrics"]
+    def continue_after(self, added: Sequence[ClientUpdate]) -> None:
+        """Do nothing: the sums hold what was added before a checkpoint."""
 
 
 @dataclass(slots=True)
-class RobustMean:
+class RobustMean(Stateful):
     """Keeps weighed updates, and combines them by a rule when the buffer closes.
 
     A rule withstands f nodes: several updates of one node are averaged first, by their weights,
@@ -348,12 +336,8 @@ class RobustMean:
                 found.setdefault(key, []).append(value)
         return {key: float(median(values)) for key, values in found.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the updates are kept."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any], added: Sequence[ClientUpdate]) -> None:
-        """Continue after these updates were added."""
+    def continue_after(self, added: Sequence[ClientUpdate]) -> None:
+        """Keep the updates that were added before a checkpoint, which are in it once."""
         self._kept += [update for update in added if _mass(update, self.normalise) > 0.0]
 
     def _by_node(self) -> list[tuple[Model, Model, float]]:

@@ -21,18 +21,18 @@ from safetensors.numpy import load
 
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies.arrays import Array
-from fedstale.strategies.server.runtime import Checkpointer, State
+from fedstale.strategies.server.runtime import Checkpointer
 from fedstale.strategies.settings import is_count, require
+from fedstale.strategies.state import State
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 SUFFIX = ".checkpoint"
 
 _HELD: set[tuple[int, int]] = set()  # device and inode of the folders that this process holds
 
 _TYPES = {"f": "F{}", "i": "I{}", "u": "U{}", "b": "BOOL"}  # names of safetensors
-_ARRAY = "__array__"
 _KEPT = 2
 
 
@@ -152,13 +152,16 @@ def _pieces(state: State) -> Iterator[bytes | memoryview]:
     arrays: dict[str, Any] = {}
 
     def taken(value: Any) -> Any:  # noqa: ANN401 - any leaf
+        """Return a value in JSON, where each object has one key: what it stands for."""
         if isinstance(value, np.ndarray):
             # Model arrays may have any name: files number them.
             arrays[f"{len(arrays):06d}"] = np.ascontiguousarray(value).reshape(value.shape)
-            return {_ARRAY: f"{len(arrays) - 1:06d}"}
+            return {"array": f"{len(arrays) - 1:06d}"}
         if isinstance(value, Mapping):
-            return {key: taken(inner) for key, inner in value.items()}
-        if isinstance(value, list | tuple):
+            return {"dict": [[taken(key), taken(inner)] for key, inner in value.items()]}
+        if isinstance(value, tuple):
+            return {"tuple": [taken(inner) for inner in value]}
+        if isinstance(value, list):
             return [taken(inner) for inner in value]
         return value.item() if isinstance(value, np.generic) else value
 
@@ -201,11 +204,16 @@ def unpacked(data: bytes) -> State:
         raise ResumeError("a damaged checkpoint: its checksum does not match")
 
     def given(value: Any) -> Any:  # noqa: ANN401 - any leaf
-        if isinstance(value, dict):
-            if _ARRAY in value:
-                return arrays[str(value[_ARRAY])]
-            return {key: given(inner) for key, inner in value.items()}
-        return [given(inner) for inner in value] if isinstance(value, list) else value
+        if isinstance(value, list):
+            return [given(inner) for inner in value]
+        if not isinstance(value, dict):
+            return value
+        ((kind, inner),) = value.items()
+        if kind == "array":
+            return arrays[inner]
+        if kind == "tuple":
+            return tuple(map(given, inner))
+        return {given(key): given(one) for key, one in inner}
 
     state: State = given(json.loads(text))
     return state

@@ -7,20 +7,24 @@ thousand are ranked without a Python object for each.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, isfinite, isnan, nan
 from statistics import median
-from typing import Any, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from fedstale.strategies.server.node_set import Index, NodeIds, NodeSet
+from fedstale.strategies.state import Stateful
 
 Forecast = Mapping[str, float | list[float]]
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
+
+T = TypeVar("T", Floats, Counts)
 
 DURATIONS_KEPT = 8
 """Durations of the last jobs that are kept of a node; memory is bounded by the number of nodes."""
@@ -94,33 +98,37 @@ class Situation:
 _UNKNOWN = Situation()
 
 
-class Table:
-    """What is known of nodes, one row each, as arrays that grow; see `Candidate` for the fields."""
+class _Column(Generic[T]):
+    """A column of a table of nodes, as candidates show it: gathered when it is first read."""
 
-    FLOATS = (
-        "forecast_p_finish",
-        "forecast_p_available",
-        "forecast_duration_s",
-        "forecast_at",
-        "duration_s",
-        "loss",
-        "square_loss",
-        "examples",
-        "staleness",
-        "last_version",
-        "picked_at",
-        "expected_finishes",
-    )
-    COUNTS = ("times_picked", "times_finished", "times_failed")
+    def __init__(self, unknown: float) -> None:
+        """Set what is in a row of which nothing is known; an int for a column of counts."""
+        self.unknown = unknown
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        UNKNOWN[name] = self.unknown
+
+    def __get__(self, candidates: "Candidates", owner: type) -> T:
+        """Return the values of some nodes, which stay as they are from now on."""
+        found: T = cast(Any, candidates._table.columns[self.name][candidates._rows])
+        vars(candidates)[self.name] = found
+        return found
+
+
+UNKNOWN: dict[str, float] = {"durations_s": nan}
+"""Columns of a table, and what is in them of a node of which nothing is known."""
+
+
+class Table:
+    """What is known of nodes, one row each, as arrays that grow; see `Candidates` for columns."""
 
     def __init__(self, n: int) -> None:
         """Make n rows of nodes of which nothing is known."""
         self.columns: dict[str, npt.NDArray[Any]] = {
-            **{name: np.full(n, nan) for name in self.FLOATS},
-            **{name: np.zeros(n, dtype=np.int64) for name in self.COUNTS},
-            "durations_s": np.full((n, DURATIONS_KEPT), nan),
+            name: np.full((n, DURATIONS_KEPT) if name == "durations_s" else n, unknown)
+            for name, unknown in UNKNOWN.items()
         }
-        self.columns["expected_finishes"][:] = 0.0
         self.forecasts: dict[int, Forecast] = {}
         """The last forecast that a row's node reported, as it sent it."""
 
@@ -147,6 +155,37 @@ class Candidates(Sequence[Candidate]):
         >>> nodes[1].node_id
         8
     """
+
+    forecast_p_finish = _Column[Floats](nan)
+    """Chance to finish in time that a device last stated, in [0, 1]."""
+    forecast_p_available = _Column[Floats](nan)
+    """Chance to be online later that a device last stated, in [0, 1]."""
+    forecast_duration_s = _Column[Floats](nan)
+    """Duration of a job that a device last stated, in s."""
+    forecast_at = _Column[Floats](nan)
+    """Instant in s when the last forecast arrived."""
+    duration_s = _Column[Floats](nan)
+    """Median of the last durations from sending to reply, in s."""
+    loss = _Column[Floats](nan)
+    """Mean training loss of the last reply."""
+    square_loss = _Column[Floats](nan)
+    """Mean of squared per-example losses over the last round."""
+    examples = _Column[Floats](nan)
+    """Training examples of the last reply."""
+    staleness = _Column[Floats](nan)
+    """Versions that the last aggregated reply was behind."""
+    last_version = _Column[Floats](nan)
+    """Model version at the last good reply."""
+    picked_at = _Column[Floats](nan)
+    """Instant in s of the last job that was sent."""
+    expected_finishes = _Column[Floats](0.0)
+    """Sum over the jobs that have ended of the chances to finish stated before."""
+    times_picked = _Column[Counts](0)
+    """Jobs sent."""
+    times_finished = _Column[Counts](0)
+    """Good replies."""
+    times_failed = _Column[Counts](0)
+    """Error replies, rejected replies and timeouts."""
 
     def __init__(
         self,
@@ -209,10 +248,9 @@ class Candidates(Sequence[Candidate]):
         columns = table.columns
         for row, node in enumerate(nodes):
             table.note_forecast(row, node.forecast, node.forecast_at)
-            for name in ("loss", "square_loss", "examples", "staleness", "last_version"):
-                columns[name][row] = getattr(node, name)
-            for name in (*Table.COUNTS, "picked_at", "expected_finishes", "duration_s"):
-                columns[name][row] = getattr(node, name)
+            for name in UNKNOWN:
+                if name != "durations_s" and not name.startswith("forecast_"):
+                    columns[name][row] = getattr(node, name)
             for k, seconds in enumerate(node.durations_s[-DURATIONS_KEPT:]):
                 columns["durations_s"][row, k] = seconds
         return cls([node.node_id for node in nodes], table, np.arange(len(nodes)))
@@ -255,84 +293,6 @@ class Candidates(Sequence[Candidate]):
             if name not in derived and (name == "forecast_at" or not name.startswith("forecast_"))
         ]
 
-    def _gathered(self, name: str) -> npt.NDArray[Any]:
-        return self._table.columns[name][self._rows]
-
-    @cached_property
-    def forecast_p_finish(self) -> Floats:
-        """Chance to finish in time that a device last stated, in [0, 1]."""
-        return self._gathered("forecast_p_finish")
-
-    @cached_property
-    def forecast_p_available(self) -> Floats:
-        """Chance to be online later that a device last stated, in [0, 1]."""
-        return self._gathered("forecast_p_available")
-
-    @cached_property
-    def forecast_duration_s(self) -> Floats:
-        """Duration of a job that a device last stated, in s."""
-        return self._gathered("forecast_duration_s")
-
-    @cached_property
-    def forecast_at(self) -> Floats:
-        """Instant in s when the last forecast arrived."""
-        return self._gathered("forecast_at")
-
-    @cached_property
-    def duration_s(self) -> Floats:
-        """Median of the last durations from sending to reply, in s."""
-        return self._gathered("duration_s")
-
-    @cached_property
-    def loss(self) -> Floats:
-        """Mean training loss of the last reply."""
-        return self._gathered("loss")
-
-    @cached_property
-    def square_loss(self) -> Floats:
-        """Mean of squared per-example losses over the last round."""
-        return self._gathered("square_loss")
-
-    @cached_property
-    def examples(self) -> Floats:
-        """Training examples of the last reply."""
-        return self._gathered("examples")
-
-    @cached_property
-    def staleness(self) -> Floats:
-        """Versions that the last aggregated reply was behind."""
-        return self._gathered("staleness")
-
-    @cached_property
-    def last_version(self) -> Floats:
-        """Model version at the last good reply."""
-        return self._gathered("last_version")
-
-    @cached_property
-    def picked_at(self) -> Floats:
-        """Instant in s of the last job that was sent."""
-        return self._gathered("picked_at")
-
-    @cached_property
-    def expected_finishes(self) -> Floats:
-        """Sum over the jobs that have ended of the chances to finish stated before."""
-        return self._gathered("expected_finishes")
-
-    @cached_property
-    def times_picked(self) -> Counts:
-        """Jobs sent."""
-        return self._gathered("times_picked")
-
-    @cached_property
-    def times_finished(self) -> Counts:
-        """Good replies."""
-        return self._gathered("times_finished")
-
-    @cached_property
-    def times_failed(self) -> Counts:
-        """Error replies, rejected replies and timeouts."""
-        return self._gathered("times_failed")
-
     @cached_property
     def p_finish(self) -> Floats:
         """Probability that a job sent now comes back in time.
@@ -373,7 +333,7 @@ def _chance(value: object) -> float:
 _UNKNOWN_ROW = 0
 
 
-class History:
+class History(Stateful):
     """What the server has learnt of nodes; see `Candidate`.
 
     Example:
@@ -382,6 +342,8 @@ class History:
         >>> history.candidates([7, 8]).times_picked
         array([1, 0])
     """
+
+    saved = ("_rows", "_reported")
 
     def __init__(self) -> None:
         """Start empty."""
@@ -489,13 +451,11 @@ class History:
         self._table.note_forecast(self._row(node_id), forecast, now)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything known, as arrays and as what JSON can hold."""
+        """Return everything known."""
         n = len(self._rows) + 1
-        return {
-            "node_ids": np.fromiter(self._rows, dtype=np.uint64, count=n - 1),
+        return super().state_dict() | {
             "columns": {name: column[:n].copy() for name, column in self._table.columns.items()},
-            "forecasts": {str(row): dict(said) for row, said in self._table.forecasts.items()},
-            "reported": {str(node): p for node, p in self._reported.items()},
+            "forecasts": self._table.forecasts,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], shift_s: float = 0.0) -> None:
@@ -505,13 +465,12 @@ class History:
             state: the state.
             shift_s: how much later every instant is by the clock of today.
         """
-        ids: npt.NDArray[np.uint64] = state["node_ids"]
-        self._rows = {node: i + 1 for i, node in enumerate(ids.tolist())}
-        self._indexed, self._row_of = ids[:0], self._row_of[:0]
-        self._table = Table(max(64, 2 * (ids.size + 1)))
+        super().load_state_dict(state)
+        n = len(self._rows) + 1
+        self._indexed, self._row_of = self._indexed[:0], self._row_of[:0]
+        self._table = Table(max(64, 2 * n))
         for name, column in state["columns"].items():
-            self._table.columns[name][: ids.size + 1] = column
+            self._table.columns[name][:n] = column
         for name in ("forecast_at", "picked_at"):
             self._table.columns[name] += shift_s
-        self._table.forecasts = {int(row): said for row, said in state["forecasts"].items()}
-        self._reported = {int(node): float(p) for node, p in state["reported"].items()}
+        self._table.forecasts = deepcopy(state["forecasts"])

@@ -96,8 +96,8 @@ class Dispatcher:
             versions: of the model.
             rng: what the selector draws from.
         """
-        self._grid, self._configs, self.timeout_s = grid, configs, timeout_s
-        self._arrayrecord_key = strategy.validation.arrayrecord_key
+        self._grid, self.configs, self.timeout_s = grid, dict(configs), timeout_s
+        self._arrayrecord_key = strategy.arrayrecord_key
         self._configrecord_key = strategy.configrecord_key
         self._forecast_request = strategy.forecast_request
         self._selector, self._rng = selector, rng
@@ -137,11 +137,45 @@ class Dispatcher:
 
         Returns:
             Nodes whose message could not be sent, and the bytes of arrays sent.
+
+        Raises:
+            FedstaleError: the grid takes none of the messages.
         """
         if not nodes:
             return [], 0
+        _, n_bytes = self._content(purpose)
+        ids: list[str | None] = list(self._grid.push_messages(self.messages(nodes, purpose)))
+        if len(ids) != len(nodes) or not any(ids):
+            raise FedstaleError(
+                f"the grid took none of {len(nodes)} messages with {n_bytes} bytes of arrays each: "
+                "see the log of the SuperLink, which may have a limit on their size"
+            )
+        unsent = self.opened(nodes, ids, purpose, now)
+        return unsent, n_bytes * (len(nodes) - len(unsent))
+
+    def messages(self, nodes: list[int], purpose: Purpose) -> list[Message]:
+        """Return messages with the current version, or with a query, to some nodes."""
+        content, _ = self._content(purpose)
+        ttl_s, group_id = self.ttl_s(purpose), str(self._versions.version)
+        return [
+            Message(content, node, _TYPES[purpose], ttl=ttl_s, group_id=group_id) for node in nodes
+        ]
+
+    def opened(
+        self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float
+    ) -> list[int]:
+        """Open a job for each message that was sent.
+
+        Args:
+            nodes: that the messages went to.
+            ids: of the messages in the order of nodes, None for one that could not be sent.
+            purpose: of all of them.
+            now: the instant in s.
+
+        Returns:
+            Nodes whose message could not be sent.
+        """
         version, unsent = self._versions.version, []
-        ids, n_bytes = self._sent(nodes, purpose)
         for node, message_id in zip(nodes, ids, strict=True):
             if purpose == "train":
                 self._history.picked(node, now)
@@ -161,7 +195,7 @@ class Dispatcher:
             )
             if purpose != "query":
                 self._versions.hold(version)
-        return unsent, n_bytes
+        return unsent
 
     def record(self) -> ArrayRecord:
         """Return the current version as Flower sends it; it is made once."""
@@ -170,28 +204,9 @@ class Dispatcher:
             self._record = self._versions.current.record()
         return self._record
 
-    def _sent(self, nodes: list[int], purpose: Purpose) -> tuple[list[str | None], int]:
-        """Send the current version, or a query, to some nodes.
-
-        Returns:
-            Ids of the messages in the order of nodes, None for one that could not be sent, and the
-            bytes of arrays in them.
-
-        Raises:
-            FedstaleError: the grid takes none of the messages.
-        """
-        content, n_bytes = self._content(purpose)
-        ttl_s, group_id = self.ttl_s(purpose), str(self._versions.version)
-        messages = [
-            Message(content, node, _TYPES[purpose], ttl=ttl_s, group_id=group_id) for node in nodes
-        ]
-        ids: list[str | None] = list(self._grid.push_messages(messages))
-        if len(ids) != len(nodes) or not any(ids):
-            raise FedstaleError(
-                f"the grid took none of {len(nodes)} messages with {n_bytes} bytes of arrays each: "
-                "see the log of the SuperLink, which may have a limit on their size"
-            )
-        return ids, n_bytes * sum(message_id is not None for message_id in ids)
+    def replace(self, record: ArrayRecord) -> None:
+        """Send another model as the current version."""
+        self._version, self._record, self._latest = self._versions.version, record, {}
 
     def ttl_s(self, purpose: Purpose) -> float:
         """Return how long a message of some kind lives, in s."""
@@ -210,7 +225,7 @@ class Dispatcher:
         if of != version:
             # Stock strategies count training rounds from 1, and evaluate after the round.
             server_round = version + 1 if purpose == "train" else version
-            values = {**self._configs[purpose], "server-round": server_round}
+            values = {**self.configs[purpose], "server-round": server_round}
             config = ConfigRecord(cast(dict[str, ConfigRecordValues], values))
             record = self.record()
             content = RecordDict({self._arrayrecord_key: record, self._configrecord_key: config})

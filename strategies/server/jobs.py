@@ -9,16 +9,18 @@ until it answers, or until the job would have timed out.
 import heapq
 from collections import Counter
 from collections.abc import KeysView, Mapping, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from math import inf
 from typing import Any, Literal
+
+from fedstale.strategies.state import Stateful
 
 Purpose = Literal["train", "evaluate", "query"]
 PURPOSES: tuple[Purpose, ...] = ("train", "evaluate", "query")
 Ending = Literal["accepted", "rejected", "failed", "timed out", "cancelled"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class SentJob:
     """One message that was sent."""
 
@@ -33,9 +35,11 @@ class SentJob:
     """Instant in s."""
 
 
-@dataclass(slots=True)
-class OpenJobs:
+@dataclass
+class OpenJobs(Stateful):
     """Jobs that are out, jobs that were given up but not answered yet, and how each job ended."""
+
+    saved = ("n_sent", "endings", "_recalled", "_deadlines")
 
     n_sent: int = 0
     endings: dict[Ending, int] = field(default_factory=dict)
@@ -177,14 +181,10 @@ class OpenJobs:
         return self._awaited.keys()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all jobs that are known, as JSON can hold them."""
-        return {
-            "n_sent": self.n_sent,
-            "endings": dict(self.endings),
-            "open": [asdict(job) for job in self._open.values()],
-            "given_up": [[asdict(job), ending] for job, ending in self._given_up.values()],
-            "recalled": list(self._recalled),
-            "deadlines": [list(entry) for entry in self._deadlines],
+        """Return all jobs that are known."""
+        return super().state_dict() | {
+            "open": [astuple(job) for job in self._open.values()],
+            "given_up": [(astuple(job), ending) for job, ending in self._given_up.values()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any], shift_s: float = 0.0) -> None:
@@ -195,14 +195,15 @@ class OpenJobs:
             shift_s: how much later every instant is by the clock of today.
         """
 
-        def job_of(row: dict[str, Any]) -> SentJob:
-            return SentJob(**{**row, "sent_at": row["sent_at"] + shift_s})
+        def later(fields: tuple[Any, ...]) -> SentJob:
+            job = SentJob(*fields)
+            return replace(job, sent_at=job.sent_at + shift_s)
 
-        self.n_sent, self.endings = int(state["n_sent"]), dict(state["endings"])
-        self._open = {row["message_id"]: job_of(row) for row in state["open"]}
-        self._given_up = {row["message_id"]: (job_of(row), e) for row, e in state["given_up"]}
-        self._recalled = {key: self._given_up[key][0].node_id for key in state["recalled"]}
-        self._deadlines = [(at + shift_s, job, key) for at, job, key in state["deadlines"]]
+        super().load_state_dict(state)
+        self._open = {job.message_id: job for job in map(later, state["open"])}
+        given_up = [(later(fields), ending) for fields, ending in state["given_up"]]
+        self._given_up = {job.message_id: (job, ending) for job, ending in given_up}
+        self._deadlines = [(at + shift_s, job, key) for at, job, key in self._deadlines]
         self._awaited = dict.fromkeys([*self._open, *self._given_up])
         training = [job for job in self._open.values() if job.purpose == "train"]
         self._training = len(training)

@@ -25,10 +25,11 @@ from fedstale.strategies.server.loop_state import continue_from, state_of
 from fedstale.strategies.server.metrics import Evaluations, Progress, Scores
 from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.server.reputation import Reputation
-from fedstale.strategies.server.runtime import Checkpointer, RuntimeGrid, State
-from fedstale.strategies.server.validation import forecast_in
+from fedstale.strategies.server.runtime import Checkpointer, Runtime, RuntimeGrid
+from fedstale.strategies.server.validation import RecordKeys, forecast_in
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server_optimizer import ServerOptimizer
+from fedstale.strategies.state import State, Stateful
 from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 
 if TYPE_CHECKING:
@@ -44,8 +45,13 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Parts = tuple[Selector, Weighting, ServerOptimizer]
 
 
-class EventLoop:
+class EventLoop(Stateful):
     """One run of a strategy."""
+
+    saved = (
+        *("selector", "buffer", "evaluations", "progress", "durations_s"),
+        *("failures", "most_out", "may_send", "short"),
+    )
 
     def __init__(
         self,
@@ -58,11 +64,13 @@ class EventLoop:
         configs: Mapping[Purpose, Mapping[str, object]],
         evaluate_fn: EvaluateFn | None,
         checkpointer: Checkpointer,
+        runtime: Runtime | None = None,
     ) -> None:
-        """Prepare a run; arguments as in `StaleStrategy.start`."""
+        """Prepare a run; arguments as in `StaleStrategy.start`, with the grid's runtime."""
         self.strategy, self.schedule, self.grid = strategy, strategy.schedule, grid
         self.selector, weighting, optimizer = parts
-        self.clock, self.runtime = grid.runtime.clock, grid.runtime
+        self.runtime = runtime or grid.runtime
+        self.clock = self.runtime.clock
         self.evaluate_fn, self.timeout_s, self.checkpointer = evaluate_fn, timeout_s, checkpointer
         self.versions = Versions(
             Snapshot.of(initial),
@@ -71,7 +79,8 @@ class EventLoop:
         )
         self.jobs, self.history = OpenJobs(), History()
         self.nodes = FreeNodes(grid, self.jobs)
-        self.evaluations, self.reputation = Evaluations(), Reputation(strategy.validation)
+        keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
+        self.evaluations, self.reputation = Evaluations(), Reputation(strategy.validation, keys)
         strategy.rejections = self.reputation.counts
         self.rng = np.random.default_rng(strategy.seed)
         now = self.clock.now()
@@ -374,14 +383,20 @@ class EventLoop:
         if self.evaluate_fn is not None:
             record = self.dispatcher.record()
             self.scores.on_server(version, self.evaluate_fn(version, record))
+        if version:
+            self._push(self._evaluators(), "evaluate")
+
+    def _evaluators(self) -> list[int]:
+        """Draw the nodes that evaluate the current version, and wait for what they measure."""
         share, least = self.strategy.fraction_evaluate, self.strategy.min_evaluate_nodes
-        if (share or least) and version:
-            online = self.nodes.online()
-            k = min(max(int(len(online) * share), least), len(online))
-            if k:
-                self.evaluations.start(version, k)
-                chosen = self.rng.choice(len(online), k, replace=False)
-                self._push(online.at(chosen).tolist(), "evaluate")
+        if not (share or least):
+            return []
+        online = self.nodes.online()
+        k = min(max(int(len(online) * share), least), len(online))
+        if not k:
+            return []
+        self.evaluations.start(self.versions.version, k)
+        return online.at(self.rng.choice(len(online), k, replace=False)).tolist()
 
     # The end.
 

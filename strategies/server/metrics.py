@@ -7,18 +7,21 @@ result, the progress and the callbacks, `StopWhen` is a limit of a strategy.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import Any, Literal
+from typing import Literal
 
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
 from fedstale.strategies.server.runtime import Runtime
 from fedstale.strategies.settings import require
+from fedstale.strategies.state import Stateful
 
 
 @dataclass(slots=True, kw_only=True)
-class Progress:
+class Progress(Stateful):
     """Where a run stands."""
+
+    saved = ("started_at", "version", "sent_bytes", "received_bytes", "metrics")
 
     started_at: float
     """Instant in s at which it started."""
@@ -74,45 +77,33 @@ class StopWhen:
 
 
 @dataclass(slots=True)
-class _Poll:
-    waiting: int
-    sums: dict[str, list[float]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Evaluations:
+class Evaluations(Stateful):
     """Averages what devices measure of a version, by their examples, until each has ended."""
 
-    _polls: dict[int, _Poll] = field(default_factory=dict)
+    saved = ("_waiting", "_sums")
+
+    _waiting: dict[int, int] = field(default_factory=dict)
+    _sums: dict[int, dict[str, list[float]]] = field(default_factory=dict)
 
     def start(self, version: int, n_devices: int) -> None:
         """Wait for some devices' measurements of a version."""
-        self._polls[version] = _Poll(n_devices)
+        self._waiting[version], self._sums[version] = n_devices, {}
 
     def add(self, version: int, examples: float, metrics: dict[str, float]) -> None:
         """Take in one device's measurements; those that are not finite are left out."""
         for key, value in metrics.items():
             if isfinite(value):
-                total = self._polls[version].sums.setdefault(key, [0.0, 0.0])
+                total = self._sums[version].setdefault(key, [0.0, 0.0])
                 total[0] += examples * value
                 total[1] += examples
 
     def ended(self, version: int) -> dict[str, float] | None:
         """Note that one device has answered or failed; return the averages after the last."""
-        poll = self._polls[version]
-        poll.waiting -= 1
-        if poll.waiting:
+        self._waiting[version] -= 1
+        if self._waiting[version]:
             return None
-        del self._polls[version]
-        return {key: total / n for key, (total, n) in poll.sums.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is still waited for."""
-        return {str(v): {"waiting": p.waiting, "sums": p.sums} for v, p in self._polls.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        self._polls = {int(version): _Poll(**poll) for version, poll in state.items()}
+        del self._waiting[version]
+        return {key: total / n for key, (total, n) in self._sums.pop(version).items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ wait in the buffer until it does, so that the first reply of a run cannot own th
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from math import inf, isfinite
 from statistics import median
 from typing import Any
@@ -22,8 +22,14 @@ from flwr.app import Message
 from fedstale.errors import ProtocolError
 from fedstale.strategies.arrays import norm_of, scale
 from fedstale.strategies.server.jobs import SentJob
-from fedstale.strategies.server.validation import RejectionError, Validation
+from fedstale.strategies.server.validation import (
+    USUAL_KEYS,
+    RecordKeys,
+    RejectionError,
+    Validation,
+)
 from fedstale.strategies.server.versions import Versions
+from fedstale.strategies.state import State, Stateful
 from fedstale.strategies.weighting.base import ClientUpdate
 
 logger = logging.getLogger(__name__)
@@ -33,8 +39,10 @@ FEW = 3
 
 
 @dataclass(slots=True)
-class Cap:
+class Cap(Stateful):
     """A multiple of the median over the nodes heard last."""
+
+    saved = ("_last", "_median")
 
     times: float | None
     """The multiple, >= 1; None for no cap at all."""
@@ -72,15 +80,6 @@ class Cap:
             return value
         return min(value, self.times * self._median)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold."""
-        return {"last": [[node_id, value] for node_id, value in self._last.items()]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self._last = {int(node_id): float(value) for node_id, value in state["last"]}
-        self._median = median(self._last.values()) if self._last else inf
-
 
 @dataclass(slots=True)
 class _Record:
@@ -94,12 +93,14 @@ class _Record:
     """Instant in s when its rest ends."""
 
 
-class Reputation:
+class Reputation(Stateful):
     """What one run knows of the replies of its clients."""
 
-    def __init__(self, validation: Validation) -> None:
+    saved = ("examples", "evaluated", "norms", "counts")
+
+    def __init__(self, validation: Validation, keys: RecordKeys = USUAL_KEYS) -> None:
         """Start empty."""
-        self.validation = validation
+        self.validation, self.keys = validation, keys
         self.examples, self.evaluated, self.norms = (
             Cap(times, validation.window, validation.enough)
             for times in (validation.examples_cap, validation.examples_cap, validation.norm_cap)
@@ -120,7 +121,7 @@ class Reputation:
             RejectionError: a ProtocolError; the reply cannot be used, and why.
         """
         self._check_source(reply, job.node_id)
-        update = self.validation.open(reply, job, versions)
+        update = self.validation.open(reply, job, versions, self.keys)
         norm = self._norm(update)
         if not isfinite(norm):
             raise RejectionError("norm", "the norm of the update left the range of numbers")
@@ -156,7 +157,7 @@ class Reputation:
             RejectionError: a ProtocolError; the reply cannot be used, and why.
         """
         self._check_source(reply, node_id)
-        examples, metrics = self.validation.measurements(reply)
+        examples, metrics = self.validation.measurements(reply, self.keys.examples)
         self.evaluated.hear(node_id, examples)
         capped = self.evaluated.limit(examples)
         self._note_examples(node_id, examples, capped)
@@ -196,18 +197,9 @@ class Reputation:
         """Return the instant in s when the next node comes back from its rest; inf if none."""
         return min((r.until for r in self._records.values() if r.until > now), default=inf)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return what a checkpoint must hold."""
-        return {
-            "examples": self.examples.state_dict(),
-            "evaluated": self.evaluated.state_dict(),
-            "norms": self.norms.state_dict(),
-            "counts": dict(self.counts),
-            "records": [
-                [node_id, record.rejected, record.rests, record.until]
-                for node_id, record in self._records.items()
-            ],
-        }
+        return super().state_dict() | {"records": {n: astuple(r) for n, r in self._records.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], shift_s: float = 0.0) -> None:
         """Continue from a checkpoint.
@@ -216,14 +208,10 @@ class Reputation:
             state: what `state_dict` returned.
             shift_s: how much later every instant is by the clock of today.
         """
-        self.examples.load_state_dict(state["examples"])
-        self.evaluated.load_state_dict(state["evaluated"])
-        self.norms.load_state_dict(state["norms"])
-        self.counts.clear()  # others look at this object
-        self.counts.update(state["counts"])
+        super().load_state_dict(state)
         self._records = {
-            int(node_id): _Record(int(rejected), int(rests), float(until) + shift_s)
-            for node_id, rejected, rests, until in state["records"]
+            node_id: _Record(rejected, rests, until + shift_s)
+            for node_id, (rejected, rests, until) in state["records"].items()
         }
 
     def _norm(self, update: ClientUpdate) -> float:
@@ -239,7 +227,7 @@ class Reputation:
 
     def _note_examples(self, node_id: int, claimed: float, counted: float) -> None:
         if counted < claimed:
-            self._note_limit("capped", node_id, self.validation.weighted_by_key, claimed, counted)
+            self._note_limit("capped", node_id, self.keys.examples, claimed, counted)
 
     def _note_limit(self, kind: str, node_id: int, what: str, was: float, now: float) -> None:
         self.counts[kind] += 1

@@ -11,13 +11,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from fedstale.strategies.server.node_set import NodeSet
+from fedstale.strategies.state import State
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +28,6 @@ HEARTBEAT_S = 60.0
 """A SuperLink notices a silent node when its heartbeat, every 30 s, has been missed twice."""
 RECHECK_S = 30.0
 """A strategy whose selector picks no node, or too few, selects again after this long."""
-
-State = dict[str, Any]
-"""Nested dicts with keys of type str, whose leaves are arrays or what JSON can hold."""
 
 
 class RunEnded(BaseException):

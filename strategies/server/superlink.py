@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Self, TypeGuard
 
-from flwr.app import Message, RecordDict
+from flwr.app import DEFAULT_TTL, Message, RecordDict
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
@@ -272,10 +272,6 @@ def _threads(n: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n, thread_name_prefix="pull")
 
 
-# A SuperLink gives up on a message at its time to live, Flower's default for which is 12 hours.
-_LONGEST_S = 43_200.0
-
-
 class ForwardingGrid(RuntimeGrid):
     """A grid with a runtime before another grid; a subclass sends, pulls and tells the time."""
 
@@ -410,8 +406,9 @@ class SuperLinkGrid(ForwardingGrid):
         ids = list(self._grid.push_messages(messages))
         for message_id, message in zip(ids, messages, strict=False):
             if message_id:
-                left = message.metadata.ttl or _LONGEST_S
-                self._open[message_id] = self.now() + min(left, _LONGEST_S)
+                # A SuperLink gives up on a message at its time to live.
+                left = message.metadata.ttl or DEFAULT_TTL
+                self._open[message_id] = self.now() + min(left, DEFAULT_TTL)
             self.runtime.job_sent(message_id or "", message)
         self.runtime.time_moved()
         return ids

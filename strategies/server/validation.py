@@ -17,7 +17,7 @@ import re
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import Array as FlowerArray
@@ -132,12 +132,23 @@ Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 _F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 
 
+class RecordKeys(NamedTuple):
+    """Names of records and values in replies."""
+
+    arrays: str = "arrays"
+    """ArrayRecord with the model; in a reply the only one may have any name."""
+    examples: str = "num-examples"
+    """Metric with the number of examples behind an update."""
+
+
+USUAL_KEYS = RecordKeys()
+"""Those of Flower's strategies."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
     """Checks replies; holds the settings of these checks and of `Reputation`."""
 
-    arrayrecord_key: str = "arrays"
-    weighted_by_key: str = "num-examples"
     most_examples: float = 1e9
     """More than this is taken for a mistake, or for an attempt to own the average."""
     examples_cap: float | None = 1.5
@@ -184,19 +195,22 @@ class Validation:
             *("validation.rest_s", self.rest_s, "seconds > 0, at most validation.most_rest_s"),
         )
 
-    def open(self, reply: Message, job: SentJob, versions: Versions) -> ClientUpdate:
+    def open(
+        self, reply: Message, job: SentJob, versions: Versions, keys: RecordKeys = USUAL_KEYS
+    ) -> ClientUpdate:
         """Return the update in a training reply; its arrays have memory of their own.
 
         Args:
             reply: with content.
             job: that it answers, by the server's own record.
             versions: of the model.
+            keys: names of what it holds.
 
         Raises:
             RejectionError: a ProtocolError; the reply cannot be used, and why.
         """
-        examples, metrics = self.measurements(reply)
-        base, record = versions[job.base_version], self._arrays(reply.content)
+        examples, metrics = self.measurements(reply, keys.examples)
+        base, record = versions[job.base_version], _arrays(reply.content, keys.arrays)
         names = set(base.names)
         if len(record) != len(names) or set(record) != names:
             missing, extra = names - set(record), set(record) - names
@@ -243,48 +257,46 @@ class Validation:
             metrics=metrics,
         )
 
-    def measurements(self, reply: Message) -> tuple[float, dict[str, float]]:
-        """Return the number of examples and the scalar metrics of a reply.
+    def measurements(self, reply: Message, key: str) -> tuple[float, dict[str, float]]:
+        """Return the number of examples, which is the metric `key`, and the scalar metrics.
 
         Raises:
             RejectionError: a ProtocolError; no usable number of examples, or too much else.
         """
         for record in records_in(reply.content, MetricRecord).values():
-            if self.weighted_by_key not in record:
+            if key not in record:
                 continue
-            examples = record[self.weighted_by_key]
+            examples = record[key]
             if isinstance(examples, list) or not 0 < examples <= self.most_examples:
                 text = "a list" if isinstance(examples, list) else f"{examples!r:.40}"
                 raise RejectionError(
                     "examples",
-                    f"{self.weighted_by_key} = {text}: expected a number above 0, at most "
-                    f"{self.most_examples:g}",
+                    f"{key} = {text}: expected a number above 0, at most {self.most_examples:g}",
                 )
-            if len(record) > MOST_METRICS or any(len(key) > MOST_NAME for key in record):
+            if len(record) > MOST_METRICS or any(len(name) > MOST_NAME for name in record):
                 raise RejectionError(
                     "metrics",
                     f"{len(record)} metrics: at most {MOST_METRICS}, with names of at most "
                     f"{MOST_NAME} characters, are accepted",
                 )
             scalars = {
-                key: _float(value)
-                for key, value in record.items()
-                if key != self.weighted_by_key and not isinstance(value, list)
+                name: _float(value)
+                for name, value in record.items()
+                if name != key and not isinstance(value, list)
             }
             return float(examples), scalars
-        raise RejectionError("examples", f"no MetricRecord holds {self.weighted_by_key!r}")
+        raise RejectionError("examples", f"no MetricRecord holds {key!r}")
 
-    def _arrays(self, content: RecordDict) -> ArrayRecord:
-        records = records_in(content, ArrayRecord)
-        if self.arrayrecord_key in records:
-            return records[self.arrayrecord_key]
-        if len(records) != 1:
-            raise RejectionError(
-                "names",
-                f"{len(records)} ArrayRecords: expected one, or one called "
-                f"{self.arrayrecord_key!r}",
-            )
-        return next(iter(records.values()))
+
+def _arrays(content: RecordDict, key: str) -> ArrayRecord:
+    records = records_in(content, ArrayRecord)
+    if key in records:
+        return records[key]
+    if len(records) != 1:
+        raise RejectionError(
+            "names", f"{len(records)} ArrayRecords: expected one, or one called {key!r}"
+        )
+    return next(iter(records.values()))
 
 
 def forecast_in(reply: Message) -> Forecast:

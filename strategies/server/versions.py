@@ -227,6 +227,10 @@ class Versions:
         self._make_room()
         return self.version
 
+    def replace(self, version: int, snapshot: Snapshot) -> None:
+        """Make a model the only version; no job in flight may need another."""
+        self.version, self._held = version, {version: _Held(snapshot)}
+
     def state_dict(self, *, only_current: bool = False) -> dict[str, Any]:
         """Return every version that is kept.
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from fedstale.strategies.arrays import Model, scale
 from fedstale.strategies.settings import require
+from fedstale.strategies.state import Stateful
 
 AgeCurve = Callable[[int], float]
 
@@ -65,7 +66,7 @@ class ClientUpdate:
         return cls(**{**state, "base": base, "current": current})
 
 
-class Weighting(ABC):
+class Weighting(Stateful, ABC):
     """Decides how much an update counts; may learn from the steps that the server makes.
 
     `weigh` is all that a subclass must define. The server calls `weigh` once for each update, or
@@ -102,7 +103,7 @@ class Weighting(ABC):
         """
         return [self.weigh(update) for update in stale]
 
-    def observe(self, before: Model, after: Model, rate: float) -> None:  # noqa: B027 - optional
+    def observe(self, before: Model, after: Model, rate: float) -> None:
         """See one step of the server.
 
         Args:
@@ -111,15 +112,8 @@ class Weighting(ABC):
             rate: the server's learning rate in this step.
         """
 
-    def discard(self) -> None:  # noqa: B027 - optional
+    def discard(self) -> None:
         """Discard the updates weighed since the last step: their buffer made no step."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold: nested dicts and lists of arrays and plain values."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - optional
-        """Continue from a checkpoint."""
 
 
 class ByAge(Weighting):

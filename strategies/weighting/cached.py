@@ -16,12 +16,12 @@ Reference:
     Federated Learning. UAI 2022.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from fedstale.strategies.arrays import Array, Model, chunks, copy_of, zeros_like
+from fedstale.strategies.arrays import Array, Model, chunks, zeros_like
 from fedstale.strategies.settings import is_count, require
 from fedstale.strategies.weighting.base import ByAge, ClientUpdate, Weighting, constant
 
@@ -74,6 +74,8 @@ class CachedUpdates(Weighting):
         >>> weigh(1, 3.0), weigh(3, 5.0)
         (array([5.]), array([5.]))
     """
+
+    saved = ("_sum", "_cached", "_coming", "then")
 
     def __init__(
         self,
@@ -174,27 +176,6 @@ class CachedUpdates(Weighting):
         for name, (packed, unit) in stored.items():
             for total, h in chunks(self._sum[name], packed):
                 np.add(total, np.multiply(h, sign * unit, dtype=np.float64), out=total)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the cached updates, oldest first, and the state of `then`."""
-        return {
-            "sum": self._sum,
-            "cached": [[node_id, stored] for node_id, stored in self._cached.items()],
-            "coming": [[node_id, stored] for node_id, stored in self._coming.items()],
-            "then": self.then.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self._sum = copy_of(state["sum"])  # the one array that is written to
-        self._cached, self._coming = (
-            {
-                node_id: {name: (packed, unit) for name, (packed, unit) in stored.items()}
-                for node_id, stored in state[kind]
-            }
-            for kind in ("cached", "coming")
-        )
-        self.then.load_state_dict(state["then"])
 
     def __repr__(self) -> str:
         sizes = f"n_clients={self.n_clients}, most_clients={self.most_clients}"

@@ -27,13 +27,13 @@ from fedstale.strategies.arrays import (
     Array,
     Model,
     chunk_sum,
-    copy_of,
     inner,
     over_chunks,
     scale,
     zeros_like,
 )
 from fedstale.strategies.settings import require
+from fedstale.strategies.state import Stateful
 from fedstale.strategies.weighting import gap_kernel as compiled
 from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 
@@ -42,8 +42,10 @@ Steps = Literal["maximal", "actual"]
 MODEL = ""
 
 
-class StepSize:
+class StepSize(Stateful):
     """Running size of the server's steps, per parameter, per layer or for the whole model."""
+
+    saved = ("n", "rate", "squares")
 
     def __init__(self, of: Grain, *, decay: float, steps: Steps = "maximal") -> None:
         """Start with no step seen.
@@ -110,14 +112,10 @@ class StepSize:
         """Return the names of the arrays that share a size: of each layer, or of the model."""
         return {name: [name] for name in model} if self.of == "layer" else {MODEL: list(model)}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return n, the largest rate and r."""
-        return {"n": self.n, "rate": self.rate, "squares": self.squares}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
-        self.n, self.rate = state["n"], state["rate"]
-        self._sizes, self.squares = {}, copy_of(state["squares"])
+        super().load_state_dict(state)
+        self._sizes = {}
 
 
 def _size(c: Array, r: Array, *, scale: float) -> None:
@@ -173,6 +171,8 @@ class Gap(Weighting):
         array([6., 2.])
     """
 
+    saved = ("travel",)
+
     def __init__(
         self, *, of: Grain = "parameter", decay: float = 0.97, steps: Steps = "maximal"
     ) -> None:
@@ -206,14 +206,6 @@ class Gap(Weighting):
     def observe(self, before: Model, after: Model, rate: float) -> None:
         """See one step of the server."""
         self.travel.observe(before, after, rate)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of C."""
-        return self.travel.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self.travel.load_state_dict(state)
 
     def __repr__(self) -> str:
         travel = self.travel

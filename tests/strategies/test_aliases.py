@@ -303,9 +303,9 @@ def test_a_strategy_is_described_by_what_is_not_at_its_default():
             "FedBuff has no setting 'deadline_s': expected schedule=Schedule(deadline_s=...)",
         ),
         (
-            lambda: FedAvg(weighted_by_key="n"),
-            "FedAvg has no setting 'weighted_by_key': expected "
-            "validation=Validation(weighted_by_key=...)",
+            lambda: FedAvg(examples_cap=None),
+            "FedAvg has no setting 'examples_cap': expected "
+            "validation=Validation(examples_cap=...)",
         ),
         (lambda: FedAvg(zzz=1), "FedAvg has no setting 'zzz': expected one of concurrency, "),
     ],

@@ -17,7 +17,6 @@ from fedstale.strategies import (
     GapAware,
     StaleStrategy,
     StopWhen,
-    Validation,
 )
 from fedstale.strategies.schedule import (
     Schedule,
@@ -611,19 +610,14 @@ def test_dividing_by_the_weight_of_a_single_update_warns(caplog):
     assert "undoes every penalty" in caplog.text
 
 
-def test_the_verbs_of_a_round_say_what_to_do_instead():
-    with pytest.raises(FedstaleError, match=r"start\(\)"):
-        FedAvg().aggregate_train(1, [])
-
-
 def test_records_may_have_other_names():
     def node(message, grid):
         x = message.content["model"]["w"].numpy()
         metrics = MetricRecord({"n": 2})
         return 1.0, RecordDict({"model": record(w=x + 1.0), "m": metrics})
 
-    gate = Validation(arrayrecord_key="model", weighted_by_key="n")
-    result, grid = start(FedAvg(validation=gate, configrecord_key="c"), {1: node}, 1)
+    strategy = FedAvg(arrayrecord_key="model", configrecord_key="c", weighted_by_key="n")
+    result, grid = start(strategy, {1: node}, 1)
     np.testing.assert_array_equal(w(result), 1.0)
     assert "c" in grid.sent[0][1].content
 

@@ -208,7 +208,7 @@ def test_float16_is_as_exact_as_it_says_whatever_the_size(size):
     largest = np.abs(h["w"]).max()
     assert (error <= largest * 2.0**-12 * 1.001).all()
     assert (error <= np.maximum(np.abs(h["w"]) * 2.0**-11, largest * 2.0**-25) * 1.01).all()
-    ((_, stored),) = cache.state_dict()["cached"]
+    (stored,) = cache.state_dict()["_cached"].values()
     assert sum(array.nbytes for array, _ in stored.values()) == 2000
 
 

@@ -1,0 +1,119 @@
+"""Rounds that another loop runs: Flower's four verbs, for strategies that wrap one of ours.
+
+A wrapper, such as Flower's for differential privacy, runs Flower's own loop and calls the four
+verbs of the strategy inside: it changes messages on their way out, replies on their way in, and the
+model after each step. `Rounds` answers them with the parts of an event loop that does not run:
+waiting for replies and evaluating on the server are the wrapper's.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from fedstale.strategies.server.jobs import Purpose
+from fedstale.strategies.server.loop import EventLoop, Parts
+from fedstale.strategies.server.runtime import NoCheckpoints, RunLogger, Runtime
+from fedstale.strategies.server.superlink import connected
+from fedstale.strategies.server.versions import Snapshot
+
+if TYPE_CHECKING:
+    from fedstale.strategies.strategy import StaleStrategy
+
+
+class Rounds(EventLoop):
+    """One run of a synchronous strategy, round by round."""
+
+    def __init__(
+        self, strategy: "StaleStrategy", parts: Parts, grid: Grid, initial: ArrayRecord
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            strategy: the settings.
+            parts: its selector, weighting and server optimizer, which are changed.
+            grid: where the nodes are.
+            initial: version 0 of the model.
+        """
+        own = connected(grid)
+        super().__init__(
+            strategy,
+            parts,
+            own,
+            initial,
+            timeout_s=DEFAULT_TTL,
+            configs={"train": {}, "evaluate": {}},
+            evaluate_fn=None,
+            checkpointer=NoCheckpoints(),
+            # The wrapper's rounds are what a grid's callbacks are told of.
+            runtime=Runtime(own.runtime.clock, RunLogger()),
+        )
+        self._out: tuple[list[int], list[Message]] = [], []
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> list[Message]:
+        """Choose nodes, waiting until enough of them are free, and return their messages."""
+        self._take_over(server_round - 1, arrays)
+        self.dispatcher.configs["train"] = {**self.strategy.train_config, **config}
+        self._open_buffer()
+        while len(free := self._free_nodes()) < self.schedule.min_available_nodes:
+            self.clock.wait(self.clock.now() + self.strategy.recheck_s)
+        n_sent = int(self.schedule.n_sent(len(free)))
+        now = self.clock.now()
+        return self._messages(self.dispatcher.choose(free, n_sent, now, self.timeout_s), "train")
+
+    def aggregate_train(
+        self, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Validate replies and step; return nothing if no reply could be used."""
+        self._take_in(replies, "train")
+        before = self.versions.version
+        if self.buffer.updates:
+            self._step()
+        if self.versions.version == before:
+            return None, None
+        return self.dispatcher.record(), self.strategy.result.train_metrics_clientapp[before + 1]
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord
+    ) -> list[Message]:
+        """Return the messages to the nodes that evaluate a version; mostly none, see `Options`."""
+        self._take_over(server_round, arrays)
+        self.dispatcher.configs["evaluate"] = dict(config)
+        is_due = server_round % self.strategy.evaluate_every == 0
+        nodes = self._evaluators() if is_due else []
+        return self._messages(nodes, "evaluate")
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the means of what was measured, by examples."""
+        self._take_in(replies, "evaluate")
+        return self.strategy.result.evaluate_metrics_clientapp.get(server_round)
+
+    def _evaluate(self) -> None:
+        """Do nothing: the other loop calls for evaluations."""
+
+    def _take_over(self, version: int, arrays: ArrayRecord) -> None:
+        """Go on from the model that the other loop has, which need not be the one of our step."""
+        if version != self.versions.version or arrays is not self.dispatcher.record():
+            self.versions.replace(version, Snapshot.of(arrays))
+            self.dispatcher.replace(arrays)
+
+    def _messages(self, nodes: list[int], purpose: Purpose) -> list[Message]:
+        messages = self.dispatcher.messages(nodes, purpose) if nodes else []
+        self._out = nodes, messages
+        return messages
+
+    def _take_in(self, replies: Iterable[Message], purpose: Purpose) -> None:
+        """Open the jobs that have been sent meanwhile, and end each of them."""
+        nodes, messages = self._out
+        ids = [message.metadata.message_id or None for message in messages]
+        for _ in self.dispatcher.opened(nodes, ids, purpose, self.clock.now()):
+            if purpose == "evaluate":
+                self._evaluated(self.versions.version)
+        self._receive(replies)
+        for job in self.jobs.open_jobs(purpose):
+            self._fail(job, "timed out", "no reply in this round")
