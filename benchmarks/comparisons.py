@@ -19,7 +19,7 @@ from results_file import write_result
 HERE = Path(__file__).parent
 PLANS = HERE / "compare"
 RUNS = HERE.parent / "comparisons"
-PAGES = (HERE / "README.md", *sorted((HERE.parent / "docs").glob("*.md")))
+PAGES = (HERE / "README.md", *sorted((HERE.parent / "docs").rglob("*.md")))
 
 
 def filled(text: str, name: str, table: str) -> str:

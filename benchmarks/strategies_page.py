@@ -1,4 +1,4 @@
-"""Write the tables of docs/strategies.md from benchmarks/results: strategies, adasync, runtime.
+"""Write the tables of docs/results/strategies.md from benchmarks/results: strategies, adasync, runtime.
 
 What stands between the markers of a result is replaced; the words around them are kept.
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "strategies.md"
+PAGE = HERE.parent / "docs" / "results" / "strategies.md"
 Row = dict[str, Any]
 
 
