@@ -1,4 +1,6 @@
-"""Write the tables of docs/results/strategies.md from benchmarks/results: strategies, adasync, runtime.
+"""Write the tables of docs/results/strategies.md: of strategies, adasync and runtime laws.
+
+They come from benchmarks/results.
 
 What stands between the markers of a result is replaced; the words around them are kept.
 

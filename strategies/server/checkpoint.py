@@ -11,19 +11,21 @@ import json
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from errno import EIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load
+from safetensors.numpy import load, save, save_file
 
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies.arrays import Array
 from fedstale.strategies.server.runtime import Checkpointer
 from fedstale.strategies.settings import is_count, require
 from fedstale.strategies.state import State
+from fedstale.traces.io.atomic import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,6 @@ SUFFIX = ".checkpoint"
 
 _HELD: set[tuple[int, int]] = set()  # device and inode of the folders that this process holds
 
-_TYPES = {"f": "F{}", "i": "I{}", "u": "U{}", "b": "BOOL"}  # names of safetensors
 _KEPT = 2
 
 
@@ -93,32 +94,25 @@ class Checkpoints(Checkpointer):
         # Later versions are of an earlier run, which this one does not go on from.
         for other in (*files[: max(last - _KEPT, 0)], *files[last:]):
             other.unlink(missing_ok=True)
+        for torn in self.folder.glob(f".*{SUFFIX}.*.part"):  # of a process that was killed
+            torn.unlink(missing_ok=True)
 
     def __repr__(self) -> str:
         return f"Checkpoints({str(self.folder)!r}, every={self.every})"
 
 
 def write_checkpoint(path: Path, state: State) -> None:
-    """Write a state so that the file is whole or not there.
+    """Write a state so that the file is whole or not there; arrays are not copied.
 
     Raises:
         OSError: the disk is full, or the folder is not writable; no file is left behind.
     """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            for piece in _pieces(state):
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        folder = os.open(path.parent, os.O_RDONLY)
+    arrays, about = _flattened(state)
+    with replacing(path) as file:
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    finally:
-        part.unlink(missing_ok=True)
+            save_file(arrays, file.name, about)
+        except SafetensorError as problem:
+            raise OSError(EIO, str(problem)) from None
 
 
 def read_checkpoint(path: str | Path) -> State:
@@ -144,12 +138,12 @@ def read_checkpoint(path: str | Path) -> State:
 
 def packed(state: State) -> bytes:
     """Return a state as the bytes of a file."""
-    return b"".join(_pieces(state))
+    return save(*_flattened(state))
 
 
-def _pieces(state: State) -> Iterator[bytes | memoryview]:
-    """Yield a safetensors file piece by piece, so that no second copy of the arrays is made."""
-    arrays: dict[str, Any] = {}
+def _flattened(state: State) -> tuple[dict[str, Array], dict[str, str]]:
+    """Return the arrays of a state by number, and what says where they belong."""
+    arrays: dict[str, Array] = {}
 
     def taken(value: Any) -> Any:  # noqa: ANN401 - any leaf
         """Return a value in JSON, where each object has one key: what it stands for."""
@@ -166,21 +160,7 @@ def _pieces(state: State) -> Iterator[bytes | memoryview]:
         return value.item() if isinstance(value, np.generic) else value
 
     text = json.dumps(taken(state))
-    about = {"format": str(FORMAT), "state": text, "checksum": _checksum(text, arrays)}
-    header: dict[str, Any] = {"__metadata__": about}
-    end = 0
-    for name, array in arrays.items():
-        start, end = end, end + array.nbytes
-        header[name] = {
-            "dtype": _TYPES[array.dtype.kind].format(8 * array.dtype.itemsize),
-            "shape": array.shape,
-            "data_offsets": [start, end],
-        }
-    head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    yield struct.pack("<Q", len(head)) + head
-    for array in arrays.values():
-        yield _bytes_of(array)
+    return arrays, {"format": str(FORMAT), "state": text, "checksum": _checksum(text, arrays)}
 
 
 def unpacked(data: bytes) -> State:
@@ -194,9 +174,7 @@ def unpacked(data: bytes) -> State:
         header = json.loads(data[8 : 8 + length])["__metadata__"]
         version, text, checksum = header["format"], header["state"], header["checksum"]
         arrays = load(data)
-    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError) as problem:
-        raise ResumeError(f"no checkpoint, or a damaged one ({type(problem).__name__})") from None
-    except Exception as problem:  # struct.error and whatever else a torn header leads to
+    except Exception as problem:  # whatever a torn header leads to
         raise ResumeError(f"no checkpoint, or a damaged one ({type(problem).__name__})") from None
     if version != str(FORMAT):
         raise ResumeError(f"a checkpoint of format {version}: this release reads {FORMAT}")
@@ -215,7 +193,10 @@ def unpacked(data: bytes) -> State:
             return tuple(map(given, inner))
         return {given(key): given(one) for key, one in inner}
 
-    state: State = given(json.loads(text))
+    try:
+        state: State = given(json.loads(text))
+    except (ValueError, LookupError, TypeError, RecursionError) as problem:
+        raise ResumeError(f"a damaged checkpoint ({type(problem).__name__})") from None
     return state
 
 
