@@ -22,14 +22,14 @@ import numpy as np
 
 from fedstale.strategies.arrays import Array, Model, over_chunks, zeros_like
 from fedstale.strategies.settings import require, require_choice, require_count
-from fedstale.strategies.state import Stateful
+from fedstale.strategies.state import Part
 
 Rate = float | Callable[[int], float]
 """A learning rate, or a function from the number of the step, from 1, to it."""
 Beyond = Literal["divide", "cap"]
 
 
-class ServerOptimizer(Stateful, ABC):
+class ServerOptimizer(Part, ABC):
     """Steps a model in place, and holds its moments from step to step."""
 
     saved: ClassVar[tuple[str, ...]] = ("n_steps", "state")
@@ -81,9 +81,6 @@ class ServerOptimizer(Stateful, ABC):
         """Discard the moments, as after a step that had to be undone."""
         self.state = {}
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(eta={self.eta!r})"
-
 
 class SGD(ServerOptimizer):
     """theta <- theta + eta d."""
@@ -119,9 +116,6 @@ class Momentum(ServerOptimizer):
         step *= step.dtype.type(self.rate)
         theta += step
 
-    def __repr__(self) -> str:
-        return f"Momentum(eta={self.eta!r}, beta={self.beta}, nesterov={self.nesterov})"
-
 
 class _Adaptive(ServerOptimizer):
     """m <- beta_1 m + (1 - beta_1) d; theta <- theta + eta m / (sqrt(v) + tau)."""
@@ -156,10 +150,6 @@ class _Adaptive(ServerOptimizer):
 
     def _corrected_rate(self) -> float:
         return self.rate
-
-    def __repr__(self) -> str:
-        betas = f"beta_1={self.beta_1}, beta_2={self.beta_2}"
-        return f"{type(self).__name__}(eta={self.eta!r}, {betas}, tau={self.tau})"
 
 
 class Adam(_Adaptive):
@@ -308,6 +298,3 @@ class DelayAdaptive(ServerOptimizer):
     def reset(self) -> None:
         """Discard the optimizer's moments."""
         self.optimizer.reset()
-
-    def __repr__(self) -> str:
-        return f"DelayAdaptive({self.optimizer!r}, tau_c={self.tau_c}, beyond={self.beyond!r})"

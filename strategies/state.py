@@ -1,8 +1,9 @@
-"""State that outlives a process: what a class names in `saved` is what a checkpoint holds of it."""
+"""Objects that outlive a process, in a checkpoint, and that say what they are, in a log."""
 
 from collections import deque
 from collections.abc import Mapping
 from copy import deepcopy
+from inspect import Parameter, signature
 from typing import Any, ClassVar
 
 State = dict[str, Any]
@@ -55,6 +56,27 @@ class Stateful:
                 value.extend(state[name])
             else:
                 setattr(self, name, deepcopy(state[name]))
+
+
+class Part(Stateful):
+    """Shows itself as it was made: with the arguments of its constructor that are attributes.
+
+    Example:
+        >>> class Mean(Part):
+        ...     def __init__(self, source: str, *, decay: float = 0.9) -> None:
+        ...         self.source, self.decay = source, decay
+        >>> Mean("loss")
+        Mean('loss', decay=0.9)
+    """
+
+    def __repr__(self) -> str:
+        shown = [
+            repr(value) if parameter.default is Parameter.empty else f"{name}={value!r}"
+            for name, parameter in signature(type(self)).parameters.items()
+            for value in [getattr(self, name, Parameter.empty)]
+            if value is not Parameter.empty
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def _saved(value: object) -> object:

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from fedstale.strategies.server.clients import Candidate, Candidates, Floats
 from fedstale.strategies.settings import require, require_count
-from fedstale.strategies.state import Stateful
+from fedstale.strategies.state import Part
 
 
-class Selector(Stateful, ABC):
+class Selector(Part, ABC):
     """Picks nodes for the next jobs."""
 
     @abstractmethod
@@ -34,12 +34,6 @@ class Selector(Stateful, ABC):
             min(k, number of candidates) ids, or fewer where the rule leaves some out. If it returns
             none, the server asks again later.
         """
-
-    def __repr__(self) -> str:
-        settings = ", ".join(
-            f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_")
-        )
-        return f"{type(self).__name__}({settings})"
 
 
 class Random(Selector):

@@ -1,8 +1,8 @@
 """The event loop behind `StaleStrategy.start`: send, wait, receive, step, evaluate, again.
 
-It holds the state of one run. Which grid it talks to and which clock tells the time, it does not
-know. Replies that arrive together are taken in the order in which their jobs were sent, so that
-their order of arrival within one instant changes nothing.
+It holds the state of one run, and says what a checkpoint holds of it. Which grid it talks to and
+which clock tells the time, it does not know. Replies that arrive together are taken in the order in
+which their jobs were sent, so that their order of arrival within one instant changes nothing.
 """
 
 import logging
@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from fedstale.errors import FedstaleError, ProtocolError
+from fedstale.errors import FedstaleError, ProtocolError, ResumeError
 from fedstale.strategies.schedule import LearntDeadline
 from fedstale.strategies.selection.base import Selector
 from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
 from fedstale.strategies.server.jobs import PURPOSES, Ending, OpenJobs, Purpose, SentJob
-from fedstale.strategies.server.loop_state import continue_from, state_of
 from fedstale.strategies.server.metrics import Evaluations, Progress, Scores
 from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.server.reputation import Reputation
@@ -40,6 +39,10 @@ logger = logging.getLogger(__name__)
 # An app whose clients always fail would otherwise train for ever.
 _FAILURES_IN_A_ROW = 1000
 _DURATIONS_KEPT = 200
+
+# What moves with the clock, and the books of a result, in a checkpoint.
+_INSTANTS = ("opened_at", "changed_at", "deadline")
+_BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 Parts = tuple[Selector, Weighting, ServerOptimizer]
@@ -121,23 +124,15 @@ class EventLoop(Stateful):
         if resume is None:
             self._evaluate()
         else:
-            continue_from(self, resume, jobs_survive=jobs_survive)
+            self._continue_from(resume, jobs_survive=jobs_survive)
         self._look_up()
         while not self.done:
             version = self.versions.version
             self._send()
             self._take_turn(self._next_instant())
             if self.versions.version > version:
-                self.checkpointer.keep(self.versions.version, lambda: state_of(self))
+                self.checkpointer.keep(self.versions.version, self.state_dict)
         self._close()
-
-    def abandon_jobs(self) -> None:
-        """Forget every job that is out: no reply to it can come any more."""
-        for purpose in PURPOSES:
-            for job in self.jobs.open_jobs(purpose):
-                self._end(job, "cancelled")
-        for message_id in list(self.jobs.awaited()):
-            self.jobs.forget(message_id)
 
     # Sending.
 
@@ -419,6 +414,82 @@ class EventLoop(Stateful):
                 self._receive(self.grid.pull_messages(self.jobs.awaited()))
             self._expire()
         logger.info("ended at version %d; jobs: %s", self.versions.version, self.jobs.endings)
+
+    # What a checkpoint holds.
+
+    def state_dict(self) -> State:
+        """Return everything that decides what happens next, between two turns."""
+        result = self.strategy.result
+        return super().state_dict() | {
+            "now": self.clock.now(),
+            "parts": self._kinds(),
+            "versions": self.versions.state_dict(only_current=not self.checkpointer.jobs_survive),
+            "jobs": self.jobs.state_dict(),
+            "history": self.history.state_dict(),
+            "reputation": self.reputation.state_dict(),
+            "result": {
+                book: {version: dict(metrics) for version, metrics in getattr(result, book).items()}
+                for book in _BOOKS
+            },
+            "asked_at": self.asked_at,
+            "random": self.rng.bit_generator.state,
+            **{name: getattr(self, name) for name in _INSTANTS},
+        }
+
+    def _continue_from(self, state: State, *, jobs_survive: bool) -> None:
+        """Go on from the state of an earlier run, before anything is sent.
+
+        A simulation goes on as if it had never stopped. On real devices the jobs that were out are
+        lost with the run that sent them: their devices are free again, nothing of them is counted
+        twice, and the versions that they were sent are left out of the state.
+
+        Args:
+            state: what `state_dict` returned.
+            jobs_survive: whether the jobs that were out can still be answered.
+
+        Raises:
+            ResumeError: the state belongs to another model or to other parts.
+        """
+        for name, kind in self._kinds().items():
+            if state["parts"][name] != kind:
+                raise ResumeError(
+                    f"the checkpoint was written with {name} {state['parts'][name]}, and this run "
+                    f"has {kind}: resume with the app and settings that wrote it"
+                )
+        self.versions.load_state_dict(state["versions"])
+        self.load_state_dict(state)
+        shift_s = self.clock.now() - state["now"]
+        self.jobs.load_state_dict(state["jobs"], shift_s)
+        self.history.load_state_dict(state["history"], shift_s)
+        self.reputation.load_state_dict(state["reputation"], shift_s)
+        for name in _INSTANTS:
+            setattr(self, name, state[name] + shift_s)
+        self.progress.started_at += shift_s
+        self.asked_at = {node: at + shift_s for node, at in state["asked_at"].items()}
+        self.rng.bit_generator.state = state["random"]
+        for book in _BOOKS:
+            records = {v: MetricRecord(metrics) for v, metrics in state["result"][book].items()}
+            getattr(self.strategy.result, book).update(records)
+        self.strategy.result.arrays = self.dispatcher.record()
+        if not jobs_survive:
+            self._abandon_jobs()
+
+    def _kinds(self) -> dict[str, str]:
+        """Return the classes of the exchangeable parts."""
+        parts = {
+            "selector": self.selector,
+            "weighting": self.buffer.weighting,
+            "optimizer": self.buffer.optimizer,
+        }
+        return {name: type(part).__name__ for name, part in parts.items()}
+
+    def _abandon_jobs(self) -> None:
+        """Forget every job that is out: no reply to it can come any more."""
+        for purpose in PURPOSES:
+            for job in self.jobs.open_jobs(purpose):
+                self._end(job, "cancelled")
+        for message_id in list(self.jobs.awaited()):
+            self.jobs.forget(message_id)
 
 
 def _n_bytes(reply: Message) -> int:

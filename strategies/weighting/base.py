@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from fedstale.strategies.arrays import Model, scale
 from fedstale.strategies.settings import require
-from fedstale.strategies.state import Stateful
+from fedstale.strategies.state import Part
 
 AgeCurve = Callable[[int], float]
 
@@ -66,7 +66,7 @@ class ClientUpdate:
         return cls(**{**state, "base": base, "current": current})
 
 
-class Weighting(Stateful, ABC):
+class Weighting(Part, ABC):
     """Decides how much an update counts; may learn from the steps that the server makes.
 
     `weigh` is all that a subclass must define. The server calls `weigh` once for each update, or
@@ -138,9 +138,6 @@ class ByAge(Weighting):
         weight = self.curve(update.staleness)
         scale(update.delta, weight)
         return weight
-
-    def __repr__(self) -> str:
-        return f"ByAge({self.curve!r})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -177,10 +177,6 @@ class CachedUpdates(Weighting):
             for total, h in chunks(self._sum[name], packed):
                 np.add(total, np.multiply(h, sign * unit, dtype=np.float64), out=total)
 
-    def __repr__(self) -> str:
-        sizes = f"n_clients={self.n_clients}, most_clients={self.most_clients}"
-        return f"CachedUpdates(beta={self.beta}, then={self.then!r}, {sizes}, store={self.store!r})"
-
 
 def _pack(array: Array, store: Store) -> tuple[Array, float]:
     if store == "as_is":

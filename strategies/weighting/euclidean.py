@@ -58,6 +58,3 @@ class EuclideanStaleness(Weighting):
         weight = reach / (sqrt(moved) + reach) if moved > 0.0 else 1.0
         scale(update.delta, weight)
         return weight
-
-    def __repr__(self) -> str:
-        return f"EuclideanStaleness(epsilon={self.epsilon})"

@@ -184,6 +184,7 @@ class Gap(Weighting):
                 steps, which are fewer and larger.
             steps: "maximal" or "actual"; see `StepSize`.
         """
+        self.of, self.decay, self.steps = of, decay, steps
         self.travel = StepSize(of, decay=decay, steps=steps)
 
     def weigh(self, update: ClientUpdate) -> float:
@@ -206,10 +207,6 @@ class Gap(Weighting):
     def observe(self, before: Model, after: Model, rate: float) -> None:
         """See one step of the server."""
         self.travel.observe(before, after, rate)
-
-    def __repr__(self) -> str:
-        travel = self.travel
-        return f"Gap(of={travel.of!r}, decay={travel.decay}, steps={travel.steps!r})"
 
 
 class DirectionalGap(Gap):
@@ -262,9 +259,6 @@ class DirectionalGap(Gap):
         if update.staleness == 0:
             return 1.0
         return _weigh_by_norms(update, self.travel, along_share=1.0, distance_share=self.share)
-
-    def __repr__(self) -> str:
-        return f"Directional{super().__repr__()[:-1]}, share={self.share})"
 
 
 def divide_by_gap(delta: Array, now: Array, base: Array, c: Array, *, cap: float) -> float:

@@ -87,9 +87,6 @@ class RelevanceAware(Weighting):
             scale(update.delta, weight)
         return weights
 
-    def __repr__(self) -> str:
-        return f"RelevanceAware(beta={self.beta}, scale={self.scale})"
-
 
 def _square_distance(one: Model, other: Model) -> float:
     total = 0.0

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedstale.strategies import StaleStrategy
 from fedstale.strategies.server.checkpoint import packed, unpacked
 from fedstale.strategies.state import Stateful
+from fedstale.strategies.weighting import Weighting
 
 KEYS = st.text(max_size=5) | st.integers() | st.tuples(st.text(max_size=3), st.integers())
 VALUES = st.recursive(
@@ -72,6 +74,19 @@ def test_counts_that_others_look_at_stay_the_same_object():
     other.part.seen["late"] = 4
     whole.load_state_dict(other.state_dict())
     assert seen == {"late": 4}
+
+
+def test_part_of_a_user_is_in_the_repr_of_the_strategy_with_its_settings():
+    class Halving(Weighting):
+        def __init__(self, after, *, floor=0.1):
+            self.after, self.floor = after, floor
+            self._seen = 0
+
+        def weigh(self, update):
+            return 1.0
+
+    strategy = StaleStrategy(weighting=Halving(3, floor=0.2))
+    assert repr(strategy) == "StaleStrategy(weighting=Halving(3, floor=0.2))"
 
 
 def test_what_is_not_named_is_not_saved():

@@ -204,9 +204,9 @@ def loads(data: bytes, *, max_opcodes: int = MAX_OPCODES) -> object:
     Example:
         >>> loads(pickle.dumps({1: [2.5, "a", None]}))
         {1: [2.5, 'a', None]}
-        >>> loads(pickle.dumps(print))  # doctest: +ELLIPSIS
+        >>> loads(pickle.dumps(len))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        fedstale.errors.TraceError: the pickle asks for STACK_GLOBAL at byte 30: rejected, ...
+        fedstale.errors.TraceError: the pickle asks for STACK_GLOBAL at byte 28: rejected, ...
     """
     try:
         _check(data, max_opcodes)
