@@ -49,7 +49,7 @@ class OpenJobs(Stateful):
     _nodes: dict[int, int] = field(default_factory=dict)
     _recalled: dict[str, int] = field(default_factory=dict)
     _training: int = 0
-    _asked: int = 0
+    _requests: int = 0
     _deadlines: list[tuple[float, int, str]] = field(default_factory=list)
     _awaited: dict[str, None] = field(default_factory=dict)
     _moved: set[int] = field(default_factory=set)
@@ -82,7 +82,7 @@ class OpenJobs(Stateful):
             self._training += 1
             self._nodes[node_id] = self._nodes.get(node_id, 0) + 1
             self._moved.add(node_id)
-        self._asked += purpose == "query"
+        self._requests += purpose == "query"
         return job
 
     def end(self, message_id: str, ending: Ending) -> SentJob:
@@ -93,7 +93,7 @@ class OpenJobs(Stateful):
             self._given_up[message_id] = (job, ending)
         else:
             del self._awaited[message_id]
-        self._asked -= job.purpose == "query"
+        self._requests -= job.purpose == "query"
         if job.purpose == "train":
             self._training -= 1
             if ending == "cancelled":
@@ -139,9 +139,9 @@ class OpenJobs(Stateful):
         return self._training
 
     @property
-    def n_asked(self) -> int:
-        """Queries that are out."""
-        return self._asked
+    def n_requests(self) -> int:
+        """Forecast requests that are out."""
+        return self._requests
 
     @property
     def n_open(self) -> int:
@@ -207,7 +207,7 @@ class OpenJobs(Stateful):
         self._awaited = dict.fromkeys([*self._open, *self._given_up])
         training = [job for job in self._open.values() if job.purpose == "train"]
         self._training = len(training)
-        self._asked = sum(job.purpose == "query" for job in self._open.values())
+        self._requests = sum(job.purpose == "query" for job in self._open.values())
         busy = [*(job.node_id for job in training), *self._recalled.values()]
         self._moved |= {*self._nodes, *busy}
         self._nodes = dict(Counter(busy))

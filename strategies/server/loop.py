@@ -105,7 +105,7 @@ class EventLoop(Stateful):
             strategy, weighting, optimizer, versions=self.versions, reputation=self.reputation
         )
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
-        self.asked_at: dict[int, float] = {}
+        self.requested_at: dict[int, float] = {}
         self.failures = self.most_out = self.n_versions = 0
         self.done = False
         self._open_buffer()
@@ -156,7 +156,7 @@ class EventLoop(Stateful):
         if len(free) < (self.schedule.min_available_nodes if after_step else 1):
             self.short = True
             return
-        if self._is_asking(free):
+        if self._awaits_forecasts(free):
             return
         # A reply that comes after the step counts only where stragglers are kept.
         now = self.clock.now()
@@ -168,18 +168,18 @@ class EventLoop(Stateful):
         self.short = self.may_send and len(chosen) < free_slots
         self.most_out = max(self.most_out, self.jobs.n_training)
 
-    def _is_asking(self, free: NodeSet) -> bool:
+    def _awaits_forecasts(self, free: NodeSet) -> bool:
         """Ask free nodes whose forecast is too old; return whether answers are waited for."""
-        ask = self.strategy.forecast_request
-        if ask is None:
+        request = self.strategy.forecast_request
+        if request is None:
             return False
-        if self.jobs.n_asked:
+        if self.jobs.n_requests:
             return True
         heard_at = self.history.candidates(free).forecast_at
         nodes = free.ids.tolist()
-        asked_at = [self.asked_at.get(node, nan) for node in nodes]
-        due = ask.due(nodes, np.fmax(heard_at, asked_at), self.clock.now())
-        self.asked_at.update(dict.fromkeys(due, self.clock.now()))
+        requested_at = [self.requested_at.get(node, nan) for node in nodes]
+        due = request.due(nodes, np.fmax(heard_at, requested_at), self.clock.now())
+        self.requested_at.update(dict.fromkeys(due, self.clock.now()))
         self._push(due, "query")
         return bool(due)
 
@@ -226,7 +226,7 @@ class EventLoop(Stateful):
         for reply in list(replies):
             job = self.jobs.open_job(reply.metadata.reply_to_message_id)
             if job is None:
-                self._refuse_late(reply)
+                self._reject_stray(reply)
             else:
                 known.append((job.job_id, reply))
         for _, reply in sorted(known, key=lambda pair: pair[0]):
@@ -234,7 +234,7 @@ class EventLoop(Stateful):
             if self._is_full():
                 self._step()
 
-    def _refuse_late(self, reply: Message) -> None:
+    def _reject_stray(self, reply: Message) -> None:
         message_id = reply.metadata.reply_to_message_id
         ending = self.jobs.forget(message_id)
         reason = f"late: the job was {ending} before" if ending else "no such job is out"
@@ -246,15 +246,15 @@ class EventLoop(Stateful):
         message_id = reply.metadata.reply_to_message_id
         job = self.jobs.open_job(message_id)
         if job is None:
-            self._refuse_late(reply)
+            self._reject_stray(reply)
             return
         self.progress.received_bytes += _n_bytes(reply)
         self.changed_at = self.clock.now()
         if reply.has_error():
             self._fail(job, "failed", f"error {reply.error.code}: {reply.error.reason}")
             return
-        if said := forecast_in(reply):
-            self.history.forecast(job.node_id, said, self.changed_at)
+        if forecast := forecast_in(reply):
+            self.history.forecast(job.node_id, forecast, self.changed_at)
         try:
             if job.purpose == "query":
                 self._end(job, "accepted")
@@ -431,7 +431,7 @@ class EventLoop(Stateful):
                 book: {version: dict(metrics) for version, metrics in getattr(result, book).items()}
                 for book in _BOOKS
             },
-            "asked_at": self.asked_at,
+            "requested_at": self.requested_at,
             "random": self.rng.bit_generator.state,
             **{name: getattr(self, name) for name in _INSTANTS},
         }
@@ -465,7 +465,7 @@ class EventLoop(Stateful):
         for name in _INSTANTS:
             setattr(self, name, state[name] + shift_s)
         self.progress.started_at += shift_s
-        self.asked_at = {node: at + shift_s for node, at in state["asked_at"].items()}
+        self.requested_at = {node: at + shift_s for node, at in state["requested_at"].items()}
         self.rng.bit_generator.state = state["random"]
         for book in _BOOKS:
             records = {v: MetricRecord(metrics) for v, metrics in state["result"][book].items()}

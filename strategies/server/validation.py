@@ -322,8 +322,8 @@ def forecast_in(reply: Message) -> Forecast:
 
 def p_finish_in(reply: Message) -> float | None:
     """Return the chance to finish its next job that a client reports; None if it reports none."""
-    said = None if reply.has_error() else forecast_in(reply).get("p_finish")
-    return said if isinstance(said, float) and 0.0 <= said <= 1.0 else None
+    stated = None if reply.has_error() else forecast_in(reply).get("p_finish")
+    return stated if isinstance(stated, float) and 0.0 <= stated <= 1.0 else None
 
 
 def records_in(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
