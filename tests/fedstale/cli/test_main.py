@@ -8,6 +8,7 @@ import time
 import pandas as pd
 import pytest
 import typer
+from small_app import SERVER, write_small_app
 from typer.testing import CliRunner
 
 from fedstale.cli import main as cli
@@ -53,9 +54,10 @@ def test_version_is_that_of_the_package():
     assert fedstale("--version").stdout.strip() == f"fedstale {__version__}"
 
 
-def test_the_built_in_app_runs_prints_a_table_and_writes_its_folder(tmp_path):
-    run = fedstale("simulate", "digits", *SHORT, "--out", "run", cwd=tmp_path)
-    assert (run.returncode, run.stderr) == (0, "")
+def test_the_built_in_app_runs_prints_a_table_and_writes_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = called("simulate", "digits", *SHORT, "--out", "run")
+    assert (run.exit_code, run.stderr) == (0, "")
     assert "server accuracy" in run.stdout
     assert "run folder: run" in run.stdout
     names = {p.name for p in (tmp_path / "run").iterdir()}
@@ -120,8 +122,14 @@ def hear_signals():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_cleanly_and_keep_what_was_done(tmp_path, number):
-    command = [*FEDSTALE, "simulate", "digits", "--traces", "synthetic:50", "--out", "run"]
-    command += ["-c", "num-server-rounds=100000"]
+    mark = tmp_path / "first round"
+    begin = "def evaluate(server_round, arrays):\n"
+    server = SERVER.replace(
+        begin, f"{begin}    if server_round:\n        open({str(mark)!r}, 'w').close()\n"
+    )
+    app = str(write_small_app(tmp_path / "app", server=server))
+    command = [*FEDSTALE, "simulate", app, "--traces", "synthetic:50", "--out", "run"]
+    command += ["-c", "rounds=100000"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command,
@@ -133,7 +141,7 @@ def test_ctrl_c_and_sigterm_end_cleanly_and_keep_what_was_done(tmp_path, number)
     )
     try:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("run/checkpoints/*")) and time.monotonic() < deadline:
+        while not mark.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
