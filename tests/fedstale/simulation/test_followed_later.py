@@ -52,8 +52,8 @@ def test_the_server_sees_nothing_before_a_job_is_followed(traces, asked, on_inte
     jobs = JobTable()
     slots, unseen_until = ours.send(messages, now, jobs)
     with pytest.MonkeyPatch.context() as patch:
-        # A job expires within 4 windows: what goes on in vain need not do so for 1,000.
-        patch.setattr("fedstale.traces.trip._GIVE_UP_WINDOWS", 20)
+        # Windows and rates repeat after 21 windows: in 30 in vain as in 1,000.
+        patch.setattr("fedstale.traces.trip._GIVE_UP_WINDOWS", 30)
         ours.follow(jobs, slots.tolist())
     assert jobs.columns["job_id"][slots].tolist() == list(range(len(asked)))
     assert (now < unseen_until).all()
