@@ -98,7 +98,7 @@ if any(word.endswith("flwr-clientapp") for word in sys.orig_argv):
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory):
+def one_node(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flower")
     with local_deployment(folder / "deployment", nodes=1) as deployment:
         yield deployment
@@ -176,7 +176,8 @@ def test_a_run_on_a_superlink_of_an_unknown_name(deployment, app, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_node_without_fedstale_fails_alone(deployment, app, tmp_path):
+def test_a_node_without_fedstale_fails_alone(one_node, app, tmp_path):
+    deployment = one_node
     name = start_node(deployment, tmp_path, customised=WITHOUT_FEDSTALE)
     wait_for(lambda: sorted(deployment.control.nodes().values()).count("online") == 2)
     lines = []
@@ -188,8 +189,9 @@ def test_a_node_without_fedstale_fails_alone(deployment, app, tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_and_a_checkpoint_of_another_model_leave_the_last_good_one(
-    deployment, app, tmp_path
+    one_node, app, tmp_path
 ):
+    deployment = one_node
     folder = tmp_path / "checkpoints"
     size = 50_000  # float32, 200 kB in a checkpoint
     config = f"checkpoints='{folder}' size={size}"

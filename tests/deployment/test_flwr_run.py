@@ -5,17 +5,10 @@ import re
 import pytest
 
 from fedstale.cli.new import create
-from fedstale.deployment.local import local_deployment, run_app
+from fedstale.deployment.local import run_app
 from fedstale.simulation.flower_app import BUILT_IN
 
 pytestmark = pytest.mark.deployment
-
-
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("flower")
-    with local_deployment(folder / "deployment", nodes=2) as deployment:
-        yield deployment
 
 
 def accuracies(lines):
@@ -26,7 +19,7 @@ def accuracies(lines):
 
 def test_digits_runs_on_real_supernodes_as_it_is(deployment):
     lines = []
-    config = "num-server-rounds=2 fraction-train=1.0"
+    config = "num-server-rounds=2 fraction-train=0.67"
     run_app(deployment, BUILT_IN / "digits", run_config=config, show=lines.append)
     found = accuracies(lines)
     assert len(found) == 2, lines

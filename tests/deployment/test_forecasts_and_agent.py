@@ -92,13 +92,12 @@ def as_known(choice):
 
 
 @pytest.mark.timeout(600)
-def test_forecasts_arrive_and_the_agent_chooses_by_them(tmp_path):
+def test_forecasts_arrive_and_the_agent_chooses_by_them(deployment, tmp_path):
     pyproject = PYPROJECT + 'run-folder = ""\n'
     app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
     lines = []
-    with local_deployment(tmp_path / "deployment", nodes=3) as deployment:
-        run_app(deployment, app, run_config=f"run-folder='{tmp_path / 'run'}'", show=lines.append)
-        nodes = set(deployment.node_ids.values())
+    run_app(deployment, app, run_config=f"run-folder='{tmp_path / 'run'}'", show=lines.append)
+    nodes = set(deployment.node_ids.values())
     told = choices(lines)
     # Nobody is chosen before all have answered the question how the first job would go.
     assert {row["node_id"] for row in told[0]["candidates"]} == nodes, lines

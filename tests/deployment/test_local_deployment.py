@@ -26,35 +26,39 @@ def log(deployment, name):
     return deployment.log(name).read_text(errors="replace")
 
 
-def test_three_nodes_train_in_rounds_and_as_they_come_and_strangers_stay_outside(tmp_path):
+def test_three_nodes_train_in_rounds_and_as_they_come_and_strangers_stay_outside(
+    deployment, tmp_path
+):
     app = write_app(tmp_path / "adder")
-    with local_deployment(tmp_path / "deployment", nodes=3) as deployment:
-        key = tmp_path / "stranger"
-        write_node_key(key)
-        stranger = commands.supernode(
-            deployment.at, deployment.tls.ca, key, port=free_port(), config={}
-        )
-        start(deployment, "stranger", stranger)
-        plain = ["flower-supernode", "--insecure", "--superlink", str(deployment.at)]
-        start(deployment, "plain", [*plain, "--port", str(free_port())])
-        lines = []
-        run_app(deployment, app, run_config="strategy='fedavg' rounds=1", show=lines.append)
-        # Nodes add 1, 2 and 3.
-        assert means(lines)[1] == pytest.approx(2.0), lines
-        lines = []
-        run_app(deployment, app, run_config="strategy='gap-aware' rounds=2", show=lines.append)
-        assert set(means(lines)) == {0, 1, 2}, lines
-        assert any("version 2, train" in line for line in lines), "no progress in the log"
-        wait_for(lambda: not deployment.processes.is_running("stranger"))
-        assert "register its public key" in explain(log(deployment, "stranger"))
-        wait_for(lambda: "does not answer plain HTTP" in (explain(log(deployment, "plain")) or ""))
-        assert sorted(deployment.control.nodes().values()) == ["online"] * 3
-        started = psutil.Process().children(recursive=True)
-    assert not psutil.wait_procs(started, timeout=0)[1]
+    known = deployment.control.nodes()
+    key = tmp_path / "stranger"
+    write_node_key(key)
+    stranger = commands.supernode(
+        deployment.at, deployment.tls.ca, key, port=free_port(), config={}
+    )
+    start(deployment, "stranger", stranger)
+    plain = ["flower-supernode", "--insecure", "--superlink", str(deployment.at)]
+    start(deployment, "plain", [*plain, "--port", str(free_port())])
+    lines = []
+    run_app(deployment, app, run_config="strategy='fedavg' rounds=1", show=lines.append)
+    # Nodes add 1, 2 and 3.
+    assert means(lines)[1] == pytest.approx(2.0), lines
+    lines = []
+    run_app(deployment, app, run_config="strategy='gap-aware' rounds=2", show=lines.append)
+    assert set(means(lines)) == {0, 1, 2}, lines
+    assert any("version 2, train" in line for line in lines), "no progress in the log"
+    wait_for(lambda: not deployment.processes.is_running("stranger"))
+    assert "register its public key" in explain(log(deployment, "stranger"))
+    wait_for(lambda: "does not answer plain HTTP" in (explain(log(deployment, "plain")) or ""))
+    deployment.processes.kill("plain")
+    nodes = deployment.control.nodes()
+    assert nodes.keys() == known.keys()
+    assert [nodes[node] for node in deployment.node_ids.values()] == ["online"] * 3
 
 
 def test_a_run_survives_a_node_killed_in_training_and_uses_one_that_joins_late(tmp_path):
     app = write_app(tmp_path / "adder")
+    others = set(psutil.Process().children(recursive=True))
     with local_deployment(tmp_path / "deployment", nodes=2) as deployment:
         config = "strategy='gap-aware' rounds=2 concurrency=3 buffer-size=1 train-s=1.0"
         run = Running(deployment, app, config)
@@ -65,6 +69,9 @@ def test_a_run_survives_a_node_killed_in_training_and_uses_one_that_joins_late(t
         assert means(lines)[2] > means(lines)[1] > 0.0, lines
         wait_for(lambda: "Sending: train" in log(deployment, "node-1") + log(deployment, "node-2"))
         assert "Receiving: train" in log(deployment, "node-2")
+        started = set(psutil.Process().children(recursive=True)) - others
+    assert len(started) >= 3
+    assert not psutil.wait_procs(started, timeout=0)[1]
 
 
 @pytest.mark.slow

@@ -183,8 +183,10 @@ def test_the_output_of_a_process_comes_line_by_line(tmp_path):
 
 def test_a_process_whose_output_is_not_read_to_the_end_is_ended(tmp_path):
     command = [sys.executable, "-uc", "print('a'); import time; time.sleep(600)"]
+    before = set(psutil.Process().children(recursive=True))
     with ProcessGroup() as group:
         with group.output_of("talk", command, environment=dict(os.environ)) as lines:
             assert next(lines) == "a"
-            started = psutil.Process().children(recursive=True)
+            started = set(psutil.Process().children(recursive=True)) - before
+        assert started
         assert all_end(started)

@@ -6,6 +6,7 @@ or files of the reader's: here each such command of fedstale runs in a folder th
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,21 +73,29 @@ run-config = { strategy = "gap-aware" }
 """
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """Go to a folder that has the app and the traces of the pages."""
-    monkeypatch.chdir(tmp_path)
-    called("new", "my_app")
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory):
+    """Return a folder that has the app and the traces of the pages, to be copied."""
+    folder = tmp_path_factory.mktemp("pages")
+    called("new", folder / "my_app")
     phones = TraceSet.synthetic(60, days=3, seed=0)
-    phones.write(Path("phones.parquet"))
+    phones.write(folder / "phones.parquet")
     for i, name in enumerate(("boxes", "phone", "tablet")):
-        phones.take([i]).write(Path(f"{name}.parquet"))
-    Path("waiting.toml").write_text(PLAN, encoding="utf-8")
+        phones.take([i]).write(folder / f"{name}.parquet")
+    (folder / "waiting.toml").write_text(PLAN, encoding="utf-8")
     for recording in RECORDINGS.iterdir() if RECORDINGS.is_dir() else ():
-        Path(recording.name).symlink_to(recording)
+        (folder / recording.name).symlink_to(recording)
         alias = ALIASES.get(recording.name)
         if alias:
-            Path(alias).symlink_to(recording)
+            (folder / alias).symlink_to(recording)
+    return folder
+
+
+@pytest.fixture
+def place(furnished, tmp_path, monkeypatch):
+    """Go to a copy of that folder."""
+    shutil.copytree(furnished, tmp_path / "place", symlinks=True)
+    monkeypatch.chdir(tmp_path / "place")
 
 
 def called(*words):

@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from fedstale.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -51,19 +54,39 @@ def test_the_python_of_the_pages_runs(code, tmp_path, monkeypatch):
     exec(compile(code, "page", "exec"), {"__name__": "page"})
 
 
+DEMO = "fedstale simulate digits --out runs/demo --overwrite"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Return what the demo says, run once, as a shell runs it."""
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    return subprocess.run(
+        shlex.split(DEMO),
+        cwd=tmp_path_factory.mktemp("demo"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize("script", list(blocks("sh")))
-def test_the_commands_of_the_pages_run(script, tmp_path):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def test_the_commands_of_the_pages_run(script, request, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for line in script.replace("\\\n", " ").splitlines():
         command = shlex.split(line, comments=True)
         if command[:1] == ["make"]:
             assert re.search(rf"^{command[1]}:", MAKEFILE, re.MULTILINE)
-        elif command[:1] == ["fedstale"]:
-            environment = {**os.environ, "PATH": path}
-            run = subprocess.run(
-                command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-            )
+        elif command == shlex.split(DEMO):
+            run = request.getfixturevalue("demo")
             assert run.returncode == 0, f"{line}\n{run.stderr}"
+        elif command[:1] == ["fedstale"]:
+            result = CliRunner().invoke(app, command[1:])
+            assert result.exit_code == 0, f"{line}\n{result.output}"
 
 
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
@@ -78,19 +101,11 @@ def test_links_lead_to_files_that_are_there(page):
         assert page.name == "README.md" or found.is_relative_to(ROOT / "docs"), target
 
 
-def test_the_table_in_the_readme_is_what_the_demo_prints(tmp_path):
-    assert "fedstale simulate digits --out runs/demo --overwrite" in MAKEFILE
-    command = [
-        sys.executable,
-        "-m",
-        "fedstale",
-        "simulate",
-        "digits",
-        "--out",
-        "runs/demo",
-    ]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+def test_the_table_in_the_readme_is_what_the_demo_prints(demo):
+    assert DEMO in MAKEFILE
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert DEMO in readme
+    assert (demo.returncode, demo.stderr) == (0, "")
 
     def rows(text):
         # Wall time is the machine's, and the last digits of a loss are its instruction set's.
@@ -99,4 +114,4 @@ def test_the_table_in_the_readme_is_what_the_demo_prints(tmp_path):
         return [(a.strip(), b.strip()) for a, b in cells if not a.startswith(own)]
 
     table = readme[readme.index("```text") :]
-    assert rows(run.stdout) == rows(table[: table.index("run folder")])
+    assert rows(demo.stdout) == rows(table[: table.index("run folder")])

@@ -8,6 +8,7 @@ import time
 import pandas as pd
 import pytest
 import typer
+from small_app import SERVER, write_small_app
 from typer.testing import CliRunner
 
 from fedstale.cli import main as cli
@@ -24,6 +25,13 @@ def fedstale(*arguments, cwd=None, timeout=120):
         timeout=timeout,
         check=False,
     )
+
+
+def called(*arguments):
+    """Call a command in this process, which saves the seconds that a new one takes to import."""
+    result = CliRunner().invoke(cli.app, [*map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
 
 
 SHORT = ["--traces", "synthetic:30", "-c", "num-server-rounds=3"]
@@ -46,27 +54,30 @@ def test_version_is_that_of_the_package():
     assert fedstale("--version").stdout.strip() == f"fedstale {__version__}"
 
 
-def test_the_built_in_app_runs_prints_a_table_and_writes_its_folder(tmp_path):
-    run = fedstale("simulate", "digits", *SHORT, "--out", "run", cwd=tmp_path)
-    assert (run.returncode, run.stderr) == (0, "")
+def test_the_built_in_app_runs_prints_a_table_and_writes_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = called("simulate", "digits", *SHORT, "--out", "run")
+    assert (run.exit_code, run.stderr) == (0, "")
     assert "server accuracy" in run.stdout
     assert "run folder: run" in run.stdout
     names = {p.name for p in (tmp_path / "run").iterdir()}
     assert names >= {"config.toml", "events.parquet", "metrics.parquet", "model.safetensors"}
 
 
-def test_json_is_one_object_that_names_the_folder(tmp_path):
-    run = fedstale("simulate", "digits", *SHORT, "--json", cwd=tmp_path)
-    assert run.returncode == 0
+def test_json_is_one_object_that_names_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = called("simulate", "digits", *SHORT, "--json")
+    assert run.exit_code == 0
     summary = json.loads(run.stdout)
     assert summary["status"] == "finished"
     assert (tmp_path / summary["out"] / "summary.json").is_file()
 
 
-def test_an_earlier_run_can_be_repeated_from_its_config(tmp_path):
-    first = fedstale("simulate", "digits", *SHORT, "--seed", 7, "--out", "a", cwd=tmp_path)
-    again = fedstale("simulate", "a/config.toml", "--out", "b", cwd=tmp_path)
-    assert (first.returncode, again.returncode) == (0, 0)
+def test_an_earlier_run_can_be_repeated_from_its_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = called("simulate", "digits", *SHORT, "--seed", 7, "--out", "a")
+    again = called("simulate", "a/config.toml", "--out", "b")
+    assert (first.exit_code, again.exit_code) == (0, 0)
     for name in ("events.parquet", "metrics.parquet"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
@@ -84,13 +95,24 @@ def test_an_earlier_run_can_be_repeated_from_its_config(tmp_path):
         (["simulate", "missing.toml"], "missing.toml"),
     ],
 )
-def test_bad_usage_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence):
-    run = fedstale(*arguments, cwd=tmp_path)
-    assert run.returncode == 2
+def test_bad_usage_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    run = called(*arguments)
+    assert run.exit_code == 2
     assert sentence in run.stderr
     assert "Traceback" not in run.stderr
     assert run.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_of_bad_usage_says_the_same_as_a_call_and_ends_with_the_same_code(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = ("simulate", "digits", "-c", "num-rounds=3")
+    process, call = fedstale(*arguments), called(*arguments)
+    assert (process.returncode, process.stderr) == (call.exit_code, call.stderr)
+    assert (process.stdout, call.stdout) == ("", "")
 
 
 def hear_signals():
@@ -100,8 +122,14 @@ def hear_signals():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_cleanly_and_keep_what_was_done(tmp_path, number):
-    command = [*FEDSTALE, "simulate", "digits", "--traces", "synthetic:50", "--out", "run"]
-    command += ["-c", "num-server-rounds=100000"]
+    mark = tmp_path / "first round"
+    begin = "def evaluate(server_round, arrays):\n"
+    server = SERVER.replace(
+        begin, f"{begin}    if server_round:\n        open({str(mark)!r}, 'w').close()\n"
+    )
+    app = str(write_small_app(tmp_path / "app", server=server))
+    command = [*FEDSTALE, "simulate", app, "--traces", "synthetic:50", "--out", "run"]
+    command += ["-c", "rounds=100000"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command,
@@ -113,9 +141,8 @@ def test_ctrl_c_and_sigterm_end_cleanly_and_keep_what_was_done(tmp_path, number)
     )
     try:
         deadline = time.monotonic() + 60
-        while not (tmp_path / "run" / "config.toml").exists() and time.monotonic() < deadline:
+        while not mark.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        time.sleep(2)
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
     finally:
@@ -127,10 +154,11 @@ def test_ctrl_c_and_sigterm_end_cleanly_and_keep_what_was_done(tmp_path, number)
     assert len(pd.read_parquet(tmp_path / "run" / "events.parquet")) > 0
 
 
-def test_a_new_app_runs_as_it_is(tmp_path):
-    assert fedstale("new", "my_app", cwd=tmp_path).returncode == 0
-    run = fedstale("simulate", "my_app", "--traces", "synthetic:20", "--json", cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
+def test_a_new_app_runs_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert called("new", "my_app").exit_code == 0
+    run = called("simulate", "my_app", "--traces", "synthetic:20", "--json")
+    assert run.exit_code == 0, run.stderr
     assert json.loads(run.stdout)["rounds"] > 0
 
 

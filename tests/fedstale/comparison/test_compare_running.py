@@ -19,8 +19,6 @@ from fedstale.comparison.plan import Plan, PlannedRun, folder_name
 from fedstale.errors import ConfigError
 from fedstale.traces import TraceSet
 
-sys.path.append(str(Path(__file__).parent.parent / "simulation"))
-
 # Thirteen rounds bring bad luck; more than one thread would bring other sums.
 SERVER_ENDS = """    config = context.run_config
     if config["rounds"] == 13: os._exit(3)

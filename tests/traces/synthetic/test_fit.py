@@ -34,10 +34,13 @@ def recordings():
     }
 
 
-def test_the_embedded_numbers_are_those_that_fit_finds(recordings):
-    found, stored = (
-        np.array(list(_numbers(asdict(p)))) for p in (fit(**recordings)[0], population.load())
-    )
+@pytest.fixture(scope="module")
+def fitted(recordings):
+    return fit(**recordings)
+
+
+def test_the_embedded_numbers_are_those_that_fit_finds(fitted):
+    found, stored = (np.array(list(_numbers(asdict(p)))) for p in (fitted[0], population.load()))
     assert found.shape == stored.shape
     # The file keeps five digits, of which the last may differ between machines.
     np.testing.assert_allclose(found, stored, rtol=2e-4, atol=1e-6)
@@ -53,8 +56,8 @@ def _numbers(value: object):
         yield value
 
 
-def test_the_embedded_targets_are_the_marginals_of_the_recordings(recordings):
-    found, stored = fit(**recordings)[1], population.targets()
+def test_the_embedded_targets_are_the_marginals_of_the_recordings(fitted):
+    found, stored = fitted[1], population.targets()
     assert found.keys() == stored.keys()
     for part, marginal in found.items():
         for name, numbers in marginal.items():

@@ -1,0 +1,45 @@
+"""What all tests share: compiled files, and which tests run one after another in one process."""
+
+import os
+import sys
+
+import pytest
+
+# Tests start many processes: all of them load what the first one compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+LONGEST_FIRST = (
+    "tests/deployment/",
+    "tests/project/test_docs.py",
+    "tests/fedstale/cli/",
+    "tests/agents/training/",
+    "tests/project/",
+    "tests/fedstale/",
+)
+"""Files that take long, by how their paths begin: what is begun last must be short."""
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with what takes longest."""
+
+    def place(item):
+        begins = (i for i, path in enumerate(LONGEST_FIRST) if item.nodeid.startswith(path))
+        return next(begins, len(LONGEST_FIRST))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Keep the tests of a file in one process, which makes what they share once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            # These share a deployment.
+            return "deployment" if nodeid.startswith("tests/deployment/") else nodeid.split("::")[0]
+
+    # Files go out in the order above, and not by their number of tests.
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
