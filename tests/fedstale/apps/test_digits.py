@@ -31,13 +31,6 @@ def task(digits):
     return importlib.import_module("digits_app.task")
 
 
-def test_the_data_are_those_of_scikit_learn_without_its_import(task):
-    from sklearn.datasets import load_digits
-
-    for ours, theirs in zip(task._digits(), load_digits(return_X_y=True), strict=True):
-        np.testing.assert_array_equal(ours, theirs, strict=True)
-
-
 @pytest.mark.parametrize("n", [1, 2, 10, 333, 1438])
 @pytest.mark.parametrize("alpha", [0.01, 1.0, 100.0])
 def test_every_example_belongs_to_exactly_one_device_and_every_device_has_one(task, n, alpha):

@@ -11,8 +11,6 @@ Reference:
 """
 
 from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +38,9 @@ class Network(nn.Sequential):
 @lru_cache(maxsize=4)
 def load_data(seed: int) -> tuple[Data, Data]:
     """Return the training set and the test set, 4/5 and 1/5 of the 1797 digits."""
-    pixels, labels = _digits()
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - takes a second
+
+    pixels, labels = load_digits(return_X_y=True)
     order = np.random.default_rng((seed, _SPLIT)).permutation(len(labels))
     images = torch.from_numpy((pixels[order] / 16).astype(np.float32))
     targets = torch.from_numpy(labels[order].astype(np.int64))
@@ -159,19 +159,6 @@ def evaluate(network: nn.Module, data: Data) -> tuple[float, float]:
     logits = network(images)
     right = (logits.argmax(dim=1) == labels).double().mean()
     return cross_entropy(logits, labels).item(), right.item()
-
-
-def _digits() -> tuple[npt.NDArray[np.float64], Index]:
-    """Return all pixels, shape (1797, 64), and labels, as `sklearn.datasets.load_digits` does.
-
-    To import scikit-learn takes longer than some runs, and each process of a deployment would.
-    """
-    package = find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise ModuleNotFoundError("the app digits needs the package scikit-learn, for its data")
-    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    table = np.loadtxt(file, delimiter=",")
-    return table[:, :-1], table[:, -1].astype(np.int64)
 
 
 def _feed_the_empty(owner: Index, n_partitions: int, rng: np.random.Generator) -> None:
