@@ -17,8 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from fedstale.comparison import running
-from fedstale.comparison.analysis import Comparison, analyse
-from fedstale.comparison.metrics import finished, grouped
+from fedstale.comparison.analysis import Comparison, analyse, finished, grouped
 from fedstale.comparison.page import write
 from fedstale.comparison.plan import Plan, check_target
 from fedstale.config import ExecutorKind, SimulationConfig, Until, read_toml

@@ -8,15 +8,12 @@ finished, or continued, by the same command.
 import re
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedstale.cli.output import AsJson, Out, Overwrite, check_free, one_sentence, write
+from fedstale.cli.output import AsJson, Out, Overwrite, check_free, on_signals, one_sentence, write
 from fedstale.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -132,7 +129,10 @@ def _record(
         utc_offset_s=offset.total_seconds() if offset else 0.0,
     )
     monitor = PsutilMonitor(steady=recorder.steady_clock)
-    with Journal(journal, about, max_bytes=max_bytes) as open_journal, _stop_asked() as stop:
+    stop = threading.Event()
+    # Ctrl-C and SIGTERM end a recording between readings.
+    ended = on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
+    with Journal(journal, about, max_bytes=max_bytes) as open_journal, ended:
         typer.echo(
             f"recording {device} every {interval_s:g} s into {journal}; Ctrl-C ends", err=True
         )
@@ -204,19 +204,3 @@ def _amount(option: str, text: str, units: dict[str, float] | dict[str, int]) ->
         accepted = ", ".join(f"N{unit}" for unit in units)
         raise ConfigError(f"{option} = {text!r}: expected one of {accepted}")
     return float(found[1]) * units[found[2]]
-
-
-@contextmanager
-def _stop_asked() -> Iterator[threading.Event]:
-    """Give an event that Ctrl-C and SIGTERM set, so that a recording ends between readings."""
-    stop = threading.Event()
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    before = {kind: signal.signal(kind, ask) for kind in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)

@@ -8,12 +8,12 @@ becomes one resolved configuration, checked against the app before anything runs
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from fedstale.config import SimulationConfig, Until, read_toml
+from fedstale.config import SimulationConfig, Until, nearest, read_toml
 from fedstale.errors import ConfigError
 from fedstale.simulation.costs import Costs
 from fedstale.simulation.flower_app import FlowerApp
@@ -69,26 +69,26 @@ class Plan:
         Raises:
             ConfigError: a key is unknown or missing, or a value is out of range.
         """
-        own = {key: table[key] for key in _OWN if key in table}
+        own = {key: table.get(key) for key in _OWN}
         rest = {key: value for key, value in table.items() if key not in own}
         shared = _settings(rest, where, known=(*_OWN, *_SETTINGS))
-        variants = _variants(own.get("variants"), where)
-        reference = own.get("reference", next(iter(variants)))
+        variants = _variants(own["variants"], where)
+        reference = table.get("reference", next(iter(variants)))
         if not isinstance(reference, str) or reference not in variants:
             raise ConfigError(
-                f"{where}: reference = {reference!r}: expected {_nearest(reference, variants)}"
+                f"{where}: reference = {reference!r}: expected {nearest(reference, variants)}"
             )
         for name in ("target", "seed-key"):
-            if not isinstance(own.get(name), str | None):
+            if not isinstance(own[name], str | None):
                 raise ConfigError(f"{where}: {name} = {own[name]!r}: expected a text")
-        check_target(own.get("target"))
+        check_target(own["target"])
         plan = cls(
             shared=shared,
             variants=variants,
-            seeds=_seeds(own.get("seeds"), where),
+            seeds=_seeds(own["seeds"], where),
             reference=reference,
-            target=own.get("target"),
-            seed_key=own.get("seed-key"),
+            target=own["target"],
+            seed_key=own["seed-key"],
         )
         for name in variants:
             for key in ("app", "traces"):
@@ -147,12 +147,9 @@ class Plan:
         return {**self.shared, **own, "variants": {k: dict(v) for k, v in self.variants.items()}}
 
     def _table(self, variant: str) -> dict[str, Any]:
-        found = {**self.shared, **self.variants[variant]}
-        for name in _TABLES:
-            merged = {**self.shared.get(name, {}), **self.variants[variant].get(name, {})}
-            if merged:
-                found[name] = merged
-        return found
+        shared, own = self.shared, self.variants[variant]
+        merged = {name: {**shared.get(name, {}), **own.get(name, {})} for name in _TABLES}
+        return {**shared, **own, **merged}
 
 
 def folder_name(variant: str) -> str:
@@ -175,17 +172,13 @@ def check_target(target: str | None) -> None:
     Raises:
         ConfigError: it is something else.
     """
-    if target is None:
-        return
-    try:
-        is_metric = Until.parse(target).metric is not None
-    except ConfigError:
-        is_metric = False
-    if not is_metric:
-        raise ConfigError(
-            f"target = {target!r}: expected a metric and the value that it is to reach, such as "
-            "'accuracy 0.9'"
-        )
+    with suppress(ConfigError):
+        if target is None or Until.parse(target).metric is not None:
+            return
+    raise ConfigError(
+        f"target = {target!r}: expected a metric and the value that it is to reach, such as "
+        "'accuracy 0.9'"
+    )
 
 
 def _variants(table: object, where: str) -> dict[str, dict[str, Any]]:
@@ -223,7 +216,7 @@ def _settings(table: Mapping[str, Any], where: str, *, known: Sequence[str]) -> 
     for given, value in table.items():
         key = given.replace("_", "-")
         if key not in _SETTINGS:
-            raise ConfigError(f"{where}: unknown key {given!r}: expected {_nearest(key, known)}")
+            raise ConfigError(f"{where}: unknown key {given!r}: expected {nearest(key, known)}")
         if key in found:
             raise ConfigError(f"{where}: {key} is there twice, with and without underscores")
         _check_kind(key, value, where)
@@ -243,8 +236,3 @@ def _check_kind(key: str, value: object, where: str) -> None:
         fine, accepted = isinstance(value, str), "a text"
     if not fine:
         raise ConfigError(f"{where}: {key} = {value!r}: expected {accepted}")
-
-
-def _nearest(name: object, known: Sequence[str] | Mapping[str, Any]) -> str:
-    near = get_close_matches(str(name), list(known), n=1)
-    return repr(near[0]) if near else f"one of {list(known)}"

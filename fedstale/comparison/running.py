@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedstale.comparison.metrics import differing
 from fedstale.comparison.plan import PlannedRun
 from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.live.watching import Watcher
 from fedstale.parallel import Report, WorkerPool
 from fedstale.reports.folder import CONFIG, LOCK, SUMMARY
 from fedstale.simulation.run import simulate
-from fedstale.strategies.server.runtime import Callback, Pace, Runtime
+from fedstale.strategies.server.runtime import Runtime
 from fedstale.traces import TraceSet
 from fedstale.traces.io.mapped import Shared, share
 
@@ -94,8 +94,7 @@ def state(run: PlannedRun) -> State:
                 "or none; choose another --out"
             )
         return "new"
-    before = SimulationConfig.read(run.folder / CONFIG)
-    changed = differing(before, run.config)
+    changed = SimulationConfig.read(run.folder / CONFIG).differing(run.config)
     if changed:
         raise ConfigError(
             f"{str(run.folder)!r} holds a run with {changed}: choose another --out, or pass "
@@ -128,8 +127,7 @@ class _Traces:
     """Traces that more than one run needs, in files that all processes map into their memory."""
 
     def __init__(self, runs: Iterable[PlannedRun], folder: Path) -> None:
-        self._uses = Counter(_traces_of(run) for run in runs)
-        self._folder = folder
+        self._uses, self._folder = Counter(_traces_of(run) for run in runs), folder
         self._shared: dict[tuple[str, int], Shared[TraceSet]] = {}
 
     def of(self, run: PlannedRun) -> Shared[TraceSet] | None:
@@ -168,20 +166,15 @@ def _not_begun(run: PlannedRun, problem: object) -> ConfigError:
     return ConfigError(f"variant {run.variant!r}, seed {run.seed}: {problem}")
 
 
-class _ShareDone(Callback):
+class _ShareDone(Watcher):
     """Reports how much of a run is done."""
 
     def __init__(self, until: Until, report: Report) -> None:
-        self._until, self._report, self._pace = until, report, Pace(_REPORT_EVERY_S)
-        self._rounds = 0
+        super().__init__(until, every_s=_REPORT_EVERY_S)
+        self._report = report
 
-    def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
-        if source == "train":
-            self._rounds = max(self._rounds, version)
-
-    def time_moved(self, run: Runtime) -> None:
-        if self._pace.is_due():
-            self._report(self._until.share(run.now(), self._rounds) or 0.0)
+    def look(self, run: Runtime) -> None:
+        self._report(self.share(run.now()) or 0.0)
 
 
 def _simulated(job: _Job, report: Report) -> str:

@@ -7,12 +7,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedstale.reports.figure import (
+    SHARES,
     Array,
     Figure,
     Index,
     bars,
     curve,
-    plain,
+    named_rows,
     thinned,
     time_unit,
 )
@@ -55,8 +56,8 @@ def timeline(run: "Run") -> Figure | None:
         return None
     order = events["device_id"].value_counts(sort=False).sort_index(kind="stable")
     order = order.sort_values(ascending=False, kind="stable")
-    shown = _devices_shown(order.to_numpy(np.int64))
-    names = order.index[shown]
+    # Whole rows are left out, not jobs.
+    names = order.index[thinned(len(order), max(1, int(len(order) * JOBS / order.sum())))]
     events = events[events["device_id"].isin(names)]
     left_out = len(events) - JOBS
     events = events.iloc[thinned(len(events), JOBS)]
@@ -74,32 +75,27 @@ def timeline(run: "Run") -> Figure | None:
     if left_out > 0:
         about += f" Shown: {JOBS:,} of their {JOBS + left_out:,} jobs, evenly spread."
     height = int(np.clip(150 + 14 * len(names), 260, 640))
-    axis: dict[str, Any] = {"range": [len(names) - 0.4, -0.6], "zeroline": False}
     if len(names) <= _LABELLED:
-        labels = [plain(name if len(name) <= 18 else name[:17] + "…") for name in names]
-        axis |= {"tickvals": list(range(len(names))), "ticktext": labels, "showgrid": False}
+        axis = {**named_rows(names, longest=18), "showgrid": False}
+    else:
+        axis = {"range": [len(names) - 0.4, -0.6], "zeroline": False}
     return Figure(
         id="timeline",
         title="What the devices did",
         about=about,
-        traces=_traces(run, events, rows, length_s, stroke=_stroke(height, len(names))),
+        traces=_traces(
+            run,
+            events,
+            rows,
+            length_s,
+            stroke=float(np.clip(0.6 * (height - 110) / len(names), 1.0, 10.0)),
+        ),
         x_title=f"device time ({unit})",
         y_title="" if len(names) <= _LABELLED else "device (position)",
         layout={"yaxis": axis, "hovermode": "closest"},
         height=height,
         is_wide=True,
     )
-
-
-def _devices_shown(jobs: Index) -> Index:
-    """Return positions of the devices to show, so that whole rows are left out, not jobs."""
-    if jobs.sum() <= JOBS:
-        return np.arange(len(jobs), dtype=np.int64)
-    return thinned(len(jobs), max(1, int(len(jobs) * JOBS / jobs.sum())))
-
-
-def _stroke(height: int, n_rows: int) -> float:
-    return float(np.clip(0.6 * (height - 110) / n_rows, 1.0, 10.0))
 
 
 def _traces(
@@ -185,11 +181,8 @@ def participation(run: "Run") -> Figure | None:
     )
     if len(kept) < len(counts):
         about += f" {DEVICES:,} of the devices are drawn, evenly spread."
-    line = {"shape": "hvh", "width": 2}
-    x, y = kept + 1, counts[kept]
-    trace = curve(
-        "training jobs used", "series-0", x, y, fill="tozeroy", line=line, showlegend=False
-    )
+    more = {"fill": "tozeroy", "line": {"shape": "hvh", "width": 2}, "showlegend": False}
+    trace = curve("training jobs used", "series-0", kept + 1, counts[kept], **more)
     levels = [0, 10, 25, 50, 75, 90, 100]
     return Figure(
         id="participation",
@@ -294,7 +287,6 @@ def reliability(run: "Run") -> Figure | None:
         curve("devices", "series-0", x[shown], y[shown], **dots, **hover),
         curve("as reported", "still", [0.0, 1.0], [0.0, 1.0], **dashed),
     ]
-    share = {"tickformat": ".0%", "range": [-0.03, 1.03]}
     return Figure(
         id="reliability",
         title="Reliability of reported forecasts",
@@ -305,7 +297,7 @@ def reliability(run: "Run") -> Figure | None:
         traces=[trace for trace in traces if trace["x"]],
         x_title="reported",
         y_title="finished",
-        layout={"xaxis": share, "yaxis": share},
+        layout=SHARES,
         header=("reported", "finished", "jobs"),
         rows=[
             (f"{a:.2f}", f"{b:.2f}", f"{count:,}")

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.comparison import running
-from fedstale.comparison.metrics import differing
 from fedstale.comparison.plan import Plan, PlannedRun, folder_name
 from fedstale.errors import ConfigError
 from fedstale.traces import TraceSet
@@ -87,8 +86,8 @@ def test_a_folder_with_another_run_is_an_error_that_names_what_differs(planned):
 
 def test_where_clients_run_is_no_difference(planned):
     other = replace(BASE, workers=3, executor="processes", checkpoint_every=0)
-    assert differing(BASE, other) == ""
-    assert "batched" in differing(BASE, replace(BASE, executor="batched"))
+    assert BASE.differing(other) == ""
+    assert "batched" in BASE.differing(replace(BASE, executor="batched"))
 
 
 @pytest.fixture
@@ -172,7 +171,7 @@ def test_a_run_that_cannot_begin_is_one_sentence_that_names_it(plan, tmp_path):
 
 COMMAND = """
 import typer
-from fedstale.cli.compare import compare
+from fedstale.cli.runs import compare
 app = typer.Typer()
 app.command()(compare)
 app()
