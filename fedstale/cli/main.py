@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from fedstale import __version__
-from fedstale.cli import agent, apps, forecast, runs, traces
+from fedstale.cli import apps, learn, runs, traces
 
 app = typer.Typer(
     name="fedstale",
@@ -30,18 +30,18 @@ app.command(
 app.command(
     name="train-forecaster",
     epilog="Example: fedstale train-forecaster --traces phones.parquet --out forecasters/phones",
-)(forecast.train_forecaster)
+)(learn.train_forecaster)
 app.command(
     epilog="Example: fedstale backtest --traces phones.parquet --forecasters lstm,last-value,oracle"
-)(forecast.backtest)
+)(learn.backtest)
 app.command(
     name="train-agent",
     epilog="Example: fedstale train-agent --traces fleet.parquet --out agents/mine",
-)(agent.train_agent)
+)(learn.train_agent)
 app.command(
     name="evaluate-agent",
     epilog="Example: fedstale evaluate-agent --traces fleet.parquet",
-)(agent.evaluate_agent)
+)(learn.evaluate_agent)
 app.command(epilog="Example: fedstale up digits --nodes 3")(apps.up)
 app.command(epilog="Example: fedstale check my_app")(apps.check)
 

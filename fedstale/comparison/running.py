@@ -7,7 +7,7 @@ several runs need are read once, and their arrays are in the memory of the machi
 
 import json
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,23 +54,20 @@ def run(
             states how many are done.
     """
     states = {run.folder: "failed" if overwrite else state(run) for run in runs}
-    todo = deque(run for run in runs if states[run.folder] != "done")
+    todo = [run for run in runs if states[run.folder] != "done"]
     shares = {run.folder: float(states[run.folder] == "done") for run in runs}
     watch(shares)
     failed: dict[Path, str] = {}
     try:
         with _Traces(todo, log.parent) as traces, WorkerPool(_simulated, log) as pool:
-            while todo or pool.n_busy:
-                while todo and pool.n_busy < workers:
-                    run = todo.popleft()
-                    pool.submit(_Job(run=run, begun=states[run.folder], traces=traces.of(run)))
-                for job, news, what in pool.events():
-                    folder = job.run.folder
-                    if news == "rejected":
-                        raise _not_begun(job.run, what)
-                    if news == "died" or (news == "done" and what):
-                        failed[folder] = " ".join(what.split())
-                    shares[folder] = what if news == "progress" else 1.0
+            jobs = (_Job(run=run, begun=states[run.folder], traces=traces.of(run)) for run in todo)
+            for job, news, what in pool.work(jobs, workers):
+                folder = job.run.folder
+                if news == "rejected":
+                    raise _not_begun(job.run, what)
+                if news == "died" or (news == "done" and what):
+                    failed[folder] = " ".join(what.split())
+                shares[folder] = what if news == "progress" else 1.0
                 watch(shares)
     except KeyboardInterrupt:
         n_done = sum(state(run) == "done" for run in runs)
