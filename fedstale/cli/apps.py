@@ -28,19 +28,20 @@ _PROJECT = "starter-app"
 _DROPPED = ("build", "eggs", "env", "ENV", "lib", "lib64", "parts", "venv")
 
 
+@one_sentence()
 def new(
     path: Annotated[Path, typer.Argument(help="Folder to make; its name becomes the app's.")],
     as_json: AsJson = False,
 ) -> None:
     """Write a starting app that runs under fedstale simulate and under flwr run."""
-    with one_sentence():
-        create(path, name=path.name)
+    create(path, name=path.name)
     if as_json:
         say_json(path)
     else:
         typer.echo(f"wrote {path}; try: fedstale simulate {path}")
 
 
+@one_sentence()
 def check(
     app: Annotated[
         str,
@@ -59,14 +60,13 @@ def check(
 
     Packages are looked for here: run it in an environment like that of the devices.
     """
-    with one_sentence():
-        from fedstale.deployment.check import check_app, check_superlink
-        from fedstale.simulation.flower_app import FlowerApp
+    from fedstale.deployment.check import check_app, check_superlink
+    from fedstale.simulation.flower_app import FlowerApp
 
-        found = FlowerApp.find(app)
-        findings = check_app(found.directory, run_config)
-        if superlink is not None:
-            findings += check_superlink(superlink)
+    found = FlowerApp.find(app)
+    findings = check_app(found.directory, run_config)
+    if superlink is not None:
+        findings += check_superlink(superlink)
     if as_json:
         typer.echo(json.dumps([{"fault": f.is_fault, "text": f.text} for f in findings]))
     else:
@@ -78,6 +78,7 @@ def check(
         raise typer.Exit(1)
 
 
+@one_sentence()
 def up(
     app: Annotated[
         str,
@@ -114,47 +115,46 @@ def up(
 
     All are Flower's own processes, with TLS and node keys; for trying and small deployments.
     """
-    with one_sentence():
-        from fedstale.deployment.check import check_app
-        from fedstale.deployment.local import local_deployment, run_app
-        from fedstale.errors import ConfigError
-        from fedstale.simulation.flower_app import FlowerApp
+    from fedstale.deployment.check import check_app
+    from fedstale.deployment.local import local_deployment, run_app
+    from fedstale.errors import ConfigError
+    from fedstale.simulation.flower_app import FlowerApp
 
-        found = FlowerApp.find(app)
-        faults = [f.text for f in check_app(found.directory, run_config) if f.is_fault]
-        if faults and not force:
-            raise ConfigError("; ".join(faults) + "; to run anyway, pass --force")
-        if speed_up != 1.0 and traces is None:
-            raise ConfigError(f"speed-up = {speed_up:g}: expected --traces with it")
-        config = None
-        if traces is not None:
-            from fedstale.deployment.replay import replay_app, replay_config
+    found = FlowerApp.find(app)
+    faults = [f.text for f in check_app(found.directory, run_config) if f.is_fault]
+    if faults and not force:
+        raise ConfigError("; ".join(faults) + "; to run anyway, pass --force")
+    if speed_up != 1.0 and traces is None:
+        raise ConfigError(f"speed-up = {speed_up:g}: expected --traces with it")
+    config = None
+    if traces is not None:
+        from fedstale.deployment.replay import replay_app, replay_config
 
-            if not 0 < speed_up < float("inf"):
-                raise ConfigError(f"speed-up = {speed_up:g}: expected a number > 0, such as 20")
-            config = replay_config(found, traces, nodes=nodes, run_config=run_config, seed=seed)
-        folder = out or Path("runs") / f"up-{found.directory.name}"
+        if not 0 < speed_up < float("inf"):
+            raise ConfigError(f"speed-up = {speed_up:g}: expected a number > 0, such as 20")
+        config = replay_config(found, traces, nodes=nodes, run_config=run_config, seed=seed)
+    folder = out or Path("runs") / f"up-{found.directory.name}"
 
-        def say(line: str) -> None:
-            typer.echo(f"fedstale: {line}", err=True)
+    def say(line: str) -> None:
+        typer.echo(f"fedstale: {line}", err=True)
 
-        with (
-            end_on_signals(),
-            local_deployment(folder, nodes=nodes, overwrite=overwrite, say=say) as deployment,
-        ):
-            show = (lambda line: None) if quiet or as_json else typer.echo
-            if config is None:
-                run_id = run_app(deployment, found.directory, run_config=run_config, show=show)
-                say(f"run {run_id} completed; logs are in {folder}")
-                facts: dict[str, object] = {"run_id": run_id}
-            else:
-                run = replay_app(
-                    deployment, config, speed_up=speed_up, run_config=run_config, show=show
-                )
-                say(f"the replay completed; its run is in {run}, logs are in {folder}")
-                facts = {"run": str(run)}
-        if as_json:
-            say_json(folder, **facts)
+    with (
+        end_on_signals(),
+        local_deployment(folder, nodes=nodes, overwrite=overwrite, say=say) as deployment,
+    ):
+        show = (lambda line: None) if quiet or as_json else typer.echo
+        if config is None:
+            run_id = run_app(deployment, found.directory, run_config=run_config, show=show)
+            say(f"run {run_id} completed; logs are in {folder}")
+            facts: dict[str, object] = {"run_id": run_id}
+        else:
+            run = replay_app(
+                deployment, config, speed_up=speed_up, run_config=run_config, show=show
+            )
+            say(f"the replay completed; its run is in {run}, logs are in {folder}")
+            facts = {"run": str(run)}
+    if as_json:
+        say_json(folder, **facts)
 
 
 def create(path: Path, *, name: str | None = None) -> None:

@@ -52,6 +52,7 @@ LOG = "log.txt"
 """File in the output folder with what training processes print."""
 
 
+@one_sentence()
 def train_forecaster(
     traces: _Traces,
     out: _Folder,
@@ -67,43 +68,43 @@ def train_forecaster(
     quiet: Quiet = False,
 ) -> None:
     """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors."""
-    with one_sentence():
-        from fedstale.traces import TraceSet
-        from fedstale.traces.forecast import LSTM, forecaster_class
-        from fedstale.traces.forecast.dataset import draw_parts
+    from fedstale.traces import TraceSet
+    from fedstale.traces.forecast import LSTM, forecaster_class
+    from fedstale.traces.forecast.dataset import draw_parts
 
-        forecaster = forecaster_class(kind)()
-        if forecaster.reads_the_future:
-            raise ConfigError(f"kind = {kind!r}: reads the future and learns nothing")
-        if not forecaster.can_be_saved:
-            raise ConfigError(f"kind = {kind!r}: only compared with others, by `fedstale backtest`")
-        if not resume and (out / "forecaster.toml").exists():
-            raise ConfigError(f"{out}: holds a forecaster; expected a new folder, or --resume")
-        devices = TraceSet.load(traces, seed=seed)
-        other = None if stop_on is None else TraceSet.load(stop_on, seed=seed)
-        training, held_out = draw_parts(devices, other, n=examples, seed=seed)
-        if isinstance(forecaster, LSTM):
-            if not resume:
-                (out / "training.safetensors").unlink(missing_ok=True)
-            progress = None if quiet else _show_epoch
-            forecaster.fit(training, held_out, seed=seed, progress=progress, checkpoint=str(out))
-        else:
-            forecaster.fit(training, held_out, seed=seed)
-        provenance = {
-            "traces": Path(traces).name,
-            "stop_on": "" if stop_on is None else Path(stop_on).name,
-            "devices": devices.n_devices,
-            "examples": examples,
-            "seed": seed,
-        }
-        forecaster.save(out, provenance)
-        (out / "training.safetensors").unlink(missing_ok=True)
-        if as_json:
-            say_json(out, kind=kind, **provenance)
-        else:
-            typer.echo(f"forecaster: {out}")
+    forecaster = forecaster_class(kind)()
+    if forecaster.reads_the_future:
+        raise ConfigError(f"kind = {kind!r}: reads the future and learns nothing")
+    if not forecaster.can_be_saved:
+        raise ConfigError(f"kind = {kind!r}: only compared with others, by `fedstale backtest`")
+    if not resume and (out / "forecaster.toml").exists():
+        raise ConfigError(f"{out}: holds a forecaster; expected a new folder, or --resume")
+    devices = TraceSet.load(traces, seed=seed)
+    other = None if stop_on is None else TraceSet.load(stop_on, seed=seed)
+    training, held_out = draw_parts(devices, other, n=examples, seed=seed)
+    if isinstance(forecaster, LSTM):
+        if not resume:
+            (out / "training.safetensors").unlink(missing_ok=True)
+        progress = None if quiet else _show_epoch
+        forecaster.fit(training, held_out, seed=seed, progress=progress, checkpoint=str(out))
+    else:
+        forecaster.fit(training, held_out, seed=seed)
+    provenance = {
+        "traces": Path(traces).name,
+        "stop_on": "" if stop_on is None else Path(stop_on).name,
+        "devices": devices.n_devices,
+        "examples": examples,
+        "seed": seed,
+    }
+    forecaster.save(out, provenance)
+    (out / "training.safetensors").unlink(missing_ok=True)
+    if as_json:
+        say_json(out, kind=kind, **provenance)
+    else:
+        typer.echo(f"forecaster: {out}")
 
 
+@one_sentence()
 def backtest(
     traces: _Traces,
     forecasters: Annotated[
@@ -124,46 +125,44 @@ def backtest(
     as_json: AsJson = False,
 ) -> None:
     """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
-    with one_sentence():
-        from fedstale.reports.backtest import write_backtest
-        from fedstale.traces import Job, TraceSet
-        from fedstale.traces.forecast.evaluation import SHOWN, backtested, wide
+    from fedstale.reports.backtest import write_backtest
+    from fedstale.traces import Job, TraceSet
+    from fedstale.traces.forecast.evaluation import SHOWN, backtested, wide
 
-        job = Job(
-            work=work, download_bytes=download_bytes, upload_bytes=upload_bytes, ttl_s=deadline_s
+    job = Job(work=work, download_bytes=download_bytes, upload_bytes=upload_bytes, ttl_s=deadline_s)
+    tables = backtested(
+        TraceSet.load(traces, seed=seed),
+        [name for name in forecasters.split(",") if name],
+        trained or [],
+        job,
+        step_s=step_s,
+        k=k,
+        examples=examples,
+        seed=seed,
+    )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, table in tables.items():
+            table.to_csv(out / f"{name}.csv", index=False)
+        write_backtest(
+            tables,
+            out,
+            f"{Path(traces).name}, seed {seed}: devices and hours that no forecaster learnt "
+            f"from. The job: {work:g} work units, {download_bytes:,} bytes down, "
+            f"{upload_bytes:,} bytes up, a deadline of {deadline_s:g} s.",
         )
-        tables = backtested(
-            TraceSet.load(traces, seed=seed),
-            [name for name in forecasters.split(",") if name],
-            trained or [],
-            job,
-            step_s=step_s,
-            k=k,
-            examples=examples,
-            seed=seed,
-        )
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            for name, table in tables.items():
-                table.to_csv(out / f"{name}.csv", index=False)
-            write_backtest(
-                tables,
-                out,
-                f"{Path(traces).name}, seed {seed}: devices and hours that no forecaster learnt "
-                f"from. The job: {work:g} work units, {download_bytes:,} bytes down, "
-                f"{upload_bytes:,} bytes up, a deadline of {deadline_s:g} s.",
-            )
-        if as_json:
-            # pandas writes NaN as null; the standard library would write NaN, which is not JSON.
-            parts = (f"{json.dumps(n)}: {t.to_json(orient='records')}" for n, t in tables.items())
-            typer.echo("{" + ", ".join(parts) + "}")
-        else:
-            for name, table in tables.items():
-                if name in SHOWN:
-                    text = wide(name, table).to_string(float_format="{:.3f}".format)
-                    typer.echo(f"\n{SHOWN[name]}\n\n{text}")
+    if as_json:
+        # pandas writes NaN as null; the standard library would write NaN, which is not JSON.
+        parts = (f"{json.dumps(n)}: {t.to_json(orient='records')}" for n, t in tables.items())
+        typer.echo("{" + ", ".join(parts) + "}")
+    else:
+        for name, table in tables.items():
+            if name in SHOWN:
+                text = wide(name, table).to_string(float_format="{:.3f}".format)
+                typer.echo(f"\n{SHOWN[name]}\n\n{text}")
 
 
+@one_sentence()
 def train_agent(
     traces: _Traces,
     out: _Folder,
@@ -194,45 +193,43 @@ def train_agent(
     quiet: Quiet = False,
 ) -> None:
     """Train a selection agent on traces; writes agent.toml and agent.safetensors."""
-    with one_sentence():
-        from fedstale.agents import Training, save
-        from fedstale.strategies.arrays import n_cores
+    from fedstale.agents import Training, save
+    from fedstale.strategies.arrays import n_cores
 
-        if not resume and (out / "agent.toml").exists():
-            raise ConfigError(f"{out}: holds an agent; expected a new folder, or --resume")
-        is_shown = not (quiet or as_json)
-        scenarios = _scenarios(
-            traces, forecaster, seed, no_forecasts=no_forecasts, cache=out / "cache"
+    if not resume and (out / "agent.toml").exists():
+        raise ConfigError(f"{out}: holds an agent; expected a new folder, or --resume")
+    is_shown = not (quiet or as_json)
+    scenarios = _scenarios(traces, forecaster, seed, no_forecasts=no_forecasts, cache=out / "cache")
+    trainings = {
+        out / f"seed-{n}" if seeds > 1 else out: Training(
+            algorithm=algorithm, updates=updates, seed=n, residual=not from_scratch
         )
-        trainings = {
-            out / f"seed-{n}" if seeds > 1 else out: Training(
-                algorithm=algorithm, updates=updates, seed=n, residual=not from_scratch
-            )
-            for n in range(seed, seed + seeds)
-        }
-        with _watching(out, is_shown=is_shown, tensorboard=tensorboard) as watch:
-            agents = train_all(
-                trainings,
-                scenarios,
-                provenance={
-                    "fedstale": __version__,
-                    "traces": Path(traces).name,
-                    "devices": int(scenarios.training.devices.size),
-                    "forecaster": "none" if no_forecasts else Path(forecaster).name,
-                },
-                resume=resume,
-                workers=workers or n_cores(),
-                out=out,
-                watch=watch,
-            )
-        best = _best(agents, list(trainings))
-        if seeds > 1:
-            save(best, out)
-        _evaluate(scenarios.testing, agents, windows, seed, out=out, quiet=quiet, as_json=as_json)
-        if not as_json:
-            typer.echo(f"agent: {out}")
+        for n in range(seed, seed + seeds)
+    }
+    with _watching(out, is_shown=is_shown, tensorboard=tensorboard) as watch:
+        agents = train_all(
+            trainings,
+            scenarios,
+            provenance={
+                "fedstale": __version__,
+                "traces": Path(traces).name,
+                "devices": int(scenarios.training.devices.size),
+                "forecaster": "none" if no_forecasts else Path(forecaster).name,
+            },
+            resume=resume,
+            workers=workers or n_cores(),
+            out=out,
+            watch=watch,
+        )
+    best = _best(agents, list(trainings))
+    if seeds > 1:
+        save(best, out)
+    _evaluate(scenarios.testing, agents, windows, seed, out=out, quiet=quiet, as_json=as_json)
+    if not as_json:
+        typer.echo(f"agent: {out}")
 
 
+@one_sentence()
 def evaluate_agent(
     traces: _Traces,
     agents: Annotated[
@@ -267,33 +264,32 @@ def evaluate_agent(
     quiet: Quiet = False,
 ) -> None:
     """Let an agent and every other selector play the same held-out windows, and compare."""
-    with one_sentence():
-        from fedstale.agents import Scenario
-        from fedstale.agents.policy.files import embedded
-        from fedstale.traces import TraceSet
-        from fedstale.traces.forecast import split
+    from fedstale.agents import Scenario
+    from fedstale.agents.policy.files import embedded
+    from fedstale.traces import TraceSet
+    from fedstale.traces.forecast import split
 
-        loaded = [agent for folder in agents or [embedded()] for agent in _loaded(folder)]
-        cache = None if out is None else out / "cache"
-        if all_devices:
-            devices_read = TraceSet.load(traces, seed=seed)
-            parts = split(devices_read, seed=0)
-            testing = Scenario.of(
-                devices_read,
-                forecaster=_forecaster(forecaster),
-                start=parts.turn,
-                end=parts.end,
-                cache=None if cache is None else cache / "forecasts-all.npz",
-            )
-        else:
-            testing = _scenarios(traces, forecaster, seed, cache=cache).testing
-        if devices is not None:
-            testing = testing.with_devices(devices)
-        rivals = {
-            "reactive": [] if reactive is None else _loaded(reactive),
-            "scratch": [] if scratch is None else _loaded(scratch),
-        }
-        _evaluate(testing, loaded, windows, seed, out=out, quiet=quiet, as_json=as_json, **rivals)
+    loaded = [agent for folder in agents or [embedded()] for agent in _loaded(folder)]
+    cache = None if out is None else out / "cache"
+    if all_devices:
+        devices_read = TraceSet.load(traces, seed=seed)
+        parts = split(devices_read, seed=0)
+        testing = Scenario.of(
+            devices_read,
+            forecaster=_forecaster(forecaster),
+            start=parts.turn,
+            end=parts.end,
+            cache=None if cache is None else cache / "forecasts-all.npz",
+        )
+    else:
+        testing = _scenarios(traces, forecaster, seed, cache=cache).testing
+    if devices is not None:
+        testing = testing.with_devices(devices)
+    rivals = {
+        "reactive": [] if reactive is None else _loaded(reactive),
+        "scratch": [] if scratch is None else _loaded(scratch),
+    }
+    _evaluate(testing, loaded, windows, seed, out=out, quiet=quiet, as_json=as_json, **rivals)
 
 
 def train_all(

@@ -23,6 +23,7 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _UNITS_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
+@one_sentence()
 def record(
     out: Out,
     every: Annotated[str, typer.Option(help="Time between readings, 1s to 60s.")] = "5s",
@@ -63,22 +64,22 @@ def record(
     Readings go to a journal beside the file, OUT.journal, from which a recording that was killed
     goes on. Links are not measured: traffic only shows what they carried.
     """
-    with one_sentence():
-        journal = out.with_name(out.name + ".journal")
-        check_free(out, overwrite=overwrite, unless=journal)
-        rules = _rules(speed, compute_unit, available, link_capacity, calibrate=calibrate)
-        if not finish:
-            _record(
-                journal,
-                device=device or out.stem,
-                available=rules.available,
-                interval_s=_amount("every", every, _UNITS_S),
-                duration_s=_amount("for", duration, _UNITS_S) if duration else float("inf"),
-                max_bytes=int(_amount("max-bytes", max_bytes, _UNITS_BYTES)),
-            )
-        _finish(journal, out, rules, as_json=as_json)
+    journal = out.with_name(out.name + ".journal")
+    check_free(out, overwrite=overwrite, unless=journal)
+    rules = _rules(speed, compute_unit, available, link_capacity, calibrate=calibrate)
+    if not finish:
+        _record(
+            journal,
+            device=device or out.stem,
+            available=rules.available,
+            interval_s=_amount("every", every, _UNITS_S),
+            duration_s=_amount("for", duration, _UNITS_S) if duration else float("inf"),
+            max_bytes=int(_amount("max-bytes", max_bytes, _UNITS_BYTES)),
+        )
+    _finish(journal, out, rules, as_json=as_json)
 
 
+@one_sentence()
 def merge(
     recordings: Annotated[
         list[Path], typer.Argument(metavar="RECORDING...", help="Files of distinct devices.")
@@ -95,12 +96,11 @@ def merge(
     as_json: AsJson = False,
 ) -> None:
     """Join recordings of several devices to one file."""
-    with one_sentence():
-        check_free(out, overwrite=overwrite)
-        from fedstale.traces.recording.join import merge as join
+    check_free(out, overwrite=overwrite)
+    from fedstale.traces.recording.join import merge as join
 
-        channels = None if only is None else [name.strip() for name in only.split(",")]
-        write(join(recordings, align=align, only=channels), out, as_json=as_json)
+    channels = None if only is None else [name.strip() for name in only.split(",")]
+    write(join(recordings, align=align, only=channels), out, as_json=as_json)
 
 
 def _record(

@@ -36,6 +36,7 @@ _WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrup
 _GAP = 3
 
 
+@one_sentence()
 def simulate(
     app_: Annotated[
         str,
@@ -123,67 +124,66 @@ def simulate(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Flower's log.")] = False,
 ) -> None:
     """Run a Flower app on replayed devices, and see which devices trained, and which lost work."""
-    with one_sentence():
-        from fedstale.config import SimulationConfig
-        from fedstale.errors import ConfigError
+    from fedstale.config import SimulationConfig
+    from fedstale.errors import ConfigError
 
-        if (resume is None) == (not app_):
-            raise ConfigError("expected an APP to simulate, or --resume RUN to go on with a run")
-        if resume is not None:
-            config, out = SimulationConfig.read(resume / "config.toml"), resume
-        elif app_.endswith(".toml"):
-            config = SimulationConfig.read(Path(app_))
-        else:
-            costs = {
-                "work-per-example": work_per_example,
-                "evaluate-work-per-example": evaluate_work_per_example,
-                "epochs": int(epochs) if epochs is not None and epochs.isdecimal() else epochs,
-                "examples": examples,
-                "model-bytes": model_bytes,
-            }
-            if overhead == "flower":
-                from fedstale.simulation.costs import FLOWER_OVERHEAD
+    if (resume is None) == (not app_):
+        raise ConfigError("expected an APP to simulate, or --resume RUN to go on with a run")
+    if resume is not None:
+        config, out = SimulationConfig.read(resume / "config.toml"), resume
+    elif app_.endswith(".toml"):
+        config = SimulationConfig.read(Path(app_))
+    else:
+        costs = {
+            "work-per-example": work_per_example,
+            "evaluate-work-per-example": evaluate_work_per_example,
+            "epochs": int(epochs) if epochs is not None and epochs.isdecimal() else epochs,
+            "examples": examples,
+            "model-bytes": model_bytes,
+        }
+        if overhead == "flower":
+            from fedstale.simulation.costs import FLOWER_OVERHEAD
 
-                costs |= FLOWER_OVERHEAD
-            config = SimulationConfig(
-                app=app_,
-                traces=traces,
-                devices=devices,
-                seed=seed,
-                until=until,
-                on_interrupt=on_interrupt,
-                after_end=after_end,
-                executor=executor,
-                workers=workers,
-                gpus=gpus,
-                checkpoint_every=checkpoint_every,
-                run_config=_parsed(run_config),
-                costs={k: v for k, v in costs.items() if v is not None},
-            )
-        name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
-        out = out or Path("runs") / f"{name}-{config.seed}"
-        from fedstale.simulation.run import simulate as simulate_config
-        from fedstale.traces import TraceSet
-
-        # Flower sets this level when it is imported, which the imports above have done.
-        logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.ERROR)
-        logging.basicConfig(level=logging.DEBUG if verbose else logging.ERROR)
-        trace_set = TraceSet.load(config.traces, seed=config.seed)
-        watching = _watching(
-            config,
-            shown=sys.stderr.isatty() and not (quiet or as_json),
-            live_at=live_at or ("8760" if live else None),
-            tensorboard=tensorboard,
+            costs |= FLOWER_OVERHEAD
+        config = SimulationConfig(
+            app=app_,
+            traces=traces,
+            devices=devices,
+            seed=seed,
+            until=until,
+            on_interrupt=on_interrupt,
+            after_end=after_end,
+            executor=executor,
+            workers=workers,
+            gpus=gpus,
+            checkpoint_every=checkpoint_every,
+            run_config=_parsed(run_config),
+            costs={k: v for k, v in costs.items() if v is not None},
         )
-        with end_on_signals(), watching as callbacks:
-            run = simulate_config(
-                config,
-                out,
-                traces=trace_set,
-                overwrite=overwrite,
-                resume=resume is not None,
-                callbacks=callbacks,
-            )
+    name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
+    out = out or Path("runs") / f"{name}-{config.seed}"
+    from fedstale.simulation.run import simulate as simulate_config
+    from fedstale.traces import TraceSet
+
+    # Flower sets this level when it is imported, which the imports above have done.
+    logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.ERROR)
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.ERROR)
+    trace_set = TraceSet.load(config.traces, seed=config.seed)
+    watching = _watching(
+        config,
+        shown=sys.stderr.isatty() and not (quiet or as_json),
+        live_at=live_at or ("8760" if live else None),
+        tensorboard=tensorboard,
+    )
+    with end_on_signals(), watching as callbacks:
+        run = simulate_config(
+            config,
+            out,
+            traces=trace_set,
+            overwrite=overwrite,
+            resume=resume is not None,
+            callbacks=callbacks,
+        )
     if as_json:
         say_json(run.folder, **run.summary)
     else:
@@ -193,6 +193,7 @@ def simulate(
         raise typer.Exit(1)
 
 
+@one_sentence()
 def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Folders that fedstale simulate wrote.")
@@ -208,21 +209,21 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file that shows what a run did; of several runs, one that compares them."""
-    with one_sentence():
-        from fedstale.reports.page import write_comparison
-        from fedstale.reports.run import Run
+    from fedstale.reports.page import write_comparison
+    from fedstale.reports.run import Run
 
-        read = [Run(run) for run in runs]
-        if len(read) == 1:
-            written = read[0].report(out)
-        else:
-            written = write_comparison(read, out or Path("comparison.html"))
+    read = [Run(run) for run in runs]
+    if len(read) == 1:
+        written = read[0].report(out)
+    else:
+        written = write_comparison(read, out or Path("comparison.html"))
     if as_json:
         say_json(written, runs=[str(run) for run in runs])
     else:
         typer.echo(f"report: {written}")
 
 
+@one_sentence()
 def compare(
     sources: Annotated[
         list[Path],
@@ -252,33 +253,32 @@ def compare(
 
     Runs that are done are kept, and interrupted ones go on: the same command finishes the rest.
     """
-    with one_sentence():
-        from fedstale import api
-        from fedstale.comparison.page import as_json as plain
-        from fedstale.errors import ConfigError
+    from fedstale import api
+    from fedstale.comparison.page import as_json as plain
+    from fedstale.errors import ConfigError
 
-        plans = [source for source in sources if source.suffix == ".toml"]
-        if plans and len(sources) > 1:
-            raise ConfigError(
-                f"{str(plans[0])!r} and {len(sources) - 1} more: expected one plan, or folders of "
-                "finished runs"
+    plans = [source for source in sources if source.suffix == ".toml"]
+    if plans and len(sources) > 1:
+        raise ConfigError(
+            f"{str(plans[0])!r} and {len(sources) - 1} more: expected one plan, or folders of "
+            "finished runs"
+        )
+    folder = out or Path("comparisons") / (plans[0].stem if plans else api.RUNS)
+    with _progress(shown=bool(plans) and sys.stderr.isatty() and not (quiet or as_json)) as bar:
+        try:
+            comparison = api.compare(
+                plans[0] if plans else sources,
+                out=folder,
+                workers=workers,
+                target=target,
+                reference=reference,
+                overwrite=overwrite,
+                watch=bar,
             )
-        folder = out or Path("comparisons") / (plans[0].stem if plans else api.RUNS)
-        with _progress(shown=bool(plans) and sys.stderr.isatty() and not (quiet or as_json)) as bar:
-            try:
-                comparison = api.compare(
-                    plans[0] if plans else sources,
-                    out=folder,
-                    workers=workers,
-                    target=target,
-                    reference=reference,
-                    overwrite=overwrite,
-                    watch=bar,
-                )
-            except KeyboardInterrupt as stop:
-                why = str(stop) or "interrupted"
-                typer.echo(f"fedstale: {why}; the same command goes on", err=True)
-                raise typer.Exit(130) from None
+        except KeyboardInterrupt as stop:
+            why = str(stop) or "interrupted"
+            typer.echo(f"fedstale: {why}; the same command goes on", err=True)
+            raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps({"out": str(folder), **plain(comparison, root=folder)}))
     else:

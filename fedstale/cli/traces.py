@@ -36,23 +36,24 @@ _Seed = Annotated[int, typer.Option(min=0, help="Seeds everything that is random
 
 
 @app.command(epilog="Examples: fedstale traces describe phones.json  |  synthetic:1000 --json")
+@one_sentence()
 def describe(
     traces: Annotated[str, typer.Argument(metavar="PATH|synthetic:N", help="What to look at.")],
     seed: _Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show how many devices there are, what was repaired, when they come and how fast they are."""
-    with one_sentence():
-        from fedstale.traces import TraceSet
+    from fedstale.traces import TraceSet
 
-        numbers = _numbers(TraceSet.load(traces, seed=seed))
-        if as_json:
-            typer.echo(json.dumps(numbers))
-        else:
-            _show(traces, numbers)
+    numbers = _numbers(TraceSet.load(traces, seed=seed))
+    if as_json:
+        typer.echo(json.dumps(numbers))
+    else:
+        _show(traces, numbers)
 
 
 @app.command(epilog="Example: fedstale traces convert ready_strict.json phones.parquet")
+@one_sentence()
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Recording, in any known format.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Native file to write.")],
@@ -63,17 +64,17 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Write a recording as a native file, and say what was repaired on the way."""
-    with one_sentence():
-        check_free(out, overwrite=overwrite)
-        from fedstale.traces import TraceSet
+    check_free(out, overwrite=overwrite)
+    from fedstale.traces import TraceSet
 
-        write(TraceSet.read(source, kind), out, as_json=as_json)
+    write(TraceSet.read(source, kind), out, as_json=as_json)
 
 
 @app.command(
     epilog="Example: fedstale traces compose --availability phones.json --compute models.json "
     "--background planetlab.tar.gz --network mahimahi --n 1000 --out devices.parquet"
 )
+@one_sentence()
 def compose(
     availability: Annotated[Path, typer.Option(help="Recording of when devices are online.")],
     compute: Annotated[Path, typer.Option(help="Recording of how fast devices are.")],
@@ -94,24 +95,24 @@ def compose(
     as_json: AsJson = False,
 ) -> None:
     """Make complete devices out of independent recordings."""
-    with one_sentence():
-        check_free(out, overwrite=overwrite)
-        from fedstale.traces import TraceSet
+    check_free(out, overwrite=overwrite)
+    from fedstale.traces import TraceSet
 
-        devices = TraceSet.compose(
-            availability=TraceSet.read(availability),
-            compute=TraceSet.read(compute),
-            background=None if background is None else TraceSet.read(background),
-            network=TraceSet.read(network),
-            n=n,
-            seed=seed,
-            after_end=after_end,
-            uplink_share=uplink_share,
-        )
-        write(devices, out, as_json=as_json)
+    devices = TraceSet.compose(
+        availability=TraceSet.read(availability),
+        compute=TraceSet.read(compute),
+        background=None if background is None else TraceSet.read(background),
+        network=TraceSet.read(network),
+        n=n,
+        seed=seed,
+        after_end=after_end,
+        uplink_share=uplink_share,
+    )
+    write(devices, out, as_json=as_json)
 
 
 @app.command(epilog="Example: fedstale traces synthesise --n 1000 --days 7 --out devices.parquet")
+@one_sentence()
 def synthesise(
     n: Annotated[int, typer.Option("--n", min=1, help="Number of devices.")],
     out: Out,
@@ -127,20 +128,20 @@ def synthesise(
     as_json: AsJson = False,
 ) -> None:
     """Generate devices and write them as a native file."""
-    with one_sentence():
-        check_free(out, overwrite=overwrite)
-        from fedstale.traces import TraceSet
-        from fedstale.traces.synthetic import population
+    check_free(out, overwrite=overwrite)
+    from fedstale.traces import TraceSet
+    from fedstale.traces.synthetic import population
 
-        chosen = population.load(parameters)
-        made = TraceSet.synthetic(n, days=days, seed=seed, time_zones=time_zones, population=chosen)
-        write(made, out, as_json=as_json)
+    chosen = population.load(parameters)
+    made = TraceSet.synthetic(n, days=days, seed=seed, time_zones=time_zones, population=chosen)
+    write(made, out, as_json=as_json)
 
 
 @app.command(
     epilog="Example: fedstale traces fit --availability phones.json --network 5g.zip "
     "--network mahimahi --background planetlab.tar.gz --compute models.json --out population.toml"
 )
+@one_sentence()
 def fit(
     availability: Annotated[Path, typer.Option(help="Recording of when devices are online.")],
     network: Annotated[list[Path], typer.Option(help="Recording of links; may be repeated.")],
@@ -151,31 +152,31 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Fit the generator's numbers to recordings, and write them with their provenance."""
-    with one_sentence():
-        check_free(out, overwrite=overwrite)
-        from fedstale.traces import TraceSet
-        from fedstale.traces.synthetic import fit as fitting
-        from fedstale.traces.synthetic import population
+    check_free(out, overwrite=overwrite)
+    from fedstale.traces import TraceSet
+    from fedstale.traces.synthetic import fit as fitting
+    from fedstale.traces.synthetic import population
 
-        fitted, targets = fitting.fit(
-            availability=TraceSet.read(availability),
-            network=[TraceSet.read(path) for path in network],
-            background=TraceSet.read(background),
-            compute=TraceSet.read(compute),
-        )
-        files = {
-            "availability": [availability],
-            "network": network,
-            "background": [background],
-            "compute": [compute],
-        }
-        population.save(fitted, out, provenance=_provenance(files), targets=targets)
+    fitted, targets = fitting.fit(
+        availability=TraceSet.read(availability),
+        network=[TraceSet.read(path) for path in network],
+        background=TraceSet.read(background),
+        compute=TraceSet.read(compute),
+    )
+    files = {
+        "availability": [availability],
+        "network": network,
+        "background": [background],
+        "compute": [compute],
+    }
+    population.save(fitted, out, provenance=_provenance(files), targets=targets)
     typer.echo(f"wrote {out}", err=True)
     if as_json:
         say_json(out)
 
 
 @app.command(epilog="Example: fedstale traces fetch flash --folder recordings")
+@one_sentence()
 def fetch(
     name: Annotated[str, typer.Argument(help="Name of a published recording.")],
     folder: Annotated[Path, typer.Option(help="Where to put it.")] = Path(),
@@ -183,25 +184,24 @@ def fetch(
     as_json: AsJson = False,
 ) -> None:
     """Download a published recording from its authors, checked and whole or not at all."""
-    with one_sentence():
-        from fedstale.traces.sources import SOURCES
-        from fedstale.traces.sources.fetch import fetch as download
+    from fedstale.traces.sources import SOURCES
+    from fedstale.traces.sources.fetch import fetch as download
 
-        if name in SOURCES:
-            typer.echo(SOURCES[name].licence_line, err=True)
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+    if name in SOURCES:
+        typer.echo(SOURCES[name].licence_line, err=True)
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-        console = Console(stderr=True)
-        columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
-            task = bar.add_task(name, total=None)
-            path = download(
-                name,
-                folder,
-                url=url,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(name, total=None)
+        path = download(
+            name,
+            folder,
+            url=url,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
     if as_json:
         say_json(path)
     else:
