@@ -12,8 +12,6 @@ from math import inf, nan
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import tomli_w
-
 from fedstale.errors import ConfigError
 
 ExecutorKind = Literal["auto", "inline", "processes", "batched", "ray"]
@@ -144,10 +142,6 @@ class SimulationConfig:
             if not holds and not (value is None and name in optional):
                 raise ConfigError(f"{name} = {value!r}: expected {accepted}")
         Until.parse(self.until)
-
-    def write(self, path: Path) -> None:
-        """Write the settings as TOML; what is not set is left out."""
-        path.write_text(tomli_w.dumps(self.table()), encoding="utf-8")
 
     def table(self) -> dict[str, Any]:
         """Return the settings as `from_table` reads them; what is not set is left out."""

@@ -8,6 +8,7 @@ finished, or continued, by the same command.
 import re
 import signal
 import threading
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -64,6 +65,9 @@ def record(
     Readings go to a journal beside the file, OUT.journal, from which a recording that was killed
     goes on. Links are not measured: traffic only shows what they carried.
     """
+    from fedstale.traces.recording import journal as journals
+    from fedstale.traces.recording import to_traces as recorded
+
     journal = out.with_name(out.name + ".journal")
     check_free(out, overwrite=overwrite, unless=journal)
     rules = _rules(speed, compute_unit, available, link_capacity, calibrate=calibrate)
@@ -76,7 +80,15 @@ def record(
             duration_s=_amount("for", duration, _UNITS_S) if duration else float("inf"),
             max_bytes=int(_amount("max-bytes", max_bytes, _UNITS_BYTES)),
         )
-    _finish(journal, out, rules, as_json=as_json)
+    parts, dropped = journals.read(journal)
+    write(recorded.traces_of(parts, rules, dropped), out, as_json=as_json)
+    rates = dict(zip(("downlink", "uplink"), recorded.highest_rates(parts), strict=True))
+    seen = [f"{name} {rate:,.0f} bit/s" for name, rate in rates.items() if not isnan(rate)]
+    if seen:
+        typer.echo(f"highest traffic seen (links carry at least that): {', '.join(seen)}", err=True)
+    if rules.link_bit_per_s is None:
+        typer.echo("downlink and uplink are unknown; --link-capacity DOWN,UP states them", err=True)
+    typer.echo(f"kept {journal}: the same command goes on from it; delete it when done", err=True)
 
 
 @one_sentence()
@@ -145,23 +157,6 @@ def _record(
             steady=recorder.steady_clock,
         )
     typer.echo(f"{count:,} readings", err=True)
-
-
-def _finish(journal: Path, out: Path, rules: "RecordingRules", *, as_json: bool) -> None:
-    import math
-
-    from fedstale.traces.recording import journal as journals
-    from fedstale.traces.recording import to_traces as recorded
-
-    parts, dropped = journals.read(journal)
-    write(recorded.traces_of(parts, rules, dropped), out, as_json=as_json)
-    rates = dict(zip(("downlink", "uplink"), recorded.highest_rates(parts), strict=True))
-    seen = [f"{name} {rate:,.0f} bit/s" for name, rate in rates.items() if not math.isnan(rate)]
-    if seen:
-        typer.echo(f"highest traffic seen (links carry at least that): {', '.join(seen)}", err=True)
-    if rules.link_bit_per_s is None:
-        typer.echo("downlink and uplink are unknown; --link-capacity DOWN,UP states them", err=True)
-    typer.echo(f"kept {journal}: the same command goes on from it; delete it when done", err=True)
 
 
 def _rules(
