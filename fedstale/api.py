@@ -1,11 +1,10 @@
 """The calls behind `import fedstale`: simulate, compare and read_run."""
 
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -319,9 +318,8 @@ def _folder(out: str | Path | None, stack: ExitStack) -> Path:
     """Return where results go; a temporary folder is removed when the stack is closed."""
     if out is not None:
         return Path(out)
-    folder = Path(tempfile.mkdtemp(prefix="fedstale-"))
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    made = TemporaryDirectory(prefix="fedstale-", ignore_cleanup_errors=True)
+    return Path(stack.enter_context(made))
 
 
 def _make(folder: Path) -> None:

@@ -235,12 +235,11 @@ def _is_installed(package: str) -> bool:
 
 def _write(app: Path, package: str) -> None:
     """Write the template under another name."""
-    for source in sorted(TEMPLATE.rglob("*")):
-        if source.is_dir() or "__pycache__" in source.parts:
-            continue
-        target = app / _renamed(source.relative_to(TEMPLATE).as_posix(), package)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(_renamed(source.read_text(encoding="utf-8"), package), encoding="utf-8")
+    for source in TEMPLATE.rglob("*"):
+        if source.is_file() and "__pycache__" not in source.parts:
+            target = app / _renamed(source.relative_to(TEMPLATE).as_posix(), package)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(_renamed(source.read_text("utf-8"), package), encoding="utf-8")
 
 
 def _renamed(text: str, package: str) -> str:

@@ -8,7 +8,8 @@ finished, or continued, by the same command.
 import re
 import signal
 import threading
-from math import isnan
+from datetime import datetime
+from math import inf, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,6 +19,7 @@ from fedstale.cli.output import AsJson, Out, Overwrite, check_free, on_signals, 
 from fedstale.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedstale.traces.recording.journal import RecordingRun
     from fedstale.traces.recording.to_traces import AvailableWhen, RecordingRules
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -72,14 +74,15 @@ def record(
     check_free(out, overwrite=overwrite, unless=journal)
     rules = _rules(speed, compute_unit, available, link_capacity, calibrate=calibrate)
     if not finish:
-        _record(
-            journal,
-            device=device or out.stem,
-            available=rules.available,
+        seconds = _amount("for", duration, _UNITS_S) if duration else inf
+        limit = int(_amount("max-bytes", max_bytes, _UNITS_BYTES))
+        offset = datetime.now().astimezone().utcoffset()
+        about = journals.RecordingRun(
+            device_id=device or out.stem,
             interval_s=_amount("every", every, _UNITS_S),
-            duration_s=_amount("for", duration, _UNITS_S) if duration else float("inf"),
-            max_bytes=int(_amount("max-bytes", max_bytes, _UNITS_BYTES)),
+            utc_offset_s=offset.total_seconds() if offset else 0.0,
         )
+        _record(journal, about, rules.available, duration_s=seconds, max_bytes=limit)
     parts, dropped = journals.read(journal)
     write(recorded.traces_of(parts, rules, dropped), out, as_json=as_json)
     rates = dict(zip(("downlink", "uplink"), recorded.highest_rates(parts), strict=True))
@@ -117,45 +120,32 @@ def merge(
 
 def _record(
     journal: Path,
-    *,
-    device: str,
+    about: "RecordingRun",
     available: "AvailableWhen",
-    interval_s: float,
+    *,
     duration_s: float,
     max_bytes: int,
 ) -> None:
-    from datetime import datetime
-
+    """Add readings to a journal until the time is over or a signal comes."""
     from fedstale.traces.recording import recorder
-    from fedstale.traces.recording import to_traces as recorded
-    from fedstale.traces.recording.journal import Journal, RecordingRun
+    from fedstale.traces.recording.journal import Journal
     from fedstale.traces.recording.monitor import PsutilMonitor
+    from fedstale.traces.recording.to_traces import check_readable
 
-    recorder.check(interval_s=interval_s, duration_s=duration_s)
+    length = {"interval_s": about.interval_s, "duration_s": duration_s}
+    recorder.check(**length)
     # The rule would fail at the end of the recording; one reading tells now.
-    recorded.check_readable(PsutilMonitor().read(), available)
-    offset = datetime.now().astimezone().utcoffset()
-    about = RecordingRun(
-        device_id=device,
-        interval_s=interval_s,
-        utc_offset_s=offset.total_seconds() if offset else 0.0,
-    )
-    monitor = PsutilMonitor(steady=recorder.steady_clock)
-    stop = threading.Event()
+    check_readable(PsutilMonitor().read(), available)
+    clock, stop = recorder.steady_clock, threading.Event()
     # Ctrl-C and SIGTERM end a recording between readings.
     ended = on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
-    with Journal(journal, about, max_bytes=max_bytes) as open_journal, ended:
+    with Journal(journal, about, max_bytes=max_bytes) as opened, ended:
+        every = f"{about.interval_s:g} s"
         typer.echo(
-            f"recording {device} every {interval_s:g} s into {journal}; Ctrl-C ends", err=True
+            f"recording {about.device_id} every {every} into {journal}; Ctrl-C ends", err=True
         )
-        count = recorder.record(
-            monitor,
-            open_journal,
-            interval_s=interval_s,
-            duration_s=duration_s,
-            wait=stop.wait,
-            steady=recorder.steady_clock,
-        )
+        monitor = PsutilMonitor(steady=clock)
+        count = recorder.record(monitor, opened, wait=stop.wait, steady=clock, **length)
     typer.echo(f"{count:,} readings", err=True)
 
 

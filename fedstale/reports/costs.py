@@ -42,27 +42,21 @@ def ledger(events: pa.Table) -> dict[str, dict[str, Any]]:
     """
     status = events["status"]
     counts = {row["values"]: row["counts"] for row in pc.value_counts(status).to_pylist()}
-    download, compute, upload = (events[name] for name in _PHASES)
-    device_s = pc.add(pc.add(download, compute), upload)
-    moved = pc.add(*(events[name] for name in _WAYS))
     is_used, is_in_flight = pc.equal(status, REPORTED), pc.equal(status, IN_FLIGHT)
+    masks = is_used, pc.invert(pc.or_(is_used, is_in_flight)), is_in_flight
+
+    def account(values: pa.ChunkedArray) -> dict[str, float]:
+        parts = [values, *(values.filter(mask) for mask in masks)]
+        sums = [float(pc.sum(part).as_py() or 0.0) for part in parts]
+        return dict(zip(("total", *OUTCOMES), sums, strict=True))
+
+    download, compute, upload = (events[name] for name in _PHASES)
     return {
         "jobs": {"sent": len(events), **dict(sorted(counts.items()))},
-        "device_s": _shares(device_s, is_used, is_in_flight),
-        "compute_s": _shares(compute, is_used, is_in_flight),
-        "bytes": _shares(moved, is_used, is_in_flight),
+        "device_s": account(pc.add(pc.add(download, compute), upload)),
+        "compute_s": account(compute),
+        "bytes": account(pc.add(*(events[name] for name in _WAYS))),
     }
-
-
-def _shares(
-    values: pa.ChunkedArray, is_used: pa.ChunkedArray, is_in_flight: pa.ChunkedArray
-) -> dict[str, float]:
-    is_wasted = pc.invert(pc.or_(is_used, is_in_flight))
-    parts = {
-        name: float(pc.sum(values.filter(mask)).as_py() or 0.0)
-        for name, mask in (("used", is_used), ("wasted", is_wasted), ("in-flight", is_in_flight))
-    }
-    return {"total": float(pc.sum(values).as_py() or 0.0), **parts}
 
 
 def busy_s(jobs: pd.DataFrame) -> Array:

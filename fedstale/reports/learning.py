@@ -107,7 +107,7 @@ def metric(
             id=f"metric-{number}-{key}",
             title=f"{title} against {what}",
             about=about + ".",
-            traces=[_trace(line, x) for line, x in zip(lines, positions, strict=True)],
+            traces=[line.trace(x) for line, x in zip(lines, positions, strict=True)],
             x_title=f"{what} ({in_unit})",
             y_title=plain(title.lower()) if number < 2 else plain(title),
             layout={"yaxis": {"tickformat": ".0%"}} if is_share else {},
@@ -128,6 +128,12 @@ class _Line(NamedTuple):
     moved: Array
     values: Array
 
+    def trace(self, x: Array) -> dict[str, Any]:
+        """Return the curve at other positions, thinned."""
+        kept = thinned(len(x), POINTS)
+        mode = "lines+markers" if len(kept) <= 60 else "lines"
+        return curve(self.label, self.number, x[kept], self.values[kept], mode=mode)
+
 
 def _lines(run: "Run", position: int, members: Sequence[str], n_runs: int) -> list[_Line]:
     """Return the curves of one run."""
@@ -145,12 +151,6 @@ def _lines(run: "Run", position: int, members: Sequence[str], n_runs: int) -> li
         times, values = (group[key].to_numpy(np.float64) for key in ("time_s", "value"))
         lines.append(_Line(label, look, times, bytes_at(run, times), values))
     return lines
-
-
-def _trace(line: _Line, x: Array) -> dict[str, Any]:
-    kept = thinned(len(x), POINTS)
-    mode = "lines+markers" if len(kept) <= 60 else "lines"
-    return curve(line.label, line.number, x[kept], line.values[kept], mode=mode)
 
 
 def aggregation(run: "Run") -> list[Figure]:

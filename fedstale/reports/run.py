@@ -202,11 +202,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the run as notebooks show it: a sentence, and its figures."""
-        rows = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
-            for name, value in page.cards(self)
-        )
-        return f"<p>{html.escape(page.lead(self))}</p><table>{rows}</table>"
+        cards = pd.DataFrame(page.cards(self)).to_html(header=False, index=False)
+        return f"<p>{html.escape(page.lead(self))}</p>{cards}"
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, status={self.status!r})"
