@@ -2,15 +2,15 @@
 
 import json
 import logging
+import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,7 +20,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Column, Table
-from rich.text import Text
 
 from fedstale.cli.output import AsJson, Quiet, end_on_signals, one_sentence, say_json
 from fedstale.config import ExecutorKind
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from fedstale.strategies.server.runtime import Callback
 
 _WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrupted"}
-_GAP = 3
 
 
 @one_sentence()
@@ -359,43 +357,13 @@ def _show_comparison(comparison: "Comparison", folder: Path) -> None:
     from fedstale.comparison.analysis import printable
     from fedstale.comparison.page import PAGE
 
-    words = comparison.words.map(printable)
-    console = Console()
-    header, rows = [printable(name) for name in words.columns], words.to_numpy().tolist()
-    for columns in columns_side_by_side(header, rows, console.width):
-        shown = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-        for i in columns:
-            shown.add_column(Text(header[i]), justify="right" if i else "left", overflow="fold")
-        for row in rows:
-            # Text is never read as markup, whatever a variant is called.
-            shown.add_row(*(Text(row[i]) for i in columns))
-        console.print(shown)
-    for note in comparison.notes:
-        console.print(Text(printable(note)))
-    console.print(Text(f"report: {folder / PAGE}"), soft_wrap=True)
-
-
-def columns_side_by_side(
-    header: Sequence[str], rows: Sequence[Sequence[str]], width: int
-) -> list[list[int]]:
-    """Return columns that fit side by side, each time with the first, which names the row.
-
-    Example:
-        >>> rows = [["a" * 10, "b" * 10, "c" * 10]]
-        >>> columns_side_by_side(["name", "one", "two"], rows, width=30)
-        [[0, 1], [0, 2]]
-    """
-    needed = [
-        # A header may be broken between words.
-        _GAP + max(len(part) for part in (*name.split(), *(row[i] for row in rows)))
-        for i, name in enumerate(header)
-    ]
-    found = [[0]]
-    for i in range(1, len(header)):
-        if len(found[-1]) > 1 and sum(needed[k] for k in found[-1]) + needed[i] > width:
-            found.append([0])
-        found[-1].append(i)
-    return found
+    words = (
+        comparison.words.set_index("variant")
+        .rename_axis(None)
+        .to_string(line_width=shutil.get_terminal_size().columns)
+    )
+    for text in (*words.split("\n"), "", *comparison.notes, f"report: {folder / PAGE}"):
+        typer.echo(printable(text))
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from fedstale.comparison.statistics import (
 from fedstale.config import SimulationConfig, Until, nearest
 from fedstale.errors import ConfigError
 from fedstale.reports.figure import SOURCES, time_unit
-from fedstale.reports.learning import BOOKKEEPING
+from fedstale.reports.learning import by_kind, measured_names
 from fedstale.reports.run import Run
 
 _DECIDING = ("server", "evaluate")
@@ -88,8 +88,7 @@ class Comparison:
             metric = Until.parse(self.target).metric
             return [name for name in self.sources if name == metric]
         names = sorted(name for name, source in self.sources.items() if source != "train")
-        accuracies = [name for name in names if "acc" in name.lower()]
-        losses = [name for name in names if "loss" in name.lower() and name not in accuracies]
+        accuracies, losses, _ = by_kind(names)
         return [*accuracies, *losses][:_SHOWN]
 
     def key(self, metric: str) -> str:
@@ -199,7 +198,7 @@ def analyse(
         ConfigError: no run measured the target's metric.
     """
     every = [run for some in runs.values() for run in some]
-    names = sorted({str(name) for run in every for name in run.metrics["name"]} - BOOKKEEPING)
+    names = measured_names(every)
     sources = {name: source for name in names if (source := deciding_source(every, name))}
     ends = [run.limit_s if np.isfinite(run.limit_s) else run.end_s for run in every]
     horizon_s = float(max(ends, default=0.0))

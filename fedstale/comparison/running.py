@@ -8,7 +8,8 @@ several runs need are read once, and their arrays are in the memory of the machi
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -59,8 +60,9 @@ def run(
     watch(shares)
     failed: dict[Path, str] = {}
     try:
-        with _Traces(todo, log.parent) as traces, WorkerPool(_simulated, log) as pool:
-            jobs = (_Job(run=run, begun=states[run.folder], traces=traces.of(run)) for run in todo)
+        with ExitStack() as stack, WorkerPool(_simulated, log) as pool:
+            shared = _shared_traces(todo, log.parent, stack)
+            jobs = (_Job(run=run, begun=states[run.folder], traces=shared(run)) for run in todo)
             for job, news, what in pool.work(jobs, workers):
                 folder = job.run.folder
                 if news == "rejected":
@@ -120,43 +122,34 @@ class _Job:
     """None if it reads them itself."""
 
 
-class _Traces:
-    """Traces that more than one run needs, in files that all processes map into their memory."""
+def _shared_traces(
+    runs: Sequence[PlannedRun], folder: Path, stack: ExitStack
+) -> Callable[[PlannedRun], Shared[TraceSet] | None]:
+    """Return a function that gives the traces of a run; None if no other run needs them.
 
-    def __init__(self, runs: Iterable[PlannedRun], folder: Path) -> None:
-        self._uses, self._folder = Counter(_traces_of(run) for run in runs), folder
-        self._shared: dict[tuple[str, int], Shared[TraceSet]] = {}
+    They are read when they are first needed, into files that all processes map into their memory.
+    The stack deletes the files; processes that have mapped them keep what they have.
+    """
 
-    def of(self, run: PlannedRun) -> Shared[TraceSet] | None:
-        """Return the traces of a run; None if it is the only one that needs them.
+    def key(run: PlannedRun) -> tuple[str, int]:
+        # Recordings do not depend on the seed of a run.
+        is_drawn = TraceSet.is_synthetic(run.config.traces)
+        return run.config.traces, run.seed if is_drawn else 0
 
-        Raises:
-            ConfigError: they cannot be read.
-        """
-        key = _traces_of(run)
-        if self._uses[key] == 1:
-            return None
-        if key not in self._shared:
-            path = self._folder / f".traces-{len(self._shared)}"
+    uses, shared = Counter(map(key, runs)), dict[tuple[str, int], Shared[TraceSet]]()
+
+    def of(run: PlannedRun) -> Shared[TraceSet] | None:
+        if uses[key(run)] > 1 and key(run) not in shared:
+            path = folder / f".traces-{len(shared)}"
             try:
                 traces = TraceSet.load(run.config.traces, seed=run.seed)
-                self._shared[key] = share(traces, path)
+                shared[key(run)] = share(traces, path)
             except (FedstaleError, OSError) as problem:
                 raise _not_begun(run, problem) from None
-        return self._shared[key]
+            stack.callback(path.unlink, missing_ok=True)
+        return shared.get(key(run))
 
-    def __enter__(self) -> "_Traces":
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        """Delete the files; processes that have mapped them keep what they have."""
-        for shared in self._shared.values():
-            shared.path.unlink(missing_ok=True)
-
-
-def _traces_of(run: PlannedRun) -> tuple[str, int]:
-    """Return what decides which traces a run sees: recordings do not depend on its seed."""
-    return run.config.traces, run.seed if TraceSet.is_synthetic(run.config.traces) else 0
+    return of
 
 
 def _not_begun(run: PlannedRun, problem: object) -> ConfigError:

@@ -41,7 +41,7 @@ def metrics(runs: "Sequence[Run]") -> list[Figure]:
         runs: the runs to overlay; of several runs, the source that decides is shown: a central
             evaluation if there is one, else evaluation by clients.
     """
-    accuracies, losses, others = _names(runs)
+    accuracies, losses, others = by_kind(measured_names(runs))
     groups = [("Accuracy", accuracies), ("Loss", losses)]
     groups += [(name, [name]) for name in others[:_OTHERS]]
     return [
@@ -54,13 +54,22 @@ def metrics(runs: "Sequence[Run]") -> list[Figure]:
 
 def hidden(runs: "Sequence[Run]") -> str:
     """Return a sentence on the metrics for which there is no figure, or nothing."""
-    left = len(_names(runs)[2]) - _OTHERS
+    left = len(by_kind(measured_names(runs))[2]) - _OTHERS
     return f"{left} further metrics are in metrics.parquet only." if left > 0 else ""
 
 
-def _names(runs: "Sequence[Run]") -> tuple[list[str], list[str], list[str]]:
-    """Return the names of accuracies, of losses and of other metrics."""
-    names = sorted({str(name) for run in runs for name in run.metrics["name"]} - BOOKKEEPING)
+def measured_names(runs: "Sequence[Run]") -> list[str]:
+    """Return the names of all metrics of some runs, but of those that measure nothing."""
+    return sorted({str(name) for run in runs for name in run.metrics["name"]} - BOOKKEEPING)
+
+
+def by_kind(names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of accuracies, of losses and of other metrics.
+
+    Example:
+        >>> by_kind(["eval_loss", "accuracy", "lag"])
+        (['accuracy'], ['eval_loss'], ['lag'])
+    """
     accuracies = [name for name in names if "acc" in name.lower()]
     losses = [name for name in names if "loss" in name.lower() and name not in accuracies]
     return accuracies, losses, [n for n in names if n not in accuracies and n not in losses]

@@ -179,7 +179,7 @@ class Run:
         Raises:
             ConfigError: the run did not measure the metric, or plotly is not installed.
         """
-        names = sorted(set(self.metrics["name"]) - learning.BOOKKEEPING)
+        names = learning.measured_names([self])
         if metric not in names:
             raise ConfigError(f"metric = {metric!r}: expected one of {names}")
         by_time, by_bytes = learning.metric([self], metric, [metric])
