@@ -21,6 +21,7 @@ from fedstale.comparison.page import write
 from fedstale.comparison.plan import Plan, check_target
 from fedstale.config import ExecutorKind, SimulationConfig, Until, read_toml
 from fedstale.errors import ConfigError
+from fedstale.reports.folder import make_folder
 from fedstale.reports.run import Run
 from fedstale.simulation.costs import Costs
 from fedstale.simulation.flower_app import FlowerApp
@@ -196,7 +197,7 @@ def compare(
             found = _of_plan(
                 plan, folder, workers=workers or n_cores(), overwrite=overwrite, watch=watch
             )
-        _make(folder)
+        make_folder(folder)
         write(found, folder, plan=text)
         weakref.finalize(found, stack.pop_all().close)
     return found
@@ -265,25 +266,15 @@ def _of_plan(
 ) -> Comparison:
     """Run what a plan asks for and is not done yet, and return how its variants compare."""
     runs = plan.runs(folder / RUNS)
-    _make(folder)
-    failed = running.run(
-        runs,
-        workers=workers,
-        log=folder / LOG,
-        overwrite=overwrite,
-        watch=watch or (lambda shares: None),
-    )
-    done: dict[str, list[Run]] = {variant: [] for variant in plan.variants}
-    for run in runs:
-        if run.folder not in failed:
-            done[run.variant].append(finished(run.folder))
+    make_folder(folder)
+    watch = watch or (lambda shares: None)
+    failed = running.run(runs, workers=workers, log=folder / LOG, overwrite=overwrite, watch=watch)
+    done = [run for run in runs if run.folder not in failed]
     return analyse(
-        done,
+        {name: [finished(r.folder) for r in done if r.variant == name] for name in plan.variants},
         reference=plan.reference,
         target=plan.target,
-        failures=[
-            (run.variant, run.seed, failed[run.folder]) for run in runs if run.folder in failed
-        ],
+        failures=[(r.variant, r.seed, failed[r.folder]) for r in runs if r.folder in failed],
     )
 
 
@@ -320,10 +311,3 @@ def _folder(out: str | Path | None, stack: ExitStack) -> Path:
         return Path(out)
     made = TemporaryDirectory(prefix="fedstale-", ignore_cleanup_errors=True)
     return Path(stack.enter_context(made))
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ConfigError(f"out = {str(folder)!r} cannot be made: {problem.strerror}") from None

@@ -158,7 +158,7 @@ class SimulationConfig:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], *, where: str) -> "SimulationConfig":
-        """Build settings from a table of keys, refusing keys that mean nothing."""
+        """Build settings from a table of keys, rejecting keys that mean nothing."""
         known = [f.name for f in fields(cls)]
         for key in table:
             if key not in known:

@@ -64,7 +64,7 @@ class Plan:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], *, where: str) -> "Plan":
-        """Return the plan in a table, refusing what means nothing.
+        """Return the plan in a table, rejecting what means nothing.
 
         Raises:
             ConfigError: a key is unknown or missing, or a value is out of range.

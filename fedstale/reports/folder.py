@@ -87,10 +87,7 @@ class RunFolder:
                 )
             with cls(path):
                 shutil.rmtree(path)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise ConfigError(f"out = {str(path)!r} cannot be made: {problem.strerror}") from None
+        make_folder(path)
         return cls(path)
 
     @classmethod
@@ -158,6 +155,18 @@ class RunFolder:
         """Write the plain figures of the run."""
         with replacing(self.path / SUMMARY) as file:
             file.write(json.dumps(summary, indent=2).encode() + b"\n")
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, with those that it is in, unless it exists.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ConfigError(f"out = {str(path)!r} cannot be made: {problem.strerror}") from None
 
 
 def _require_unfinished(path: Path) -> None:
