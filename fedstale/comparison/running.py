@@ -166,6 +166,9 @@ class _ShareDone(Watcher):
     def look(self, run: Runtime) -> None:
         self._report(self.share(run.now()) or 0.0)
 
+    def ended(self, run: Runtime, status: str, reason: str) -> None:
+        """Report nothing: if the first process is gone, the run's folder is still to be written."""
+
 
 def _simulated(job: _Job, report: Report) -> str:
     """Simulate, in a process of its own, and return why the run failed if it did."""
