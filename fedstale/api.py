@@ -15,10 +15,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
-from fedstale.comparison import running
 from fedstale.comparison.analysis import Comparison, analyse, finished, grouped
 from fedstale.comparison.page import write
-from fedstale.comparison.plan import Plan, check_target
+from fedstale.comparison.plan import Plan, Watch, check_target, run_all
 from fedstale.config import ExecutorKind, SimulationConfig, Until, read_toml
 from fedstale.errors import ConfigError
 from fedstale.reports.folder import make_folder
@@ -159,7 +158,7 @@ def compare(
     target: str | None = None,
     reference: str | None = None,
     overwrite: bool = False,
-    watch: running.Watch | None = None,
+    watch: Watch | None = None,
 ) -> Comparison:
     """Compare variants of a simulation over seeds, each paired with a reference.
 
@@ -262,13 +261,13 @@ def _complete(stated: Mapping[str, Any]) -> Costs:
 
 
 def _of_plan(
-    plan: Plan, folder: Path, *, workers: int, overwrite: bool, watch: running.Watch | None
+    plan: Plan, folder: Path, *, workers: int, overwrite: bool, watch: Watch | None
 ) -> Comparison:
     """Run what a plan asks for and is not done yet, and return how its variants compare."""
     runs = plan.runs(folder / RUNS)
     make_folder(folder)
     watch = watch or (lambda shares: None)
-    failed = running.run(runs, workers=workers, log=folder / LOG, overwrite=overwrite, watch=watch)
+    failed = run_all(runs, workers=workers, log=folder / LOG, overwrite=overwrite, watch=watch)
     done = [run for run in runs if run.folder not in failed]
     return analyse(
         {name: [finished(r.folder) for r in done if r.variant == name] for name in plan.variants},

@@ -26,7 +26,7 @@ from fedstale.config import ExecutorKind
 
 if TYPE_CHECKING:
     from fedstale.comparison.analysis import Comparison
-    from fedstale.comparison.running import Watch
+    from fedstale.comparison.plan import Watch
     from fedstale.config import SimulationConfig
     from fedstale.reports.run import Run
     from fedstale.strategies.server.runtime import Callback
