@@ -288,7 +288,7 @@ def _marks(
     x: Sequence[float],
     y: Sequence[int],
     hollow: str = "",
-    **more: Any,  # noqa: ANN401 - plotly's
+    **more: object,
 ) -> dict[str, Any]:
     """Return marks of a variant, in its colour."""
     marker = {"size": 10, "symbol": MARKERS[number % len(MARKERS)] + hollow}

@@ -114,7 +114,7 @@ def _fan(channel: str, table: pd.DataFrame, forecaster: str) -> Figure:
     minutes = np.concatenate([past["offset_s"], ahead["offset_s"]]) / 60.0
     actual = np.concatenate([past["actual"], ahead["actual"]]) / size
 
-    def quantile(name: str, column: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - plotly's
+    def quantile(name: str, column: str, **more: object) -> dict[str, Any]:
         x, y = ahead["offset_s"] / 60.0, ahead[column] / size
         return curve(name, "series-0", x, y, hoverinfo="skip", **more)
 

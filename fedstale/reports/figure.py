@@ -88,7 +88,7 @@ def curve(
     look: str | int,
     x: npt.ArrayLike,
     y: npt.ArrayLike,
-    **more: Any,  # noqa: ANN401 - plotly's
+    **more: object,
 ) -> dict[str, Any]:
     """Return a trace of lines, or of markers if a mode says so.
 
@@ -133,7 +133,7 @@ def rows_of_bars(
     role: str,
     lengths: Iterable[float],
     labels: Iterable[object],
-    **more: Any,  # noqa: ANN401 - plotly's
+    **more: object,
 ) -> dict[str, Any]:
     """Return a trace of horizontal bars, one a label."""
     xy = {"x": numbers(list(lengths)), "y": [plain(label) for label in labels]}
