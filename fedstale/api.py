@@ -1,11 +1,10 @@
 """The calls behind `import fedstale`: simulate, compare and read_run."""
 
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -16,13 +15,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
-from fedstale.comparison import running
-from fedstale.comparison.analysis import Comparison, analyse
-from fedstale.comparison.metrics import finished, grouped
+from fedstale.comparison.analysis import Comparison, analyse, finished, grouped
 from fedstale.comparison.page import write
-from fedstale.comparison.plan import Plan, check_target
+from fedstale.comparison.plan import Plan, Watch, check_target, run_all
 from fedstale.config import ExecutorKind, SimulationConfig, Until, read_toml
 from fedstale.errors import ConfigError
+from fedstale.reports.folder import make_folder
 from fedstale.reports.run import Run
 from fedstale.simulation.costs import Costs
 from fedstale.simulation.flower_app import FlowerApp
@@ -160,7 +158,7 @@ def compare(
     target: str | None = None,
     reference: str | None = None,
     overwrite: bool = False,
-    watch: running.Watch | None = None,
+    watch: Watch | None = None,
 ) -> Comparison:
     """Compare variants of a simulation over seeds, each paired with a reference.
 
@@ -198,7 +196,7 @@ def compare(
             found = _of_plan(
                 plan, folder, workers=workers or n_cores(), overwrite=overwrite, watch=watch
             )
-        _make(folder)
+        make_folder(folder)
         write(found, folder, plan=text)
         weakref.finalize(found, stack.pop_all().close)
     return found
@@ -263,29 +261,19 @@ def _complete(stated: Mapping[str, Any]) -> Costs:
 
 
 def _of_plan(
-    plan: Plan, folder: Path, *, workers: int, overwrite: bool, watch: running.Watch | None
+    plan: Plan, folder: Path, *, workers: int, overwrite: bool, watch: Watch | None
 ) -> Comparison:
     """Run what a plan asks for and is not done yet, and return how its variants compare."""
     runs = plan.runs(folder / RUNS)
-    _make(folder)
-    failed = running.run(
-        runs,
-        workers=workers,
-        log=folder / LOG,
-        overwrite=overwrite,
-        watch=watch or (lambda shares: None),
-    )
-    done: dict[str, list[Run]] = {variant: [] for variant in plan.variants}
-    for run in runs:
-        if run.folder not in failed:
-            done[run.variant].append(finished(run.folder))
+    make_folder(folder)
+    watch = watch or (lambda shares: None)
+    failed = run_all(runs, workers=workers, log=folder / LOG, overwrite=overwrite, watch=watch)
+    done = [run for run in runs if run.folder not in failed]
     return analyse(
-        done,
+        {name: [finished(r.folder) for r in done if r.variant == name] for name in plan.variants},
         reference=plan.reference,
         target=plan.target,
-        failures=[
-            (run.variant, run.seed, failed[run.folder]) for run in runs if run.folder in failed
-        ],
+        failures=[(r.variant, r.seed, failed[r.folder]) for r in runs if r.folder in failed],
     )
 
 
@@ -320,13 +308,5 @@ def _folder(out: str | Path | None, stack: ExitStack) -> Path:
     """Return where results go; a temporary folder is removed when the stack is closed."""
     if out is not None:
         return Path(out)
-    folder = Path(tempfile.mkdtemp(prefix="fedstale-"))
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ConfigError(f"out = {str(folder)!r} cannot be made: {problem.strerror}") from None
+    made = TemporaryDirectory(prefix="fedstale-", ignore_cleanup_errors=True)
+    return Path(stack.enter_context(made))

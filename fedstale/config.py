@@ -5,14 +5,12 @@ A run writes its resolved settings to `config.toml`, which reads back to an equa
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from math import inf, nan
 from pathlib import Path
 from typing import Any, Literal, get_args
-
-import tomli_w
 
 from fedstale.errors import ConfigError
 
@@ -117,43 +115,33 @@ class SimulationConfig:
     """Overrides of the app's [tool.fedstale] table, with its dashed keys."""
 
     def __post_init__(self) -> None:
-        for name in ("app", "traces"):
-            value = getattr(self, name)
-            _check(name, value, isinstance(value, str), "a text")
-        kinds = get_args(ExecutorKind)
-        _check("executor", self.executor, self.executor in kinds, f"one of {kinds}")
-        for name, least, accepted in (
-            ("devices", 1, "a number >= 1"),
-            ("workers", 1, "a number of processes >= 1"),
-            ("seed", 0, "a number >= 0"),
-            ("checkpoint_every", 0, "a number of versions >= 0 (0 writes no checkpoints)"),
+        kinds, optional = get_args(ExecutorKind), ("devices", "workers", "gpus")
+        for name, holds, accepted in (
+            ("app", isinstance(self.app, str), "a text"),
+            ("traces", isinstance(self.traces, str), "a text"),
+            ("executor", self.executor in kinds, f"one of {kinds}"),
+            ("devices", _is_number(self.devices, 1), "a number >= 1"),
+            ("workers", _is_number(self.workers, 1), "a number of processes >= 1"),
+            ("seed", _is_number(self.seed, 0), "a number >= 0"),
+            (
+                "checkpoint_every",
+                _is_number(self.checkpoint_every, 0),
+                "a number of versions >= 0 (0 writes no checkpoints)",
+            ),
+            (
+                "gpus",
+                self.executor == "ray" and _is_number(self.gpus, 0, int | float) and self.gpus != 0,
+                "a number > 0, with executor = 'ray'",
+            ),
+            ("on_interrupt", self.on_interrupt in ("abort", "pause"), "'abort' or 'pause'"),
+            ("after_end", self.after_end in ("repeat", "stop"), "'repeat' or 'stop'"),
+            ("run_config", isinstance(self.run_config, Mapping), "a table"),
+            ("costs", isinstance(self.costs, Mapping), "a table"),
         ):
             value = getattr(self, name)
-            is_left_out = value is None and name in ("devices", "workers")
-            _check(name, value, is_left_out or _is_whole(value, least), accepted)
-        _check(
-            "gpus",
-            self.gpus,
-            self.gpus is None or (self.executor == "ray" and _is_share(self.gpus)),
-            "a number > 0, with executor = 'ray'",
-        )
-        _check(
-            "on_interrupt",
-            self.on_interrupt,
-            self.on_interrupt in ("abort", "pause"),
-            "'abort' or 'pause'",
-        )
-        _check(
-            "after_end", self.after_end, self.after_end in ("repeat", "stop"), "'repeat' or 'stop'"
-        )
-        for name in ("run_config", "costs"):
-            value = getattr(self, name)
-            _check(name, value, isinstance(value, Mapping), "a table")
+            if not holds and not (value is None and name in optional):
+                raise ConfigError(f"{name} = {value!r}: expected {accepted}")
         Until.parse(self.until)
-
-    def write(self, path: Path) -> None:
-        """Write the settings as TOML; what is not set is left out."""
-        path.write_text(tomli_w.dumps(self.table()), encoding="utf-8")
 
     def table(self) -> dict[str, Any]:
         """Return the settings as `from_table` reads them; what is not set is left out."""
@@ -170,30 +158,49 @@ class SimulationConfig:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], *, where: str) -> "SimulationConfig":
-        """Build settings from a table of keys, refusing keys that mean nothing."""
+        """Build settings from a table of keys, rejecting keys that mean nothing."""
         known = [f.name for f in fields(cls)]
         for key in table:
             if key not in known:
-                near = get_close_matches(key, known, n=1)
-                hint = repr(near[0]) if near else f"one of {known}"
-                raise ConfigError(f"{where}: unknown key {key!r}: expected {hint}")
+                raise ConfigError(f"{where}: unknown key {key!r}: expected {nearest(key, known)}")
         missing = [name for name in ("app", "traces") if name not in table]
         if missing:
             raise ConfigError(f"{where}: {missing[0]} is missing")
         return cls(**table)
 
+    def effective(self) -> dict[str, Any]:
+        """Return the settings that results depend on, those of tables under `table.key`.
 
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+        Where and how often something is computed or kept changes nothing of what comes out.
+        """
+        found = {key.replace("_", "-"): value for key, value in asdict(self).items()}
+        del found["workers"], found["checkpoint-every"]
+        # All others give the same bytes.
+        found["executor"] = "batched" if self.executor == "batched" else "exact"
+        tables = {name: found.pop(name) for name in ("run-config", "costs")}
+        return found | {f"{t}.{key}": v for t, inner in tables.items() for key, v in inner.items()}
+
+    def differing(self, now: "SimulationConfig") -> str:
+        """Return in words which settings that results depend on are others now, or nothing."""
+        old, new = self.effective(), now.effective()
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        return ", ".join(f"{key} = {old.get(key)!r} instead of {new.get(key)!r}" for key in keys)
 
 
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < inf
+def _is_number(value: object, least: float, kind: Any = int) -> bool:  # noqa: ANN401 - of types
+    return isinstance(value, kind) and not isinstance(value, bool) and least <= value < inf
 
 
-def _check(name: str, value: object, fine: bool, accepted: str) -> None:
-    if not fine:
-        raise ConfigError(f"{name} = {value!r}: expected {accepted}")
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return what may have been meant by an unknown name: the nearest known one, or all of them.
+
+    Example:
+        >>> nearest("trace", ["traces", "seed"])
+        "'traces'"
+    """
+    names = list(known)
+    near = get_close_matches(str(name), names, n=1)
+    return repr(near[0]) if near else f"one of {names}"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

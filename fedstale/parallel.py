@@ -11,8 +11,9 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -53,6 +54,16 @@ class WorkerPool(Generic[Job]):
     def n_busy(self) -> int:
         """Number of jobs under way."""
         return len(self._busy)
+
+    def work(self, jobs: Iterable[Job], workers: int) -> Iterator[tuple[Job, Event, Any]]:
+        """Do jobs, so many at a time, and yield what `events` does until all are over."""
+        waiting = iter(jobs)
+        while True:
+            for job in islice(waiting, workers - self.n_busy):
+                self.submit(job)
+            if not self.n_busy:
+                return
+            yield from self.events()
 
     def submit(self, job: Job) -> None:
         """Let a process do a job, a new one if all are busy."""

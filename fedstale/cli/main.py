@@ -5,14 +5,7 @@ from typing import Annotated
 import typer
 
 from fedstale import __version__
-from fedstale.cli import agent as agent_commands
-from fedstale.cli import compare as compare_command
-from fedstale.cli import deploy as deploy_commands
-from fedstale.cli import forecast as forecast_commands
-from fedstale.cli import new as new_command
-from fedstale.cli import report as report_command
-from fedstale.cli import simulate as simulate_command
-from fedstale.cli import traces as trace_commands
+from fedstale.cli import apps, learn, runs, traces
 
 app = typer.Typer(
     name="fedstale",
@@ -26,31 +19,31 @@ app = typer.Typer(
 app.command(
     epilog="Examples: fedstale simulate digits  |  "
     "fedstale simulate my_app --traces phones.parquet --until 2d --out runs/phones"
-)(simulate_command.simulate)
-app.command(epilog="Example: fedstale new my_app && fedstale simulate my_app")(new_command.new)
-app.add_typer(trace_commands.app, name="traces")
-app.command(epilog="Example: fedstale report runs/digits-0")(report_command.report)
+)(runs.simulate)
+app.command(epilog="Example: fedstale new my_app && fedstale simulate my_app")(apps.new)
+app.add_typer(traces.app, name="traces")
+app.command(epilog="Example: fedstale report runs/digits-0")(runs.report)
 app.command(
     epilog="Examples: fedstale compare waiting.toml  |  "
     "fedstale compare runs/a runs/b --target 'accuracy 0.9'"
-)(compare_command.compare)
+)(runs.compare)
 app.command(
     name="train-forecaster",
     epilog="Example: fedstale train-forecaster --traces phones.parquet --out forecasters/phones",
-)(forecast_commands.train_forecaster)
+)(learn.train_forecaster)
 app.command(
     epilog="Example: fedstale backtest --traces phones.parquet --forecasters lstm,last-value,oracle"
-)(forecast_commands.backtest)
+)(learn.backtest)
 app.command(
     name="train-agent",
     epilog="Example: fedstale train-agent --traces fleet.parquet --out agents/mine",
-)(agent_commands.train_agent)
+)(learn.train_agent)
 app.command(
     name="evaluate-agent",
     epilog="Example: fedstale evaluate-agent --traces fleet.parquet",
-)(agent_commands.evaluate_agent)
-app.command(epilog="Example: fedstale up digits --nodes 3")(deploy_commands.up)
-app.command(epilog="Example: fedstale check my_app")(deploy_commands.check)
+)(learn.evaluate_agent)
+app.command(epilog="Example: fedstale up digits --nodes 3")(apps.up)
+app.command(epilog="Example: fedstale check my_app")(apps.check)
 
 
 def main() -> None:

@@ -7,10 +7,9 @@ terminal end a command as Ctrl-C does.
 import json
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,19 +31,12 @@ def one_sentence() -> Iterator[None]:
 
 
 @contextmanager
-def end_on_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM and SIGHUP, so that all clean-up is done.
-
-    Only the main thread hears signals; in another one this does nothing.
-    """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
+def on_signals(act: Callable[[], object], *numbers: signal.Signals) -> Iterator[None]:
+    """Call a function when a signal comes; only the main thread hears any."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {n: signal.signal(n, end) for n in (signal.SIGTERM, signal.SIGHUP)}
+    before = {n: signal.signal(n, lambda number, frame: act()) for n in numbers}
     try:
         yield
     finally:
@@ -52,9 +44,19 @@ def end_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def end_on_signals() -> AbstractContextManager[None]:
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP, so that all clean-up is done."""
+
+    def end() -> None:
+        raise KeyboardInterrupt
+
+    return on_signals(end, signal.SIGTERM, signal.SIGHUP)
+
+
 Out = Annotated[Path, typer.Option("--out", "-o", help="Native file to write, NAME.parquet.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace the file if there is one.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print what was made as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
 def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> None:

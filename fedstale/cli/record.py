@@ -8,24 +8,25 @@ finished, or continued, by the same command.
 import re
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from datetime import datetime
+from math import inf, isnan
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedstale.cli.output import AsJson, Out, Overwrite, check_free, one_sentence, write
+from fedstale.cli.output import AsJson, Out, Overwrite, check_free, on_signals, one_sentence, write
 from fedstale.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedstale.traces.recording.journal import RecordingRun
     from fedstale.traces.recording.to_traces import AvailableWhen, RecordingRules
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _UNITS_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
+@one_sentence()
 def record(
     out: Out,
     every: Annotated[str, typer.Option(help="Time between readings, 1s to 60s.")] = "5s",
@@ -66,22 +67,34 @@ def record(
     Readings go to a journal beside the file, OUT.journal, from which a recording that was killed
     goes on. Links are not measured: traffic only shows what they carried.
     """
-    with one_sentence():
-        journal = out.with_name(out.name + ".journal")
-        check_free(out, overwrite=overwrite, unless=journal)
-        rules = _rules(speed, compute_unit, available, link_capacity, calibrate=calibrate)
-        if not finish:
-            _record(
-                journal,
-                device=device or out.stem,
-                available=rules.available,
-                interval_s=_amount("every", every, _UNITS_S),
-                duration_s=_amount("for", duration, _UNITS_S) if duration else float("inf"),
-                max_bytes=int(_amount("max-bytes", max_bytes, _UNITS_BYTES)),
-            )
-        _finish(journal, out, rules, as_json=as_json)
+    from fedstale.traces.recording import journal as journals
+    from fedstale.traces.recording import to_traces as recorded
+
+    journal = out.with_name(out.name + ".journal")
+    check_free(out, overwrite=overwrite, unless=journal)
+    rules = _rules(speed, compute_unit, available, link_capacity, calibrate=calibrate)
+    if not finish:
+        seconds = _amount("for", duration, _UNITS_S) if duration else inf
+        limit = int(_amount("max-bytes", max_bytes, _UNITS_BYTES))
+        offset = datetime.now().astimezone().utcoffset()
+        about = journals.RecordingRun(
+            device_id=device or out.stem,
+            interval_s=_amount("every", every, _UNITS_S),
+            utc_offset_s=offset.total_seconds() if offset else 0.0,
+        )
+        _record(journal, about, rules.available, duration_s=seconds, max_bytes=limit)
+    parts, dropped = journals.read(journal)
+    write(recorded.traces_of(parts, rules, dropped), out, as_json=as_json)
+    rates = dict(zip(("downlink", "uplink"), recorded.highest_rates(parts), strict=True))
+    seen = [f"{name} {rate:,.0f} bit/s" for name, rate in rates.items() if not isnan(rate)]
+    if seen:
+        typer.echo(f"highest traffic seen (links carry at least that): {', '.join(seen)}", err=True)
+    if rules.link_bit_per_s is None:
+        typer.echo("downlink and uplink are unknown; --link-capacity DOWN,UP states them", err=True)
+    typer.echo(f"kept {journal}: the same command goes on from it; delete it when done", err=True)
 
 
+@one_sentence()
 def merge(
     recordings: Annotated[
         list[Path], typer.Argument(metavar="RECORDING...", help="Files of distinct devices.")
@@ -98,70 +111,42 @@ def merge(
     as_json: AsJson = False,
 ) -> None:
     """Join recordings of several devices to one file."""
-    with one_sentence():
-        check_free(out, overwrite=overwrite)
-        from fedstale.traces.recording.join import merge as join
+    check_free(out, overwrite=overwrite)
+    from fedstale.traces.recording.join import merge as join
 
-        channels = None if only is None else [name.strip() for name in only.split(",")]
-        write(join(recordings, align=align, only=channels), out, as_json=as_json)
+    channels = None if only is None else [name.strip() for name in only.split(",")]
+    write(join(recordings, align=align, only=channels), out, as_json=as_json)
 
 
 def _record(
     journal: Path,
-    *,
-    device: str,
+    about: "RecordingRun",
     available: "AvailableWhen",
-    interval_s: float,
+    *,
     duration_s: float,
     max_bytes: int,
 ) -> None:
-    from datetime import datetime
-
+    """Add readings to a journal until the time is over or a signal comes."""
     from fedstale.traces.recording import recorder
-    from fedstale.traces.recording import to_traces as recorded
-    from fedstale.traces.recording.journal import Journal, RecordingRun
+    from fedstale.traces.recording.journal import Journal
     from fedstale.traces.recording.monitor import PsutilMonitor
+    from fedstale.traces.recording.to_traces import check_readable
 
-    recorder.check(interval_s=interval_s, duration_s=duration_s)
+    length = {"interval_s": about.interval_s, "duration_s": duration_s}
+    recorder.check(**length)
     # The rule would fail at the end of the recording; one reading tells now.
-    recorded.check_readable(PsutilMonitor().read(), available)
-    offset = datetime.now().astimezone().utcoffset()
-    about = RecordingRun(
-        device_id=device,
-        interval_s=interval_s,
-        utc_offset_s=offset.total_seconds() if offset else 0.0,
-    )
-    monitor = PsutilMonitor(steady=recorder.steady_clock)
-    with Journal(journal, about, max_bytes=max_bytes) as open_journal, _stop_asked() as stop:
+    check_readable(PsutilMonitor().read(), available)
+    clock, stop = recorder.steady_clock, threading.Event()
+    # Ctrl-C and SIGTERM end a recording between readings.
+    ended = on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
+    with Journal(journal, about, max_bytes=max_bytes) as opened, ended:
+        every = f"{about.interval_s:g} s"
         typer.echo(
-            f"recording {device} every {interval_s:g} s into {journal}; Ctrl-C ends", err=True
+            f"recording {about.device_id} every {every} into {journal}; Ctrl-C ends", err=True
         )
-        count = recorder.record(
-            monitor,
-            open_journal,
-            interval_s=interval_s,
-            duration_s=duration_s,
-            wait=stop.wait,
-            steady=recorder.steady_clock,
-        )
+        monitor = PsutilMonitor(steady=clock)
+        count = recorder.record(monitor, opened, wait=stop.wait, steady=clock, **length)
     typer.echo(f"{count:,} readings", err=True)
-
-
-def _finish(journal: Path, out: Path, rules: "RecordingRules", *, as_json: bool) -> None:
-    import math
-
-    from fedstale.traces.recording import journal as journals
-    from fedstale.traces.recording import to_traces as recorded
-
-    parts, dropped = journals.read(journal)
-    write(recorded.traces_of(parts, rules, dropped), out, as_json=as_json)
-    rates = dict(zip(("downlink", "uplink"), recorded.highest_rates(parts), strict=True))
-    seen = [f"{name} {rate:,.0f} bit/s" for name, rate in rates.items() if not math.isnan(rate)]
-    if seen:
-        typer.echo(f"highest traffic seen (links carry at least that): {', '.join(seen)}", err=True)
-    if rules.link_bit_per_s is None:
-        typer.echo("downlink and uplink are unknown; --link-capacity DOWN,UP states them", err=True)
-    typer.echo(f"kept {journal}: the same command goes on from it; delete it when done", err=True)
 
 
 def _rules(
@@ -204,19 +189,3 @@ def _amount(option: str, text: str, units: dict[str, float] | dict[str, int]) ->
         accepted = ", ".join(f"N{unit}" for unit in units)
         raise ConfigError(f"{option} = {text!r}: expected one of {accepted}")
     return float(found[1]) * units[found[2]]
-
-
-@contextmanager
-def _stop_asked() -> Iterator[threading.Event]:
-    """Give an event that Ctrl-C and SIGTERM set, so that a recording ends between readings."""
-    stop = threading.Event()
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    before = {kind: signal.signal(kind, ask) for kind in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,23 +36,24 @@ _Seed = Annotated[int, typer.Option(min=0, help="Seeds everything that is random
 
 
 @app.command(epilog="Examples: fedstale traces describe phones.json  |  synthetic:1000 --json")
+@one_sentence()
 def describe(
     traces: Annotated[str, typer.Argument(metavar="PATH|synthetic:N", help="What to look at.")],
     seed: _Seed = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show how many devices there are, what was repaired, when they come and how fast they are."""
-    with one_sentence():
-        from fedstale.traces import TraceSet
+    from fedstale.traces import TraceSet
 
-        numbers = _numbers(TraceSet.load(traces, seed=seed))
-        if as_json:
-            typer.echo(json.dumps(numbers))
-        else:
-            _show(traces, numbers)
+    numbers = _numbers(TraceSet.load(traces, seed=seed))
+    if as_json:
+        typer.echo(json.dumps(numbers))
+    else:
+        _show(traces, numbers)
 
 
 @app.command(epilog="Example: fedstale traces convert ready_strict.json phones.parquet")
+@one_sentence()
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Recording, in any known format.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Native file to write.")],
@@ -63,17 +64,17 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Write a recording as a native file, and say what was repaired on the way."""
-    with one_sentence():
-        check_free(out, overwrite=overwrite)
-        from fedstale.traces import TraceSet
+    check_free(out, overwrite=overwrite)
+    from fedstale.traces import TraceSet
 
-        write(TraceSet.read(source, kind), out, as_json=as_json)
+    write(TraceSet.read(source, kind), out, as_json=as_json)
 
 
 @app.command(
     epilog="Example: fedstale traces compose --availability phones.json --compute models.json "
     "--background planetlab.tar.gz --network mahimahi --n 1000 --out devices.parquet"
 )
+@one_sentence()
 def compose(
     availability: Annotated[Path, typer.Option(help="Recording of when devices are online.")],
     compute: Annotated[Path, typer.Option(help="Recording of how fast devices are.")],
@@ -94,24 +95,24 @@ def compose(
     as_json: AsJson = False,
 ) -> None:
     """Make complete devices out of independent recordings."""
-    with one_sentence():
-        check_free(out, overwrite=overwrite)
-        from fedstale.traces import TraceSet
+    check_free(out, overwrite=overwrite)
+    from fedstale.traces import TraceSet
 
-        devices = TraceSet.compose(
-            availability=TraceSet.read(availability),
-            compute=TraceSet.read(compute),
-            background=None if background is None else TraceSet.read(background),
-            network=TraceSet.read(network),
-            n=n,
-            seed=seed,
-            after_end=after_end,
-            uplink_share=uplink_share,
-        )
-        write(devices, out, as_json=as_json)
+    devices = TraceSet.compose(
+        availability=TraceSet.read(availability),
+        compute=TraceSet.read(compute),
+        background=None if background is None else TraceSet.read(background),
+        network=TraceSet.read(network),
+        n=n,
+        seed=seed,
+        after_end=after_end,
+        uplink_share=uplink_share,
+    )
+    write(devices, out, as_json=as_json)
 
 
 @app.command(epilog="Example: fedstale traces synthesise --n 1000 --days 7 --out devices.parquet")
+@one_sentence()
 def synthesise(
     n: Annotated[int, typer.Option("--n", min=1, help="Number of devices.")],
     out: Out,
@@ -127,20 +128,20 @@ def synthesise(
     as_json: AsJson = False,
 ) -> None:
     """Generate devices and write them as a native file."""
-    with one_sentence():
-        check_free(out, overwrite=overwrite)
-        from fedstale.traces import TraceSet
-        from fedstale.traces.synthetic import population
+    check_free(out, overwrite=overwrite)
+    from fedstale.traces import TraceSet
+    from fedstale.traces.synthetic import population
 
-        chosen = population.load(parameters)
-        made = TraceSet.synthetic(n, days=days, seed=seed, time_zones=time_zones, population=chosen)
-        write(made, out, as_json=as_json)
+    chosen = population.load(parameters)
+    made = TraceSet.synthetic(n, days=days, seed=seed, time_zones=time_zones, population=chosen)
+    write(made, out, as_json=as_json)
 
 
 @app.command(
     epilog="Example: fedstale traces fit --availability phones.json --network 5g.zip "
     "--network mahimahi --background planetlab.tar.gz --compute models.json --out population.toml"
 )
+@one_sentence()
 def fit(
     availability: Annotated[Path, typer.Option(help="Recording of when devices are online.")],
     network: Annotated[list[Path], typer.Option(help="Recording of links; may be repeated.")],
@@ -151,31 +152,31 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Fit the generator's numbers to recordings, and write them with their provenance."""
-    with one_sentence():
-        check_free(out, overwrite=overwrite)
-        from fedstale.traces import TraceSet
-        from fedstale.traces.synthetic import fit as fitting
-        from fedstale.traces.synthetic import population
+    check_free(out, overwrite=overwrite)
+    from fedstale.traces import TraceSet
+    from fedstale.traces.synthetic import fit as fitting
+    from fedstale.traces.synthetic import population
 
-        fitted, targets = fitting.fit(
-            availability=TraceSet.read(availability),
-            network=[TraceSet.read(path) for path in network],
-            background=TraceSet.read(background),
-            compute=TraceSet.read(compute),
-        )
-        files = {
-            "availability": [availability],
-            "network": network,
-            "background": [background],
-            "compute": [compute],
-        }
-        population.save(fitted, out, provenance=_provenance(files), targets=targets)
+    fitted, targets = fitting.fit(
+        availability=TraceSet.read(availability),
+        network=[TraceSet.read(path) for path in network],
+        background=TraceSet.read(background),
+        compute=TraceSet.read(compute),
+    )
+    files = {
+        "availability": [availability],
+        "network": network,
+        "background": [background],
+        "compute": [compute],
+    }
+    population.save(fitted, out, provenance=_provenance(files), targets=targets)
     typer.echo(f"wrote {out}", err=True)
     if as_json:
         say_json(out)
 
 
 @app.command(epilog="Example: fedstale traces fetch flash --folder recordings")
+@one_sentence()
 def fetch(
     name: Annotated[str, typer.Argument(help="Name of a published recording.")],
     folder: Annotated[Path, typer.Option(help="Where to put it.")] = Path(),
@@ -183,25 +184,24 @@ def fetch(
     as_json: AsJson = False,
 ) -> None:
     """Download a published recording from its authors, checked and whole or not at all."""
-    with one_sentence():
-        from fedstale.traces.sources import SOURCES
-        from fedstale.traces.sources.fetch import fetch as download
+    from fedstale.traces.sources import SOURCES
+    from fedstale.traces.sources.fetch import fetch as download
 
-        if name in SOURCES:
-            typer.echo(SOURCES[name].licence_line, err=True)
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+    if name in SOURCES:
+        typer.echo(SOURCES[name].licence_line, err=True)
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
-        console = Console(stderr=True)
-        columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
-            task = bar.add_task(name, total=None)
-            path = download(
-                name,
-                folder,
-                url=url,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(name, total=None)
+        path = download(
+            name,
+            folder,
+            url=url,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
     if as_json:
         say_json(path)
     else:
@@ -222,27 +222,20 @@ def _provenance(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
         A table for TOML. Files are named without their folders, so that it says nothing of the
         machine it was made on.
     """
-    options = [
-        f"--{part} {shlex.quote(path.name)}" for part, paths in files.items() for path in paths
-    ]
+    given = [(part, path) for part, paths in files.items() for path in paths]
+    options = [f"--{part} {shlex.quote(path.name)}" for part, path in given]
     return {
         "command": " ".join(["fedstale traces fit", *options]),
         "date": datetime.now(UTC).date().isoformat(),
         "version": __version__,
         "files": [
-            {"part": part, "name": name, "sha256": checksum}
-            for part, paths in files.items()
-            for path in paths
-            for name, checksum in _checksums(path)
+            {"part": part, "name": name.as_posix(), "sha256": _sha256(file)}
+            for part, path in given
+            for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
+            if file.is_file()
+            for name in (file.relative_to(path.parent),)
         ],
     }
-
-
-def _checksums(path: Path) -> list[tuple[str, str]]:
-    if path.is_dir():
-        inside = sorted(p for p in path.rglob("*") if p.is_file())
-        return [(f"{path.name}/{p.relative_to(path).as_posix()}", _sha256(p)) for p in inside]
-    return [(path.name, _sha256(path))]
 
 
 def _sha256(path: Path) -> str:
@@ -271,11 +264,10 @@ def _numbers(traces: "TraceSet") -> dict[str, Any]:
     }
     if traces.availability is not None:
         channel = traces.availability
-        at = time_of_day_s(traces.epoch)
         about["availability"] = {
             "record_s": float(channel.lengths.max()),
             "n_windows": int(np.diff(channel.offsets)[channel.rows].sum()),
-            **availability_marginal(channel, epoch_s=at),
+            **availability_marginal(channel, epoch_s=time_of_day_s(traces.epoch)),
         }
     for name in ("compute", "downlink", "uplink"):
         series = getattr(traces, name)
@@ -297,8 +289,8 @@ def _rates(series: "Series") -> dict[str, Any]:
     per_device = rates.reshape(-1, _SAMPLES).mean(axis=1)
     return {
         "record_s": float(series.lengths.max()),
-        "rate": [float(q) for q in np.quantile(rates, LEVELS)],
-        "mean_of_device": [float(q) for q in np.quantile(per_device, LEVELS)],
+        "rate": np.quantile(rates, LEVELS).tolist(),
+        "mean_of_device": np.quantile(per_device, LEVELS).tolist(),
         "zero": float((rates == 0).mean()),
     }
 
@@ -308,26 +300,33 @@ def _show(name: str, about: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(
-        f"{name}: {about['n_devices']:,} devices; known: {', '.join(about['known'])}; "
-        f"{about['nbytes'] / 1e6:,.1f} MB",
-        markup=False,
-    )
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    known, megabytes = ", ".join(about["known"]), about["nbytes"] / 1e6
+    console.print(f"{name}: {about['n_devices']:,} devices; known: {known}; {megabytes:,.1f} MB")
     if about["compute_unit"]:
-        console.print(f"one work unit: {about['compute_unit']}", markup=False)
+        console.print(f"one work unit: {about['compute_unit']}")
     for kind, count in about["repairs"].items():
-        console.print(f"  {count:>10,}  {kind}", markup=False)
-    online = about.get("availability")
-    if online is not None:
+        console.print(f"  {count:>10,}  {kind}")
+    rows: list[tuple[str, Sequence[float], Callable[[float], str]]] = []
+    if online := about.get("availability"):
         console.print(f"\nshare of devices online, by hour of the day (epoch {about['epoch']})")
-        for line in plot(online["hourly"]):
-            console.print(line)
+        console.print("\n".join(plot(online["hourly"])))
         console.print(f"never online: {online['never']:.1%}")
+        rows.append(("share of time online", online["share"], "{:.1%}".format))
+        rows += [(name, online[f"{name}_s"], _duration) for name in ("session", "gap")]
+    for channel, unit, size in (
+        ("compute", "units/s", 1.0),
+        ("downlink", "Mbit/s", 1e6),
+        ("uplink", "Mbit/s", 1e6),
+    ):
+        if rates := about.get(channel):
+            names = {f"{channel}, {unit}": "rate", "  mean of a device": "mean_of_device"}
+            for label, key in names.items():
+                rows.append((label, [rate / size for rate in rates[key]], "{:.3g}".format))
     table = Table("quantile", *(f"{level:.0%}" for level in about["levels"]))
-    for label, quantiles, show_ in _lines(about):
+    for label, quantiles, text in rows:
         if quantiles:
-            table.add_row(label, *(show_(q) for q in quantiles))
+            table.add_row(label, *map(text, quantiles))
     console.print(table)
 
 
@@ -346,31 +345,7 @@ def plot(shares: Sequence[float]) -> list[str]:
     ]
 
 
-def _lines(about: dict[str, Any]) -> list[tuple[str, list[float], Any]]:
-    online = about.get("availability", {})
-    lines: list[tuple[str, list[float], Any]] = [
-        ("share of time online", online.get("share", []), "{:.1%}".format),
-        ("session", online.get("session_s", []), _duration),
-        ("gap", online.get("gap_s", []), _duration),
-    ]
-    number = "{:.3g}".format
-    for name, unit, show_ in (
-        ("compute", "units/s", number),
-        ("downlink", "Mbit/s", _mega),
-        ("uplink", "Mbit/s", _mega),
-    ):
-        rates = about.get(name, {})
-        lines.append((f"{name}, {unit}", rates.get("rate", []), show_))
-        lines.append(("  mean of a device", rates.get("mean_of_device", []), show_))
-    return lines
-
-
 def _duration(seconds: float) -> str:
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"
-
-
-def _mega(number: float) -> str:
-    return f"{number / 1e6:.3g}"
+    units = (("d", 86_400), ("h", 3600), ("min", 60))
+    found = (f"{seconds / size:.1f} {unit}" for unit, size in units if seconds >= size)
+    return next(found, f"{seconds:.1f} s")

@@ -1,18 +1,22 @@
-"""Variants of a simulation compared: means over seeds, and differences from a reference by seed."""
+"""Variants of a simulation compared: means over seeds, and differences from a reference by seed.
 
+A metric counts as `--until` counts it: from a central evaluation if there is one, else from the
+clients. A run that never reached the target counts with the time that it had: with its limit where
+it had one; a run whose app ended by itself keeps its model, so it counts to the end of the longest.
+"""
+
+import hashlib
 import html
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedstale import __version__
-from fedstale.comparison import table
-from fedstale.comparison.metrics import deciding_source, measured, reached, target_source
 from fedstale.comparison.statistics import (
+    NOTHING,
     Estimate,
     Reached,
     SpeedUp,
@@ -20,12 +24,18 @@ from fedstale.comparison.statistics import (
     estimate,
     speed_up,
 )
-from fedstale.config import Until
-from fedstale.reports.curves import BOOKKEEPING
+from fedstale.config import SimulationConfig, Until, nearest
+from fedstale.errors import ConfigError
+from fedstale.reports.figure import SOURCES, time_unit
+from fedstale.reports.learning import by_kind, measured_names
 from fedstale.reports.run import Run
 
-FORMAT = 1
-_SHOWN = 2
+_DECIDING = ("server", "evaluate")
+_SHOWN, _WIDEST = 2, 80
+_COLUMNS = (
+    *("variant", "measure", "n", "mean", "low", "high"),
+    *("difference", "difference_low", "difference_high", "pairs", "note"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +61,11 @@ class Variant:
         """How many runs reached the target."""
         return sum(time.ever for time in self.times.values())
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether a run never reached the target, so that the mean time is a lower bound."""
+        return self.n_reached < len(self.times)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Comparison:
@@ -72,13 +87,9 @@ class Comparison:
         if self.target is not None:
             metric = Until.parse(self.target).metric
             return [name for name in self.sources if name == metric]
-        ranks = {"acc": 0, "loss": 1}
-        found = [
-            (min(rank for word, rank in ranks.items() if word in name.lower()), name)
-            for name, source in self.sources.items()
-            if source != "train" and any(word in name.lower() for word in ranks)
-        ]
-        return [name for _, name in sorted(found)][:_SHOWN]
+        names = sorted(name for name, source in self.sources.items() if source != "train")
+        accuracies, losses, _ = by_kind(names)
+        return [*accuracies, *losses][:_SHOWN]
 
     def key(self, metric: str) -> str:
         """Return the name under which the values of a metric are found."""
@@ -87,13 +98,85 @@ class Comparison:
     @property
     def table(self) -> pd.DataFrame:
         """One row for each variant and measure, as in comparison.csv; NaN where there is none."""
-        return table.long(self)
+        rows: list[dict[str, object]] = []
+        for one in self.variants:
+            found: list[tuple[str, str, Mapping[str, object]]] = []
+            for name, mean in one.means.items():
+                paired = one.differences.get(name, Estimate())
+                differences = {"difference": paired.mean, "difference_low": paired.low}
+                differences |= {"difference_high": paired.high, "pairs": paired.n or np.nan}
+                found.append((name, "", {**asdict(mean), **differences}))
+            if one.time is not None:
+                n = len(one.times)
+                note = "at least" if one.is_bound else ""
+                found.append(("time_to_target_s", note, asdict(one.time)))
+                found.append(("reached_share", "", {"n": n, "mean": one.n_reached / n}))
+            if one.speed_up is not None:
+                note = "" if one.speed_up.bound == "exact" else one.speed_up.bound
+                found.append(("speed_up", note, asdict(one.speed_up.ratio)))
+            rows += [
+                {"variant": one.name, "measure": measure, "note": note, **values}
+                for measure, note, values in found
+            ]
+        table = pd.DataFrame(rows, columns=list(_COLUMNS)).replace([np.inf, -np.inf], np.nan)
+        return table.astype({"n": "Int64", "pairs": "Int64"})
+
+    @property
+    def words(self) -> pd.DataFrame:
+        """The table for people, one row a variant.
+
+        A mean is followed by the half width of its interval; a difference by the ends of its own.
+        "at least" stands before a time in which runs count that never reached the target.
+        """
+        unit, length_s = time_unit(self.horizon_s)
+        rows = []
+        for one in self.variants:
+            is_reference = one.name == self.reference
+            row = [("variant", one.name), ("runs", str(len(one.runs)))]
+            if self.target is not None:
+                ratio = "reference" if is_reference else str(one.speed_up or NOTHING)
+                n_reached = f"{one.n_reached} of {len(one.times)}"
+                missing = one.time is None
+                row += [
+                    (f"{unit} to {self.target}", _time(one, length_s)),
+                    ("reached", NOTHING if missing else n_reached),
+                    ("speed-up", NOTHING if missing else ratio),
+                ]
+            for metric in self.shown:
+                key = self.key(metric)
+                paired = one.differences.get(key, Estimate()).ends()
+                row.append((f"{metric} at the end", one.means.get(key, Estimate()).half_width()))
+                row.append(("difference", "reference" if is_reference else paired))
+            share = one.means.get("device_time_wasted")
+            row.append(("device time wasted", NOTHING if share is None else f"{share.mean:.0%}"))
+            rows.append(row)
+        header = [name for name, _ in rows[0]]
+        return pd.DataFrame([[text for _, text in row] for row in rows], columns=header)
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes below the table, in sentences."""
+        found = [
+            "Intervals hold 95% (Student's t); differences and speed-ups are paired by seed with "
+            f"{self.reference}."
+        ]
+        if any(len(one.runs) < 2 for one in self.variants):
+            found.append("Fewer than two runs give no interval.")
+        if any(one.is_bound for one in self.variants):
+            found.append(
+                "A run that never reached the target counts with the time that it had, so its "
+                "variant took at least the time stated; a speed-up marked ~ bounds nothing, "
+                "because such runs are on both sides."
+            )
+        found += [
+            f"Left out: {variant}, seed {seed}, which failed ({reason})."
+            for variant, seed, reason in self.failures
+        ]
+        return found
 
     def _repr_html_(self) -> str:
         """Return the table in words and its notes, as notebooks show it."""
-        header, rows = table.words(self)
-        shown = pd.DataFrame(rows, columns=header).to_html(index=False)
-        return f"{shown}<p>{html.escape(' '.join(table.notes(self)))}</p>"
+        return f"{self.words.to_html(index=False)}<p>{html.escape(' '.join(self.notes))}</p>"
 
 
 def analyse(
@@ -115,7 +198,7 @@ def analyse(
         ConfigError: no run measured the target's metric.
     """
     every = [run for some in runs.values() for run in some]
-    names = sorted({str(name) for run in every for name in run.metrics["name"]} - BOOKKEEPING)
+    names = measured_names(every)
     sources = {name: source for name in names if (source := deciding_source(every, name))}
     ends = [run.limit_s if np.isfinite(run.limit_s) else run.end_s for run in every]
     horizon_s = float(max(ends, default=0.0))
@@ -157,6 +240,128 @@ def analyse(
     )
 
 
+def finished(run: Run | str | Path) -> Run:
+    """Return a run that came to its end.
+
+    Args:
+        run: the run, or its folder.
+
+    Raises:
+        ConfigError: it is not the folder of a run that came to its end.
+        ProtocolError: a file in it cannot be read.
+    """
+    run = run if isinstance(run, Run) else Run(run)
+    if run.status in ("failed", "interrupted"):
+        ended = "failed" if run.status == "failed" else "was interrupted"
+        raise ConfigError(f"run = {str(run.folder)!r} {ended}: expected a run that came to its end")
+    return run
+
+
+def reached(run: Run, target: Until, source: str, horizon_s: float) -> Reached:
+    """Return when a run reached a target.
+
+    Args:
+        run: the run.
+        target: a metric and its value.
+        source: of the metric.
+        horizon_s: what counts where nothing has cut the run off.
+    """
+    metric = str(target.metric)
+    for time, value in zip(*run.curve(metric, source), strict=True):
+        if target.is_reached(0, {metric: float(value)}):
+            return Reached(at_s=float(time), ever=True)
+    had = run.limit_s if np.isfinite(run.limit_s) else max(run.end_s, horizon_s)
+    return Reached(at_s=float(had), ever=False)
+
+
+def deciding_source(runs: Sequence[Run], metric: str) -> str | None:
+    """Return the source of a metric: the first that all runs have, else the first that any has."""
+    has = [{source for source in SOURCES if len(run.curve(metric, source)[0])} for run in runs]
+    of_all = [source for source in SOURCES if has and all(source in own for own in has)]
+    of_any = [source for source in SOURCES if any(source in own for own in has)]
+    return next(iter([*of_all, *of_any]), None)
+
+
+def target_source(runs: Sequence[Run], target: Until) -> str:
+    """Return the source of the target's metric.
+
+    Raises:
+        ConfigError: no run measured it where it could decide.
+    """
+    metric = str(target.metric)
+    source = deciding_source(runs, metric)
+    if source not in _DECIDING:
+        known = sorted({name for run in runs for source in _DECIDING for name in run.last(source)})
+        accepted = nearest(metric, known) if known else "an evaluating app"
+        raise ConfigError(
+            f"target: no run measured {metric!r} in an evaluation: expected {accepted}"
+        )
+    return source
+
+
+def measured(run: Run, sources: Mapping[str, str]) -> dict[str, float]:
+    """Return what a run measured by name: the last value of each metric, and its costs.
+
+    Args:
+        run: the run.
+        sources: the source of each metric.
+    """
+    last = {source: run.last(source) for source in SOURCES}
+    metrics = {
+        f"{source} {name}": last[source][name]
+        for name, source in sources.items()
+        if name in last[source]
+    }
+    return {**metrics, **run.costs}
+
+
+def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return runs by variant, which is named after the settings in which the runs differ.
+
+    Seeds make no difference, nor do run-config keys that equal the run's seed in all runs.
+
+    Raises:
+        ConfigError: a run has no settings of a simulation, or two of a variant have the same seed.
+    """
+    configs = [
+        SimulationConfig.from_table(tomllib.loads(run.config_text), where=str(run.folder))
+        for run in runs
+    ]
+    settings = [config.effective() for config in configs]
+    names = {}
+    for key in dict.fromkeys(key for one in settings for key in one):
+        values = [one.get(key) for one in settings]
+        is_seed = key == "seed" or (
+            key.startswith("run-config.")
+            and all(value == config.seed for value, config in zip(values, configs, strict=True))
+        )
+        if not is_seed and len({repr(value) for value in values}) > 1:
+            names[key] = key.removeprefix("run-config.").removeprefix("costs.")
+    variants: dict[str, list[Run]] = {}
+    taken: dict[tuple[str, int], Run] = {}
+    for run, config, own in zip(runs, configs, settings, strict=True):
+        distinct = [f"{name}={own.get(key)}" for key, name in names.items()]
+        variant = _shortened(printable(", ".join(distinct) or config.app))
+        other = taken.setdefault((variant, config.seed), run)
+        if other is not run:
+            raise ConfigError(
+                f"runs {str(other.folder)!r} and {str(run.folder)!r} have the same settings and "
+                f"seed {config.seed}: expected one run a seed"
+            )
+        variants.setdefault(variant, []).append(run)
+    return variants
+
+
+def printable(text: str) -> str:
+    r"""Return text that a terminal shows and does not obey.
+
+    Example:
+        >>> print(printable("fast\x1b[2J"))
+        fast\x1b[2J
+    """
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
 def _by_measure(runs: Sequence[Run], sources: Mapping[str, str]) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = {}
     for run in runs:
@@ -165,80 +370,20 @@ def _by_measure(runs: Sequence[Run], sources: Mapping[str, str]) -> dict[str, di
     return found
 
 
-def as_json(comparison: Comparison, *, root: Path | None = None) -> dict[str, Any]:
-    """Return a comparison as plain JSON; what is not a finite number is null.
-
-    Args:
-        comparison: what is written.
-        root: the folders of runs inside it are written relative to it.
-    """
-    found = {
-        "format": FORMAT,
-        "fedstale": __version__,
-        "reference": comparison.reference,
-        "target": comparison.target,
-        "horizon_s": comparison.horizon_s,
-        "sources": dict(comparison.sources),
-        "variants": [_row(one, comparison) for one in comparison.variants],
-        "failed": [
-            {"variant": variant, "seed": seed, "reason": reason}
-            for variant, seed, reason in comparison.failures
-        ],
-        "runs": [
-            {
-                "variant": one.name,
-                "seed": run.seed,
-                "status": run.status,
-                "folder": _relative(run.folder, root),
-                **_time(one, run.seed),
-                "values": {
-                    name: by_seed[run.seed]
-                    for name, by_seed in one.values.items()
-                    if run.seed in by_seed
-                },
-            }
-            for one in comparison.variants
-            for run in one.runs
-        ],
-    }
-    return _finite(found)
+def _shortened(text: str) -> str:
+    """Return text with its middle left out if it is long, and a checksum that keeps it distinct."""
+    if len(text) <= _WIDEST:
+        return text
+    checksum = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=3).hexdigest()
+    return f"{text[: _WIDEST - 8]}…{checksum}"
 
 
-def _row(one: Variant, comparison: Comparison) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "variant": one.name,
-        "seeds": [run.seed for run in one.runs],
-        "means": {name: asdict(found) for name, found in one.means.items()},
-        "differences": {name: asdict(found) for name, found in one.differences.items()},
-    }
-    if comparison.target is not None and one.time is not None:
-        n = len(one.times)
-        row |= {
-            "reached": one.n_reached,
-            "reached_share": one.n_reached / n,
-            "time_to_target_s": {**asdict(one.time), "at_least": one.n_reached < n},
-        }
-        if one.speed_up is not None:
-            row["speed_up"] = {**asdict(one.speed_up.ratio), "bound": one.speed_up.bound}
-    return row
-
-
-def _time(one: Variant, seed: int) -> dict[str, Any]:
-    time = one.times.get(seed)
-    return {} if time is None else {"time_to_target_s": time.at_s, "reached": time.ever}
-
-
-def _relative(folder: Path, root: Path | None) -> str:
-    if root is not None and folder.is_relative_to(root):
-        return str(folder.relative_to(root))
-    return str(folder)
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401 - plain JSON
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    return value
+def _time(one: Variant, length_s: float) -> str:
+    """Return the mean time to the target in words."""
+    if one.time is None:
+        return NOTHING
+    mean, half = one.time.mean / length_s, (one.time.high - one.time.low) / 2 / length_s
+    if one.is_bound:
+        # A bound has no interval that would hold anything.
+        return f"at least {mean:.2f}"
+    return f"{mean:.2f}" if np.isnan(half) else f"{mean:.2f} ± {half:.2f}"

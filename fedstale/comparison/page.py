@@ -6,26 +6,20 @@ distinguish colours.
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedstale.comparison.analysis import Comparison, Variant, as_json
+from fedstale import __version__
+from fedstale.comparison.analysis import Comparison, Variant
 from fedstale.comparison.statistics import Estimate, estimate
-from fedstale.comparison.table import between, markdown, notes, ratio, words
-from fedstale.reports.figure import (
-    DASHES,
-    MARKERS,
-    Array,
-    Figure,
-    curve,
-    plain,
-    time_unit,
-)
+from fedstale.reports.figure import MARKERS, Array, Figure, curve, named_rows, plain, time_unit
 from fedstale.reports.page import write_figures, write_text
 from fedstale.reports.run import Run
 
+FORMAT = 1
 PAGE, NUMBERS, LINES, MARKDOWN = (f"comparison.{end}" for end in ("html", "json", "csv", "md"))
 _INSTANTS = 201
 _ROW_PX = 34
@@ -33,7 +27,7 @@ _ROW_PX = 34
 _BANDS = 4
 
 
-def write(comparison: Comparison, folder: Path, *, plan: str = "") -> dict[str, Any]:
+def write(comparison: Comparison, folder: Path, *, plan: str = "") -> None:
     """Write the page of a comparison, and its numbers as JSON, CSV and Markdown.
 
     Args:
@@ -41,38 +35,133 @@ def write(comparison: Comparison, folder: Path, *, plan: str = "") -> dict[str, 
         folder: where; it exists.
         plan: what was asked for, as TOML; the page shows it as it is.
 
-    Returns:
-        What the JSON file holds.
-
     Raises:
         ConfigError: a file cannot be written.
     """
-    plain = as_json(comparison, root=folder)
-    write_text(json.dumps(plain, indent=2, allow_nan=False) + "\n", folder / NUMBERS)
+    numbers = json.dumps(as_json(comparison, root=folder), indent=2, allow_nan=False)
+    write_text(numbers + "\n", folder / NUMBERS)
     write_text(comparison.table.to_csv(index=False, lineterminator="\n"), folder / LINES)
     write_text(markdown(comparison), folder / MARKDOWN)
     n_runs = sum(len(one.runs) for one in comparison.variants)
-    first = (
-        f"{len(comparison.variants)} variants in {n_runs} runs, compared with "
-        f"{comparison.reference}. {' '.join(notes(comparison))}"
-    )
+    words = comparison.words
     write_figures(
         f"Compared with {comparison.reference}",
-        first,
+        f"{len(comparison.variants)} variants in {n_runs} runs, compared with "
+        f"{comparison.reference}. {' '.join(comparison.notes)}",
         figures(comparison),
         folder / PAGE,
-        tables={"The variants": words(comparison)},
+        tables={"The variants": (list(words.columns), words.to_numpy().tolist())},
         texts={"What was compared": plan} if plan else {},
     )
+
+
+def as_json(comparison: Comparison, *, root: Path | None = None) -> dict[str, Any]:
+    """Return a comparison as plain JSON; what is not a finite number is null.
+
+    Args:
+        comparison: what is written.
+        root: the folders of runs inside it are written relative to it.
+    """
+    found = {
+        "format": FORMAT,
+        "fedstale": __version__,
+        "reference": comparison.reference,
+        "target": comparison.target,
+        "horizon_s": comparison.horizon_s,
+        "sources": dict(comparison.sources),
+        "variants": [_row(one) for one in comparison.variants],
+        "failed": [
+            {"variant": variant, "seed": seed, "reason": reason}
+            for variant, seed, reason in comparison.failures
+        ],
+        "runs": [
+            {
+                "variant": one.name,
+                "seed": run.seed,
+                "status": run.status,
+                "folder": str(
+                    run.folder.relative_to(root)
+                    if root is not None and run.folder.is_relative_to(root)
+                    else run.folder
+                ),
+                **(
+                    {"time_to_target_s": time.at_s, "reached": time.ever}
+                    if (time := one.times.get(run.seed))
+                    else {}
+                ),
+                "values": {
+                    name: by_seed[run.seed]
+                    for name, by_seed in one.values.items()
+                    if run.seed in by_seed
+                },
+            }
+            for one in comparison.variants
+            for run in one.runs
+        ],
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(found), parse_constant=lambda name: None)
     return plain
+
+
+def _row(one: Variant) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "variant": one.name,
+        "seeds": [run.seed for run in one.runs],
+        "means": {name: asdict(found) for name, found in one.means.items()},
+        "differences": {name: asdict(found) for name, found in one.differences.items()},
+    }
+    if one.time is not None:
+        row |= {
+            "reached": one.n_reached,
+            "reached_share": one.n_reached / len(one.times),
+            "time_to_target_s": {**asdict(one.time), "at_least": one.is_bound},
+        }
+        if one.speed_up is not None:
+            row["speed_up"] = {**asdict(one.speed_up.ratio), "bound": one.speed_up.bound}
+    return row
+
+
+def markdown(comparison: Comparison) -> str:
+    """Return the table and its notes as Markdown."""
+    words = comparison.words
+    rows = [[_in_markdown(cell) for cell in line] for line in (words.columns, *words.to_numpy())]
+    lines = [rows[0], ["---", *["---:"] * (len(rows[0]) - 1)], *rows[1:]]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{text}\n\n{' '.join(map(_in_markdown, comparison.notes))}\n"
+
+
+def _in_markdown(text: str) -> str:
+    """Return text that Markdown shows as it is."""
+    backslash, entity = "\\|`*_[]", "&<>"
+    found = {ord(mark): f"\\{mark}" for mark in backslash}
+    return text.translate(found | {ord(mark): f"&#{ord(mark)};" for mark in entity})
 
 
 def figures(comparison: Comparison) -> list[Figure]:
     """Return the figures that the comparison holds something for."""
     found = [_curves(comparison, metric, i) for i, metric in enumerate(comparison.shown)]
     if comparison.target is not None:
-        found += [_times(comparison), _speed_ups(comparison)]
-    found += [_differences(comparison, metric, i) for i, metric in enumerate(comparison.shown)]
+        speed_ups = [
+            (i, one, one.speed_up.ratio, str(one.speed_up))
+            for i, one in enumerate(comparison.variants)
+            if one.speed_up is not None
+        ]
+        title = f"Speed-up to {comparison.target}"
+        about = f"How many times as fast as {comparison.reference}, by seed; 1 is as fast, right "
+        about += "of it is faster."
+        found.append(_times(comparison))
+        found.append(
+            _forest("speed-up", title, about, speed_ups, x_title="times as fast", level=1.0)
+        )
+    for i, metric in enumerate(comparison.shown):
+        paired = [
+            (number, one, difference, difference.ends())
+            for number, one in enumerate(comparison.variants)
+            if (difference := one.differences.get(comparison.key(metric), Estimate())).n
+        ]
+        title, x_title = f"{metric} at the end, difference", f"difference in {plain(metric)}"
+        about = f"What {metric} is above that of {comparison.reference}, by seed."
+        found.append(_forest(f"difference-{i}", title, about, paired, x_title=x_title, level=0.0))
     return [figure for figure in found if figure.traces]
 
 
@@ -91,15 +180,15 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
         at = np.flatnonzero(np.isfinite(values).all(axis=0))
         if not at.size:
             continue
-        means = [estimate(column.tolist()) for column in values[:, at].T]
-        x, role = instants[at] / length_s, f"series-{i % 7}"
+        means, x = (
+            [estimate(column.tolist()) for column in values[:, at].T],
+            instants[at] / length_s,
+        )
         if has_bands and len(one.runs) > 1:
             hidden = {"hoverinfo": "skip", "showlegend": False, "line": {"width": 0}}
-            traces.append(curve("", role, x, [m.low for m in means], **hidden))
-            band = {**hidden, "fill": "tonexty"}
-            traces.append(curve("", role, x, [m.high for m in means], **band))
-        line = {"width": 2, "dash": DASHES[i % len(DASHES)]}
-        traces.append(curve(one.name, role, x, [m.mean for m in means], line=line))
+            traces.append(curve("", i, x, [m.low for m in means], **hidden))
+            traces.append(curve("", i, x, [m.high for m in means], **hidden, fill="tonexty"))
+        traces.append(curve(one.name, i, x, [m.mean for m in means]))
     bands = (
         " Bands hold the mean with 95% confidence at each instant by itself." if has_bands else ""
     )
@@ -118,8 +207,7 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
 def _at(run: Run, metric: str, comparison: Comparison, instants: Array) -> Array:
     """Return the last value measured until each instant, NaN before the first."""
     times, values = run.curve(metric, comparison.sources[metric])
-    at = np.searchsorted(times, instants, side="right")
-    return np.concatenate(([np.nan], values))[at]
+    return np.append(np.nan, values)[np.searchsorted(times, instants, side="right")]
 
 
 def _times(comparison: Comparison) -> Figure:
@@ -127,14 +215,12 @@ def _times(comparison: Comparison) -> Figure:
     unit, length_s = time_unit(comparison.horizon_s)
     traces: list[dict[str, Any]] = []
     for i, one in enumerate(comparison.variants):
-        for ever in (True, False):
-            seeds = [seed for seed, time in one.times.items() if time.ever is ever]
-            if seeds:
-                symbol = MARKERS[i % len(MARKERS)] + ("" if ever else "-open")
-                x = [one.times[seed].at_s / length_s for seed in seeds]
-                notes = [f"seed {s}{'' if ever else ', never reached'}" for s in seeds]
-                hover = {"text": notes, "hovertemplate": "%{x:.4~g}, %{text}"}
-                traces.append(_marks(one, i, symbol, x, [i] * len(seeds), **hover))
+        for ever, hollow, note in ((True, "", ""), (False, "-open", ", never reached")):
+            times = {seed: time.at_s for seed, time in one.times.items() if time.ever is ever}
+            if times:
+                x, text = [at_s / length_s for at_s in times.values()], "%{x:.4~g}, %{text}"
+                more = {"text": [f"seed {s}{note}" for s in times], "hovertemplate": text}
+                traces.append(_marks(one, i, x, [i] * len(x), hollow, **more))
     return Figure(
         id="times",
         title=f"Device time to {comparison.target}",
@@ -142,7 +228,6 @@ def _times(comparison: Comparison) -> Figure:
         "was over.",
         traces=traces,
         x_title=f"device time ({unit})",
-        y_title="",
         layout={"yaxis": _names(comparison.variants), "xaxis": {"rangemode": "tozero"}},
         height=130 + _ROW_PX * len(comparison.variants),
         header=["variant", "seed", f"device time ({unit})", "reached"],
@@ -151,39 +236,6 @@ def _times(comparison: Comparison) -> Figure:
             for one in comparison.variants
             for seed, time in one.times.items()
         ],
-    )
-
-
-def _speed_ups(comparison: Comparison) -> Figure:
-    return _forest(
-        "speed-up",
-        f"Speed-up to {comparison.target}",
-        f"How many times as fast as {comparison.reference}, by seed; 1 is as fast, right of it is "
-        "faster.",
-        [
-            (i, one, one.speed_up.ratio, ratio(one.speed_up))
-            for i, one in enumerate(comparison.variants)
-            if one.speed_up is not None
-        ],
-        x_title="times as fast",
-        level=1.0,
-    )
-
-
-def _differences(comparison: Comparison, metric: str, number: int) -> Figure:
-    key = comparison.key(metric)
-    found = [
-        (i, one, one.differences[key], between(one.differences[key]))
-        for i, one in enumerate(comparison.variants)
-        if key in one.differences and one.differences[key].n
-    ]
-    return _forest(
-        f"difference-{number}",
-        f"{metric} at the end, difference",
-        f"What {metric} is above that of {comparison.reference}, by seed.",
-        found,
-        x_title=f"difference in {plain(metric)}",
-        level=0.0,
     )
 
 
@@ -208,13 +260,11 @@ def _forest(
     """
     traces: list[dict[str, Any]] = []
     for i, (number, one, value, text) in enumerate(found):
-        hover = {"text": [plain(text)], "hovertemplate": "%{text}"}
-        symbol = MARKERS[number % len(MARKERS)]
-        trace = _marks(one, number, symbol, [value.mean], [i], **hover)
+        more: dict[str, Any] = {"text": [plain(text)], "hovertemplate": "%{text}"}
         if np.isfinite(value.low):
             ends = {"array": [value.high - value.mean], "arrayminus": [value.mean - value.low]}
-            trace["error_x"] = {"type": "data", "symmetric": False, **ends}
-        traces.append(trace)
+            more["error_x"] = {"type": "data", "symmetric": False, **ends}
+        traces.append(_marks(one, number, [value.mean], [i], **more))
     if traces:
         still = {"hoverinfo": "skip", "showlegend": False, "line": {"width": 1}}
         span = [-0.5, len(found) - 0.5]
@@ -225,7 +275,6 @@ def _forest(
         about=f"{about} The bars are 95% intervals.",
         traces=traces,
         x_title=x_title,
-        y_title="",
         layout={"yaxis": _names([one for _, one, _, _ in found])},
         height=130 + _ROW_PX * len(found),
         header=["variant", "mean and interval", "pairs"],
@@ -236,23 +285,15 @@ def _forest(
 def _marks(
     one: Variant,
     number: int,
-    symbol: str,
     x: Sequence[float],
     y: Sequence[int],
-    **more: Any,  # noqa: ANN401 - plotly's
+    hollow: str = "",
+    **more: object,
 ) -> dict[str, Any]:
     """Return marks of a variant, in its colour."""
-    marker = {"size": 10, "symbol": symbol}
-    role = f"series-{number % 7}"
-    return curve(one.name, role, x, y, mode="markers", showlegend=False, marker=marker, **more)
+    marker = {"size": 10, "symbol": MARKERS[number % len(MARKERS)] + hollow}
+    return curve(one.name, number, x, y, mode="markers", showlegend=False, marker=marker, **more)
 
 
 def _names(variants: Sequence[Variant]) -> dict[str, Any]:
-    """Return an axis with one row a variant, the first on top."""
-    labels = [plain(one.name if len(one.name) <= 28 else one.name[:27] + "…") for one in variants]
-    return {
-        "range": [len(variants) - 0.4, -0.6],
-        "tickvals": list(range(len(variants))),
-        "ticktext": labels,
-        "zeroline": False,
-    }
+    return named_rows([one.name for one in variants], longest=28)

@@ -15,20 +15,46 @@ from typing import Literal
 import numpy as np
 
 _LEVEL = 0.95
+NOTHING = "-"
+"""What stands in a table where there is no value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A mean and its 95% interval."""
 
-    mean: float
+    mean: float = np.nan
     """NaN of no values."""
-    low: float
+    low: float = np.nan
     """Lower end; NaN of fewer than two values."""
-    high: float
+    high: float = np.nan
     """Upper end; NaN of fewer than two values."""
-    n: int
+    n: int = 0
     """How many values it comes from."""
+
+    def half_width(self) -> str:
+        """Return the mean and half of its interval in words.
+
+        Example:
+            >>> Estimate(mean=0.5, low=0.4, high=0.6, n=5).half_width()
+            '0.500 ± 0.100'
+        """
+        if self.n == 0:
+            return NOTHING
+        half = (self.high - self.low) / 2
+        return _number(self.mean) if np.isnan(half) else f"{_number(self.mean)} ± {_number(half)}"
+
+    def ends(self) -> str:
+        """Return a difference and its interval in words.
+
+        Example:
+            >>> Estimate(mean=0.1, low=-0.05, high=0.25, n=5).ends()
+            '+0.100 (-0.050 to +0.250)'
+        """
+        if self.n == 0:
+            return NOTHING
+        mean, low, high = (_number(value, "+") for value in (self.mean, self.low, self.high))
+        return mean if np.isnan(self.low) else f"{mean} ({low} to {high})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +68,7 @@ class Reached:
 
 
 Bound = Literal["exact", "at least", "at most", "unknown"]
+_BOUNDS: tuple[tuple[Bound, Bound], ...] = (("exact", "at least"), ("at most", "unknown"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +79,12 @@ class SpeedUp:
     """Geometric mean of the reference's time over the variant's, by seed."""
     bound: Bound
     """What the ratio is where runs that never reached the target count with the time they had."""
+
+    def __str__(self) -> str:
+        """Return the ratio, its interval, and what it is a bound of; ~ bounds nothing."""
+        before = {"exact": "", "unknown": "~"}.get(self.bound, f"{self.bound} ")
+        mean, low, high = self.ratio.mean, self.ratio.low, self.ratio.high
+        return f"{before}{mean:.2f}" + ("" if np.isnan(low) else f" ({low:.2f} to {high:.2f})")
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -64,10 +97,10 @@ def estimate(values: Sequence[float]) -> Estimate:
     """
     array, n = np.asarray(values, dtype=np.float64), len(values)
     if n == 0:
-        return Estimate(mean=np.nan, low=np.nan, high=np.nan, n=0)
+        return Estimate()
     mean = float(array.mean())
     if n == 1 or not np.isfinite(array).all():
-        return Estimate(mean=mean, low=np.nan, high=np.nan, n=n)
+        return Estimate(mean=mean, n=n)
     from scipy import stats  # noqa: PLC0415 - takes a second, in each process of a comparison
 
     half = float(stats.t.ppf((1 + _LEVEL) / 2, n - 1) * stats.sem(array))
@@ -97,22 +130,18 @@ def speed_up(own: Mapping[int, Reached], reference: Mapping[int, Reached]) -> Sp
         None if no run of either reached the target, or a time is 0.
     """
     pairs = [(own[seed], reference[seed]) for seed in sorted(own.keys() & reference.keys())]
-    if not any(a.ever or b.ever for a, b in pairs):
-        return None
-    if any(a.at_s <= 0 or b.at_s <= 0 for a, b in pairs):
+    if not any(a.ever or b.ever for a, b in pairs) or any(
+        min(a.at_s, b.at_s) <= 0 for a, b in pairs
+    ):
         return None
     logs = estimate([float(np.log(b.at_s / a.at_s)) for a, b in pairs])
-    is_late, reference_is_late = (any(not pair[i].ever for pair in pairs) for i in (0, 1))
-    bounds: dict[tuple[bool, bool], Bound] = {
-        (False, False): "exact",
-        (False, True): "at least",
-        (True, False): "at most",
-        (True, True): "unknown",
-    }
-    ratio = Estimate(
-        mean=float(np.exp(logs.mean)),
-        low=float(np.exp(logs.low)),
-        high=float(np.exp(logs.high)),
-        n=logs.n,
+    mean, low, high = (float(np.exp(value)) for value in (logs.mean, logs.low, logs.high))
+    own_never, reference_never = (any(not pair[i].ever for pair in pairs) for i in (0, 1))
+    return SpeedUp(
+        ratio=Estimate(mean=mean, low=low, high=high, n=logs.n),
+        bound=_BOUNDS[own_never][reference_never],
     )
-    return SpeedUp(ratio=ratio, bound=bounds[is_late, reference_is_late])
+
+
+def _number(value: float, sign: str = "") -> str:
+    return format(value, f"{sign}.3f" if abs(value) < 10 else f"{sign},.4g")

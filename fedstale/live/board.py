@@ -14,9 +14,17 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedstale.config import Until
-from fedstale.reports.figure import Figure, numbers, plain, time_unit
+from fedstale.live.watching import Watcher
+from fedstale.reports.figure import (
+    SOURCES,
+    Figure,
+    curve,
+    metric_text,
+    rows_of_bars,
+    time_unit,
+)
 from fedstale.simulation.stock_strategies import report_stock_strategies
-from fedstale.strategies.server.runtime import REJECTED, Callback, Pace, Runtime, RuntimeGrid
+from fedstale.strategies.server.runtime import REJECTED, Callback, Runtime, RuntimeGrid
 from fedstale.strategies.server.superlink import connected
 
 POINTS = 600
@@ -28,9 +36,7 @@ _CURVES = 8
 _BARS = 30
 _REASON = 200
 _NAMES = 100_000
-_SOURCES = {"server": "central", "evaluate": "clients", "train": "clients, training"}
 _NO_LIMIT = Until()
-_DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 class _Failure(NamedTuple):
@@ -61,16 +67,15 @@ class _Series:
             self.x, self.y = self.x[::2], self.y[::2]
             self._stride *= 2
 
-    def points(self, length_s: float) -> dict[str, list[float | None]]:
-        """Return the coordinates, always with the last point."""
-        x, y = list(self.x), list(self.y)
-        if x and x[-1] != self.last[0]:
-            x.append(self.last[0])
-            y.append(self.last[1])
-        return {"x": numbers([value / length_s for value in x]), "y": numbers(y)}
+    def points(self, length_s: float) -> dict[str, list[float]]:
+        """Return instants in units of `length_s` and values, always with the last point."""
+        points = list(zip(self.x, self.y, strict=True))
+        if points and points[-1][0] != self.last[0]:
+            points.append(self.last)
+        return {"x": [x / length_s for x, _ in points], "y": [y for _, y in points]}
 
 
-class Board(Callback):
+class Board(Watcher):
     """Remembers what a page shows of a run."""
 
     def __init__(self, title: str, *, until: Until = _NO_LIMIT, every_s: float = 0.25) -> None:
@@ -81,13 +86,11 @@ class Board(Callback):
             until: limit of the run, to show how much of it is done.
             every_s: seconds of wall time from one look at the clock to the next.
         """
+        super().__init__(until, every_s=every_s)
         self.title = title
-        self._until, self._pace = until, Pace(every_s)
         self._lock = threading.Lock()
-        self._now, self._rounds, self._n_online, self._n_in_flight = 0.0, 0, 0, 0
-        self._has_begun = False
         self._names: dict[str, str] = {}
-        self._online, self._jobs_in_flight = _Series(), _Series()
+        self._online, self._in_flight = _Series(), _Series()
         self._metrics: dict[tuple[str, str], _Series] = {}
         self._staleness: Counter[int] = Counter()
         self._endings: Counter[str] = Counter()
@@ -130,30 +133,23 @@ class Board(Callback):
     def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
         """Note metrics."""
         with self._lock:
-            if source == "train":
-                self._rounds = max(self._rounds, version)
+            super().metrics(run, version, source, values)
             for name, value in values.items():
                 if (source, name) in self._metrics or len(self._metrics) < _METRICS:
                     self._metrics.setdefault((source, name), _Series()).add(run.now(), value)
 
-    def time_moved(self, run: Runtime) -> None:
-        """Note where the run is, a few times a second."""
-        if self._pace.is_due():
-            self._look(run)
+    def look(self, run: Runtime) -> None:
+        """Note where the run is."""
+        now, online, in_flight = run.now(), run.n_online(), run.n_in_flight()
+        with self._lock:
+            self._online.add(now, online)
+            self._in_flight.add(now, in_flight)
 
     def ended(self, run: Runtime, status: str, reason: str) -> None:
         """Note that the run is over, and how."""
-        self._look(run)
+        super().ended(run, status, reason)
         with self._lock:
             self._ended = f"{status}: {reason}" if reason else status
-
-    def _look(self, run: Runtime) -> None:
-        now, online, in_flight = run.now(), run.n_online(), run.n_in_flight()
-        with self._lock:
-            self._has_begun = True
-            self._now, self._n_online, self._n_in_flight = now, online, in_flight
-            self._online.add(now, online)
-            self._jobs_in_flight.add(now, in_flight)
 
     def _failed(self, run: Runtime, message_id: str, ending: str, reason: str) -> None:
         name = self._names.pop(message_id, "a node")
@@ -167,18 +163,14 @@ class Board(Callback):
     def snapshot(self) -> dict[str, Any]:
         """Return what the page shows now, as JSON can hold it."""
         with self._lock:
-            unit, length_s = time_unit(self._now)
-            figures = [
-                *self._curves(unit, length_s),
-                self._devices(unit, length_s),
-                self._late(),
-                self._lost(),
-            ]
+            now = self._online.last[0]
+            unit, length_s = time_unit(now)
+            figures = [*self._over_time(unit, length_s), self._aggregated(), self._lost()]
             return {
                 "title": self.title,
                 "ended": self._ended,
-                "cards": self._cards(unit, length_s),
-                "share": self._until.share(self._now, self._rounds) if self._has_begun else None,
+                "cards": self._cards(f"{now / length_s:.3g} {unit}"),
+                "share": self.share(now) if self._online.x else None,
                 "figures": [{**f.plot(), "about": f.about} for f in figures if f.traces],
                 "failures": [
                     [f"{one.at / length_s:.3g} {unit}", one.who, one.ending, one.reason]
@@ -186,73 +178,49 @@ class Board(Callback):
                 ],
             }
 
-    def _cards(self, unit: str, length_s: float) -> list[list[str]]:
-        if not self._has_begun:
+    def _cards(self, now: str) -> list[list[str]]:
+        if not self._online.x:
             return [["device time", "not started"]]
         cards = [
-            ["device time", f"{self._now / length_s:.3g} {unit}"],
-            ["rounds", f"{self._rounds:,}"],
-            ["online", f"{self._n_online:,}"],
-            ["in flight", f"{self._n_in_flight:,}"],
+            ["device time", now],
+            ["rounds", f"{self.rounds:,}"],
+            ["online", f"{self._online.last[1]:,}"],
+            ["in flight", f"{self._in_flight.last[1]:,}"],
             ["aggregated", f"{self._staleness.total():,}"],
             ["came to nothing", f"{self._endings.total():,}"],
         ]
         for (source, name), series in sorted(self._metrics.items()):
-            is_share = "acc" in name.lower() and 0 <= series.last[1] <= 1
             if source == "server":
-                value = f"{series.last[1]:.1%}" if is_share else f"{series.last[1]:.3g}"
-                cards.append([name[:40], value])
+                cards.append([name[:40], metric_text(name, series.last[1])])
         return cards[:10]
 
-    def _curves(self, unit: str, length_s: float) -> list[Figure]:
-        figures = []
-        for key, title in (("acc", "Accuracy"), ("loss", "Loss")):
+    def _over_time(self, unit: str, length_s: float) -> list[Figure]:
+        """Return the figures of metrics and of devices against device time."""
+
+        def named(key: str) -> list[dict[str, Any]]:
             chosen = [names for names in sorted(self._metrics) if key in names[1].lower()]
-            traces: list[dict[str, Any]] = [
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "name": plain(f"{_SOURCES.get(source, source)}: {name}"),
-                    "meta": f"series-{i % 7}",
-                    "line": {"width": 2, "dash": _DASHES[i % len(_DASHES)]},
-                    **self._metrics[source, name].points(length_s),
-                }
+            return [
+                curve(f"{SOURCES.get(source, source)}: {name}", i, **series.points(length_s))
                 for i, (source, name) in enumerate(chosen[:_CURVES])
+                for series in (self._metrics[source, name],)
             ]
-            about = f"{title}, as the app reports it."
-            time = f"device time ({unit})"
-            figures.append(
-                Figure(id=key, title=title, about=about, traces=traces, x_title=time, y_title="")
-            )
-        return figures
 
-    def _devices(self, unit: str, length_s: float) -> Figure:
-        traces: list[dict[str, Any]] = [
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": name,
-                "meta": role,
-                "line": {"width": 2, "dash": dash},
-                **series.points(length_s),
-            }
-            for name, role, dash, series in (
-                ("online", "series-2", "solid", self._online),
-                ("jobs in flight", "series-1", "dash", self._jobs_in_flight),
+        devices = (("online", 2, self._online), ("jobs in flight", 1, self._in_flight))
+        counted = [curve(n, look, **s.points(length_s)) for n, look, s in devices if s.x]
+        as_reported = "as the app reports it."
+        in_use = "Devices that are online, and jobs whose end the server has not seen."
+        from_zero = {"yaxis": {"rangemode": "tozero"}}
+        x_title = f"device time ({unit})"
+        return [
+            Figure(id=key, title=title, about=about, traces=traces, x_title=x_title, layout=layout)
+            for key, title, about, traces, layout in (
+                ("acc", "Accuracy", f"Accuracy, {as_reported}", named("acc"), {}),
+                ("loss", "Loss", f"Loss, {as_reported}", named("loss"), {}),
+                ("devices", "Devices", in_use, counted, from_zero),
             )
-            if series.x
         ]
-        return Figure(
-            id="devices",
-            title="Devices",
-            about="Devices that are online, and jobs whose end the server has not seen.",
-            traces=traces,
-            x_title=f"device time ({unit})",
-            y_title="",
-            layout={"yaxis": {"rangemode": "tozero"}},
-        )
 
-    def _late(self) -> Figure:
+    def _aggregated(self) -> Figure:
         shown = sorted(self._staleness)[:_BARS]
         rest = sum(self._staleness[value] for value in sorted(self._staleness)[_BARS:])
         about = f"{self._staleness.total():,} aggregated updates"
@@ -268,16 +236,14 @@ class Board(Callback):
         )
 
     def _lost(self) -> Figure:
-        endings = self._endings.most_common(10)
-        bar = {"type": "bar", "orientation": "h", "meta": "wasted", "showlegend": False}
-        names, counts = [plain(ending) for ending, _ in endings], [count for _, count in endings]
+        endings = dict(self._endings.most_common(10))
+        trace = rows_of_bars("jobs", "wasted", endings.values(), endings, showlegend=False)
         return Figure(
             id="failures",
             title="Jobs that came to nothing",
             about=f"{self._endings.total():,} jobs, as far as the server has seen.",
-            traces=[{**bar, "name": "jobs", "x": counts, "y": names}] if endings else [],
+            traces=[trace] if endings else [],
             x_title="jobs",
-            y_title="",
             layout={"yaxis": {"autorange": "reversed"}},
         )
 

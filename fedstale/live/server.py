@@ -33,6 +33,7 @@ _FILES = {
     "/live.js": ("fedstale.live", "live.js", "text/javascript"),
     "/page.js": ("fedstale.reports", "page.js", "text/javascript"),
     "/page.css": ("fedstale.reports", "page.css", "text/css"),
+    "/plotly.js": ("", "", "text/javascript"),
 }
 
 
@@ -69,7 +70,7 @@ def serving(board: Board, host: str = "127.0.0.1", port: int = PORT) -> Iterator
         raise ConfigError(f"live: {missing}")
     token = "" if _is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
     handler = type("BoardHandler", (_Handler,), {"board": board, "token": token})
-    kind = _Server6 if ":" in host else _Server
+    kind = _Server6 if ":" in host else ThreadingHTTPServer
     try:
         server = kind((host, port), handler)
     except OSError as problem:
@@ -91,11 +92,7 @@ def serving(board: Board, host: str = "127.0.0.1", port: int = PORT) -> Iterator
         thread.join()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-
-class _Server6(_Server):
+class _Server6(ThreadingHTTPServer):
     address_family = socket.AF_INET6
 
 
@@ -118,10 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
                 body = json.dumps(self.board.snapshot(), allow_nan=False).encode()
                 self._send(200, body, "application/json")
         elif parts.path in _FILES:
-            package, name, kind = _FILES[parts.path]
-            self._send(200, _file(package, name), kind)
-        elif parts.path == "/plotly.js":
-            self._send(200, _plotly(), "text/javascript")
+            *_, kind = _FILES[parts.path]
+            self._send(200, _content(parts.path), kind)
         else:
             self._send(404, b"there is no such page\n")
 
@@ -153,13 +148,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @cache
-def _file(package: str, name: str) -> bytes:
-    return (resources.files(package) / name).read_bytes()
-
-
-@cache
-def _plotly() -> bytes:
-    return plotly_js().encode()
+def _content(path: str) -> bytes:
+    package, name, _ = _FILES[path]
+    return (resources.files(package) / name).read_bytes() if package else plotly_js().encode()
 
 
 def _is_loopback(host: str) -> bool:

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstale.reports.figure import Figure, numbers, plain, time_unit
+from fedstale.reports.figure import SHARES, Figure, curve, time_unit
 from fedstale.reports.page import write_figures
 
 PAGE = "backtest.html"
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 _RATES = {
     "compute": ("processor", "work units/s", 1.0),
     "downlink": ("downlink", "Mbit/s", 1e6),
@@ -47,34 +45,48 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
     drawn = []
     if "reliability" in tables:
         what = "to finish the job by its deadline"
-        drawn.append(_curves("finish", "Probability to finish", what, tables["reliability"]))
-    survival = tables.get("survival")
-    if survival is not None:
-        for horizon, table in survival.groupby("horizon_s"):
-            unit, length_s = time_unit(float(str(horizon)))
-            span = f"{float(str(horizon)) / length_s:g} {unit}"
-            what = f"to stay online for another {span}"
-            name = f"survival-{float(str(horizon)):.0f}"
-            title = f"Probability to stay online for {span}"
-            drawn.append(_curves(name, title, what, table))
+        drawn.append(_reliability("finish", "Probability to finish", what, tables["reliability"]))
+    if "survival" in tables:
+        for horizon, table in tables["survival"].groupby("horizon_s"):
+            horizon_s = float(str(horizon))
+            unit, length_s = time_unit(horizon_s)
+            span = f"{horizon_s / length_s:g} {unit}"
+            title, what = (
+                f"Probability to stay online for {span}",
+                f"to stay online for another {span}",
+            )
+            drawn.append(_reliability(f"survival-{horizon_s:.0f}", title, what, table))
     if "fan" in tables:
-        drawn += _fans(tables["fan"])
+        fans = tables["fan"]
+        names = [name for name in fans["forecaster"].unique() if name]
+        drawn += [
+            _fan(str(channel), part, str(names[-1]))
+            for channel, part in fans.groupby("channel", sort=False)
+            if names
+        ]
     return [figure for figure in drawn if figure.traces]
 
 
-def _curves(name: str, title: str, what: str, table: pd.DataFrame) -> Figure:
-    """Return the reliability curves of a probability."""
+def _reliability(name: str, title: str, what: str, table: pd.DataFrame) -> Figure:
+    """Return the reliability curves of a probability, one a forecaster."""
     shown = table[table["n"] >= _FEWEST]
-    traces: list[dict[str, Any]] = []
-    for i, forecaster in enumerate(dict.fromkeys(table["forecaster"])):
-        one = shown[shown["forecaster"] == forecaster]
-        if len(one):
-            traces.append(_curve(i, str(forecaster), one))
+    traces = [
+        curve(
+            str(forecaster),
+            i,
+            one["predicted"],
+            one["observed"],
+            mode="lines+markers",
+            text=[f"{n:,.0f} forecasts" for n in one["n"]],
+            hovertemplate="forecast %{x:.0%}, observed %{y:.0%}, %{text}",
+        )
+        for i, forecaster in enumerate(table["forecaster"].unique())
+        for one in (shown[shown["forecaster"] == forecaster],)
+        if len(one)
+    ]
     if traces:
-        ideal = {"name": "as forecast", "meta": "still", "hoverinfo": "skip"}
-        line = {"line": {"width": 1, "dash": "solid"}, "x": [0.0, 1.0], "y": [0.0, 1.0]}
-        traces.append({"type": "scatter", "mode": "lines", **ideal, **line})
-    share = {"tickformat": ".0%", "range": [-0.03, 1.03]}
+        still = {"hoverinfo": "skip", "line": {"width": 1, "dash": "solid"}}
+        traces.append(curve("as forecast", "still", [0.0, 1.0], [0.0, 1.0], **still))
     return Figure(
         id=f"reliability-{name}",
         title=title,
@@ -83,7 +95,7 @@ def _curves(name: str, title: str, what: str, table: pd.DataFrame) -> Figure:
         traces=traces,
         x_title="forecast",
         y_title="observed",
-        layout={"xaxis": share, "yaxis": share},
+        layout=SHARES,
         height=380,
         header=["forecaster", "forecast", "observed", "forecasts"],
         rows=[
@@ -93,64 +105,38 @@ def _curves(name: str, title: str, what: str, table: pd.DataFrame) -> Figure:
     )
 
 
-def _curve(i: int, forecaster: str, table: pd.DataFrame) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": plain(forecaster),
-        "meta": f"series-{i % 7}",
-        "line": {"width": 2, "dash": _DASHES[i % len(_DASHES)]},
-        "marker": {"size": 7, "symbol": _MARKERS[i % len(_MARKERS)]},
-        "x": numbers(table["predicted"]),
-        "y": numbers(table["observed"]),
-        "text": [f"{n:,.0f} forecasts" for n in table["n"]],
-        "hovertemplate": "forecast %{x:.0%}, observed %{y:.0%}, %{text}",
-    }
-
-
-def _fans(table: pd.DataFrame) -> list[Figure]:
-    """Return the fan of each rate, by the last forecaster of the table."""
-    names = [name for name in dict.fromkeys(table["forecaster"]) if name]
-    return [
-        _fan(str(channel), part, str(names[-1]))
-        for channel, part in table.groupby("channel", sort=False)
-        if names
-    ]
-
-
 def _fan(channel: str, table: pd.DataFrame, forecaster: str) -> Figure:
+    """Return the fan of a rate, by one forecaster."""
     what, unit, size = _RATES[channel]
     past = table[table["forecaster"] == ""]
     ahead = table[table["forecaster"] == forecaster]
     device, now = table["device_id"].iloc[0], float(table["now"].iloc[0])
     minutes = np.concatenate([past["offset_s"], ahead["offset_s"]]) / 60.0
     actual = np.concatenate([past["actual"], ahead["actual"]]) / size
-    x = numbers(ahead["offset_s"] / 60.0)
-    edge = {"type": "scatter", "mode": "lines", "meta": "series-0", "x": x, "hoverinfo": "skip"}
-    traces: list[dict[str, Any]] = [
-        {**edge, "name": "10 %", "line": {"width": 0}, "showlegend": False},
-        {**edge, "name": "80 % of futures", "line": {"width": 0}, "fill": "tonexty"},
-        {**edge, "name": "median", "line": {"width": 2, "dash": "dash"}},
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": "what the device did",
-            "meta": "series-1",
-            "line": {"width": 2},
-            "marker": {"size": 4},
-            "x": numbers(minutes),
-            "y": numbers(actual),
-        },
-    ]
-    for trace, column in zip(traces, ("q10", "q90", "q50"), strict=False):
-        trace["y"] = numbers(ahead[column] / size)
+
+    def quantile(name: str, column: str, **more: object) -> dict[str, Any]:
+        x, y = ahead["offset_s"] / 60.0, ahead[column] / size
+        return curve(name, "series-0", x, y, hoverinfo="skip", **more)
+
     return Figure(
         id=f"fan-{channel}",
         title=f"The {what} of one device, by {forecaster}",
         about=f"Device {device} at {now / 3600.0:.1f} h: the middle one of the test, not picked by "
         "its values. Left of 0, means of five minutes; right of it, the mean rate from now to that "
         "minute, as forecast and as it came.",
-        traces=traces,
+        traces=[
+            quantile("10 %", "q10", line={"width": 0}, showlegend=False),
+            quantile("80 % of futures", "q90", line={"width": 0}, fill="tonexty"),
+            quantile("median", "q50", line={"width": 2, "dash": "dash"}),
+            curve(
+                "what the device did",
+                "series-1",
+                minutes,
+                actual,
+                mode="lines+markers",
+                marker={"size": 4},
+            ),
+        ],
         x_title="time from now (min)",
         y_title=f"{what} ({unit})",
         layout={"yaxis": {"rangemode": "tozero"}},

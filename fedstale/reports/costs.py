@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedstale.reports.figure import Array, Figure, byte_unit, numbers, plain, time_unit
+from fedstale.reports.figure import Array, Figure, byte_unit, rows_of_bars, time_unit
 from fedstale.simulation.jobs import IN_FLIGHT
 from fedstale.strategies.server.runtime import REPORTED
 
@@ -42,27 +42,21 @@ def ledger(events: pa.Table) -> dict[str, dict[str, Any]]:
     """
     status = events["status"]
     counts = {row["values"]: row["counts"] for row in pc.value_counts(status).to_pylist()}
-    download, compute, upload = (events[name] for name in _PHASES)
-    device_s = pc.add(pc.add(download, compute), upload)
-    moved = pc.add(*(events[name] for name in _WAYS))
     is_used, is_in_flight = pc.equal(status, REPORTED), pc.equal(status, IN_FLIGHT)
+    masks = is_used, pc.invert(pc.or_(is_used, is_in_flight)), is_in_flight
+
+    def account(values: pa.ChunkedArray) -> dict[str, float]:
+        parts = [values, *(values.filter(mask) for mask in masks)]
+        sums = [float(pc.sum(part).as_py() or 0.0) for part in parts]
+        return dict(zip(("total", *OUTCOMES), sums, strict=True))
+
+    download, compute, upload = (events[name] for name in _PHASES)
     return {
         "jobs": {"sent": len(events), **dict(sorted(counts.items()))},
-        "device_s": _shares(device_s, is_used, is_in_flight),
-        "compute_s": _shares(compute, is_used, is_in_flight),
-        "bytes": _shares(moved, is_used, is_in_flight),
+        "device_s": account(pc.add(pc.add(download, compute), upload)),
+        "compute_s": account(compute),
+        "bytes": account(pc.add(*(events[name] for name in _WAYS))),
     }
-
-
-def _shares(
-    values: pa.ChunkedArray, is_used: pa.ChunkedArray, is_in_flight: pa.ChunkedArray
-) -> dict[str, float]:
-    is_wasted = pc.invert(pc.or_(is_used, is_in_flight))
-    parts = {
-        name: float(pc.sum(values.filter(mask)).as_py() or 0.0)
-        for name, mask in (("used", is_used), ("wasted", is_wasted), ("in-flight", is_in_flight))
-    }
-    return {"total": float(pc.sum(values).as_py() or 0.0), **parts}
 
 
 def busy_s(jobs: pd.DataFrame) -> Array:
@@ -90,41 +84,27 @@ def figures(run: "Run") -> list[Figure]:
     """
     unit, length_s = time_unit(float(run.busy_s.sum()))
     size_unit, size = byte_unit(float(run.moved_bytes.sum()))
-    phases = dict(zip(("download", "training", "upload"), _PHASES, strict=True))
-    ways = dict(zip(("to devices", "to the server"), _WAYS, strict=True))
+    phases, ways = ("download", "training", "upload"), ("to devices", "to the server")
     accounts = (
-        ("device-time", "Where device time went", phases, f"device-{unit}", length_s),
-        ("traffic", "Where the bytes went", ways, size_unit, size),
+        ("device-time", "Where device time went", phases, _PHASES, f"device-{unit}", length_s),
+        ("traffic", "Where the bytes went", ways, _WAYS, size_unit, size),
     )
-    found = []
-    for key, title, columns, label, scale in accounts:
-        parts = _parts(run, list(columns.values())) / scale
-        if parts.sum():
-            found.append(_account(key, title, list(columns), parts, label))
-    return found
-
-
-def _parts(run: "Run", columns: Sequence[str]) -> Array:
-    """Return sums by outcome of what is known of columns; shape (columns, outcomes)."""
-    outcome = run.outcome
-    values = run.jobs[list(columns)].to_numpy(np.float64)
-    return np.stack([np.nansum(values[outcome == name], axis=0) for name in OUTCOMES], axis=1)
+    sums = run.jobs[[*_PHASES, *_WAYS]].groupby(run.outcome).sum().reindex(OUTCOMES, fill_value=0.0)
+    return [
+        _account(key, title, names, parts / scale, label)
+        for key, title, names, columns, label, scale in accounts
+        for parts in (sums[list(columns)].to_numpy(np.float64).T,)
+        if parts.sum()
+    ]
 
 
 def _account(key: str, title: str, names: Sequence[str], parts: Array, unit: str) -> Figure:
     total = parts.sum()
     used, wasted, in_flight = parts.sum(axis=0) / total
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": _SHOWN_AS[outcome],
-            "meta": outcome,
-            "x": numbers(parts[:, i]),
-            "y": list(names),
-        }
-        for i, outcome in enumerate(OUTCOMES)
-        if parts[:, i].any()
+    traces = [
+        rows_of_bars(_SHOWN_AS[outcome], outcome, part, names)
+        for outcome, part in zip(OUTCOMES, parts.T, strict=True)
+        if part.any()
     ]
     rows = [
         [name, *(f"{value:,.4g}" for value in row), f"{row.sum():,.4g}"]
@@ -137,7 +117,6 @@ def _account(key: str, title: str, names: Sequence[str], parts: Array, unit: str
         f"{in_flight:.0%} in flight when the run ended. Every job is counted once.",
         traces=traces,
         x_title=unit,
-        y_title="",
         layout={"barmode": "stack", "yaxis": {"autorange": "reversed"}},
         height=260,
         header=("", *(f"{_SHOWN_AS[name]} ({unit})" for name in OUTCOMES), f"sum ({unit})"),
@@ -152,22 +131,12 @@ def failures(run: "Run") -> Figure | None:
         return None
     counts = wasted["status"].value_counts().sort_index(kind="stable")
     counts = counts.sort_values(ascending=False, kind="stable")
-    hours = wasted.assign(busy_s=run.busy_s[run.outcome == "wasted"])
-    lost = hours.groupby("status")["busy_s"].sum() / 3600.0
+    lost = wasted.assign(busy_s=busy_s(wasted)).groupby("status")["busy_s"].sum() / 3600.0
     reasons = wasted.groupby(["status", "reason"]).size().reset_index(name="jobs")
     reasons = reasons.sort_values(["jobs", "status", "reason"], ascending=[False, True, True])
     left_out = len(reasons) - REASONS
-    trace = {
-        "type": "bar",
-        "orientation": "h",
-        "name": "jobs",
-        "meta": "wasted",
-        "showlegend": False,
-        "x": [int(count) for count in counts],
-        "y": [plain(status) for status in counts.index],
-        "text": [f"{lost[status]:.3g} h lost" for status in counts.index],
-        "textposition": "auto",
-    }
+    hours = [f"{lost[status]:.3g} h lost" for status in counts.index]
+    more = {"text": hours, "textposition": "auto", "showlegend": False}
     about = f"{len(wasted):,} of {len(run.jobs):,} jobs came to nothing."
     if left_out > 0:
         about += f" The table lists the {REASONS} most frequent of {len(reasons):,} reasons."
@@ -175,9 +144,8 @@ def failures(run: "Run") -> Figure | None:
         id="failures",
         title="Why jobs came to nothing",
         about=about,
-        traces=[trace],
+        traces=[rows_of_bars("jobs", "wasted", counts, counts.index, **more)],
         x_title="jobs",
-        y_title="",
         layout={"yaxis": {"autorange": "reversed"}},
         height=140 + 36 * len(counts),
         header=("ended as", "reason", "jobs"),

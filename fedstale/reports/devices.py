@@ -7,12 +7,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedstale.reports.figure import (
+    SHARES,
     Array,
     Figure,
     Index,
     bars,
     curve,
-    plain,
+    named_rows,
     thinned,
     time_unit,
 )
@@ -38,11 +39,6 @@ _LINES_AND_DOTS = {
     "mode": "lines+markers",
     "marker": {"size": 3, "symbol": "square"},
 }
-_PHASES = (
-    ("download", "started_at", "downloaded_at"),
-    ("training", "downloaded_at", "trained_at"),
-    ("upload", "trained_at", "reported_at"),
-)
 
 
 def timeline(run: "Run") -> Figure | None:
@@ -55,8 +51,8 @@ def timeline(run: "Run") -> Figure | None:
         return None
     order = events["device_id"].value_counts(sort=False).sort_index(kind="stable")
     order = order.sort_values(ascending=False, kind="stable")
-    shown = _devices_shown(order.to_numpy(np.int64))
-    names = order.index[shown]
+    # Whole rows are left out, not jobs.
+    names = order.index[thinned(len(order), max(1, int(len(order) * JOBS / order.sum())))]
     events = events[events["device_id"].isin(names)]
     left_out = len(events) - JOBS
     events = events.iloc[thinned(len(events), JOBS)]
@@ -74,15 +70,21 @@ def timeline(run: "Run") -> Figure | None:
     if left_out > 0:
         about += f" Shown: {JOBS:,} of their {JOBS + left_out:,} jobs, evenly spread."
     height = int(np.clip(150 + 14 * len(names), 260, 640))
-    axis: dict[str, Any] = {"range": [len(names) - 0.4, -0.6], "zeroline": False}
     if len(names) <= _LABELLED:
-        labels = [plain(name if len(name) <= 18 else name[:17] + "…") for name in names]
-        axis |= {"tickvals": list(range(len(names))), "ticktext": labels, "showgrid": False}
+        axis = {**named_rows(names, longest=18), "showgrid": False}
+    else:
+        axis = {"range": [len(names) - 0.4, -0.6], "zeroline": False}
     return Figure(
         id="timeline",
         title="What the devices did",
         about=about,
-        traces=_traces(run, events, rows, length_s, stroke=_stroke(height, len(names))),
+        traces=_traces(
+            run,
+            events,
+            rows,
+            length_s,
+            stroke=float(np.clip(0.6 * (height - 110) / len(names), 1.0, 10.0)),
+        ),
         x_title=f"device time ({unit})",
         y_title="" if len(names) <= _LABELLED else "device (position)",
         layout={"yaxis": axis, "hovermode": "closest"},
@@ -91,47 +93,34 @@ def timeline(run: "Run") -> Figure | None:
     )
 
 
-def _devices_shown(jobs: Index) -> Index:
-    """Return positions of the devices to show, so that whole rows are left out, not jobs."""
-    if jobs.sum() <= JOBS:
-        return np.arange(len(jobs), dtype=np.int64)
-    return thinned(len(jobs), max(1, int(len(jobs) * JOBS / jobs.sum())))
-
-
-def _stroke(height: int, n_rows: int) -> float:
-    return float(np.clip(0.6 * (height - 110) / n_rows, 1.0, 10.0))
-
-
 def _traces(
     run: "Run", events: pd.DataFrame, rows: Index, length_s: float, *, stroke: float
 ) -> list[dict[str, Any]]:
-    status = events["status"].to_numpy(object)
-    is_used = status == "reported"
-    is_in_flight = status == "in-flight"
-    spans = [
-        (phase, is_used, events[start].to_numpy(float), events[end].to_numpy(float))
-        for phase, start, end in _PHASES
-    ]
-    started, ended = events["started_at"].to_numpy(float), events["ended_at"].to_numpy(float)
-    spans.append(("lost work", ~is_used & ~is_in_flight, started, ended))
-    spans.append(("still at work at the end", is_in_flight, started, ended))
+    """Return the strokes of each phase of work that was used, and of other work, as a line each."""
+    is_used, is_in_flight = events["status"] == REPORTED, events["status"] == IN_FLIGHT
+    # A dot at each end keeps jobs in sight that are shorter than a pixel.
+    kind = {} if len(events) <= _JOBS_AS_SVG else _LINES_AND_DOTS
     traces = []
-    for name, mask, start, end in spans:
-        end = np.minimum(end, run.end_s)  # noqa: PLW2901
-        drawn = mask & (end > start) & np.isfinite(end)
-        if not drawn.any():
-            continue
-        jobs = events["job_id"].to_numpy(np.int64)[drawn].tolist()
-        hover = {
-            "customdata": [value for job in jobs for value in (job, job, None)],
-            "hovertemplate": "job %{customdata}, %{x:.4~g}",
-        }
-        # A dot at each end keeps jobs in sight that are shorter than a pixel.
-        kind = {} if len(events) <= _JOBS_AS_SVG else _LINES_AND_DOTS
-        width = {"line": {"width": round(stroke, 2)}}
-        x = _broken(start[drawn] / length_s, end[drawn] / length_s)
-        y = _broken(rows[drawn], rows[drawn])
-        traces.append(curve(name, name.split()[0], x, y, **kind, **width, **hover))
+    for name, mask, start_column, end_column in (
+        ("download", is_used, "started_at", "downloaded_at"),
+        ("training", is_used, "downloaded_at", "trained_at"),
+        ("upload", is_used, "trained_at", "reported_at"),
+        ("lost work", ~is_used & ~is_in_flight, "started_at", "ended_at"),
+        ("still at work at the end", is_in_flight, "started_at", "ended_at"),
+    ):
+        start = events[start_column].to_numpy(np.float64)
+        end = np.minimum(events[end_column].to_numpy(np.float64), run.end_s)
+        drawn = mask.to_numpy(bool) & (end > start) & np.isfinite(end)
+        if drawn.any():
+            jobs = events["job_id"].to_numpy(np.int64)[drawn].tolist()
+            hover = {
+                "customdata": [value for job in jobs for value in (job, job, None)],
+                "hovertemplate": "job %{customdata}, %{x:.4~g}",
+            }
+            x = _broken(start[drawn] / length_s, end[drawn] / length_s)
+            y = _broken(rows[drawn], rows[drawn])
+            width = {"line": {"width": round(stroke, 2)}}
+            traces.append(curve(name, name.split()[0], x, y, **kind, **width, **hover))
     return traces
 
 
@@ -185,11 +174,8 @@ def participation(run: "Run") -> Figure | None:
     )
     if len(kept) < len(counts):
         about += f" {DEVICES:,} of the devices are drawn, evenly spread."
-    line = {"shape": "hvh", "width": 2}
-    x, y = kept + 1, counts[kept]
-    trace = curve(
-        "training jobs used", "series-0", x, y, fill="tozeroy", line=line, showlegend=False
-    )
+    more = {"fill": "tozeroy", "line": {"shape": "hvh", "width": 2}, "showlegend": False}
+    trace = curve("training jobs used", "series-0", kept + 1, counts[kept], **more)
     levels = [0, 10, 25, 50, 75, 90, 100]
     return Figure(
         id="participation",
@@ -276,25 +262,20 @@ def reliability(run: "Run") -> Figure | None:
     if not known.any():
         return None
     reported, finished = reported[known], np.isin(status[known].astype(str), _FINISHED)
-    which = np.minimum((reported * BINS).astype(np.int64), BINS - 1)
-    n = np.bincount(which, minlength=BINS)
-    some = np.flatnonzero(n)
-    x = np.bincount(which, reported, BINS)[some] / n[some]
-    y = np.bincount(which, finished, BINS)[some] / n[some]
-    shown = n[some] >= FEWEST
+    bins = np.minimum((reported * BINS).astype(np.int64), BINS - 1)
+    jobs = pd.DataFrame({"reported": reported, "finished": finished, "n": finished})
+    table = jobs.groupby(bins).agg({"reported": "mean", "finished": "mean", "n": "size"})
+    shown = table[table["n"] >= FEWEST]
     brier = float(np.mean((reported - finished) ** 2))
     base = float(finished.mean())
-    hover = {
-        "text": [f"{count:,} jobs" for count in n[some][shown]],
-        "hovertemplate": "reported %{x:.0%}, finished %{y:.0%}, %{text}",
-    }
+    said = "reported %{x:.0%}, finished %{y:.0%}, %{text}"
+    more = {"text": [f"{count:,} jobs" for count in shown["n"]], "hovertemplate": said}
     dots = {"mode": "lines+markers", "marker": {"size": 7}}
     dashed = {"hoverinfo": "skip", "line": {"width": 1, "dash": "dash"}}
     traces = [
-        curve("devices", "series-0", x[shown], y[shown], **dots, **hover),
+        curve("devices", "series-0", shown["reported"], shown["finished"], **dots, **more),
         curve("as reported", "still", [0.0, 1.0], [0.0, 1.0], **dashed),
     ]
-    share = {"tickformat": ".0%", "range": [-0.03, 1.03]}
     return Figure(
         id="reliability",
         title="Reliability of reported forecasts",
@@ -305,10 +286,7 @@ def reliability(run: "Run") -> Figure | None:
         traces=[trace for trace in traces if trace["x"]],
         x_title="reported",
         y_title="finished",
-        layout={"xaxis": share, "yaxis": share},
+        layout=SHARES,
         header=("reported", "finished", "jobs"),
-        rows=[
-            (f"{a:.2f}", f"{b:.2f}", f"{count:,}")
-            for a, b, count in zip(x, y, n[some], strict=True)
-        ],
+        rows=[(f"{r.reported:.2f}", f"{r.finished:.2f}", f"{r.n:,}") for r in table.itertuples()],
     )

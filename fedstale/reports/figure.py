@@ -8,7 +8,7 @@ and servers without reports do without it.
 import html
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,15 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.int64]
 
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SOURCES = {"server": "central", "evaluate": "clients", "train": "clients, training"}
+"""Where a metric was measured, as figures call it, the source that decides first."""
 MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
+SHARES: dict[str, Any] = {
+    axis: {"tickformat": ".0%", "range": [-0.03, 1.03]} for axis in ("xaxis", "yaxis")
+}
+"""The layout of a figure of one share against another."""
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_N_COLOURS = 7
 _TIME_UNITS = ((2 * 86_400.0, "days", 86_400.0), (2 * 3600.0, "h", 3600.0), (120.0, "min", 60.0))
 _MISSING = "figures need plotly, which is not installed: pip install 'fedstale[server]'"
 _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -43,7 +50,7 @@ class Figure:
     """Traces as plotly.js takes them; `meta` is the role of the colour."""
     x_title: str
     """What the horizontal axis shows, with its unit."""
-    y_title: str
+    y_title: str = ""
     layout: dict[str, Any] = field(default_factory=dict)
     """Further settings of the layout; axes are merged into the page's own."""
     height: int = 320
@@ -78,23 +85,30 @@ class Figure:
 
 def curve(
     name: str,
-    role: str,
+    look: str | int,
     x: npt.ArrayLike,
     y: npt.ArrayLike,
-    **more: Any,  # noqa: ANN401 - plotly's
+    **more: object,
 ) -> dict[str, Any]:
     """Return a trace of lines, or of markers if a mode says so.
 
     Args:
         name: in the legend; plain text.
-        role: of the colour.
+        look: role of the colour, or a number: each has a colour, a dash and a marker, so that no
+            reader needs to tell colours apart.
         x: positions, shape (n,).
         y: heights, shape (n,).
         more: what differs from a plain line, as plotly.js takes it.
     """
+    style: dict[str, Any] = {"meta": look, "line": {"width": 2}}
+    if isinstance(look, int):
+        style = {
+            "meta": f"series-{look % _N_COLOURS}",
+            "line": {"width": 2, "dash": _DASHES[look % len(_DASHES)]},
+            "marker": {"size": 7, "symbol": MARKERS[look % len(MARKERS)]},
+        }
     xy = {"x": numbers(x), "y": numbers(y)}
-    line = {"type": "scatter", "mode": "lines", "line": {"width": 2}}
-    return {**line, "name": plain(name), "meta": role, **xy, **more}
+    return {"type": "scatter", "mode": "lines", **style, "name": plain(name), **xy, **more}
 
 
 def bars(
@@ -112,6 +126,29 @@ def bars(
     middle, width = numbers((edges[:-1] + edges[1:]) / 2), numbers(share * np.diff(edges))
     trace = {"type": "bar", "name": plain(name), "meta": role, "showlegend": False}
     return {**trace, "x": middle, "width": width, "y": numbers(heights)}
+
+
+def rows_of_bars(
+    name: str,
+    role: str,
+    lengths: Iterable[float],
+    labels: Iterable[object],
+    **more: object,
+) -> dict[str, Any]:
+    """Return a trace of horizontal bars, one a label."""
+    xy = {"x": numbers(list(lengths)), "y": [plain(label) for label in labels]}
+    return {"type": "bar", "orientation": "h", "name": plain(name), "meta": role, **xy, **more}
+
+
+def named_rows(names: Iterable[str], *, longest: int) -> dict[str, Any]:
+    """Return a vertical axis with one row a name, the first on top; long names are cut."""
+    labels = [plain(n if len(n) <= longest else n[: longest - 1] + "…") for n in names]
+    return {
+        "range": [len(labels) - 0.4, -0.6],
+        "tickvals": list(range(len(labels))),
+        "ticktext": labels,
+        "zeroline": False,
+    }
 
 
 def why_missing() -> str:
@@ -161,10 +198,8 @@ def time_unit(span_s: float) -> tuple[str, float]:
         >>> time_unit(10_000.0)
         ('h', 3600.0)
     """
-    for at_least, unit, length_s in _TIME_UNITS:
-        if span_s >= at_least:
-            return unit, length_s
-    return "s", 1.0
+    found = ((unit, length_s) for least, unit, length_s in _TIME_UNITS if span_s >= least)
+    return next(found, ("s", 1.0))
 
 
 def byte_unit(largest: float) -> tuple[str, float]:
@@ -174,10 +209,29 @@ def byte_unit(largest: float) -> tuple[str, float]:
         >>> byte_unit(5e6)
         ('MB', 1000000.0)
     """
-    for size, unit in _BYTE_UNITS:
-        if largest >= size:
-            return unit, size
-    return "bytes", 1.0
+    return next(((unit, size) for size, unit in _BYTE_UNITS if largest >= size), ("bytes", 1.0))
+
+
+def time_text(span_s: float) -> str:
+    """Return a span in the unit in which it reads best.
+
+    Example:
+        >>> time_text(10_000.0)
+        '2.78 h'
+    """
+    unit, length_s = time_unit(span_s)
+    return f"{span_s / length_s:.3g} {unit}"
+
+
+def metric_text(name: str, value: float) -> str:
+    """Return a metric in words: a share in percent if it is an accuracy.
+
+    Example:
+        >>> metric_text("accuracy", 0.5), metric_text("loss", 0.5)
+        ('50.0%', '0.5')
+    """
+    is_share = "acc" in name.lower() and 0 <= value <= 1
+    return f"{value:.1%}" if is_share else f"{value:.3g}"
 
 
 def thinned(n: int, limit: int) -> Index:

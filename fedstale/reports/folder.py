@@ -5,22 +5,22 @@ Every file is written under another name and renamed, so a folder never holds ha
 
 import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import tomli_w
 from flwr.app import ArrayRecord
 from safetensors.numpy import save
 
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
+from fedstale.traces.io.atomic import replacing
 
 CONFIG, EVENTS, METRICS = "config.toml", "events.parquet", "metrics.parquet"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
@@ -43,8 +43,25 @@ class RunFolder:
     """A folder that holds one run; a context manager that keeps other processes out of it."""
 
     def __init__(self, path: Path) -> None:
+        """Hold a folder for as long as this process lives, whatever ends it.
+
+        Raises:
+            ConfigError: another process holds it, or it cannot be written to.
+        """
         self.path = path
-        self._lock: IO[str] | None = None
+        try:
+            self._lock = (path / LOCK).open("w", encoding="utf-8")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise ConfigError(
+                f"out = {str(path)!r} is in use by a run that goes on: wait for it, or choose "
+                "another folder"
+            ) from None
+        except OSError as problem:
+            raise ConfigError(
+                f"out = {str(path)!r} cannot be written to: {problem.strerror}"
+            ) from None
 
     @property
     def checkpoints(self) -> Path:
@@ -68,13 +85,10 @@ class RunFolder:
                 raise ConfigError(
                     f"out = {str(path)!r} is not empty: expected a new folder, {hint}"
                 )
-            with cls(path)._taken():
+            with cls(path):
                 shutil.rmtree(path)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as problem:
-            raise ConfigError(f"out = {str(path)!r} cannot be made: {problem.strerror}") from None
-        return cls(path)._taken()
+        make_folder(path)
+        return cls(path)
 
     @classmethod
     def resume(cls, path: Path) -> "RunFolder":
@@ -88,63 +102,37 @@ class RunFolder:
                 f"resume = {str(path)!r} has no {CONFIG}: expected the folder of a run that was "
                 "interrupted or killed"
             )
-        folder = cls(path)._taken()
-        try:
+        with ExitStack() as stack:
+            folder = stack.enter_context(cls(path))
             if (path / SUMMARY).is_file():
                 _require_unfinished(path)
-        except ConfigError:
-            folder._release()
-            raise
+            stack.pop_all()
         return folder
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         """Let others have the folder."""
-        self._release()
+        self._lock.close()
 
     def drop_checkpoints(self) -> None:
         """Remove what a run that is over needs no more."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
-    def _taken(self) -> Self:
-        """Hold the folder for as long as this process lives, whatever ends it."""
-        try:
-            self._lock = (self.path / LOCK).open("w", encoding="utf-8")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._release()
-            raise ConfigError(
-                f"out = {str(self.path)!r} is in use by a run that goes on: wait for it, or "
-                "choose another folder"
-            ) from None
-        except OSError as problem:
-            raise ConfigError(
-                f"out = {str(self.path)!r} cannot be written to: {problem.strerror}"
-            ) from None
-        return self
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
     def write_config(self, config: SimulationConfig) -> None:
         """Write the resolved settings."""
-        with self._replacing(CONFIG) as path:
-            config.write(path)
+        with replacing(self.path / CONFIG) as file:
+            tomli_w.dump(config.table(), file)
 
     def write_events(self, events: pa.Table | Iterator[pa.Table]) -> None:
         """Write one row a job; a row group for each table, if there are several."""
         tables = iter([events]) if isinstance(events, pa.Table) else events
         first = next(tables)
-        with self._replacing(EVENTS) as path, pq.ParquetWriter(path, first.schema) as writer:
+        with (
+            replacing(self.path / EVENTS) as file,
+            pq.ParquetWriter(file, first.schema) as writer,
+        ):
             for table in chain([first], tables):
                 writer.write_table(table)
 
@@ -152,33 +140,33 @@ class RunFolder:
         """Return some columns of what `write_events` wrote."""
         return pq.read_table(self.path / EVENTS, columns=list(columns))
 
-    def write_metrics(self, rows: list[tuple[float, int, str, str, float]]) -> None:
+    def write_metrics(self, rows: Sequence[tuple[float, int, str, str, float]]) -> None:
         """Write one row a measured value: time in s, version, source, name, value."""
-        columns = list(zip(*rows, strict=True)) if rows else [()] * len(METRICS_SCHEMA)
-        table = pa.table(
-            dict(zip(METRICS_SCHEMA.names, columns, strict=True)), schema=METRICS_SCHEMA
-        )
-        with self._replacing(METRICS) as path:
-            pq.write_table(table, path)
+        named = [dict(zip(METRICS_SCHEMA.names, row, strict=True)) for row in rows]
+        with replacing(self.path / METRICS) as file:
+            pq.write_table(pa.Table.from_pylist(named, schema=METRICS_SCHEMA), file)
 
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write the last model."""
-        with self._replacing(MODEL) as path:
-            path.write_bytes(save({name: array.numpy() for name, array in arrays.items()}))
+        with replacing(self.path / MODEL) as file:
+            file.write(save({name: array.numpy() for name, array in arrays.items()}))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the plain figures of the run."""
-        with self._replacing(SUMMARY) as path:
-            path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        with replacing(self.path / SUMMARY) as file:
+            file.write(json.dumps(summary, indent=2).encode() + b"\n")
 
-    @contextmanager
-    def _replacing(self, name: str) -> Iterator[Path]:
-        part = self.path / f".{name}.part"
-        try:
-            yield part
-            os.replace(part, self.path / name)
-        finally:
-            part.unlink(missing_ok=True)
+
+def make_folder(path: Path) -> None:
+    """Make a folder, with those that it is in, unless it exists.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ConfigError(f"out = {str(path)!r} cannot be made: {problem.strerror}") from None
 
 
 def _require_unfinished(path: Path) -> None:

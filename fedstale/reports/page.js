@@ -130,7 +130,7 @@
     show(chosen);
   });
   prefersDark.addEventListener("change", () => { if (!chosen) show(prefersDark.matches ? "dark" : "light"); });
-  // Paper is white, whole, and waits for nobody.
+  // Paper is white, whole, and waits for no input.
   window.addEventListener("beforeprint", () => {
     const isDark = root.dataset.theme === "dark";
     root.dataset.theme = "light";

@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that opens without a network.
+"""The page of a run: its figures and words in one HTML file that opens without a network.
 
 Plotly.js, the numbers and the style are inside the file, and its content security policy forbids
 every request. Whatever comes from a run is escaped: in HTML by the template, in what plotly.js
@@ -16,9 +16,10 @@ from jinja2 import Environment, FileSystemLoader
 
 from fedstale import __version__
 from fedstale.errors import ConfigError
-from fedstale.reports import aggregation, costs, curves, devices
-from fedstale.reports.figure import Figure, plotly_js
-from fedstale.reports.text import cards, clock, comparison, lead
+from fedstale.reports import costs, devices, learning
+from fedstale.reports.devices import gini, used_jobs
+from fedstale.reports.figure import SOURCES, Figure, byte_unit, metric_text, plotly_js, time_text
+from fedstale.reports.folder import DEPLOYED
 from fedstale.traces.io.atomic import replacing
 
 if TYPE_CHECKING:
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 REPORT = "report.html"
 _HERE = Path(__file__).parent
+_ENDINGS = {
+    "stopped": "stopped at its limit",
+    "stuck": "got stuck",
+    "interrupted": "was interrupted",
+}
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """A header and rows."""
 
@@ -38,13 +44,13 @@ def write_run(run: "Run", out: Path) -> Path:
         ProtocolError: a table of the run cannot be read.
     """
     figures = [
-        *curves.figures([run]),
+        *learning.metrics([run]),
         devices.timeline(run),
         devices.working(run),
         costs.failures(run),
         *costs.figures(run),
         devices.participation(run),
-        *aggregation.figures(run),
+        *learning.aggregation(run),
         devices.reliability(run),
     ]
     drawn = [figure for figure in figures if figure is not None]
@@ -74,15 +80,13 @@ def write_comparison(runs: "Sequence[Run]", out: Path) -> Path:
         ProtocolError: a table of a run cannot be read.
     """
     runs = _distinct(runs)
-    first = (
-        f"Metrics of each run against device time and against bytes moved. {curves.hidden(runs)}"
-    )
+    first = "Metrics of each run against device time and against bytes moved."
     return write_figures(
         f"{len(runs)} runs compared",
-        f"{first} {curves.hidden(runs)}".strip(),
-        curves.figures(runs),
+        f"{first} {learning.hidden(runs)}".strip(),
+        learning.metrics(runs),
         out,
-        tables={"The runs": comparison(runs)},
+        tables={"The runs": _compared(runs)},
         runs=runs,
     )
 
@@ -131,7 +135,7 @@ def write_figures(
         runs=runs,
         texts=texts or {},
         version=__version__,
-        clock=clock(runs) if runs else "",
+        clock=_clock(runs) if runs else "",
         plots=embedded([figure.plot() for figure in figures]),
         plotly=re.sub(r"</(script)", r"<\\/\1", plotly_js(), flags=re.IGNORECASE),
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
@@ -168,6 +172,89 @@ def write_text(text: str, out: Path) -> Path:
     return out
 
 
+def lead(run: "Run") -> str:
+    """Return in one or two sentences what happened in a run."""
+    summary = run.summary
+    ending = _ENDINGS.get(run.status, run.status)
+    reason = f" ({run.reason})" if run.reason else ""
+    best = "".join(f", {name} {value}" for name, value in _last_values(run)[:2])
+    text = (
+        f"{summary['app']} on {summary['devices']:,} devices {ending}{reason} after "
+        f"{time_text(run.end_s)} of device time and {summary['rounds']:,} rounds{best}."
+    )
+    if run.busy_s.sum():
+        text += (
+            f" Of the device time {run.costs['device_time_wasted']:.0%} was wasted;"
+            f" {int((used_jobs(run) > 0).sum()):,} devices had training used."
+        )
+    return text
+
+
+def cards(run: "Run") -> list[tuple[str, str]]:
+    """Return the figures at the head of the page as names and values."""
+    wasted = f"{run.costs['device_time_wasted']:.0%}"
+    return [
+        *_last_values(run)[:2],
+        ("device time", time_text(run.end_s)),
+        ("rounds", f"{run.summary['rounds']:,}"),
+        ("jobs", f"{len(run.jobs):,}"),
+        ("devices used", f"{(used_jobs(run) > 0).sum():,} of {run.summary['devices']:,}"),
+        *([("device time wasted", wasted)] if run.busy_s.any() else []),
+        ("traffic", _traffic(run)),
+    ]
+
+
+def _clock(runs: "Sequence[Run]") -> str:
+    """Return what time means in some runs, in a sentence."""
+    virtual, real = "the devices' virtual time", "that of the server's clock since the run began"
+    are_real = [run.summary.get("executor") == DEPLOYED for run in runs]
+    if not any(are_real):
+        return f"Time is {virtual}."
+    return f"Time is {real}." if all(are_real) else f"Time is {virtual}, in deployed runs {real}."
+
+
+def _compared(runs: "Sequence[Run]") -> Table:
+    """Return the header and the rows of a table with one row a run."""
+    last = [dict(_last_values(run)) for run in runs]
+    metrics = list(dict.fromkeys(name for values in last for name in values))[:6]
+    header = ["run", "app", "seed", "ended", *metrics, "device time", "rounds", "jobs"]
+    header += ["device time wasted", "traffic", "devices used", "Gini"]
+    rows = []
+    for run, values in zip(runs, last, strict=True):
+        counts = used_jobs(run)
+        rows.append(
+            [
+                *(run.name, str(run.summary["app"]), str(run.seed), run.status),
+                *(values.get(name, "-") for name in metrics),
+                *(time_text(run.end_s), f"{run.summary['rounds']:,}", f"{len(run.jobs):,}"),
+                *(f"{run.costs['device_time_wasted']:.0%}", _traffic(run)),
+                *(f"{(counts > 0).sum():,}", f"{gini(counts):.2f}" if counts.any() else "-"),
+            ]
+        )
+    return header, rows
+
+
+def _last_values(run: "Run") -> list[tuple[str, str]]:
+    """Return the last accuracies and losses, evaluation before training, accuracy first."""
+    last = run.metrics.groupby(["source", "name"], as_index=False)["value"].last()
+    n_sources = last["name"].value_counts()
+    ranks = {source: rank for rank, source in enumerate(SOURCES)}
+    found = []
+    for source, name, value in zip(*(last[key] for key in last), strict=True):
+        is_loss = "acc" not in name.lower()
+        if not is_loss or "loss" in name.lower():
+            label = name if n_sources[name] == 1 else f"{name} ({source})"
+            rank = ranks.get(source, len(ranks)), is_loss
+            found.append((rank, label, metric_text(name, value)))
+    return [(label, text) for _, label, text in sorted(found)]
+
+
+def _traffic(run: "Run") -> str:
+    n_bytes = float(run.moved_bytes.sum())
+    unit, size = byte_unit(n_bytes)
+    return f"{n_bytes / size:.3g} {unit}"
+
+
 def _hidden(run: "Run", figures: Sequence[Figure]) -> str:
     """Return what the run has no figure for, and why."""
     drawn = {figure.id for figure in figures}
@@ -179,7 +266,7 @@ def _hidden(run: "Run", figures: Sequence[Figure]) -> str:
         ("staleness" not in drawn, "The strategy states no staleness and no weights."),
     ]
     found = [sentence for holds, sentence in sentences if holds]
-    found += [sentence] if (sentence := curves.hidden([run])) else []
+    found += [sentence] if (sentence := learning.hidden([run])) else []
     return " ".join(found)
 
 

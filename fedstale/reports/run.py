@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from fedstale.config import Until
 from fedstale.errors import ConfigError, ProtocolError
-from fedstale.reports import curves, page, text
+from fedstale.reports import learning, page
 from fedstale.reports.costs import COST_COLUMNS, busy_s, moved_bytes, outcomes
 from fedstale.reports.figure import Array, why_missing
 from fedstale.reports.folder import CONFIG, EVENTS, METRICS, METRICS_SCHEMA, MODEL, SUMMARY
@@ -166,7 +166,7 @@ class Run:
         return {
             str(name): float(value)
             for name, value in last.items()
-            if name not in curves.BOOKKEEPING
+            if name not in learning.BOOKKEEPING
         }
 
     def plot(self, metric: str, *, against: Literal["time", "bytes"] = "time") -> "Figure":
@@ -179,10 +179,10 @@ class Run:
         Raises:
             ConfigError: the run did not measure the metric, or plotly is not installed.
         """
-        names = sorted(set(self.metrics["name"]) - curves.BOOKKEEPING)
+        names = learning.measured_names([self])
         if metric not in names:
             raise ConfigError(f"metric = {metric!r}: expected one of {names}")
-        by_time, by_bytes = curves.metric([self], metric, [metric])
+        by_time, by_bytes = learning.metric([self], metric, [metric])
         return (by_time if against == "time" else by_bytes).plotly()
 
     def report(self, out: Path | None = None) -> Path:
@@ -202,11 +202,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the run as notebooks show it: a sentence, and its figures."""
-        rows = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
-            for name, value in text.cards(self)
-        )
-        return f"<p>{html.escape(text.lead(self))}</p><table>{rows}</table>"
+        cards = pd.DataFrame(page.cards(self)).to_html(header=False, index=False)
+        return f"<p>{html.escape(page.lead(self))}</p>{cards}"
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}, status={self.status!r})"

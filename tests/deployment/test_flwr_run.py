@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fedstale.cli.new import create
+from fedstale.cli.apps import create
 from fedstale.deployment.local import run_app
 from fedstale.simulation.flower_app import BUILT_IN
 

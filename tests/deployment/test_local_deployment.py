@@ -126,7 +126,7 @@ def test_a_model_of_100_mb_passes(tmp_path):
 @pytest.mark.slow
 def test_kill_9_of_fedstale_up_leaves_nothing_running(tmp_path):
     app = write_app(tmp_path / "adder")
-    code = "import typer; from fedstale.cli.deploy import up; typer.run(up)"
+    code = "import typer; from fedstale.cli.apps import up; typer.run(up)"
     command = [sys.executable, "-c", code, str(app), "--out", str(tmp_path / "deployment")]
     command += ["--run-config", "train-s=600.0"]
     with subprocess.Popen(command, start_new_session=True) as process:

@@ -12,7 +12,7 @@ from fedstale.agents.evaluation import HEURISTIC
 from fedstale.agents.policy import files
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
-from fedstale.cli import agent as agent_commands
+from fedstale.cli import learn as agent_commands
 
 app = typer.Typer()
 app.command(name="train-agent")(agent_commands.train_agent)

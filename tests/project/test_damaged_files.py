@@ -29,7 +29,7 @@ from fedstale.agents.env.learning_proxy import fitted, read_proxy
 from fedstale.agents.policy import files as agent_files
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
-from fedstale.comparison.metrics import finished, measured
+from fedstale.comparison.analysis import finished, measured
 from fedstale.comparison.plan import Plan
 from fedstale.config import SimulationConfig
 from fedstale.errors import FedstaleError

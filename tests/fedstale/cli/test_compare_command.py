@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedstale.cli.compare import compare
+from fedstale.cli.runs import compare
 
 for part in ("comparison", "reports", "simulation"):
     sys.path.append(str(Path(__file__).parents[1] / part))

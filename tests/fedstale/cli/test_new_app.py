@@ -7,8 +7,8 @@ from flwr.app import Context, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 
-from fedstale.cli import new as new_app
-from fedstale.cli.new import create
+from fedstale.cli import apps
+from fedstale.cli.apps import create
 from fedstale.errors import ConfigError
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.flower_app import FlowerApp
@@ -90,7 +90,7 @@ def test_a_failure_halfway_leaves_nothing_behind(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         return text
 
-    monkeypatch.setattr(new_app, "_renamed", fails_later)
+    monkeypatch.setattr(apps, "_renamed", fails_later)
     with pytest.raises(ConfigError, match="No space left on device"):
         create(tmp_path / "my_app")
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedstale.cli.report import report
+from fedstale.cli.runs import report
 
 sys.path.append(str(Path(__file__).parents[1] / "reports"))
 

@@ -2,15 +2,15 @@ import numpy as np
 import pytest
 from compared_runs import write_finished
 
-from fedstale.comparison.analysis import analyse, as_json
-from fedstale.comparison.metrics import (
+from fedstale.comparison.analysis import (
+    analyse,
     deciding_source,
     finished,
     grouped,
     reached,
     target_source,
 )
-from fedstale.comparison.table import words
+from fedstale.comparison.page import as_json
 from fedstale.config import Until
 from fedstale.errors import ConfigError
 from fedstale.reports.run import Run
@@ -143,9 +143,8 @@ def test_where_every_run_failed_the_reasons_are_told():
     failures = [("A", 1, "no data"), ("B", 1, "no data")]
     found = analyse({"A": [], "B": []}, reference="A", target="accuracy 0.8", failures=failures)
     assert len(as_json(found)["failed"]) == 2
-    header, rows = words(found)
-    assert [len(row) for row in rows] == [len(header)] * 2
-    assert all(cell in {"0", "-", "A", "B"} for row in rows for cell in row)
+    assert found.words.shape[0] == 2
+    assert set(found.words.to_numpy().ravel()) <= {"0", "-", "A", "B"}
 
 
 def test_long_names_of_variants_stay_distinct_and_terminals_obey_none(tmp_path):

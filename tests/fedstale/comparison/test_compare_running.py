@@ -13,9 +13,7 @@ from compared_runs import BASE, write_finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstale.comparison import running
-from fedstale.comparison.metrics import differing
-from fedstale.comparison.plan import Plan, PlannedRun, folder_name
+from fedstale.comparison.plan import Plan, PlannedRun, folder_name, run_all, state_of
 from fedstale.errors import ConfigError
 from fedstale.traces import TraceSet
 
@@ -47,46 +45,46 @@ def planned(tmp_path):
 
 
 def test_how_far_a_run_is_can_be_seen_in_its_folder(planned):
-    assert running.state(planned) == "new"
+    assert state_of(planned) == "new"
     write_finished(planned.folder, status="stopped")
-    assert running.state(planned) == "done"
+    assert state_of(planned) == "done"
     summary = planned.folder / "summary.json"
     for status, state in (("failed", "failed"), ("interrupted", "half"), ("stuck", "done")):
         summary.write_text(f'{{"status": "{status}"}}')
-        assert running.state(planned) == state
+        assert state_of(planned) == state
     summary.unlink()
-    assert running.state(planned) == "half"
+    assert state_of(planned) == "half"
     (planned.folder / "config.toml").unlink()
     with pytest.raises(ConfigError, match="holds something that is no run"):
-        running.state(planned)
+        state_of(planned)
 
 
 def test_what_a_killed_process_left_of_its_first_file_is_in_nobodys_way(planned):
     planned.folder.mkdir()
     (planned.folder / ".lock").touch()
     (planned.folder / ".config.toml.part").write_text("ap")
-    assert running.state(planned) == "new"
+    assert state_of(planned) == "new"
 
 
 def test_a_summary_that_cannot_be_read_is_one_sentence(planned):
     write_finished(planned.folder)
     (planned.folder / "summary.json").write_text("[]")
     with pytest.raises(ConfigError, match="cannot be read"):
-        running.state(planned)
+        state_of(planned)
 
 
 def test_a_folder_with_another_run_is_an_error_that_names_what_differs(planned):
     write_finished(planned.folder, run_config={"strategy": "fedavg"}, devices=3)
     with pytest.raises(ConfigError) as caught:
-        running.state(planned)
+        state_of(planned)
     assert "devices = 3 instead of None" in str(caught.value)
     assert "run-config.strategy = 'fedavg' instead of None" in str(caught.value)
 
 
 def test_where_clients_run_is_no_difference(planned):
     other = replace(BASE, workers=3, executor="processes", checkpoint_every=0)
-    assert differing(BASE, other) == ""
-    assert "batched" in differing(BASE, replace(BASE, executor="batched"))
+    assert BASE.differing(other) == ""
+    assert "batched" in BASE.differing(replace(BASE, executor="batched"))
 
 
 @pytest.fixture
@@ -117,7 +115,7 @@ def digests(folder):
 def test_what_is_done_is_kept_and_what_is_half_done_goes_on(plan, tmp_path):
     runs, log = runs_of(plan, tmp_path / "runs"), tmp_path / "log.txt"
     seen, environment = [], dict(os.environ)
-    assert running.run(runs, workers=1, log=log, watch=lambda s: seen.append(dict(s))) == {}
+    assert run_all(runs, workers=1, log=log, watch=lambda s: seen.append(dict(s))) == {}
     assert set(seen[0].values()) == {0.0}
     assert set(seen[-1].values()) == {1.0}
     assert dict(os.environ) == environment
@@ -125,12 +123,12 @@ def test_what_is_done_is_kept_and_what_is_half_done_goes_on(plan, tmp_path):
     written, expected = (one / "summary.json").stat().st_mtime_ns, digests(two)
     for name in ("summary.json", "events.parquet", "metrics.parquet"):
         (two / name).unlink()
-    assert [running.state(run) for run in runs] == ["done", "half"]
-    assert running.run(runs, workers=2, log=log, watch=lambda shares: None) == {}
+    assert [state_of(run) for run in runs] == ["done", "half"]
+    assert run_all(runs, workers=2, log=log, watch=lambda shares: None) == {}
     assert (one / "summary.json").stat().st_mtime_ns == written
     assert digests(two) == expected
     # Nothing is left to do, so nothing is started.
-    assert running.run(runs, workers=1, log=Path("/nowhere/log"), watch=lambda s: None) == {}
+    assert run_all(runs, workers=1, log=Path("/nowhere/log"), watch=lambda s: None) == {}
 
 
 def test_traces_of_several_runs_are_read_once_and_make_no_difference(plan, tmp_path, monkeypatch):
@@ -143,10 +141,10 @@ def test_traces_of_several_runs_are_read_once_and_make_no_difference(plan, tmp_p
     monkeypatch.setattr(TraceSet, "load", counted)
     together, alone = runs_of(plan, tmp_path / "together"), runs_of(plan, tmp_path / "alone")
     log = tmp_path / "log"
-    assert running.run(together, workers=2, log=log, watch=lambda s: None) == {}
+    assert run_all(together, workers=2, log=log, watch=lambda s: None) == {}
     assert loaded == [("synthetic:8", 1)]
     assert not list(tmp_path.glob(".traces-*"))
-    assert running.run(alone[1:], workers=1, log=log, watch=lambda s: None) == {}
+    assert run_all(alone[1:], workers=1, log=log, watch=lambda s: None) == {}
     assert len(loaded) == 1
     assert digests(alone[1].folder) == digests(together[1].folder)
 
@@ -155,22 +153,22 @@ def test_traces_of_several_runs_are_read_once_and_make_no_difference(plan, tmp_p
 def test_a_process_that_dies_is_told_and_the_others_are_done(plan, tmp_path):
     plan["variants"] = {"dies": {"run-config": {"rounds": 13}}, "one": {}}
     runs = runs_of(plan, tmp_path / "runs")
-    failed = running.run(runs, workers=1, log=tmp_path / "log", watch=lambda s: None)
+    failed = run_all(runs, workers=1, log=tmp_path / "log", watch=lambda s: None)
     assert list(failed) == [runs[0].folder]
     assert "ended with code 3" in failed[runs[0].folder]
-    assert [running.state(run) for run in runs] == ["half", "done"]
+    assert [state_of(run) for run in runs] == ["half", "done"]
 
 
 def test_a_run_that_cannot_begin_is_one_sentence_that_names_it(plan, tmp_path):
     plan["variants"] = {"one": {"traces": "no-such-file.parquet"}}
     runs = runs_of(plan, tmp_path / "runs")
     with pytest.raises(ConfigError, match="variant 'one', seed 1: traces = 'no-such-file"):
-        running.run(runs, workers=1, log=tmp_path / "log", watch=lambda s: None)
+        run_all(runs, workers=1, log=tmp_path / "log", watch=lambda s: None)
 
 
 COMMAND = """
 import typer
-from fedstale.cli.compare import compare
+from fedstale.cli.runs import compare
 app = typer.Typer()
 app.command()(compare)
 app()
@@ -199,4 +197,4 @@ def test_ctrl_c_leaves_what_is_done(plan, tmp_path):
         process.kill()
     assert process.returncode == 130
     assert "interrupted with 1 of 2 runs done; the same command goes on" in said
-    assert [running.state(run) for run in runs] == ["done", "half"]
+    assert [state_of(run) for run in runs] == ["done", "half"]

@@ -219,7 +219,7 @@ def test_a_simulation_is_watched_through_its_own_grid():
 
 
 def test_without_tensorboard_a_sentence_says_how_to_get_it(monkeypatch, tmp_path):
-    from fedstale.live.tensorboard import TensorBoard
+    from fedstale.live.watching import TensorBoard
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match=r"pip install 'fedstale\[tensorboard\]'"):
@@ -230,7 +230,7 @@ def test_scalars_go_to_event_files(run, tmp_path):
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from fedstale.live.tensorboard import TensorBoard
+    from fedstale.live.watching import TensorBoard
 
     scalars = TensorBoard(tmp_path / "board", every_s=0.0)
     folder = run("watched", scalars).folder

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from made_run import write_run
 
 from fedstale.config import SimulationConfig
-from fedstale.reports import aggregation, costs, curves, devices
+from fedstale.reports import costs, devices, learning
 from fedstale.reports.run import Run
 
 sys.path.append(str(Path(__file__).parents[1] / "simulation"))
@@ -55,7 +55,7 @@ def test_bytes_count_from_the_instant_at_which_a_device_is_done(record):
     instants = np.array([0.0, 95.0, 500.0, 1e9])
     rows = list(zip(run.jobs["ended_at"], run.moved_bytes, strict=True))
     expected = [sum(moved for ended, moved in rows if ended <= t) for t in instants]
-    assert curves.bytes_at(run, instants).tolist() == expected
+    assert learning.bytes_at(run, instants).tolist() == expected
 
 
 def test_each_started_job_is_drawn_with_its_phases_or_as_lost(record):
@@ -80,9 +80,9 @@ def test_a_big_timeline_leaves_out_whole_devices_and_says_so(record, monkeypatch
 
 def test_a_long_curve_keeps_its_ends_and_says_that_it_is_thinned(record):
     metrics = [(float(t), t, "server", "loss", 1.0 / (1 + t)) for t in range(10_000)]
-    figure = curves.figures([record(metrics=metrics)])[0]
+    figure = learning.metrics([record(metrics=metrics)])[0]
     (trace,) = figure.traces
-    assert len(trace["x"]) == curves.POINTS
+    assert len(trace["x"]) == learning.POINTS
     assert trace["y"][0] == 1.0
     assert trace["y"][-1] == pytest.approx(1e-4)
     assert "thinned" in figure.about
@@ -97,14 +97,14 @@ def test_devices_that_never_took_part_count_in_participation(record):
 
 def test_staleness_counts_every_merged_update(record):
     run = record()
-    staleness, weights, _ = aggregation.figures(run)
+    staleness, weights, _ = learning.aggregation(run)
     assert sum(staleness.traces[0]["y"]) == run.jobs["staleness"].notna().sum()
     assert sum(weights.traces[0]["customdata"]) == run.jobs["weight"].notna().sum()
 
 
 def test_weights_are_listed_by_staleness_and_gaps_are_their_inverse(record):
     run = record()
-    _, weights, gaps = aggregation.figures(run)
+    _, weights, gaps = learning.aggregation(run)
     merged = run.jobs[run.jobs["weight"].notna()]
     of_two = merged[merged["staleness"] == 2]
     row = next(row for row in weights.rows if row[0] == "2")
@@ -116,7 +116,7 @@ def test_weights_are_listed_by_staleness_and_gaps_are_their_inverse(record):
 def test_updates_that_all_count_fully_have_no_gaps(record):
     run = record()
     run.jobs["weight"] = run.jobs["weight"].where(run.jobs["weight"].isna(), 1.0)
-    assert [figure.id for figure in aggregation.figures(run)] == ["staleness", "weights"]
+    assert [figure.id for figure in learning.aggregation(run)] == ["staleness", "weights"]
 
 
 def test_reliability_is_what_came_back_of_what_was_said(record):
@@ -145,7 +145,7 @@ def test_jobs_that_are_out_say_nothing_about_reliability(record):
 
 
 def test_a_strategy_without_staleness_has_no_such_figures(record):
-    assert aggregation.figures(record(stale=False)) == []
+    assert learning.aggregation(record(stale=False)) == []
 
 
 def test_failures_are_counted_by_ending_and_reason(record):

@@ -11,7 +11,7 @@ from fedstale.strategies import DirectionAware, FedBuff, GapAware, selection
 
 app = ServerApp()
 
-# Flower's strategies work in rounds; fedstale's merge replies as they come, also late ones.
+# Flower's strategies work in rounds; fedstale's aggregate replies as they come, also stale ones.
 IN_ROUNDS = {"fedavg": FedAvg}
 AS_THEY_COME = {"fedbuff": FedBuff, "gap-aware": GapAware, "direction-aware": DirectionAware}
 SELECTORS = {

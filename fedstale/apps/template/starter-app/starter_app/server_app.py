@@ -8,13 +8,13 @@ from starter_app import task
 
 app = ServerApp()
 
-# No device has this number, so the server's data are nobody else's.
+# No device has this number, so no device has the data of the server.
 SERVER_PARTITION = 2**32
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Make some versions of the model out of replies, also late ones."""
+    """Make some versions of the model out of replies, also stale ones."""
     config = context.run_config
     test_set = task.load_data(SERVER_PARTITION, int(config["seed"]), n=1000)
 

@@ -1,0 +1,246 @@
+"""`fedstale new`, `check` and `up`: start an app, say what fails on devices, and deploy it here.
+
+The template is itself a Flower app that runs, so it is linted, type-checked and tested like any
+other code; making a new one is giving it another name. A folder appears whole or not at all.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from importlib.util import find_spec
+from keyword import iskeyword
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstale.cli.output import AsJson, end_on_signals, one_sentence, say_json
+from fedstale.errors import ConfigError
+
+TEMPLATE = Path(__file__).parent.parent / "apps" / "template" / "starter-app"
+MAX_NAME_LENGTH = 32
+"""Longest name that Flower accepts for an app."""
+
+_PACKAGE = "starter_app"
+_PROJECT = "starter-app"
+# Flower leaves folders of these names out of the bundle that it sends to the devices.
+_DROPPED = ("build", "eggs", "env", "ENV", "lib", "lib64", "parts", "venv")
+
+
+@one_sentence()
+def new(
+    path: Annotated[Path, typer.Argument(help="Folder to make; its name becomes the app's.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a starting app that runs under fedstale simulate and under flwr run."""
+    create(path, name=path.name)
+    if as_json:
+        say_json(path)
+    else:
+        typer.echo(f"wrote {path}; try: fedstale simulate {path}")
+
+
+@one_sentence()
+def check(
+    app: Annotated[
+        str,
+        typer.Argument(metavar="APP", help="Directory of a Flower app, or a built-in one."),
+    ],
+    superlink: Annotated[
+        str | None,
+        typer.Argument(help="Name of a SuperLink in Flower's config.toml, to be reached too."),
+    ] = None,
+    run_config: Annotated[
+        str, typer.Option("--run-config", "-c", help="Overrides that the run will have.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say what would go wrong before an app goes out to devices.
+
+    Packages are looked for here: run it in an environment like that of the devices.
+    """
+    from fedstale.deployment.check import check_app, check_superlink
+    from fedstale.simulation.flower_app import FlowerApp
+
+    found = FlowerApp.find(app)
+    findings = check_app(found.directory, run_config)
+    if superlink is not None:
+        findings += check_superlink(superlink)
+    if as_json:
+        typer.echo(json.dumps([{"fault": f.is_fault, "text": f.text} for f in findings]))
+    else:
+        for finding in findings:
+            typer.echo(f"{'fault' if finding.is_fault else 'note'}: {finding.text}")
+        if not findings:
+            typer.echo(f"{found.name}: nothing found that would go wrong")
+    if any(finding.is_fault for finding in findings):
+        raise typer.Exit(1)
+
+
+@one_sentence()
+def up(
+    app: Annotated[
+        str,
+        typer.Argument(metavar="APP", help="Directory of a Flower app, or a built-in one."),
+    ],
+    nodes: Annotated[int, typer.Option("--nodes", "-n", help="Number of SuperNodes.")] = 2,
+    run_config: Annotated[
+        str, typer.Option("--run-config", "-c", help="Overrides as in flwr run.")
+    ] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="New folder for certificates, keys, state and logs; default runs/up-APP."
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace an earlier deployment's folder.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Run although fedstale check finds faults.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Do not show the run's log.")
+    ] = False,
+    traces: Annotated[
+        str | None,
+        typer.Option(help="Let the nodes act devices of these traces: a file, or synthetic:N."),
+    ] = None,
+    speed_up: Annotated[float, typer.Option(help="Seconds of the trace in one real second.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Draws the devices that are acted.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run an app on a SuperLink and SuperNodes that live on this machine for the time of the run.
+
+    All are Flower's own processes, with TLS and node keys; for trying and small deployments.
+    """
+    from fedstale.deployment.check import check_app
+    from fedstale.deployment.local import local_deployment, run_app
+    from fedstale.errors import ConfigError
+    from fedstale.simulation.flower_app import FlowerApp
+
+    found = FlowerApp.find(app)
+    faults = [f.text for f in check_app(found.directory, run_config) if f.is_fault]
+    if faults and not force:
+        raise ConfigError("; ".join(faults) + "; to run anyway, pass --force")
+    if speed_up != 1.0 and traces is None:
+        raise ConfigError(f"speed-up = {speed_up:g}: expected --traces with it")
+    config = None
+    if traces is not None:
+        from fedstale.deployment.replay import replay_app, replay_config
+
+        if not 0 < speed_up < float("inf"):
+            raise ConfigError(f"speed-up = {speed_up:g}: expected a number > 0, such as 20")
+        config = replay_config(found, traces, nodes=nodes, run_config=run_config, seed=seed)
+    folder = out or Path("runs") / f"up-{found.directory.name}"
+
+    def say(line: str) -> None:
+        typer.echo(f"fedstale: {line}", err=True)
+
+    with (
+        end_on_signals(),
+        local_deployment(folder, nodes=nodes, overwrite=overwrite, say=say) as deployment,
+    ):
+        show = (lambda line: None) if quiet or as_json else typer.echo
+        if config is None:
+            run_id = run_app(deployment, found.directory, run_config=run_config, show=show)
+            say(f"run {run_id} completed; logs are in {folder}")
+            facts: dict[str, object] = {"run_id": run_id}
+        else:
+            run = replay_app(
+                deployment, config, speed_up=speed_up, run_config=run_config, show=show
+            )
+            say(f"the replay completed; its run is in {run}, logs are in {folder}")
+            facts = {"run": str(run)}
+    if as_json:
+        say_json(folder, **facts)
+
+
+def create(path: Path, *, name: str | None = None) -> None:
+    """Write a new app into a folder.
+
+    Args:
+        path: the folder to make; it may exist if it is empty.
+        name: the app's name, a Python identifier in which hyphens may stand for underscores. The
+            package is named with underscores, the project with hyphens, as Flower wants it. None
+            or empty takes the name of the folder.
+
+    Raises:
+        ConfigError: the name cannot be used, or the folder has something in it.
+    """
+    path = Path(path).resolve()
+    package = package_name(name or path.name)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(
+            f"path = {str(path)!r}: expected a new or an empty folder; choose another"
+        )
+    for parent in path.parents:
+        if parent.exists() and not parent.is_dir():
+            raise ConfigError(f"path = {str(path)!r}: expected a folder, but {parent} is a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{package}-", dir=path.parent))
+        try:
+            app = scratch / path.name
+            _write(app, package)
+            app.replace(path)
+        finally:
+            shutil.rmtree(scratch)
+    except OSError as problem:
+        raise ConfigError(
+            f"path = {str(path)!r}: cannot be written, {problem.strerror}; choose a folder of yours"
+        ) from problem
+
+
+def package_name(name: str) -> str:
+    """Return the name of the Python package of a new app.
+
+    Example:
+        >>> package_name("my-app")
+        'my_app'
+
+    Raises:
+        ConfigError: it is no identifier, too long, or taken.
+    """
+    package = name.replace("-", "_")
+    accepted = (
+        f"expected a letter and then letters, digits, - or _, at most {MAX_NAME_LENGTH} in all, "
+        "such as my_app"
+    )
+    if not (package.isidentifier() and package.isascii() and package[0].isalpha()):
+        raise ConfigError(f"name = {name!r}: {accepted}")
+    if len(package) > MAX_NAME_LENGTH:
+        raise ConfigError(f"name = {name!r} has {len(package)} characters: {accepted}")
+    if iskeyword(package) or package in _DROPPED:
+        raise ConfigError(
+            f"name = {name!r} has a meaning of its own in Python or in Flower: {accepted}"
+        )
+    if package in sys.stdlib_module_names or _is_installed(package):
+        raise ConfigError(
+            f"name = {name!r}: there is a Python package of that name, which the app would hide; "
+            "choose another"
+        )
+    return package
+
+
+def _is_installed(package: str) -> bool:
+    """Return whether a package can be imported; an empty folder, though importable, is none."""
+    spec = find_spec(package)
+    if spec is None:
+        return False
+    folders = spec.submodule_search_locations or []
+    return spec.origin is not None or any(any(Path(folder).iterdir()) for folder in folders)
+
+
+def _write(app: Path, package: str) -> None:
+    """Write the template under another name."""
+    for source in TEMPLATE.rglob("*"):
+        if source.is_file() and "__pycache__" not in source.parts:
+            target = app / _renamed(source.relative_to(TEMPLATE).as_posix(), package)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(_renamed(source.read_text("utf-8"), package), encoding="utf-8")
+
+
+def _renamed(text: str, package: str) -> str:
+    return text.replace(_PACKAGE, package).replace(_PROJECT, package.replace("_", "-"))

@@ -1,0 +1,403 @@
+"""`fedstale simulate`, `report` and `compare`: make runs, show them, and compare them."""
+
+import json
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column, Table
+
+from fedstale.cli.output import AsJson, Quiet, end_on_signals, one_sentence, say_json
+from fedstale.config import ExecutorKind
+
+if TYPE_CHECKING:
+    from fedstale.comparison.analysis import Comparison
+    from fedstale.comparison.plan import Watch
+    from fedstale.config import SimulationConfig
+    from fedstale.reports.run import Run
+    from fedstale.strategies.server.runtime import Callback
+
+_WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrupted"}
+
+
+@one_sentence()
+def simulate(
+    app_: Annotated[
+        str,
+        typer.Argument(
+            metavar="[APP]",
+            help="Directory of a Flower app, name of a built-in one (digits, shakespeare), or the "
+            "config.toml of an earlier run.",
+            show_default=False,
+        ),
+    ] = "",
+    traces: Annotated[
+        str, typer.Option(help="File of device traces, or synthetic:N.")
+    ] = "synthetic:100",
+    devices: Annotated[
+        int | None, typer.Option(help="Enrol only this many, drawn at random.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seeds everything that is random.")] = 0,
+    until: Annotated[
+        str | None,
+        typer.Option(help="End at 2d (virtual time), '100 rounds', or 'accuracy 0.9'."),
+    ] = None,
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", help="Overrides as in flwr run: 'key=1 name=\"x\"'."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; default runs/APP-SEED.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the folder.")] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with the run in this folder, which was interrupted or killed."),
+    ] = None,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Model versions from one checkpoint to the next; 0 for none.")
+    ] = 1,
+    on_interrupt: Annotated[
+        Literal["abort", "pause"],
+        typer.Option(help="A device that goes offline loses its work, or goes on later."),
+    ] = "abort",
+    after_end: Annotated[
+        Literal["repeat", "stop"], typer.Option(help="What follows the end of a trace.")
+    ] = "repeat",
+    executor: Annotated[
+        ExecutorKind,
+        typer.Option(help="What trains clients; auto measures. Only batched rounds otherwise."),
+    ] = "auto",
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that train clients; 1 for none but this.")
+    ] = None,
+    gpus: Annotated[
+        float | None, typer.Option(help="GPUs of each Ray actor, such as 0.25 for four on one.")
+    ] = None,
+    work_per_example: Annotated[
+        float | None, typer.Option(help="Work units to train one example once.")
+    ] = None,
+    evaluate_work_per_example: Annotated[
+        float | None, typer.Option(help="Work units to evaluate one example.")
+    ] = None,
+    epochs: Annotated[
+        str | None, typer.Option(help="Passes over a client's data, or a run-config key.")
+    ] = None,
+    examples: Annotated[
+        float | None, typer.Option(help="Examples of a client until its first reply states them.")
+    ] = None,
+    model_bytes: Annotated[
+        int | None, typer.Option(help="Size of the model, to stand for a bigger one.")
+    ] = None,
+    overhead: Annotated[
+        Literal["none", "flower"],
+        typer.Option(help="What every message takes besides: nothing, or what Flower needs."),
+    ] = "none",
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve a page that shows the run while it goes on.")
+    ] = False,
+    live_at: Annotated[
+        str | None,
+        typer.Option(metavar="[HOST:]PORT", help="Where; default 8760, this machine alone."),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write scalars for TensorBoard into this folder.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Flower's log.")] = False,
+) -> None:
+    """Run a Flower app on replayed devices, and see which devices trained, and which lost work."""
+    from fedstale.config import SimulationConfig
+    from fedstale.errors import ConfigError
+
+    if (resume is None) == (not app_):
+        raise ConfigError("expected an APP to simulate, or --resume RUN to go on with a run")
+    if resume is not None:
+        config, out = SimulationConfig.read(resume / "config.toml"), resume
+    elif app_.endswith(".toml"):
+        config = SimulationConfig.read(Path(app_))
+    else:
+        costs = {
+            "work-per-example": work_per_example,
+            "evaluate-work-per-example": evaluate_work_per_example,
+            "epochs": int(epochs) if epochs is not None and epochs.isdecimal() else epochs,
+            "examples": examples,
+            "model-bytes": model_bytes,
+        }
+        if overhead == "flower":
+            from fedstale.simulation.costs import FLOWER_OVERHEAD
+
+            costs |= FLOWER_OVERHEAD
+        config = SimulationConfig(
+            app=app_,
+            traces=traces,
+            devices=devices,
+            seed=seed,
+            until=until,
+            on_interrupt=on_interrupt,
+            after_end=after_end,
+            executor=executor,
+            workers=workers,
+            gpus=gpus,
+            checkpoint_every=checkpoint_every,
+            run_config=_parsed(run_config),
+            costs={k: v for k, v in costs.items() if v is not None},
+        )
+    name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
+    out = out or Path("runs") / f"{name}-{config.seed}"
+    from fedstale.simulation.run import simulate as simulate_config
+    from fedstale.traces import TraceSet
+
+    # Flower sets this level when it is imported, which the imports above have done.
+    logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.ERROR)
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.ERROR)
+    trace_set = TraceSet.load(config.traces, seed=config.seed)
+    watching = _watching(
+        config,
+        shown=sys.stderr.isatty() and not (quiet or as_json),
+        live_at=live_at or ("8760" if live else None),
+        tensorboard=tensorboard,
+    )
+    with end_on_signals(), watching as callbacks:
+        run = simulate_config(
+            config,
+            out,
+            traces=trace_set,
+            overwrite=overwrite,
+            resume=resume is not None,
+            callbacks=callbacks,
+        )
+    if as_json:
+        say_json(run.folder, **run.summary)
+    else:
+        _show_run(run)
+    if run.status in _WORDS:
+        typer.echo(f"fedstale: the run {_WORDS[run.status]}: {run.reason}", err=True)
+        raise typer.Exit(1)
+
+
+@one_sentence()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders that fedstale simulate wrote.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="HTML file to write; default RUN/report.html, or comparison.html for several.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML file that shows what a run did; of several runs, one that compares them."""
+    from fedstale.reports.page import write_comparison
+    from fedstale.reports.run import Run
+
+    read = [Run(run) for run in runs]
+    if len(read) == 1:
+        written = read[0].report(out)
+    else:
+        written = write_comparison(read, out or Path("comparison.html"))
+    if as_json:
+        say_json(written, runs=[str(run) for run in runs])
+    else:
+        typer.echo(f"report: {written}")
+
+
+@one_sentence()
+def compare(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PLAN.toml | RUN...",
+            help="What to compare: a plan of variants and seeds, or folders of finished runs.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder; default comparisons/PLAN, or comparisons/runs."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Runs at a time; default one for each core.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Compare times to it, such as 'accuracy 0.9'.")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="Variant to compare with; default the first.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Run everything again.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare variants over seeds: means, and differences paired by seed, with 95% intervals.
+
+    Runs that are done are kept, and interrupted ones go on: the same command finishes the rest.
+    """
+    from fedstale import api
+    from fedstale.comparison.page import as_json as plain
+    from fedstale.errors import ConfigError
+
+    plans = [source for source in sources if source.suffix == ".toml"]
+    if plans and len(sources) > 1:
+        raise ConfigError(
+            f"{str(plans[0])!r} and {len(sources) - 1} more: expected one plan, or folders of "
+            "finished runs"
+        )
+    folder = out or Path("comparisons") / (plans[0].stem if plans else api.RUNS)
+    with _progress(shown=bool(plans) and sys.stderr.isatty() and not (quiet or as_json)) as bar:
+        try:
+            comparison = api.compare(
+                plans[0] if plans else sources,
+                out=folder,
+                workers=workers,
+                target=target,
+                reference=reference,
+                overwrite=overwrite,
+                watch=bar,
+            )
+        except KeyboardInterrupt as stop:
+            why = str(stop) or "interrupted"
+            typer.echo(f"fedstale: {why}; the same command goes on", err=True)
+            raise typer.Exit(130) from None
+    if as_json:
+        typer.echo(json.dumps({"out": str(folder), **plain(comparison, root=folder)}))
+    else:
+        _show_comparison(comparison, folder)
+    if comparison.failures:
+        variant, seed, reason = comparison.failures[0]
+        typer.echo(
+            f"fedstale: {len(comparison.failures)} of the runs failed; the first: {variant}, seed "
+            f"{seed}: {reason}",
+            err=True,
+        )
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _watching(
+    config: "SimulationConfig", *, shown: bool, live_at: str | None, tensorboard: Path | None
+) -> Iterator[list["Callback"]]:
+    """Show a run as a progress line, on a live page or to TensorBoard; yields its callbacks."""
+    from fedstale.config import Until
+    from fedstale.live.watching import ProgressLine, TensorBoard
+
+    callbacks: list[Callback] = []
+    until = Until.parse(config.until)
+    with ExitStack() as stack:
+        if shown:
+            fields = "{task.fields[clock]}", BarColumn(bar_width=10), "{task.fields[state]}"
+            columns = (SpinnerColumn(), *fields, TimeElapsedColumn())
+            # The ServerApp's thread sees virtual time in `time.monotonic`; the display must not.
+            bar = Progress(*columns, console=Console(stderr=True), get_time=time.perf_counter)
+            callbacks.append(ProgressLine(stack.enter_context(bar), until))
+        if tensorboard is not None:
+            scalars = TensorBoard(tensorboard)
+            stack.callback(scalars.close)
+            callbacks.append(scalars)
+        if live_at is not None:
+            # Only who asks for a page waits for it.
+            from fedstale.live import Board, serving
+            from fedstale.live.server import parse_address
+
+            board = Board(f"{config.app} on {config.traces}", until=until)
+            url = stack.enter_context(serving(board, *parse_address(live_at)))
+            typer.echo(f"live page: {url}", err=True)
+            callbacks.append(board)
+        yield callbacks
+
+
+def _show_run(run: "Run") -> None:
+    """Print the end of a run."""
+    from fedstale.live.watching import duration
+
+    summary = run.summary
+    title = f"{summary['app']} on {summary['devices']} devices"
+    table = Table("", Column("", justify="right"), title=title, title_justify="left")
+    table.add_row("virtual time", duration(summary["virtual_s"]))
+    table.add_row("wall time", f"{summary['wall_s']:.1f} s")
+    speed = summary["virtual_s"] / max(summary["wall_s"], 1e-9)
+    table.add_row("speed", f"{speed:,.0f} virtual s per s")
+    table.add_row("rounds", str(summary["rounds"]))
+    for status, count in summary["jobs"].items():
+        table.add_row(f"jobs {status}", f"{count:,}")
+    accounts = ("device_s", "device time", "h", 3600.0), ("bytes", "traffic", "MB", 1e6)
+    for name, label, unit, scale in accounts:
+        parts = summary[name]
+        share = parts["wasted"] / parts["total"] if parts["total"] else 0.0
+        table.add_row(label, f"{parts['total'] / scale:,.1f} {unit}, {share:.0%} wasted")
+    for name, value in summary["metrics"].items():
+        table.add_row(name, f"{value:.4f}")
+    console = Console()
+    console.print(table)
+    if run.reason and run.status == "stopped":
+        console.print(f"stopped: {run.reason}")
+    console.print(f"run folder: {run.folder}", soft_wrap=True, highlight=False)
+
+
+def _show_comparison(comparison: "Comparison", folder: Path) -> None:
+    """Print a comparison as tables as wide as the terminal, each with the names of the variants."""
+    from fedstale.comparison.analysis import printable
+    from fedstale.comparison.page import PAGE
+
+    words = (
+        comparison.words.set_index("variant")
+        .rename_axis(None)
+        .to_string(line_width=shutil.get_terminal_size().columns)
+    )
+    for text in (*words.split("\n"), "", *comparison.notes, f"report: {folder / PAGE}"):
+        typer.echo(printable(text))
+
+
+@contextmanager
+def _progress(*, shown: bool) -> "Iterator[Watch | None]":
+    """Show how many runs are done and how long the rest may take."""
+    if not shown:
+        yield None
+        return
+    count, left = "{task.completed:.1f} of {task.total} runs", ("left:", TimeRemainingColumn())
+    columns = (count, BarColumn(bar_width=30), TimeElapsedColumn(), *left)
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=600.0) as bar:
+
+        def watch(shares: Mapping[Path, float]) -> None:
+            done = sum(shares.values())
+            if bar.tasks:
+                bar.update(bar.tasks[0].id, completed=done)
+            else:
+                # Runs that were done before say nothing about speed.
+                bar.add_task("runs", total=len(shares), completed=int(done))
+
+        yield watch
+
+
+def _parsed(run_config: list[str] | None) -> dict[str, Any]:
+    """Return overrides of a run config, read as Flower reads them."""
+    import click
+    from flwr.common.config import parse_config_args
+
+    from fedstale.errors import ConfigError
+
+    try:
+        overrides = parse_config_args(run_config)
+    except (click.ClickException, ValueError, OSError) as problem:
+        raise ConfigError(f"run-config = {run_config}: {problem}") from None
+    if any(text.strip() for text in run_config or ()) and not overrides:
+        raise ConfigError(f"run-config = {run_config}: expected 'key=value' pairs or a .toml file")
+    return overrides

@@ -1,0 +1,170 @@
+"""What looks at a run now and then: a progress line, scalars for TensorBoard, the live board.
+
+Each is a callback that counts rounds and looks at the clock a few times a second of wall time.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Message
+
+from fedstale.config import Until
+from fedstale.errors import ConfigError
+from fedstale.strategies.server.runtime import Callback, Pace, Runtime
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_NO_LIMIT = Until()
+
+
+class Watcher(Callback):
+    """Counts rounds, and calls `look` a few times a second and at the end of the run."""
+
+    def __init__(self, until: Until = _NO_LIMIT, *, every_s: float = 0.25) -> None:
+        """Watch a run with a limit, looking every `every_s` s of wall time."""
+        self.until, self.rounds = until, 0
+        self._pace = Pace(every_s)
+
+    def look(self, run: Runtime) -> None:
+        """Show where the run is; a subclass says how."""
+
+    def share(self, now: float) -> float | None:
+        """Return how much of the run is done; None where nothing limits it but the app."""
+        return self.until.share(now, self.rounds)
+
+    def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
+        """Count rounds."""
+        if source == "train":
+            self.rounds = max(self.rounds, version)
+
+    def time_moved(self, run: Runtime) -> None:
+        """Look, a few times a second."""
+        if self._pace.is_due():
+            self.look(run)
+
+    def ended(self, run: Runtime, status: str, reason: str) -> None:
+        """Look once more."""
+        self.look(run)
+
+
+class ProgressLine(Watcher):
+    """Draws a progress line."""
+
+    def __init__(self, bar: "Progress", until: Until) -> None:
+        """Draw on a display that is shown."""
+        super().__init__(until)
+        self._bar, self._accuracy = bar, ""
+        self._task = bar.add_task("run", total=None, clock="starting", state="")
+
+    def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
+        """Note how far and how good the run is."""
+        super().metrics(run, version, source, values)
+        for name, value in values.items():
+            if "acc" in name:
+                self._accuracy = f"acc {value:.3f}"
+
+    def look(self, run: Runtime) -> None:
+        """Draw the line."""
+        share = self.share(run.now())
+        # Together with clock, bar and elapsed time this fits a terminal of 80 columns.
+        counts = f"round {self.rounds}  {run.n_online()} online  {run.n_in_flight()} in flight"
+        self._bar.update(
+            self._task,
+            total=None if share is None else 1.0,
+            completed=share or 0.0,
+            clock=duration(run.now()),
+            state=f"{counts}  {self._accuracy}".rstrip(),
+        )
+
+
+class TensorBoard(Watcher):
+    """Writes event files, beside whatever else is logged there; close it at the end.
+
+    The wall time of a point is device time, so TensorBoard's "relative" axis shows hours on
+    devices. The step is the model version for metrics, and whole seconds of device time for the
+    rest.
+    """
+
+    def __init__(self, folder: Path, *, every_s: float = 0.25) -> None:
+        """Open event files in a folder.
+
+        Raises:
+            ConfigError: TensorBoard is not installed, or the folder cannot be written to.
+        """
+        super().__init__(every_s=every_s)
+        try:
+            # An extra, and slow to import.
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+        except ImportError:
+            raise ConfigError(
+                f"tensorboard = {str(folder)!r} needs the package tensorboard: "
+                "pip install 'fedstale[tensorboard]'"
+            ) from None
+        try:
+            self._writer: Any = SummaryWriter(str(folder))
+        except OSError as problem:
+            raise ConfigError(
+                f"tensorboard = {str(folder)!r} cannot be written to: {problem.strerror}"
+            ) from None
+        self._staleness: list[float] = []
+        self._failed: set[str] = set()
+
+    def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
+        """Write metrics."""
+        for name, value in values.items():
+            self._writer.add_scalar(f"{source}/{name}", value, version, walltime=run.now())
+
+    def aggregated(
+        self,
+        run: Runtime,
+        message_id: str,
+        *,
+        base_version: int,
+        version: int,
+        staleness: int,
+        weight: float,
+    ) -> None:
+        """Keep a staleness for the mean."""
+        self._staleness.append(staleness)
+
+    def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
+        """Count a failure."""
+        if reply.has_error():
+            self._failed.add(message_id)
+
+    def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
+        """Count a reply that was not used."""
+        self._failed.add(message_id)
+
+    def look(self, run: Runtime) -> None:
+        """Write where the run is."""
+        now = run.now()
+        values: dict[str, float] = {
+            "devices/online": run.n_online(),
+            "devices/in flight": run.n_in_flight(),
+            "jobs/came to nothing": len(self._failed),
+        }
+        if self._staleness:
+            values["aggregation/mean staleness"] = sum(self._staleness) / len(self._staleness)
+            self._staleness = []
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, int(now), walltime=now)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as days, hours and minutes.
+
+    Example:
+        >>> duration(100_000.0)
+        '1d 03:46:40'
+    """
+    days, rest = divmod(round(seconds), 86_400)
+    hours, rest = divmod(rest, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{days}d {hours:02d}:{minutes:02d}:{left:02d}"

@@ -1,0 +1,257 @@
+"""What the model learnt: metrics against device time and bytes, and how updates were aggregated.
+
+Metrics are drawn for one run or for several together; staleness and weights for one.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedstale.reports.figure import (
+    SOURCES,
+    Array,
+    Figure,
+    bars,
+    byte_unit,
+    curve,
+    plain,
+    thinned,
+    time_unit,
+)
+
+if TYPE_CHECKING:
+    from fedstale.reports.run import Run
+
+POINTS = 1000
+"""Points of one curve that a page shows at most."""
+PAIRS = 800
+"""Pairs of staleness and weight that the figure of weights shows at most."""
+BOOKKEEPING = {"num-examples", "num_examples"}
+"""Names among the metrics of a run that measure nothing."""
+_OTHERS = 6
+_BARS, _GAPS, _ROWS = 60, 40, 60
+
+
+def metrics(runs: "Sequence[Run]") -> list[Figure]:
+    """Return two figures for accuracy, for loss, and for each of a few other metrics.
+
+    Args:
+        runs: the runs to overlay; of several runs, the source that decides is shown: a central
+            evaluation if there is one, else evaluation by clients.
+    """
+    accuracies, losses, others = by_kind(measured_names(runs))
+    groups = [("Accuracy", accuracies), ("Loss", losses)]
+    groups += [(name, [name]) for name in others[:_OTHERS]]
+    return [
+        figure
+        for number, (title, members) in enumerate(groups)
+        if members
+        for figure in metric(runs, title, members, number)
+    ]
+
+
+def hidden(runs: "Sequence[Run]") -> str:
+    """Return a sentence on the metrics for which there is no figure, or nothing."""
+    left = len(by_kind(measured_names(runs))[2]) - _OTHERS
+    return f"{left} further metrics are in metrics.parquet only." if left > 0 else ""
+
+
+def measured_names(runs: "Sequence[Run]") -> list[str]:
+    """Return the names of all metrics of some runs, but of those that measure nothing."""
+    return sorted({str(name) for run in runs for name in run.metrics["name"]} - BOOKKEEPING)
+
+
+def by_kind(names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of accuracies, of losses and of other metrics.
+
+    Example:
+        >>> by_kind(["eval_loss", "accuracy", "lag"])
+        (['accuracy'], ['eval_loss'], ['lag'])
+    """
+    accuracies = [name for name in names if "acc" in name.lower()]
+    losses = [name for name in names if "loss" in name.lower() and name not in accuracies]
+    return accuracies, losses, [n for n in names if n not in accuracies and n not in losses]
+
+
+def bytes_at(run: "Run", instants: Array) -> Array:
+    """Return the bytes that all devices had moved by each instant.
+
+    Args:
+        run: the run.
+        instants: in s; shape (k,).
+
+    Returns:
+        Bytes, shape (k,). A job's bytes count from the instant at which its device is done.
+    """
+    ended = run.jobs["ended_at"].to_numpy(np.float64)
+    order = np.argsort(ended, kind="stable")
+    total = np.concatenate(([0.0], np.cumsum(run.moved_bytes[order])))
+    return total[np.searchsorted(ended[order], instants, side="right")]
+
+
+def metric(
+    runs: "Sequence[Run]", title: str, members: Sequence[str], number: int = 2
+) -> tuple[Figure, Figure]:
+    """Return some metrics in one figure against device time, and in one against bytes.
+
+    Args:
+        runs: the runs to overlay.
+        title: of the figures.
+        members: the metrics.
+        number: of the figures in a page: 0 for accuracy and 1 for loss.
+    """
+    unit, length_s = time_unit(max(run.end_s for run in runs))
+    lines = [line for i, run in enumerate(runs) for line in _lines(run, i, members, len(runs))]
+    size_unit, size = byte_unit(max((float(line.moved.max()) for line in lines), default=0.0))
+    is_accuracy = all("acc" in name.lower() for name in members)
+    about = "Share of correct answers" if is_accuracy else f"{title}, as the app reports it"
+    if any(len(line.times) > POINTS for line in lines):
+        about += f"; each curve is thinned to {POINTS} evenly spread points"
+    is_share = is_accuracy and all(line.values.max(initial=0.0) <= 1.0 for line in lines)
+
+    def against(key: str, what: str, in_unit: str, positions: Sequence[Array]) -> Figure:
+        return Figure(
+            id=f"metric-{number}-{key}",
+            title=f"{title} against {what}",
+            about=about + ".",
+            traces=[line.trace(x) for line, x in zip(lines, positions, strict=True)],
+            x_title=f"{what} ({in_unit})",
+            y_title=plain(title.lower()) if number < 2 else plain(title),
+            layout={"yaxis": {"tickformat": ".0%"}} if is_share else {},
+        )
+
+    return (
+        against("time", "device time", unit, [line.times / length_s for line in lines]),
+        against("bytes", "traffic", size_unit, [line.moved / size for line in lines]),
+    )
+
+
+class _Line(NamedTuple):
+    """One curve: its label, its number, and its points."""
+
+    label: str
+    number: int
+    times: Array
+    moved: Array
+    values: Array
+
+    def trace(self, x: Array) -> dict[str, Any]:
+        """Return the curve at other positions, thinned."""
+        kept = thinned(len(x), POINTS)
+        mode = "lines+markers" if len(kept) <= 60 else "lines"
+        return curve(self.label, self.number, x[kept], self.values[kept], mode=mode)
+
+
+def _lines(run: "Run", position: int, members: Sequence[str], n_runs: int) -> list[_Line]:
+    """Return the curves of one run."""
+    rows = run.metrics[run.metrics["name"].isin(members)]
+    if n_runs > 1:
+        first = next((s for s in SOURCES if (rows["source"] == s).any()), None)
+        rows = rows[rows["source"] == first]
+    ranks = {source: rank for rank, source in enumerate(SOURCES)}
+    groups: list[tuple[Any, pd.DataFrame]] = list(rows.groupby(["source", "name"]))
+    groups.sort(key=lambda group: (ranks.get(group[0][0], len(ranks)), group[0][1]))
+    lines = []
+    for number, ((source, name), group) in enumerate(groups):
+        what = f"{SOURCES.get(source, source)}: {name}"
+        label, look = (what, number) if n_runs == 1 else (run.name, position)
+        times, values = (group[key].to_numpy(np.float64) for key in ("time_s", "value"))
+        lines.append(_Line(label, look, times, bytes_at(run, times), values))
+    return lines
+
+
+def aggregation(run: "Run") -> list[Figure]:
+    """Return the distributions of staleness and weight; nothing where the run states none."""
+    staleness = run.jobs["staleness"].to_numpy(np.float64)
+    weight = run.jobs["weight"].to_numpy(np.float64)
+    known, both = np.isfinite(staleness), np.isfinite(weight) & np.isfinite(staleness)
+    found = [_staleness(staleness[known])] if known.any() else []
+    if both.any():
+        found += [_weights(staleness[both], weight[both]), *_divisors(weight[both])]
+    return found
+
+
+def _staleness(staleness: Array) -> Figure:
+    step = max(1, int(np.ceil((staleness.max() + 1) / _BARS)))
+    edges = np.arange(0, staleness.max() + 1 + step, step)
+    counts = np.histogram(staleness, edges)[0]
+    return Figure(
+        id="staleness",
+        title="Staleness of aggregated updates",
+        about=f"{len(staleness):,} aggregated updates; median {np.median(staleness):g}, 90% at "
+        f"most {np.quantile(staleness, 0.9):g}, largest {staleness.max():g}.",
+        traces=[bars("updates", "series-0", edges - 0.5, counts, share=0.9)],
+        x_title="staleness (model versions)",
+        y_title="updates",
+        header=("staleness", "updates"),
+        rows=[
+            (f"{low:g}" if step == 1 else f"{low:g} to {low + step - 1:g}", f"{count:,}")
+            for low, count in zip(edges[:-1], counts, strict=True)
+        ],
+    )
+
+
+def _weights(staleness: Array, weight: Array) -> Figure:
+    # Most rules give all updates of one staleness one weight: a dot a pair, not a dot an update.
+    pairs = np.stack([staleness, np.round(weight, 4)], axis=1)
+    distinct, counts = np.unique(pairs, axis=0, return_counts=True)
+    kept = thinned(len(distinct), PAIRS)
+    about = (
+        f"Weights from {weight.min():.3g} to {weight.max():.3g}, mean {weight.mean():.3g}. One dot "
+        f"for each pair of staleness and weight, of {len(weight):,} updates."
+    )
+    if len(kept) < len(distinct):
+        about += f" {PAIRS:,} of {len(distinct):,} pairs are drawn, evenly spread."
+    trace = curve(
+        "updates",
+        "series-3",
+        *distinct[kept].T,
+        mode="markers",
+        showlegend=False,
+        marker={"size": 7, "opacity": 0.7},
+        customdata=counts[kept].tolist(),
+        hovertemplate="staleness %{x}, weight %{y}: %{customdata} updates<extra></extra>",
+    )
+    return Figure(
+        id="weights",
+        title="Weight against staleness",
+        about=about,
+        traces=[trace],
+        x_title="staleness (model versions)",
+        y_title="weight",
+        layout={"yaxis": {"rangemode": "tozero"}},
+        header=("staleness", "updates", "weight: 10%", "median", "90%"),
+        rows=[
+            (f"{age:g}", f"{len(of):,}", *(f"{q:.3f}" for q in np.quantile(of, (0.1, 0.5, 0.9))))
+            for age in np.unique(staleness)[:_ROWS]
+            for of in (weight[staleness == age],)
+        ],
+    )
+
+
+def _divisors(weight: Array) -> list[Figure]:
+    """Return what updates were divided by, which is the gap G of Gap-Aware; nothing if all by 1."""
+    gap = 1.0 / weight[weight > 0]
+    if not len(gap) or np.allclose(gap, 1.0):
+        return []
+    low, high = float(gap.min()), float(gap.max())
+    counts, edges = np.histogram(gap, _GAPS, (low, high if high > low else low + 1.0))
+    silent = len(weight) - len(gap)
+    about = (
+        "1 / weight of each aggregated update; under Gap-Aware this is its gap G, the mean over "
+        f"parameters. Median {np.median(gap):.3g}, 90% at most {np.quantile(gap, 0.9):.3g}, "
+        f"largest {high:.3g}."
+    )
+    return [
+        Figure(
+            id="gaps",
+            title="What updates were divided by",
+            about=about + (f" {silent:,} updates had the weight 0." if silent else ""),
+            traces=[bars("updates", "series-4", edges, counts)],
+            x_title="1 / weight",
+            y_title="updates",
+            layout={"bargap": 0},
+        )
+    ]
