@@ -12,13 +12,21 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.agents.env.episodes import Episodes, EpisodeSettings, JobKinds, draw_episodes
+from fedstale.agents.env.episodes import (
+    AGES,
+    GROUPS,
+    NOISES,
+    Episodes,
+    EpisodeSettings,
+    JobKinds,
+)
 from fedstale.agents.env.forecast_table import Forecasts, ForecastTable, NoForecasts, TrueForecasts
-from fedstale.agents.env.learning_proxy import LearningProxy
+from fedstale.agents.env.learning_proxy import LearningProxy, deal
 from fedstale.agents.env.simulator import Simulator
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, TraceError
+from fedstale.strategies.weighting.base import AgeCurve, constant, inverse_root, polynomial
 from fedstale.traces import TraceSet
-from fedstale.traces.arrays import Index
+from fedstale.traces.arrays import Array, Index, Mask
 from fedstale.traces.forecast import (
     Forecaster,
     LastValue,
@@ -34,6 +42,8 @@ from fedstale.traces.forecast import (
 Mode = Literal["forecaster", "persistence", "oracle", "none"]
 MODES: tuple[Mode, ...] = ("forecaster", "persistence", "oracle", "none")
 """What devices report: a forecaster's forecast, that nothing changes, the truth, or nothing."""
+
+_CURVES: tuple[AgeCurve, ...] = (constant(), polynomial(0.5), inverse_root())
 
 Parts = Sequence[tuple[npt.ArrayLike, Forecaster]]
 """Positions of devices, and the forecaster that they use."""
@@ -149,23 +159,116 @@ class Scenario:
         return replace(self, settings=replace(self.settings, devices=(n, n)))
 
     def draw(self, n: int, rng: np.random.Generator) -> Episodes:
-        """Return n episodes."""
-        return draw_episodes(
-            self.traces,
-            self.kinds,
-            n,
-            devices=self.devices,
-            start=self.start,
-            end=self.end,
-            n_max=self.settings.devices[1],
-            rng=rng,
-            settings=self.settings,
+        """Return n episodes.
+
+        The devices of an episode are drawn from those that appear in its window: the others would
+        never be candidates. A record that is shorter than a window makes shorter episodes.
+
+        Raises:
+            TraceError: the span is empty, or no device is online in it.
+        """
+        settings, kinds, start, end = self.settings, self.kinds, self.start, self.end
+        if not 0 <= start < end:
+            raise TraceError(f"episodes from {start} to {end} s: expected 0 <= start < end")
+        window = min(settings.window_s, end - start)
+        begins = start + rng.random(n) * (end - start - window)
+        drawn, present = self._appearing(begins, window, rng)
+        online = (online_share(self.traces, drawn, begins, window, looks=8) * present).sum(axis=1)
+        kind = rng.integers(len(kinds), size=n)
+        wanted = np.rint(online * _log_uniform(rng, settings.concurrency_share, n)).astype(np.int64)
+        # One device at a time is no choice of a set.
+        concurrency = np.minimum(np.maximum(wanted, 2), present.sum(axis=1))
+        buffer_size = np.rint(concurrency * rng.uniform(*settings.buffer_share, n)).astype(np.int64)
+        keeps_stragglers = rng.random(n) < settings.keep_share
+        deadline = np.where(
+            rng.random(n) < settings.deadline_share,
+            kinds.median_s[kind] * rng.uniform(1, 3, n),
+            np.inf,
         )
+        curve = rng.integers(len(_CURVES), size=n)
+        weights = np.array([[c(age) for age in range(AGES)] for c in _CURVES])[curve]
+        skew, spread = _log_uniform(rng, settings.skew, n), rng.uniform(*settings.spread, n)
+        mixtures, examples = deal(rng, drawn.shape, GROUPS, skew, spread)
+        over_reports = (rng.random(n) < settings.over_reporting_share)[:, None]
+        over_reports = over_reports & (rng.random(drawn.shape) < settings.over_reporting_clients)
+        return Episodes(
+            devices=drawn,
+            present=present,
+            start=begins,
+            end=begins + window,
+            rounds=np.full(n, settings.rounds),
+            kind=kind,
+            concurrency=concurrency,
+            buffer_size=np.clip(buffer_size, 1, concurrency),
+            keeps_stragglers=keeps_stragglers,
+            deadline_s=deadline,
+            age_weights=weights,
+            cooldown_s=np.full(n, settings.cooldown_s),
+            requests_forecasts=rng.random(n) < settings.request_share,
+            over_reports=over_reports,
+            mixtures=mixtures,
+            examples=examples,
+            noise=rng.standard_normal((*drawn.shape, NOISES)),
+        )
+
+    def _appearing(
+        self, begins: Array, window: float, rng: np.random.Generator
+    ) -> tuple[Index, Mask]:
+        """Return devices that appear in each window, and which columns hold one; (b, n) each.
+
+        Raises:
+            TraceError: no device appears in any window.
+        """
+        availability, pool = self.traces.channel("availability"), np.unique(self.devices)
+        least, most = self.settings.devices
+        devices = np.zeros((begins.size, most), dtype=np.int64)
+        present = np.zeros(devices.shape, dtype=bool)
+        for i, begin in enumerate(begins):
+            first, _ = availability.window_at_or_after(pool, begin)
+            appearing = pool[first < begin + window]
+            count = int(np.rint(_log_uniform(rng, (least, most), 1)[0]))
+            drawn = rng.permutation(appearing)[:count]
+            devices[i, : drawn.size], present[i, : drawn.size] = drawn, True
+        empty = ~present.any(axis=1)
+        if empty.all():
+            raise TraceError(
+                f"no device is online in any of {begins.size} windows of {window:g} s: expected "
+                "traces with devices that appear"
+            )
+        if empty.any():
+            # A window without devices is no episode: another takes its place.
+            full = rng.choice(np.flatnonzero(~empty), size=int(empty.sum()))
+            devices[empty], present[empty] = devices[full], present[full]
+            begins[empty] = begins[full]
+        return devices, present
 
     def simulator(self, b: int) -> Simulator:
         """Return a simulator with room for b of this scenario's episodes at a time."""
         n = self.settings.devices[1]
         return Simulator(self.traces, self.kinds, self.forecasts, b=b, n=n, proxy=self.proxy)
+
+
+def online_share(
+    traces: TraceSet, devices: Index, start: Array, window_s: float | Array, *, looks: int
+) -> Array:
+    """Return at which share of some instants each device is online in the window of its row.
+
+    Args:
+        traces: the devices.
+        devices: positions; shape (b, n).
+        start: of each row's window in s; shape (b,).
+        window_s: length of the windows in s; one, or shape (b,).
+        looks: number of instants, evenly spread.
+    """
+    availability, count = traces.channel("availability"), np.zeros(devices.shape)
+    for look in (np.arange(looks) + 0.5) / looks:
+        when = np.repeat(start + look * window_s, devices.shape[1])
+        count += availability.is_available(devices.ravel(), when).reshape(devices.shape)
+    return count / looks
+
+
+def _log_uniform(rng: np.random.Generator, pair: tuple[float, float], n: int) -> Array:
+    return np.exp(rng.uniform(np.log(pair[0]), np.log(pair[1]), n))
 
 
 def cross_fitted(

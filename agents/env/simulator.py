@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, JobKinds
 from fedstale.agents.env.forecast_table import Forecasts
 from fedstale.agents.env.learning_proxy import LearningProxy, entropy_of, fitted
-from fedstale.agents.policy.features import COLUMNS, Single, batch, heuristic_scores
+from fedstale.agents.policy.features import Inputs, features, heuristic_scores
 from fedstale.errors import TraceError
 from fedstale.strategies.server.clients import DURATIONS_KEPT, Candidates, Situation, Table
 from fedstale.strategies.server.runtime import HEARTBEAT_S, RECHECK_S
@@ -197,10 +197,8 @@ class Simulator:
         free = self.episodes.concurrency - self.in_flight.sum(axis=1)
         return np.minimum(np.maximum(free, 0), self.mask.sum(axis=1))
 
-    def observation(
-        self, rows: Index, columns: Index | None = None
-    ) -> tuple[Single, Single, Single]:
-        """Return features, context and heuristic of some episodes; see `features.batch`.
+    def observation(self, rows: Index, columns: Index | None = None) -> Inputs:
+        """Return what the scorer is given in some episodes.
 
         Args:
             rows: episodes; shape (m,).
@@ -210,9 +208,8 @@ class Simulator:
         if columns is None:
             columns = np.broadcast_to(np.arange(self.n), (rows.size, self.n))
         flat = (rows[:, None] * self.n + columns).ravel()
-        known = Candidates(flat, self.table, flat)
-        return batch(
-            {name: getattr(known, name).reshape(columns.shape) for name in COLUMNS},
+        return features(
+            Candidates(flat, self.table, flat),
             np.take_along_axis(self.mask[rows], columns, axis=1),
             now=self.now[rows],
             k=self.slots[rows],

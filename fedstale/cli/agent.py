@@ -160,7 +160,7 @@ def evaluate_agent(
 ) -> None:
     """Let an agent and every other selector play the same held-out windows, and compare."""
     with one_sentence():
-        from fedstale.agents.policy.files import embedded
+        from fedstale.agents.policy.scorer import embedded
 
         loaded = [agent for folder in agents or [embedded()] for agent in _loaded(folder)]
         cache = None if out is None else out / "cache"

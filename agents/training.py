@@ -4,17 +4,30 @@ After every few updates the agent plays a fixed set of windows on devices that i
 from, as it would be deployed, against the heuristic on the same windows. The best agent so far is
 the result of the training. A checkpoint is one file that is replaced at once, so a killed training
 resumes from the last one.
+
+One algorithm is here, evolution strategies: the gradient of a fitness, estimated from pairs of
+mirrored random changes. A selection is rewarded at the end of a round, and a policy by whole
+windows, so the fitness is the reward of whole windows, played as the agent is deployed: the best k,
+no sampling. All members of a generation play the same windows, and only the order of their fitness
+counts. The other algorithm is in `fedstale.agents.ppo`.
+
+Reference:
+    Salimans, Ho, Chen, Sidor, Sutskever. Evolution Strategies as a Scalable Alternative to
+    Reinforcement Learning. 2017.
+    Kingma, Ba. Adam: A Method for Stochastic Optimization. ICLR 2015.
 """
 
 import hashlib
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
@@ -22,16 +35,231 @@ from fedstale.agents.env.rounds import TERMS, rollout, training_picks_of
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES, SCHEMA
-from fedstale.agents.policy.files import Agent, save
-from fedstale.agents.policy.scorer import Score, Weights, by_agent, by_heuristic, shapes
-from fedstale.agents.training.base import Learner, Training
-from fedstale.agents.training.evolution import EvolutionLearner
+from fedstale.agents.policy.scorer import (
+    Agent,
+    Score,
+    Weights,
+    by_agent,
+    by_heuristic,
+    by_population,
+    flat,
+    initial,
+    save,
+    shapes,
+    unflat,
+)
 from fedstale.errors import ConfigError, ResumeError
+from fedstale.strategies.settings import is_count
 from fedstale.traces.arrays import Array
 from fedstale.traces.io.atomic import replacing
 
 CHECKPOINT, PROGRESS = "training.safetensors", "progress.jsonl"
 _AT_A_TIME = 256
+_BETA1, _BETA2, _EPSILON = 0.9, 0.99, 1e-8
+
+State = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How an agent is trained."""
+
+    algorithm: Literal["evolution", "ppo"] = "evolution"
+    """Evolution strategies on whole windows, or MaskablePPO on single picks."""
+    updates: int = 80
+    """Generations, or PPO's updates, >= 1."""
+    seed: int = 0
+    """Of everything drawn."""
+    residual: bool = True
+    """Whether the heuristic's score is part of the agent's; False learns from scratch."""
+    pairs: int = 24
+    """Mirrored pairs of agents in a generation, >= 1."""
+    windows: int = 12
+    """Windows that each agent of a generation plays, or that PPO plays at a time, >= 1."""
+    sigma: float = 0.05
+    """Size of evolution's changes, > 0."""
+    rate: float = 0.06
+    """Learning rate at first, > 0; it falls to a tenth."""
+    validate_every: int = 10
+    """Updates between validations and checkpoints, >= 1."""
+    validation_windows: int = 256
+    """Windows of a validation, >= 2."""
+
+    def __post_init__(self) -> None:
+        counts = ("updates", "pairs", "windows", "validate_every")
+        good = {
+            "algorithm": self.algorithm in {"evolution", "ppo"},
+            **{name: is_count(getattr(self, name)) for name in counts},
+            "validation_windows": is_count(self.validation_windows) and self.validation_windows > 1,
+            "seed": self.seed >= 0,
+            "sigma": 0 < self.sigma < np.inf,
+            "rate": 0 < self.rate < np.inf,
+        }
+        for name, holds in good.items():
+            if not holds:
+                raise ConfigError(
+                    f"training.{name} = {getattr(self, name)!r}: expected 'evolution' or 'ppo', "
+                    "counts >= 1 (2 windows to validate on) and sizes > 0; see Training"
+                )
+
+    def rate_at(self, update: int) -> float:
+        """Return the learning rate, which falls along half a cosine."""
+        share = min(update / self.updates, 1.0)
+        return self.rate * (0.1 + 0.9 * 0.5 * (1.0 + float(np.cos(np.pi * share))))
+
+    def start_weights(self) -> Weights:
+        """Return the weights to begin with: those of the heuristic, or without it from scratch."""
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(6,)))
+        weights = initial(N_FEATURES, N_CONTEXT, rng)
+        weights["beta"][:] = float(self.residual)
+        return weights
+
+
+class Learner(ABC):
+    """Changes an agent's weights."""
+
+    @abstractmethod
+    def update(self) -> dict[str, float]:
+        """Learn once, and return metrics of the update."""
+
+    @abstractmethod
+    def weights(self) -> Weights:
+        """Return the agent as it is now."""
+
+    @abstractmethod
+    def state_dict(self) -> State:
+        """Return everything that later updates depend on."""
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None:
+        """Continue from what `state_dict` returned."""
+
+
+class Evolution:
+    """Adam on the estimated gradient.
+
+    Args:
+        start: vector to begin with; shape (d,).
+        pairs: mirrored pairs in a generation, >= 1.
+        sigma: size of the changes.
+        scale: of each weight's changes and steps; 0 keeps the weight constant; shape (d,).
+        seed: of the changes.
+    """
+
+    def __init__(
+        self,
+        start: Array,
+        *,
+        pairs: int,
+        sigma: float,
+        scale: Array,
+        seed: int,
+    ) -> None:
+        self.mean = start.astype(np.float64)
+        self.pairs, self.sigma, self.seed = pairs, sigma, seed
+        self.scale = scale
+        self.generation = 0
+        self._first, self._second = np.zeros_like(self.mean), np.zeros_like(self.mean)
+
+    def ask(self) -> Array:
+        """Return the members of this generation; shape (2 pairs, d), mirrored ones apart."""
+        change = self._changes() * self.sigma * self.scale
+        return np.concatenate([self.mean + change, self.mean - change])
+
+    def tell(self, fitness: Array, rate: float) -> None:
+        """Move towards the members that did better.
+
+        Args:
+            fitness: of the members that `ask` returned, more is better; shape (2 pairs,).
+            rate: size of the step.
+        """
+        shaped = ranks(fitness)
+        difference = shaped[: self.pairs] - shaped[self.pairs :]
+        gradient = difference @ self._changes() / self.pairs
+        self.generation += 1
+        self._first = _BETA1 * self._first + (1 - _BETA1) * gradient
+        self._second = _BETA2 * self._second + (1 - _BETA2) * np.square(gradient)
+        first = self._first / (1 - _BETA1**self.generation)
+        second = self._second / (1 - _BETA2**self.generation)
+        self.mean = self.mean + rate * self.scale * first / (np.sqrt(second) + _EPSILON)
+
+    def state_dict(self) -> State:
+        """Return everything that a later `ask` depends on; windows follow from the generation."""
+        return {
+            "mean": self.mean,
+            "first": self._first,
+            "second": self._second,
+            "generation": np.array([self.generation]),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from what `state_dict` returned."""
+        self.mean, self._first, self._second = (state[k] for k in ("mean", "first", "second"))
+        self.generation = int(state["generation"][0])
+
+    def _changes(self) -> Array:
+        """Return the changes of this generation, which follow from its number."""
+        key = np.random.SeedSequence(self.seed, spawn_key=(2, self.generation))
+        return np.random.default_rng(key).standard_normal((self.pairs, self.mean.size))
+
+
+class EvolutionLearner(Evolution, Learner):
+    """Changes agents at random, lets all play the same new windows, and follows the better ones.
+
+    Args:
+        scenario: where the windows are.
+        training: how.
+        reward: prices.
+    """
+
+    def __init__(self, scenario: Scenario, training: Training, reward: Reward) -> None:
+        start = training.start_weights()
+        scale = {name: np.ones_like(value) for name, value in start.items()}
+        scale["beta"][:] = float(training.residual)
+        super().__init__(
+            flat(start).astype(np.float64),
+            pairs=training.pairs,
+            sigma=training.sigma,
+            scale=flat(scale).astype(np.float64),
+            seed=training.seed,
+        )
+        self._scenario, self._training, self._reward = scenario, training, reward
+        self._simulator = scenario.simulator(2 * training.pairs * training.windows)
+
+    def update(self) -> dict[str, float]:
+        """Play one generation."""
+        training = self._training
+        key = np.random.SeedSequence(training.seed, spawn_key=(8, self.generation))
+        each = training.windows
+        episodes = self._scenario.draw(each, np.random.default_rng(key))
+        members = self.ask()
+        repeated = episodes.take(np.tile(np.arange(each), len(members)))
+        pick = training_picks_of(self._simulator, by_population(members, each))
+        played = rollout(self._simulator, repeated, pick, self._reward)
+        fitness = played.terms["reward"].reshape(-1, each).mean(axis=1)
+        self.tell(fitness, training.rate_at(self.generation))
+        return {
+            "reward": float(fitness.mean()),
+            "best_member": float(fitness.max()),
+            "beta": float(self.weights()["beta"][0]),
+        }
+
+    def weights(self) -> Weights:
+        """Return the mean of the population."""
+        return unflat(self.mean, N_FEATURES, N_CONTEXT)
+
+
+def ranks(fitness: Array) -> Array:
+    """Return ranks scaled to [-1/2, 1/2]; equal ones share their mean rank, NaN is the worst.
+
+    Example:
+        >>> ranks(np.array([3.0, 9.0, 3.0]))
+        array([-0.25,  0.5 , -0.25])
+    """
+    values = np.nan_to_num(fitness, nan=-np.inf, neginf=-np.inf)
+    ordered = np.sort(values)
+    low, high = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
+    return (low + high - 1) / 2 / max(fitness.size - 1, 1) - 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +319,7 @@ def train(
     learner: Learner
     if training.algorithm == "ppo":
         # Stable-Baselines3 and torch are loaded only where they are used.
-        from fedstale.agents.training.ppo import PPOLearner  # noqa: PLC0415
+        from fedstale.agents.ppo import PPOLearner  # noqa: PLC0415
 
         learner = PPOLearner(scenario, training, reward)
     else:
