@@ -17,7 +17,7 @@ Reference:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -260,11 +260,10 @@ def gini(counts: npt.NDArray[np.int64], present: Mask) -> Array:
         return np.asarray((weights * x).sum(axis=1) / (n * x.sum(axis=1)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(NamedTuple):
     """Mean of one minus mean of the other, with its 95 % interval."""
 
-    mean: float
+    difference: float
     """Mean difference; NaN where no window has both."""
     low: float
     """2.5 % quantile of the resampled means."""
@@ -284,7 +283,7 @@ def paired(one: Array, other: Array, *, seed: int = 0) -> Difference:
 
     Example:
         >>> found = paired(np.array([2.0, 5.0, 9.0]), np.array([1.0, 4.0, 8.0]))
-        >>> found.mean, round(found.low, 6), round(found.high, 6), found.windows
+        >>> found.difference, round(found.low, 6), round(found.high, 6), found.windows
         (1.0, 1.0, 1.0, 3)
     """
     one, other = np.atleast_2d(one), np.atleast_2d(other)
@@ -292,14 +291,13 @@ def paired(one: Array, other: Array, *, seed: int = 0) -> Difference:
     one, other = one[:, known], other[:, known]
     n = one.shape[1]
     if not n:
-        return Difference(mean=np.nan, low=np.nan, high=np.nan, windows=0)
+        return Difference(np.nan, np.nan, np.nan, windows=0)
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
     windows = rng.integers(n, size=(_RESAMPLES, n))
     # Numbers of times that each seed and each window was drawn; a mean is then a product.
     weights = np.stack([np.bincount(row, minlength=n) for row in windows]) / n
     low, high = np.quantile(_means(one, weights, rng) - _means(other, weights, rng), [0.025, 0.975])
-    mean = float(one.mean() - other.mean())
-    return Difference(mean=mean, low=float(low), high=float(high), windows=n)
+    return Difference(float(one.mean() - other.mean()), float(low), float(high), windows=n)
 
 
 def _means(values: Array, weights: Array, rng: np.random.Generator) -> Array:
@@ -331,20 +329,12 @@ def compared(windows: pd.DataFrame, against: str, *, seed: int = 0) -> pd.DataFr
         reference = values[against].to_numpy(dtype=np.float64)
         for name, part in values.items():
             numbers = part.to_numpy(dtype=np.float64)
+            mean = float(np.nanmean(numbers)) if np.isfinite(numbers).any() else np.nan
             found = paired(reference, numbers, seed=seed)
-            same = name == against
-            rows.append(
-                {
-                    "contender": name,
-                    "metric": metric,
-                    "mean": float(np.nanmean(numbers)) if np.isfinite(numbers).any() else np.nan,
-                    "difference": np.nan if same else found.mean,
-                    "low": np.nan if same else found.low,
-                    "high": np.nan if same else found.high,
-                    "windows": found.windows,
-                }
-            )
-    return pd.DataFrame(rows)
+            if name == against:
+                found = found._replace(difference=np.nan, low=np.nan, high=np.nan)
+            rows.append((name, metric, mean, *found))
+    return pd.DataFrame(rows, columns=["contender", "metric", "mean", *Difference._fields])
 
 
 def wide(table: pd.DataFrame) -> pd.DataFrame:

@@ -37,6 +37,7 @@ from fedstale.agents.env.simulator import Reward
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES, SCHEMA
 from fedstale.agents.policy.scorer import (
     Agent,
+    Floats,
     Score,
     Weights,
     by_agent,
@@ -147,17 +148,10 @@ class Evolution:
     """
 
     def __init__(
-        self,
-        start: Array,
-        *,
-        pairs: int,
-        sigma: float,
-        scale: Array,
-        seed: int,
+        self, start: Floats, *, pairs: int, sigma: float, scale: Floats, seed: int
     ) -> None:
-        self.mean = start.astype(np.float64)
+        self.mean, self.scale = start.astype(np.float64), scale.astype(np.float64)
         self.pairs, self.sigma, self.seed = pairs, sigma, seed
-        self.scale = scale
         self.generation = 0
         self._first, self._second = np.zeros_like(self.mean), np.zeros_like(self.mean)
 
@@ -217,10 +211,10 @@ class EvolutionLearner(Evolution, Learner):
         scale = {name: np.ones_like(value) for name, value in start.items()}
         scale["beta"][:] = float(training.residual)
         super().__init__(
-            flat(start).astype(np.float64),
+            flat(start),
             pairs=training.pairs,
             sigma=training.sigma,
-            scale=flat(scale).astype(np.float64),
+            scale=flat(scale),
             seed=training.seed,
         )
         self._scenario, self._training, self._reward = scenario, training, reward

@@ -72,9 +72,9 @@ def _online(source: TraceSet, n: int, seed: int, *, repeat: bool) -> tuple[pd.In
     turn = np.arange(n) // source.n_devices
     taken = replace(source.channel("availability"), repeat=repeat).take(which)
     if repeat:
-        days = np.maximum(np.floor(taken.lengths[taken.rows] / DAY_S), 1)
+        days = np.maximum(np.floor(taken.record_s() / DAY_S), 1)
         # A record that is no whole number of days would come at other hours if it were moved.
-        whole = np.mod(taken.lengths[taken.rows], DAY_S) == 0
+        whole = np.mod(taken.record_s(), DAY_S) == 0
         taken = taken.shifted(
             np.where(whole & (turn > 0), np.floor(rng.random(n) * days), 0) * DAY_S
         )
@@ -124,13 +124,13 @@ def _linked(
     else:
         uplink = downlink.scaled(uplink_share)
     # Both directions start at one moment of the recording: they were recorded together.
-    start = phase * downlink.lengths[downlink.rows]
+    start = phase * downlink.record_s()
     downlink, uplink = (replace(link, repeat=True).shifted(start) for link in (downlink, uplink))
     return downlink, uplink
 
 
 def _anywhere(series: Series, phase: Array) -> Series:
-    return replace(series, repeat=True).shifted(phase * series.lengths[series.rows])
+    return replace(series, repeat=True).shifted(phase * series.record_s())
 
 
 def _is_constant(series: Series) -> bool:

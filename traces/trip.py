@@ -121,12 +121,8 @@ class TripOutcomes:
 
     def reason(self, i: int) -> str:
         """Return in words how job i ended."""
-        status, phase = Status(int(self.status[i])), Phase(int(self.phase[i]))
-        doing = {
-            Phase.DOWNLOAD: "downloading",
-            Phase.TRAINING: "training",
-            Phase.UPLOAD: "uploading",
-        }
+        status, phase = Status(int(self.status[i])), int(self.phase[i])
+        doing = ("waiting", "downloading", "training", "uploading", "done")[phase]
         match status:
             case Status.REPORTED:
                 return "reported"
@@ -135,9 +131,9 @@ class TripOutcomes:
             case Status.EXPIRED:
                 return "not online before the message expired"
             case Status.INTERRUPTED:
-                return f"went offline while {doing[phase]}"
+                return f"went offline while {doing}"
             case Status.STALLED:
-                return f"can never finish {doing[phase]}: its rate stays zero"
+                return f"can never finish {doing}: its rate stays zero"
 
 
 def trips(

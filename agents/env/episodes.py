@@ -59,7 +59,6 @@ class JobKinds:
         minutes: tuple[float, ...] = (2.0, 5.0, 10.0, 20.0),
         megabytes: tuple[float, ...] = (1.0, 5.0, 20.0, 5.0),
         patience: tuple[float, ...] = (8.0, 5.0, 4.0, 3.0),
-        seed: int = 0,
     ) -> "JobKinds":
         """Return jobs by their cost on the median device of a fleet.
 
@@ -68,7 +67,6 @@ class JobKinds:
             minutes: of training on the median device; one each kind.
             megabytes: each way.
             patience: time to live, in multiples of the duration on the median device.
-            seed: of the instants at which rates are sampled.
 
         Raises:
             TraceError: a channel is unknown, or a median rate is 0.
@@ -81,7 +79,7 @@ class JobKinds:
             array([80.])
         """
         traces.require("availability", "compute", "downlink", "uplink")
-        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(41,)))
+        rng = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(41,)))
         devices = rng.integers(traces.n_devices, size=2_000)
         when = rng.random(2_000) * 86_400.0
         rates = []
@@ -193,29 +191,6 @@ class Episodes:
 
     def __len__(self) -> int:
         return self.start.size
-
-    @classmethod
-    def empty(cls, b: int, n: int) -> "Episodes":
-        """Return b episodes without devices that wait for every reply of one job at a time."""
-        return cls(
-            devices=np.zeros((b, n), dtype=np.int64),
-            present=np.zeros((b, n), dtype=bool),
-            start=np.zeros(b),
-            end=np.zeros(b),
-            rounds=np.zeros(b, dtype=np.int64),
-            kind=np.zeros(b, dtype=np.int64),
-            concurrency=np.ones(b, dtype=np.int64),
-            buffer_size=np.ones(b, dtype=np.int64),
-            keeps_stragglers=np.zeros(b, dtype=bool),
-            deadline_s=np.full(b, np.inf),
-            age_weights=np.ones((b, AGES)),
-            cooldown_s=np.zeros(b),
-            requests_forecasts=np.zeros(b, dtype=bool),
-            over_reports=np.zeros((b, n), dtype=bool),
-            mixtures=np.zeros((b, n, GROUPS)),
-            examples=np.ones((b, n)),
-            noise=np.zeros((b, n, NOISES)),
-        )
 
     def take(self, which: npt.NDArray[Any]) -> "Episodes":
         """Return some episodes, by position or by a mask."""

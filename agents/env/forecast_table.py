@@ -9,6 +9,7 @@ its own, so that no device is forecast by a forecaster that learnt from it.
 import hashlib
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -57,45 +58,39 @@ class NoForecasts:
         return unknown, unknown, unknown
 
 
+@dataclass(frozen=True, slots=True)
 class TrueForecasts:
-    """Devices know their future; an upper bound, and no forecast.
+    """Devices know their future; an upper bound, and no forecast."""
 
-    Args:
-        traces: the devices.
-        kinds: the jobs.
-    """
-
-    def __init__(self, traces: TraceSet, kinds: JobKinds) -> None:
-        traces.require("availability", "compute", "downlink", "uplink")
-        self._traces, self._kinds = traces, kinds
+    traces: TraceSet
+    """The devices, complete."""
+    kinds: JobKinds
+    """The jobs."""
 
     def at(self, devices: Index, kind: Index, now: Array) -> Reported:
         """Return what will happen; the duration of a job that is lost is its time to live."""
-        traces, jobs = self._traces, self._kinds.jobs(kind)
-        assert traces.availability is not None
-        outcome = traces.trips(devices, now, jobs)
+        jobs = self.kinds.jobs(kind)
+        outcome = self.traces.trips(devices, now, jobs)
         finished = outcome.status == Status.REPORTED
-        _, end = traces.availability.window_at_or_after(devices, now)
+        _, end = self.traces.channel("availability").window_at_or_after(devices, now)
         with np.errstate(invalid="ignore"):
             duration = np.where(finished, outcome.reported - now, jobs.ttl_s)
         return finished.astype(np.float64), (end - now > AVAILABLE_S).astype(np.float64), duration
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class ForecastTable:
-    """Forecasts of every device on a grid of instants; see `ForecastTable.of`.
+    """Forecasts of every device on a grid of instants; see `ForecastTable.of`."""
 
-    Args:
-        values: chance to finish, chance to stay online and duration in s; NaN where the device
-            was not online; shape (3, devices of the table, steps, kinds).
-        rows: of each device of the traces in the table, -1 if it has none; shape (devices,).
-        start: instant of the first step in s.
-        step_s: from one step to the next in s.
-    """
-
-    def __init__(
-        self, values: npt.NDArray[np.float32], rows: Index, start: float, step_s: float
-    ) -> None:
-        self.values, self.rows, self.start, self.step_s = values, rows, start, step_s
+    values: npt.NDArray[np.float32]
+    """Chance to finish, chance to stay online and duration in s; NaN where the device was not
+    online; shape (3, devices of the table, steps, kinds)."""
+    rows: Index
+    """Row of each device of the traces in the table, -1 if it has none; shape (devices,)."""
+    start: float
+    """Instant of the first step in s."""
+    step_s: float
+    """From one step to the next in s."""
 
     @classmethod
     def of(
@@ -170,8 +165,7 @@ def _fill(
     """Write the values of the devices of one part; shape (3, devices, steps, kinds)."""
     if forecaster.reads_the_future:
         raise TraceError(f"{forecaster.kind}: use TrueForecasts, which reads the traces itself")
-    availability = observer.traces.availability
-    assert availability is not None
+    availability = observer.traces.channel("availability")
     row = np.repeat(np.arange(devices.size), steps.size)
     step = np.tile(np.arange(steps.size), devices.size)
     # A device that comes online within a step forecasts when it comes.

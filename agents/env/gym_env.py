@@ -99,7 +99,7 @@ class Rounds:
         self.rng = np.random.default_rng(seed)
         rounds = scenario.settings.rounds
         # Episodes drawn, what the heuristic earns in their rounds, and those still to be used.
-        self._pool = Episodes.empty(0, self.simulator.n)
+        self._pool: Episodes
         self._pool_rewards, self._unused = np.zeros((0, rounds)), np.zeros(0, dtype=np.int64)
         self._expected = np.zeros((b, rounds))
         self.columns = np.zeros((b, n_max), dtype=np.int64)

@@ -30,7 +30,6 @@ from fedstale.traces.arrays import Array, Index, Mask
 from fedstale.traces.forecast import (
     Forecaster,
     LastValue,
-    Split,
     TraceObserver,
     draw,
     embedded,
@@ -278,32 +277,28 @@ def cross_fitted(
     kind: str = "lstm",
     until: float,
     n: int = 20_000,
-    folds: int = 2,
     seed: int = 0,
 ) -> list[tuple[Index, Forecaster]]:
     """Return forecasters of which none has learnt from the devices that it is to forecast.
 
     Args:
         traces: the devices.
-        devices: positions to learn from and to forecast; shape (m,), m >= 2 folds.
+        devices: positions to learn from and to forecast, half by half; shape (m,), m >= 4.
         kind: of the forecaster.
         until: instant in s before which they learn.
         n: examples that each learns from.
-        folds: into how many parts the devices are divided, >= 2.
         seed: of the division, of the examples and of the training.
 
     Raises:
         ConfigError: there are too few devices to divide.
     """
     pool = np.unique(np.asarray(devices, dtype=np.int64))
-    if folds < 2 or pool.size < 2 * folds:
-        raise ConfigError(
-            f"{pool.size} devices in {folds} folds: expected at least 2 folds of 2 devices each"
-        )
+    if pool.size < 4:
+        raise ConfigError(f"{pool.size} devices: expected at least 2 folds of 2 devices each")
     order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(47,))).permutation(pool)
     observer, fitted = TraceObserver(traces), []
-    for k in range(folds):
-        held_out = np.sort(order[k::folds])
+    for k in range(2):
+        held_out = np.sort(order[k::2])
         others = np.setdiff1d(order, held_out)
         cut = max(1, others.size // 5)
         training, validation = (
@@ -324,8 +319,6 @@ class Scenarios:
     """To compare agents on during training: other devices, the same hours."""
     testing: Scenario
     """To test on: other devices and later hours."""
-    split: Split
-    """Which devices and hours are in which."""
 
     @classmethod
     def of(
@@ -377,5 +370,4 @@ class Scenarios:
             training=scenario("training", 0.0, parts.turn),
             validation=scenario("validation", 0.0, parts.turn),
             testing=scenario("testing", parts.turn, parts.end),
-            split=parts,
         )

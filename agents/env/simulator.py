@@ -118,14 +118,15 @@ class Simulator:
         proxy: LearningProxy | None = None,
     ) -> None:
         traces.require("availability", "compute", "downlink", "uplink")
-        assert traces.availability is not None
         if not np.all(np.isfinite(kinds.ttl_s)):
             raise TraceError("kinds.ttl_s: expected finite times, or lost jobs would never end")
         self.traces, self.kinds, self.forecasts = traces, kinds, forecasts
-        self.availability = traces.availability
+        self.availability = traces.channel("availability")
         self.proxy = proxy or fitted()
         self.b, self.n = b, n
-        self.episodes = Episodes.empty(b, n)
+        self.episodes: Episodes
+        """What is played in each place; set by the first `reset`."""
+        self._begun = False
         self.table = Table(b * n)
         self.known = {
             name: column.reshape(b, n, *column.shape[1:])
@@ -159,6 +160,10 @@ class Simulator:
             rows: where; all if None.
         """
         rows = np.arange(self.b) if rows is None else np.asarray(rows, dtype=np.int64)
+        if not self._begun:
+            # Places without an episode of their own are done, whatever they hold.
+            self.episodes = episodes.take(np.zeros(self.b, dtype=np.int64))
+            self._begun = True
         self.episodes.put(rows, episodes)
         self.now[rows] = self.stepped_at[rows] = episodes.start
         self.version[rows] = self.n_rounds[rows] = 0

@@ -100,7 +100,7 @@ def merge(
     """Join recordings of several devices to one file."""
     with one_sentence():
         check_free(out, overwrite=overwrite)
-        from fedstale.traces.recording.join import merge as join
+        from fedstale.traces.recording.to_traces import merge as join
 
         channels = None if only is None else [name.strip() for name in only.split(",")]
         write(join(recordings, align=align, only=channels), out, as_json=as_json)
@@ -117,12 +117,11 @@ def _record(
 ) -> None:
     from datetime import datetime
 
-    from fedstale.traces.recording import recorder
     from fedstale.traces.recording import to_traces as recorded
-    from fedstale.traces.recording.journal import Journal, RecordingRun
-    from fedstale.traces.recording.monitor import PsutilMonitor
+    from fedstale.traces.recording.journal import Journal, RecordingRun, check, record
+    from fedstale.traces.recording.monitor import PsutilMonitor, steady_clock
 
-    recorder.check(interval_s=interval_s, duration_s=duration_s)
+    check(interval_s=interval_s, duration_s=duration_s)
     # The rule would fail at the end of the recording; one reading tells now.
     recorded.check_readable(PsutilMonitor().read(), available)
     offset = datetime.now().astimezone().utcoffset()
@@ -131,18 +130,18 @@ def _record(
         interval_s=interval_s,
         utc_offset_s=offset.total_seconds() if offset else 0.0,
     )
-    monitor = PsutilMonitor(steady=recorder.steady_clock)
+    monitor = PsutilMonitor(steady=steady_clock)
     with Journal(journal, about, max_bytes=max_bytes) as open_journal, _stop_asked() as stop:
         typer.echo(
             f"recording {device} every {interval_s:g} s into {journal}; Ctrl-C ends", err=True
         )
-        count = recorder.record(
+        count = record(
             monitor,
             open_journal,
             interval_s=interval_s,
             duration_s=duration_s,
             wait=stop.wait,
-            steady=recorder.steady_clock,
+            steady=steady_clock,
         )
     typer.echo(f"{count:,} readings", err=True)
 
@@ -177,7 +176,7 @@ def _rules(
             f"speed = {speed}, calibrate = {calibrate}: expected one of them, --speed N in work "
             "units/s of the idle machine, or --calibrate to measure it now"
         )
-    from fedstale.traces.recording import recorder
+    from fedstale.traces.recording import monitor
     from fedstale.traces.recording.to_traces import RecordingRules
 
     links = None
@@ -193,7 +192,7 @@ def _rules(
             raise ConfigError(
                 f"compute-unit = {compute_unit!r}: expected none, since --calibrate has its own"
             )
-        speed, unit = recorder.calibrate(), recorder.CALIBRATION_UNIT
+        speed, unit = monitor.calibrate(), monitor.CALIBRATION_UNIT
         typer.echo(f"calibrated: {speed:,.1f} units/s, 1 unit = {unit}", err=True)
     return RecordingRules(available=available, speed=speed, compute_unit=unit, link_bit_per_s=links)
 

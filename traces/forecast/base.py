@@ -20,7 +20,6 @@ from fedstale.traces.forecast.observation import (
     HORIZONS_S,
     LEVELS,
     RATE_HORIZONS_S,
-    RATES,
     Observation,
 )
 from fedstale.traces.forecast.survival import DeviceForecast, JobForecast
@@ -73,15 +72,11 @@ class FleetStatistics:
         """Return the statistics of the devices of some examples."""
         bins = examples.observed.online.astype(np.int64)
         survival = shares(examples.targets.survival, bins, 2, np.full(HORIZONS_S.size, 0.5))
-        rates = np.ones((len(RATES), RATE_HORIZONS_S.size, LEVELS.size))
-        for channel in range(len(RATES)):
-            for k in range(RATE_HORIZONS_S.size):
-                known = examples.targets.rates[:, channel, k]
-                known = known[~np.isnan(known)]
-                if known.size:
-                    rates[channel, k] = np.maximum(np.quantile(known, LEVELS), LEAST_RATE)
-                elif k:
-                    rates[channel, k] = rates[channel, k - 1]
+        rates = np.maximum(quantiles(examples.targets.rates), LEAST_RATE)
+        for k in range(RATE_HORIZONS_S.size):
+            # What is known of no device is that of the shorter horizon, or 1.
+            before = rates[:, k - 1] if k else 1.0
+            rates[:, k] = np.where(np.isnan(rates[:, k]), before, rates[:, k])
         return cls(
             survival=survival, new_session_survival=examples.new_session_survival, rates=rates
         )
@@ -94,6 +89,23 @@ class FleetStatistics:
     def from_state(cls, state: State) -> "FleetStatistics":
         """Return the statistics that a state holds."""
         return cls(**{field: state[name] for field, name in _STATE_NAMES.items()})
+
+
+def quantiles(x: Array) -> Array:
+    """Return quantiles over what is known of examples; NaN where nothing is.
+
+    Args:
+        x: shape (n, 3, rate horizons).
+
+    Returns:
+        Shape (3, rate horizons, quantiles).
+    """
+    result = np.full((*x.shape[1:], LEVELS.size), np.nan)
+    for place in np.ndindex(x.shape[1:]):
+        known = x[:, *place][~np.isnan(x[:, *place])]
+        if known.size:
+            result[place] = np.quantile(known, LEVELS)
+    return result
 
 
 def shares(survival: Array, bins: Index, n_bins: int, start: Array) -> Array:

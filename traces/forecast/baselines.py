@@ -25,6 +25,7 @@ from fedstale.traces.forecast.base import (
     Forecaster,
     State,
     log_rate,
+    quantiles,
     shares,
 )
 from fedstale.traces.forecast.dataset import Examples, targets_at
@@ -75,19 +76,9 @@ class Baseline(Forecaster):
         bins = training.observed.online * self.n_bins + self.bins(training.observed)
         start = np.repeat(self.fleet.survival, self.n_bins, axis=0)
         self.table = shares(training.targets.survival, bins, 2 * self.n_bins, start)
-        self.spread = self._spread(training)
-        return self
-
-    def _spread(self, training: Examples) -> Array:
         ratio = log_rate(training.targets.rates) - log_rate(self.level(training.observed))
-        spread = np.zeros((len(RATES), RATE_HORIZONS_S.size, LEVELS.size))
-        for channel in range(len(RATES)):
-            for k in range(RATE_HORIZONS_S.size):
-                known = ratio[:, channel, k]
-                known = known[~np.isnan(known)]
-                if known.size:
-                    spread[channel, k] = np.quantile(known, LEVELS)
-        return spread
+        self.spread = np.nan_to_num(quantiles(ratio))
+        return self
 
     def forecast(self, observed: Observation) -> DeviceForecast:
         """Return the number with the fleet's spread around it, and the share of the bin."""

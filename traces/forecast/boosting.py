@@ -16,7 +16,7 @@ import numpy as np
 from fedstale.traces.arrays import Array
 from fedstale.traces.forecast.base import FleetStatistics, Forecaster
 from fedstale.traces.forecast.dataset import Examples
-from fedstale.traces.forecast.features import Floats, features, flat, ratios
+from fedstale.traces.forecast.lstm import Floats, features, flat, ratios
 from fedstale.traces.forecast.observation import (
     HORIZONS_S,
     LEVELS,

@@ -66,7 +66,7 @@ def record_s(traces: TraceSet) -> Array:
     """
     channels = ("availability",) if traces.availability is not None else RATES
     known = [getattr(traces, c) for c in channels if getattr(traces, c) is not None]
-    return np.max([np.minimum(c.lengths[c.rows], c.until) for c in known], axis=0)
+    return np.max([np.minimum(c.record_s(), c.until) for c in known], axis=0)
 
 
 def targets_at(traces: TraceSet, devices: Index, now: Array, until: Array) -> Targets:
@@ -273,16 +273,6 @@ def draw_parts(
     if stop_on is not None:
         learnt, stopped = np.arange(traces.n_devices), np.arange(stop_on.n_devices)
         other = TraceObserver(stop_on)
-    training = draw(
-        observer, learnt, start=0.0, until=parts.turn, n=n, seed=seed, short_history=SHORT_HISTORY
-    )
-    held_out = draw(
-        other,
-        stopped,
-        start=0.0,
-        until=parts.turn,
-        n=max(n // 5, 100),
-        seed=seed + 1,
-        short_history=SHORT_HISTORY,
-    )
-    return training, held_out
+    of_both = {"start": 0.0, "until": parts.turn, "short_history": SHORT_HISTORY}
+    training = draw(observer, learnt, n=n, seed=seed, **of_both)
+    return training, draw(other, stopped, n=max(n // 5, 100), seed=seed + 1, **of_both)

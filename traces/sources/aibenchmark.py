@@ -20,7 +20,6 @@ import pandas as pd
 from fedstale.errors import TraceError
 from fedstale.traces.series import Series
 from fedstale.traces.sources.archives import read_json
-from fedstale.traces.sources.repairs import frozen
 from fedstale.traces.trace_set import TraceSet
 
 COMPUTE_UNIT = "seconds of the median phone of the ranking, all of its processor"
@@ -69,7 +68,7 @@ def read(path: str | Path, *, score: str = _SCORE) -> TraceSet:
         device_ids=pd.Index(ids, dtype="str")[first],
         compute=Series.constant(speeds / np.median(speeds)),
         compute_unit=COMPUTE_UNIT,
-        repairs=frozen(counts),
+        repairs=counts,
     )
 
 

@@ -28,7 +28,6 @@ from fedstale.traces.arrays import Array
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.sources.archives import Limits, read_file
-from fedstale.traces.sources.repairs import frozen, repaired
 from fedstale.traces.trace_set import TraceSet
 
 COMPUTE_UNIT = "seconds of the median client of the file"
@@ -90,15 +89,15 @@ def read_behaviour(path: str | Path) -> TraceSet:
         raise TraceError(f"{path}: no client with a finish_time: expected a client_behave_trace")
     owner = np.repeat(np.arange(len(ids)), [len(w) for w in windows])
     flat, ends_of_records = np.concatenate(windows), np.array(lengths)
-    starts, ends, per_client, repairs = repaired(
+    online, repairs = Availability.repaired(
         owner, flat[:, 0], flat[:, 1], ends_of_records, join_s=0.0
     )
     counts += repairs
-    counts["kept: client that is never online"] = int(np.count_nonzero(per_client == 0))
+    counts["kept: client that is never online"] = int(np.sum(np.diff(online.offsets) == 0))
     return TraceSet(
         device_ids=pd.Index(ids, dtype="str"),
-        availability=Availability.packed(starts, ends, per_client, ends_of_records),
-        repairs=frozen(counts),
+        availability=online,
+        repairs=counts,
     )
 
 
@@ -148,7 +147,7 @@ def read_capacity(path: str | Path) -> TraceSet:
         downlink=Series.constant(kbit_per_s * 1e3),
         uplink=Series.constant(kbit_per_s * 1e3),
         compute_unit=COMPUTE_UNIT,
-        repairs=frozen(counts),
+        repairs=counts,
     )
 
 

@@ -32,7 +32,7 @@ def forecaster(request, training, held_out):
         made = Boosting(n_trees=8) if request.param == "boosting" else KINDS[request.param]()
         if request.param == "lstm":
             from fedstale.traces.forecast.baselines import HourlyChain
-            from fedstale.traces.forecast.lstm.training import train
+            from fedstale.traces.forecast.lstm_training import train
 
             made.fleet, made.chain = FleetStatistics.of(training), HourlyChain.of(training)
             made.weights = train(training, held_out, made.fleet, made.chain, seed=0, epochs=25)

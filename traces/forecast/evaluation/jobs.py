@@ -15,7 +15,7 @@ from fedstale.traces.arrays import Array, Index
 from fedstale.traces.availability import Availability
 from fedstale.traces.forecast.base import Forecaster
 from fedstale.traces.forecast.conformal import PHASES, Adaptation, Calibration, fleet_scores
-from fedstale.traces.forecast.evaluation import scores
+from fedstale.traces.forecast.evaluation import backtest as scores
 from fedstale.traces.forecast.observation import Observation, TraceObserver
 from fedstale.traces.forecast.survival import JobForecast
 from fedstale.traces.trace_set import TraceSet
@@ -118,13 +118,11 @@ def job_scores(
             "coverage": scores.covered(q, y),
             "width": np.where(np.isnan(y), np.nan, log_q[:, 2] - log_q[:, 0]),
         }
-        for metric, score in metrics.items():
-            interval = scores.mean_with_interval(score, origins.devices)
-            rows.append((name, phase, metric, *interval, int(np.isfinite(score).sum())))
+        rows += scores.scored((name, phase), metrics, origins.devices, int(np.isfinite(y).sum()))
     tried = int(np.isfinite(finished).sum())
-    for metric, rule in (("brier", scores.brier), ("log_loss", scores.log_loss)):
-        interval = scores.mean_with_interval(rule(forecast.p_finish, finished), origins.devices)
-        rows.append((name, "finish", metric, *interval, tried))
+    rules = {"brier": scores.brier, "log_loss": scores.log_loss}
+    metrics = {metric: rule(forecast.p_finish, finished) for metric, rule in rules.items()}
+    rows += scores.scored((name, "finish"), metrics, origins.devices, tried)
     area = scores.average_precision(forecast.p_finish, finished)
     rows.append((name, "finish", "auprc", area, np.nan, np.nan, tried))
     return pd.DataFrame(rows, columns=_COLUMNS)

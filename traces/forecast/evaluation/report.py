@@ -18,7 +18,7 @@ from fedstale.traces.forecast.baselines import Oracle
 from fedstale.traces.forecast.conformal import Adaptation
 from fedstale.traces.forecast.dataset import Examples, draw_parts, examples_at, split
 from fedstale.traces.forecast.evaluation import backtest, jobs
-from fedstale.traces.forecast.evaluation.scores import reliability
+from fedstale.traces.forecast.evaluation.backtest import reliability
 from fedstale.traces.forecast.observation import (
     HORIZONS_S,
     LEVELS,

@@ -11,16 +11,18 @@ import torch
 from fedstale.errors import ResumeError, TraceError
 from fedstale.traces.forecast import LSTM, FleetStatistics
 from fedstale.traces.forecast.baselines import HourlyChain
-from fedstale.traces.forecast.features import SEQUENCE, STATIC, features
-from fedstale.traces.forecast.lstm.model import (
+from fedstale.traces.forecast.lstm import (
     HIDDEN,
     OUTPUTS,
     PIECES,
+    SEQUENCE,
     SHAPES,
+    STATIC,
+    features,
     forward,
     read_out,
 )
-from fedstale.traces.forecast.lstm.training import TrainingRun, network, train
+from fedstale.traces.forecast.lstm_training import TrainingRun, network, train
 
 
 @pytest.fixture(scope="module")
