@@ -40,7 +40,7 @@ from fedstale.strategies.selection import (
     Selector,
 )
 from fedstale.strategies.server.clients import Candidates
-from fedstale.traces.arrays import Array, Mask
+from fedstale.traces.arrays import Array, Mask, stream
 
 METRICS = (*TERMS, "valid_ratio", "wasted_s", "unique", "gini", "low_share")
 """What is compared; see `episode_metrics`."""
@@ -129,8 +129,6 @@ def evaluate(
     *,
     windows: int = 200,
     seed: int = 0,
-    reward: Reward | None = None,
-    against: str = AGENT,
     at_a_time: int = 128,
     watch: Watch | None = None,
 ) -> Evaluation:
@@ -140,31 +138,28 @@ def evaluate(
         playing: contenders by name.
         windows: how many, at least 10.
         seed: of the windows, and of chance within selectors.
-        reward: prices; the defaults if None.
-        against: the contender from which the others' means are subtracted.
         at_a_time: windows that are played together.
         watch: is told how it goes.
 
     Raises:
-        ConfigError: there are too few windows, or `against` does not play.
+        ConfigError: there are too few windows, or the agent does not play.
     """
     if windows < LEAST_WINDOWS:
         raise ConfigError(f"windows = {windows}: expected at least {LEAST_WINDOWS}")
-    if against not in playing:
-        raise ConfigError(f"against = {against!r}: expected one of {', '.join(playing)}")
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(9,)))
-    episodes = next(iter(playing.values())).scenario.draw(windows, rng)
+    if AGENT not in playing:
+        raise ConfigError(f"contenders: expected {AGENT!r}, from which the others are subtracted")
+    episodes = next(iter(playing.values())).scenario.draw(windows, stream(seed, 9))
     played = []
     for i, (name, contender) in enumerate(playing.items()):
         if watch is not None:
             watch(name, i, len(playing))
         simulator = contender.scenario.simulator(min(at_a_time, windows))
         for number, policy in enumerate(contender.policies):
-            table = episode_metrics(simulator, episodes, policy, seed=seed, reward=reward)
+            table = episode_metrics(simulator, episodes, policy, seed=seed)
             window = np.arange(windows)
             played.append(table.assign(contender=name, training_seed=number, window=window))
     table = pd.concat(played, ignore_index=True)
-    return Evaluation(windows=table, table=compared(table, against, seed=seed))
+    return Evaluation(windows=table, table=compared(table, seed=seed))
 
 
 def episode_metrics(
@@ -292,7 +287,7 @@ def paired(one: Array, other: Array, *, seed: int = 0) -> Difference:
     n = one.shape[1]
     if not n:
         return Difference(np.nan, np.nan, np.nan, windows=0)
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
+    rng = stream(seed, 4)
     windows = rng.integers(n, size=(_RESAMPLES, n))
     # Numbers of times that each seed and each window was drawn; a mean is then a product.
     weights = np.stack([np.bincount(row, minlength=n) for row in windows]) / n
@@ -309,16 +304,15 @@ def _means(values: Array, weights: Array, rng: np.random.Generator) -> Array:
     return np.take_along_axis(by_seed, drawn, axis=1).mean(axis=1)
 
 
-def compared(windows: pd.DataFrame, against: str, *, seed: int = 0) -> pd.DataFrame:
-    """Return means, and differences to one contender.
+def compared(windows: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
+    """Return means, and differences of the agent to each contender.
 
     Args:
         windows: as in `Evaluation`.
-        against: the contender from which the others' means are subtracted.
         seed: of the resampling.
 
     Returns:
-        Columns contender, metric, mean, difference (of `against` to it), low, high, windows.
+        Columns contender, metric, mean, difference (of the agent to it), low, high, windows.
     """
     rows = []
     for metric in METRICS:
@@ -326,12 +320,12 @@ def compared(windows: pd.DataFrame, against: str, *, seed: int = 0) -> pd.DataFr
             str(name): part.pivot(index="training_seed", columns="window", values=metric)
             for name, part in windows.groupby("contender", sort=False)
         }
-        reference = values[against].to_numpy(dtype=np.float64)
+        reference = values[AGENT].to_numpy(dtype=np.float64)
         for name, part in values.items():
             numbers = part.to_numpy(dtype=np.float64)
             mean = float(np.nanmean(numbers)) if np.isfinite(numbers).any() else np.nan
             found = paired(reference, numbers, seed=seed)
-            if name == against:
+            if name == AGENT:
                 found = found._replace(difference=np.nan, low=np.nan, high=np.nan)
             rows.append((name, metric, mean, *found))
     return pd.DataFrame(rows, columns=["contender", "metric", "mean", *Difference._fields])

@@ -51,7 +51,7 @@ from fedstale.agents.policy.scorer import (
 )
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies.settings import is_count
-from fedstale.traces.arrays import Array
+from fedstale.traces.arrays import Array, stream
 from fedstale.traces.io.atomic import replacing
 
 CHECKPOINT, PROGRESS = "training.safetensors", "progress.jsonl"
@@ -110,8 +110,7 @@ class Training:
 
     def start_weights(self) -> Weights:
         """Return the weights to begin with: those of the heuristic, or without it from scratch."""
-        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(6,)))
-        weights = initial(N_FEATURES, N_CONTEXT, rng)
+        weights = initial(N_FEATURES, N_CONTEXT, stream(self.seed, 6))
         weights["beta"][:] = float(self.residual)
         return weights
 
@@ -141,23 +140,19 @@ class Evolution:
 
     Args:
         start: vector to begin with; shape (d,).
-        pairs: mirrored pairs in a generation, >= 1.
-        sigma: size of the changes.
         scale: of each weight's changes and steps; 0 keeps the weight constant; shape (d,).
-        seed: of the changes.
+        training: how.
     """
 
-    def __init__(
-        self, start: Floats, *, pairs: int, sigma: float, scale: Floats, seed: int
-    ) -> None:
+    def __init__(self, start: Floats, scale: Floats, training: Training) -> None:
         self.mean, self.scale = start.astype(np.float64), scale.astype(np.float64)
-        self.pairs, self.sigma, self.seed = pairs, sigma, seed
+        self.training = training
         self.generation = 0
         self._first, self._second = np.zeros_like(self.mean), np.zeros_like(self.mean)
 
     def ask(self) -> Array:
         """Return the members of this generation; shape (2 pairs, d), mirrored ones apart."""
-        change = self._changes() * self.sigma * self.scale
+        change = self._changes() * self.training.sigma * self.scale
         return np.concatenate([self.mean + change, self.mean - change])
 
     def tell(self, fitness: Array, rate: float) -> None:
@@ -168,8 +163,8 @@ class Evolution:
             rate: size of the step.
         """
         shaped = ranks(fitness)
-        difference = shaped[: self.pairs] - shaped[self.pairs :]
-        gradient = difference @ self._changes() / self.pairs
+        pairs = self.training.pairs
+        gradient = (shaped[:pairs] - shaped[pairs:]) @ self._changes() / pairs
         self.generation += 1
         self._first = _BETA1 * self._first + (1 - _BETA1) * gradient
         self._second = _BETA2 * self._second + (1 - _BETA2) * np.square(gradient)
@@ -193,8 +188,8 @@ class Evolution:
 
     def _changes(self) -> Array:
         """Return the changes of this generation, which follow from its number."""
-        key = np.random.SeedSequence(self.seed, spawn_key=(2, self.generation))
-        return np.random.default_rng(key).standard_normal((self.pairs, self.mean.size))
+        rng = stream(self.training.seed, 2, self.generation)
+        return rng.standard_normal((self.training.pairs, self.mean.size))
 
 
 class EvolutionLearner(Evolution, Learner):
@@ -210,22 +205,15 @@ class EvolutionLearner(Evolution, Learner):
         start = training.start_weights()
         scale = {name: np.ones_like(value) for name, value in start.items()}
         scale["beta"][:] = float(training.residual)
-        super().__init__(
-            flat(start),
-            pairs=training.pairs,
-            sigma=training.sigma,
-            scale=flat(scale),
-            seed=training.seed,
-        )
-        self._scenario, self._training, self._reward = scenario, training, reward
+        super().__init__(flat(start), flat(scale), training)
+        self._scenario, self._reward = scenario, reward
         self._simulator = scenario.simulator(2 * training.pairs * training.windows)
 
     def update(self) -> dict[str, float]:
         """Play one generation."""
-        training = self._training
-        key = np.random.SeedSequence(training.seed, spawn_key=(8, self.generation))
+        training = self.training
         each = training.windows
-        episodes = self._scenario.draw(each, np.random.default_rng(key))
+        episodes = self._scenario.draw(each, stream(training.seed, 8, self.generation))
         members = self.ask()
         repeated = episodes.take(np.tile(np.arange(each), len(members)))
         pick = training_picks_of(self._simulator, by_population(members, each))
@@ -323,7 +311,10 @@ def train(
     belongs = {**asdict(training), "schema": SCHEMA["version"], "scenario": _fingerprint(scenario)}
     if resume and (folder / CHECKPOINT).exists():
         done, best = _read(folder / CHECKPOINT, belongs, learner)
-    _truncate(folder / PROGRESS, done)
+    # Later updates than the checkpoint's are made again.
+    path = folder / PROGRESS
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    path.write_text("".join(lines[:done]), encoding="utf-8")
     begin, before = time.monotonic(), done
     while done < training.updates:
         metrics = learner.update()
@@ -333,7 +324,7 @@ def train(
             metrics |= validate(learner.weights())
             if metrics["validation"] > best.value:
                 best = _Best(value=metrics["validation"], weights=learner.weights(), update=done)
-        with (folder / PROGRESS).open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8") as file:
             rounded = {k: round(float(v), 6) for k, v in metrics.items()}
             file.write(json.dumps({"update": done, **rounded}) + "\n")
         if validated:
@@ -384,7 +375,7 @@ class _Validation:
     """
 
     def __init__(self, scenario: Scenario, training: Training, reward: Reward) -> None:
-        rng = np.random.default_rng(np.random.SeedSequence(training.seed, spawn_key=(7,)))
+        rng = stream(training.seed, 7)
         n = training.validation_windows
         self._parts = [scenario.draw(min(_AT_A_TIME, n - i), rng) for i in range(0, n, _AT_A_TIME)]
         self._simulator, self._reward = scenario.simulator(min(_AT_A_TIME, n)), reward
@@ -444,9 +435,3 @@ def _read(path: Path, belongs: dict[str, Any], learner: Learner) -> tuple[int, _
         return int(about["done"]), best
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as problem:
         raise ResumeError(f"{path}: damaged ({problem!r}); train into a new folder") from None
-
-
-def _truncate(path: Path, done: int) -> None:
-    """Keep only the lines up to the checkpoint: later updates are made again."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    path.write_text("".join(f"{line}\n" for line in lines[:done]), encoding="utf-8")

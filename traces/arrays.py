@@ -87,6 +87,11 @@ def spread_over(x: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
     return array if array.shape == shape else np.broadcast_to(array, shape)
 
 
+def stream(seed: int, *key: int) -> np.random.Generator:
+    """Return the random numbers of one purpose: the same whatever else is drawn with the seed."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Channel(ABC):
     """What is known of one side of many devices: when they are online, or a rate.

@@ -245,16 +245,9 @@ class TraceSet:
         """
         from fedstale.traces.compose import compose
 
-        return compose(
-            availability=availability,
-            compute=compute,
-            background=background,
-            network=network,
-            n=n,
-            seed=seed,
-            after_end=after_end,
-            uplink_share=uplink_share,
-        )
+        sources = {"availability": availability, "compute": compute}
+        sources |= {"background": background, "network": network}
+        return compose(sources, n, seed, after_end=after_end, uplink_share=uplink_share)
 
     @classmethod
     def constant(
@@ -382,13 +375,12 @@ class TraceSet:
         """
         i = self.position(device_id)
         windows, length = self.availability.windows(i) if self.availability else (None, None)
+        rates = {name: getattr(self, name) for name in CHANNELS[1:]}
         return DeviceTrace(
             device_id=device_id,
             available=windows,
             available_length_s=length,
-            compute=self.compute.segments(i) if self.compute else None,
-            downlink=self.downlink.segments(i) if self.downlink else None,
-            uplink=self.uplink.segments(i) if self.uplink else None,
+            **{name: series.segments(i) if series else None for name, series in rates.items()},
         )
 
     def take(self, devices: npt.ArrayLike) -> "TraceSet":

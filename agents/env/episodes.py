@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.settings import is_count
 from fedstale.traces import Job, TraceSet
-from fedstale.traces.arrays import Array, Index, Mask
+from fedstale.traces.arrays import Array, Index, Mask, stream
 
 GROUPS = 10
 """Groups of data that a model is to learn."""
@@ -79,7 +79,7 @@ class JobKinds:
             array([80.])
         """
         traces.require("availability", "compute", "downlink", "uplink")
-        rng = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(41,)))
+        rng = stream(0, 41)
         devices = rng.integers(traces.n_devices, size=2_000)
         when = rng.random(2_000) * 86_400.0
         rates = []

@@ -4,7 +4,6 @@ Training, validation and testing are three scenarios that share no device and, t
 with the others. A scenario draws episodes and makes the simulators that they are played in.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -20,13 +19,19 @@ from fedstale.agents.env.episodes import (
     EpisodeSettings,
     JobKinds,
 )
-from fedstale.agents.env.forecast_table import Forecasts, ForecastTable, NoForecasts, TrueForecasts
-from fedstale.agents.env.learning_proxy import LearningProxy, deal
+from fedstale.agents.env.forecast_table import (
+    Forecasts,
+    ForecastTable,
+    NoForecasts,
+    Parts,
+    TrueForecasts,
+)
+from fedstale.agents.env.learning_proxy import LearningProxy, deal, fitted
 from fedstale.agents.env.simulator import Simulator
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.weighting.base import AgeCurve, constant, inverse_root, polynomial
 from fedstale.traces import TraceSet
-from fedstale.traces.arrays import Array, Index, Mask
+from fedstale.traces.arrays import Array, Index, Mask, stream
 from fedstale.traces.forecast import (
     Forecaster,
     LastValue,
@@ -43,9 +48,6 @@ MODES: tuple[Mode, ...] = ("forecaster", "persistence", "oracle", "none")
 """What devices report: a forecaster's forecast, that nothing changes, the truth, or nothing."""
 
 _CURVES: tuple[AgeCurve, ...] = (constant(), polynomial(0.5), inverse_root())
-
-Parts = Sequence[tuple[npt.ArrayLike, Forecaster]]
-"""Positions of devices, and the forecaster that they use."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -66,8 +68,8 @@ class Scenario:
     """Last instant of any episode in s."""
     settings: EpisodeSettings = field(default_factory=EpisodeSettings)
     """What episodes are drawn from."""
-    proxy: LearningProxy | None = None
-    """How a model learns; the constants that come with the package if None."""
+    proxy: LearningProxy = field(default_factory=fitted)
+    """How a model learns; the constants fitted to training runs by default."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Scenario":
         """Return itself: a scenario does not change, and may be large."""
@@ -121,7 +123,7 @@ class Scenario:
             start=start,
             end=last if np.isfinite(last) else start + 86_400.0,
             settings=settings or EpisodeSettings(),
-            proxy=proxy,
+            proxy=proxy or fitted(),
         )
         return silent.with_forecasts(forecasts, forecaster=forecaster, step_s=step_s, cache=cache)
 
@@ -243,8 +245,7 @@ class Scenario:
 
     def simulator(self, b: int) -> Simulator:
         """Return a simulator with room for b of this scenario's episodes at a time."""
-        n = self.settings.devices[1]
-        return Simulator(self.traces, self.kinds, self.forecasts, b=b, n=n, proxy=self.proxy)
+        return Simulator(self, b)
 
 
 def online_share(
@@ -295,7 +296,7 @@ def cross_fitted(
     pool = np.unique(np.asarray(devices, dtype=np.int64))
     if pool.size < 4:
         raise ConfigError(f"{pool.size} devices: expected at least 2 folds of 2 devices each")
-    order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(47,))).permutation(pool)
+    order = stream(seed, 47).permutation(pool)
     observer, fitted = TraceObserver(traces), []
     for k in range(2):
         held_out = np.sort(order[k::2])

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.strategies.server.clients import Candidates
+from fedstale.traces.arrays import Array, Mask
 
-Floats = npt.NDArray[np.float64]
 Single = npt.NDArray[np.float32]
 AnyFloats = npt.NDArray[np.floating]
-Mask = npt.NDArray[np.bool_]
 _T = TypeVar("_T", bound=np.generic)
 
 FEATURES = (
@@ -148,7 +147,7 @@ def features(
     heuristic = np.empty((b, n), dtype=np.float32)
     # Reports are not trusted: infinity times zero is unknown here.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        get: dict[str, Floats] = {
+        get: dict[str, Array] = {
             name: np.asarray(getattr(candidates, name), dtype=np.float64).reshape(b, n)
             for name in COLUMNS
         }
@@ -171,7 +170,7 @@ def features(
 _COMPARED = ("forecast_duration_s", "duration_s", "utility", "loss", "examples", "times_picked")
 
 
-def _medians(get: Mapping[str, Floats], mask: Mask) -> dict[str, Single]:
+def _medians(get: Mapping[str, Array], mask: Mask) -> dict[str, Single]:
     """Return medians over the candidates of each row, and the largest utility; (b, 1) each."""
     largest = _largest(np.where(mask, get["utility"], np.nan))
     medians = {"largest": largest.astype(np.float32)}
@@ -183,7 +182,7 @@ def _medians(get: Mapping[str, Floats], mask: Mask) -> dict[str, Single]:
     return medians
 
 
-def _largest(utility: Floats) -> Floats:
+def _largest(utility: Array) -> Array:
     """Return the logarithm of the largest utility that is known, 0 if none is; shape (b, 1)."""
     known = np.where(np.isfinite(utility) & (utility >= 0.0), utility, -1.0)
     largest = known.max(axis=1, keepdims=True, initial=-1.0)
@@ -192,11 +191,11 @@ def _largest(utility: Floats) -> Floats:
 
 def _fill(
     x: Single,
-    get: Mapping[str, Floats],
+    get: Mapping[str, Array],
     medians: Mapping[str, Single],
     *,
-    now: Floats,
-    version: Floats,
+    now: Array,
+    version: Array,
     limit: AnyFloats,
 ) -> AnyFloats:
     """Write all features but the rank, and return the heuristic's scores; shape (b, n)."""
@@ -208,7 +207,7 @@ def _fill(
     def single(name: str) -> Single:
         return get[name].astype(np.float32)
 
-    def since(then: Floats, name: str) -> Single:
+    def since(then: Array, name: str) -> Single:
         return (then - get[name]).astype(np.float32)
 
     p_finish, p_available = single("p_finish"), single("forecast_p_available")
@@ -249,9 +248,9 @@ def _context(
     mask: Mask,
     medians: Mapping[str, Single],
     *,
-    k: Floats,
-    n_in_flight: Floats,
-    version: Floats,
+    k: Array,
+    n_in_flight: Array,
+    version: Array,
     limit: AnyFloats,
 ) -> Single:
     """Return the context of each choice; `picked_share` is left 0."""
@@ -280,17 +279,19 @@ def _context(
     return np.clip(context, -LIMIT, LIMIT).astype(np.float32)
 
 
-def heuristic_scores(p_finish: Floats, utility: Floats, mask: Mask) -> Floats:
+def heuristic_scores(candidates: Candidates, mask: Mask) -> Array:
     """Return log(p_finish x utility) against the median utility; shape (b, n).
 
     A client without a utility yet gets the largest that is known, as in `ExpectedUtility`.
 
     Args:
-        p_finish: of `Candidates`; shape (b, n).
-        utility: of `Candidates`; shape (b, n).
-        mask: which of them are candidates; the others score 0; shape (b, n).
+        candidates: n clients of each choice, choice after choice; b x n of them.
+        mask: which of them may be picked; the others score 0; shape (b, n).
     """
     with np.errstate(divide="ignore", invalid="ignore"):
+        p_finish, utility = (
+            x.reshape(mask.shape) for x in (candidates.p_finish, candidates.utility)
+        )
         logs, largest = _log(utility), _largest(np.where(mask, utility, np.nan))
         found = _likely(p_finish, logs, utility == 0.0, largest, _median(logs, mask))
     return np.where(mask, found, 0.0)
@@ -328,7 +329,7 @@ def _age(x: AnyFloats) -> AnyFloats:
     )
 
 
-def _median(x: AnyFloats, mask: Mask) -> Floats:
+def _median(x: AnyFloats, mask: Mask) -> Array:
     """Return the median of each row over what is known of candidates, NaN if nothing; (b, 1)."""
     known = mask & ~np.isnan(x)
     if len(x) == 1:
@@ -359,7 +360,7 @@ def _sample(x: npt.NDArray[_T]) -> npt.NDArray[_T]:
     return x[:: max(1, x.size // _SAMPLED)]
 
 
-def _place(ordered: AnyFloats, x: AnyFloats) -> Floats:
+def _place(ordered: AnyFloats, x: AnyFloats) -> Array:
     if not ordered.size:
         return np.zeros(x.shape)
     low = np.searchsorted(ordered, x)

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES, SCHEMA, Inputs, Mask, Single
+from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES, SCHEMA, Inputs, Single
 from fedstale.errors import ProtocolError
-from fedstale.traces.arrays import Index
+from fedstale.traces.arrays import Index, Mask
 from fedstale.traces.io.models import ModelFiles
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -47,6 +47,8 @@ HIDDEN = 24
 POOLED = 8
 """Numbers that the context is reduced to before it meets the candidates."""
 
+# As TOML has it.
+_SCHEMA = {k: list(v) if isinstance(v, tuple) else v for k, v in SCHEMA.items()}
 # Candidates are scored this many at a time, so that the hidden layers stay in the cache.
 _CHUNK = 8_192
 
@@ -235,7 +237,7 @@ def save(agent: Agent, folder: str | Path) -> None:
     """
     about = {
         "parameters": sum(v.size for v in agent.weights.values()),
-        "schema": _plain_schema(),
+        "schema": _SCHEMA,
         "provenance": agent.provenance,
     }
     FILES.write(folder, agent.weights, about)
@@ -256,7 +258,7 @@ def load(folder: str | Path) -> Agent:
     folder = Path(folder)
     about = FILES.describe(folder)
     schema = about.get("schema")
-    for name, expected in _plain_schema().items():
+    for name, expected in _SCHEMA.items():
         found = schema.get(name) if isinstance(schema, dict) else None
         if found != expected:
             raise ProtocolError(
@@ -268,10 +270,6 @@ def load(folder: str | Path) -> Agent:
         weights=_weights(folder, about),
         provenance=provenance if isinstance(provenance, dict) else {},
     )
-
-
-def _plain_schema() -> dict[str, Any]:
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in SCHEMA.items()}
 
 
 def _difference(found: object, expected: object) -> str:

@@ -23,7 +23,7 @@ RATE = 0.05
 
 def search(seed=0, pairs=16):
     start = np.zeros(6)
-    return Evolution(start, pairs=pairs, sigma=0.1, scale=np.ones(6), seed=seed)
+    return Evolution(start, np.ones(6), Training(pairs=pairs, sigma=0.1, seed=seed))
 
 
 def fitness(members):

@@ -71,8 +71,8 @@ class FleetStatistics:
     def of(cls, examples: Examples) -> "FleetStatistics":
         """Return the statistics of the devices of some examples."""
         bins = examples.observed.online.astype(np.int64)
-        survival = shares(examples.targets.survival, bins, 2, np.full(HORIZONS_S.size, 0.5))
-        rates = np.maximum(quantiles(examples.targets.rates), LEAST_RATE)
+        survival = shares(examples.survival, bins, 2, np.full(HORIZONS_S.size, 0.5))
+        rates = np.maximum(quantiles(examples.rates), LEAST_RATE)
         for k in range(RATE_HORIZONS_S.size):
             # What is known of no device is that of the shorter horizon, or 1.
             before = rates[:, k - 1] if k else 1.0
@@ -160,8 +160,25 @@ class Forecaster(ABC):
         """
 
     @abstractmethod
+    def predict(self, observed: Observation) -> tuple[Array, Array]:
+        """Return the survival of each device's session and quantiles of its rates.
+
+        Args:
+            observed: n devices.
+
+        Returns:
+            Shapes (n, horizons) and (n, 3, rate horizons, quantiles), as `DeviceForecast` has them.
+        """
+
     def forecast(self, observed: Observation) -> DeviceForecast:
         """Return what each device will do."""
+        survival, rates = self.predict(observed)
+        return DeviceForecast(
+            online=observed.online,
+            survival=survival,
+            new_session_survival=self.fleet.new_session_survival,
+            rates=rates,
+        )
 
     def forecast_job(self, observed: Observation, job: Job) -> JobForecast:
         """Return the forecast of a job that is sent to each device now.

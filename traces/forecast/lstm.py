@@ -52,7 +52,6 @@ from fedstale.traces.forecast.observation import (
     STEPS,
     Observation,
 )
-from fedstale.traces.forecast.survival import DeviceForecast
 
 Floats = npt.NDArray[np.float32]
 
@@ -132,12 +131,7 @@ class LSTM(Forecaster):
         )
         return self
 
-    @property
-    def n_parameters(self) -> int:
-        """Number of weights."""
-        return sum(w.size for w in self.weights.values())
-
-    def forecast(self, observed: Observation) -> DeviceForecast:
+    def predict(self, observed: Observation) -> tuple[Array, Array]:
         """Return the outputs of the network for each device."""
         n = len(observed)
         survival = np.empty((PIECES, n))
@@ -149,12 +143,7 @@ class LSTM(Forecaster):
             online, clock = observed.online[part], observed.time_of_day_s[part]
             raw[:PIECES] += self.chain.log_odds(online, clock).T
             survival[:, part], rates[..., part] = read_out(raw, given)
-        return DeviceForecast(
-            online=observed.online,
-            survival=survival.T,
-            new_session_survival=self.fleet.new_session_survival,
-            rates=rates.transpose(3, 0, 1, 2),
-        )
+        return survival.T, rates.transpose(3, 0, 1, 2)
 
     def state_dict(self) -> State:
         """Return the fleet statistics, the chain and the weights."""

@@ -211,7 +211,7 @@ class _Data(NamedTuple):
 def _tensors(examples: Examples, fleet: FleetStatistics, chain: HourlyChain) -> _Data:
     observed = examples.observed
     given = features(observed, fleet)
-    y = ratios(examples.targets.rates, given.level)
+    y = ratios(examples.rates, given.level)
 
     def tensor(x: npt.NDArray[np.floating]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
@@ -221,7 +221,7 @@ def _tensors(examples: Examples, fleet: FleetStatistics, chain: HourlyChain) -> 
         static=tensor(given.static),
         chain=tensor(chain.log_odds(observed.online, observed.time_of_day_s)),
         clockless=tensor(chain.log_odds(observed.online, np.full(len(observed), np.nan))),
-        survival=tensor(examples.targets.survival),
+        survival=tensor(examples.survival),
         ratios=tensor(y),
     )
 

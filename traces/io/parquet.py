@@ -62,9 +62,15 @@ _SAMPLES_A_GROUP = 1 << 20
 
 def write(traces: TraceSet, path: Path) -> None:
     """Write a trace set; see `TraceSet.write`. Rows that no device uses are left out."""
-    used = {
-        name: np.unique(getattr(traces, name).rows, return_inverse=True) for name in traces.known
-    }
+    used, channels = {}, {}
+    for name in traces.known:
+        channel: Any = getattr(traces, name)
+        used[name] = np.unique(channel.rows, return_inverse=True)
+        until = None if np.isinf(channel.until) else float(channel.until)
+        n_rows = int(used[name][0].size)
+        channels[name] = {"n_rows": n_rows, "repeat": channel.repeat, "until_s": until}
+        if isinstance(channel, Series):
+            channels[name]["step_s"] = channel.stored.step_s
     about = {
         "format": FORMAT,
         "version": VERSION,
@@ -72,10 +78,7 @@ def write(traces: TraceSet, path: Path) -> None:
         "epoch": traces.epoch,
         "compute_unit": traces.compute_unit,
         "repairs": traces.repairs,
-        "channels": {
-            name: _channel_about(getattr(traces, name), int(used[name][0].size))
-            for name in traces.known
-        },
+        "channels": channels,
     }
     schema = SCHEMA.with_metadata({KEY: json.dumps(about).encode()})
     rows = {name: index.ravel() for name, (_, index) in used.items()}
@@ -92,14 +95,6 @@ def write(traces: TraceSet, path: Path) -> None:
                     writer.write_table(_table(schema, columns))
     except OSError as problem:
         raise TraceError(f"{path}: cannot be written ({problem.strerror or problem})") from None
-
-
-def _channel_about(channel: Availability | Series, n_rows: int) -> dict[str, Any]:
-    until = None if np.isinf(channel.until) else float(channel.until)
-    about = {"n_rows": n_rows, "repeat": channel.repeat, "until_s": until}
-    if isinstance(channel, Series):
-        about["step_s"] = channel.stored.step_s
-    return about
 
 
 def _table(schema: pa.Schema, columns: dict[str, pa.Array]) -> pa.Table:

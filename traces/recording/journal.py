@@ -160,7 +160,7 @@ class Journal:
             self._about = replace(about, run=_next_run(folder, about.device_id))
             self._database, older = _opened(folder)
             left = max_bytes - _SPARE_BYTES
-            for file in (file for path in older for file in _with_log(path)):
+            for file in (file for path in older for file in folder.glob(f"{path.name}*")):
                 size = file.stat().st_size
                 if left - size < least - _SPARE_BYTES:
                     file.unlink()
@@ -349,10 +349,6 @@ def _is_sound(database: sqlite3.Connection) -> bool:
 
 def _is_busy(problem: Exception) -> bool:
     return getattr(problem, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
-
-
-def _with_log(path: Path) -> list[Path]:
-    return list(path.parent.glob(f"{path.name}*"))
 
 
 def _runs(database: sqlite3.Connection) -> dict[int, RecordingRun]:

@@ -99,13 +99,16 @@ def traces_of(
         )
     t, gap, repairs = _timeline(parts, readings)
     online = _available(readings, rules.available)[:-1] & ~gap
-    windows, length = _windows(t, online), float(t[-1])
+    edges = np.diff(np.concatenate([[0], online.astype(np.int8), [0]]))
+    windows, length = np.stack([t[edges == 1], t[edges == -1]], axis=1), float(t[-1])
     compute = None
     share = readings["processor_left"][1:].astype(np.float64)
     if rules.speed is not None and np.isfinite(share).any():
         left, filled = _held(share, gap)
         repairs["filled: share of the processor not read"] = filled
-        compute = (*_without_repeats(t[:-1], left * rules.speed), length)
+        rates = left * rules.speed
+        new = np.concatenate([[True], np.diff(rates) != 0])
+        compute = (t[:-1][new], rates[new], length)
     links = [(np.zeros(1), np.array([rate]), length) for rate in rules.link_bit_per_s or ()]
     about = parts[-1].about
     device = DeviceTrace(
@@ -186,11 +189,6 @@ def _unreadable(rule: AvailableWhen, name: str) -> TraceError:
     )
 
 
-def _windows(t: Array, online: Mask) -> Array:
-    edges = np.diff(np.concatenate([[0], online.astype(np.int8), [0]]))
-    return np.stack([t[edges == 1], t[edges == -1]], axis=1)
-
-
 def _held(share: Array, gap: Mask) -> tuple[Array, int]:
     """Return shares with gaps and missing ones filled by the last known, and how many were."""
     known = np.isfinite(share) & ~gap
@@ -199,11 +197,6 @@ def _held(share: Array, gap: Mask) -> tuple[Array, int]:
     last = np.maximum.accumulate(np.where(known, np.arange(share.size), -1))
     last = np.where(last < 0, int(np.argmax(known)), last)
     return np.clip(share[last], 0.0, 1.0), int((~known).sum())
-
-
-def _without_repeats(starts: Array, values: Array) -> tuple[Array, Array]:
-    new = np.concatenate([[True], np.diff(values) != 0])
-    return starts[new], values[new]
 
 
 def merge(

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO
 
 from fedstale.errors import TraceError
 from fedstale.traces.io.atomic import replacing
@@ -119,16 +118,15 @@ def kind_of(path: Path) -> str:
     """
     if not path.exists():
         raise TraceError(f"{path}: no such file or folder")
-    kind = _of_folder(path) if path.is_dir() else _of_file(path)
+    if not path.is_dir():
+        kind = _of_file(path)
+    elif any(mahimahi.parts(file) for file in path.iterdir() if file.is_file()):
+        kind = "mahimahi"
+    else:
+        kind = _of_names([f"{path.absolute().name}/{name}" for name in names(path)])
     if kind is None:
         raise TraceError(f"{path}: not a trace of a known kind; {_ACCEPTED}")
     return kind
-
-
-def _of_folder(path: Path) -> str | None:
-    if any(mahimahi.parts(p) for p in path.iterdir() if p.is_file()):
-        return "mahimahi"
-    return _of_names([f"{path.absolute().name}/{name}" for name in names(path)])
 
 
 def _of_names(inside: list[str]) -> str | None:
@@ -231,10 +229,30 @@ def _fetch_file(
         with target.open("rb") as present:
             if hashlib.file_digest(present, "sha256").hexdigest() == file.sha256:
                 return
+    too_large = TraceError(f"{url}: larger than {max_bytes} bytes: expected a trace file")
+    digest, done = hashlib.sha256(), 0
     with _as_trace_error(url), replacing(target) as out:
         request = urllib.request.Request(url, headers={"User-Agent": "fedstale"})
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            seen = _copy(response, out, url, progress, max_bytes)
+            if url.startswith("https://") and not response.url.startswith("https://"):
+                raise TraceError(f"{url}: leads to {response.url}, without encryption: rejected")
+            stated = response.headers.get("Content-Length")
+            total = int(stated) if stated is not None and stated.isdigit() else None
+            if total is not None and total > max_bytes:
+                raise too_large
+            while chunk := response.read(_CHUNK):
+                done += len(chunk)
+                if done > max_bytes:
+                    raise too_large
+                digest.update(chunk)
+                out.write(chunk)
+                if progress is not None:
+                    progress(done, total)
+        if done == 0 or (total is not None and done != total):
+            raise TraceError(
+                f"{url}: ended after {done} of {total or 'some'} bytes; nothing was kept: try again"
+            )
+        seen = digest.hexdigest()
         if file.sha256 is not None and seen != file.sha256:
             raise TraceError(
                 f"{url}: sha256 is {seen}, expected {file.sha256}: the file was changed or damaged "
@@ -248,37 +266,6 @@ def _fetch_file(
 def checksum_file(target: Path) -> Path:
     """Return where the checksum of a download is recorded when none was known before."""
     return target.with_name(target.name + ".sha256")
-
-
-def _copy(
-    response: http.client.HTTPResponse,
-    out: BinaryIO,
-    url: str,
-    progress: Progress | None,
-    max_bytes: int,
-) -> str:
-    """Copy a response to a file and return its SHA-256."""
-    if url.startswith("https://") and not response.url.startswith("https://"):
-        raise TraceError(f"{url}: leads to {response.url}, without encryption: rejected")
-    stated = response.headers.get("Content-Length")
-    total = int(stated) if stated is not None and stated.isdigit() else None
-    digest, done = hashlib.sha256(), 0
-    too_large = TraceError(f"{url}: larger than {max_bytes} bytes: expected a trace file")
-    if total is not None and total > max_bytes:
-        raise too_large
-    while chunk := response.read(_CHUNK):
-        done += len(chunk)
-        if done > max_bytes:
-            raise too_large
-        digest.update(chunk)
-        out.write(chunk)
-        if progress is not None:
-            progress(done, total)
-    if done == 0 or (total is not None and done != total):
-        raise TraceError(
-            f"{url}: ended after {done} of {total or 'some'} bytes; nothing was kept: try again"
-        )
-    return digest.hexdigest()
 
 
 @contextmanager

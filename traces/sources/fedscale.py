@@ -27,7 +27,7 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
-from fedstale.traces.sources.archives import Limits, read_file
+from fedstale.traces.sources.archives import Limits, number, read_file
 from fedstale.traces.trace_set import TraceSet
 
 COMPUTE_UNIT = "seconds of the median client of the file"
@@ -78,7 +78,7 @@ def read_behaviour(path: str | Path) -> TraceSet:
     windows: list[Array] = []
     for client, record in _clients(path).items():
         known = record if isinstance(record, dict) else {}
-        length = _float(known.get("finish_time"))
+        length = number(known.get("finish_time"))
         if not 0 < length < math.inf:
             counts["dropped: client without a finish_time above 0"] += 1
             continue
@@ -125,7 +125,7 @@ def read_capacity(path: str | Path) -> TraceSet:
     rows: list[tuple[float, float]] = []
     for client, record in _clients(path).items():
         known = record if isinstance(record, dict) else {}
-        ms, kbit = _float(known.get("computation")), _float(known.get("communication"))
+        ms, kbit = number(known.get("computation")), number(known.get("communication"))
         # A speed must be finite both ways: 1 / 1e-320 is not.
         if not 1e-9 < ms < math.inf:
             counts["dropped: client whose computation is not a number above 0"] += 1
@@ -168,17 +168,8 @@ def _pairs(record: dict[str, object], counts: Counter[str]) -> Array:
     counts["dropped: start without an end, or end without a start"] += (
         max(len(active), len(inactive)) - n
     )
-    values = [[_float(x), _float(y)] for x, y in zip(active[:n], inactive[:n], strict=True)]
+    values = [[number(x), number(y)] for x, y in zip(active[:n], inactive[:n], strict=True)]
     return np.array(values, dtype=np.float64).reshape(-1, 2)
-
-
-def _float(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
 
 
 def load(path: Path, *, max_bytes: int = MAX_BYTES, max_opcodes: int = MAX_OPCODES) -> object:

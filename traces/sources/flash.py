@@ -22,7 +22,7 @@ import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.availability import Availability
-from fedstale.traces.sources.archives import read_json
+from fedstale.traces.sources.archives import number, read_json
 from fedstale.traces.trace_set import TraceSet
 
 EPOCH = "2018-03-06T00:00:00"
@@ -88,11 +88,5 @@ def read(path: str | Path, *, days: int = 2) -> TraceSet:
 def _pair(window: object) -> tuple[float, float] | None:
     if not (isinstance(window, list) and len(window) == 2):
         return None
-    start, end = window
-    if type(start) not in (int, float) or type(end) not in (int, float):
-        return None
-    try:
-        pair = float(start), float(end)
-    except OverflowError:
-        return None
-    return pair if math.isfinite(pair[0]) and math.isfinite(pair[1]) else None
+    start, end = number(window[0]), number(window[1])
+    return (start, end) if math.isfinite(start) and math.isfinite(end) else None

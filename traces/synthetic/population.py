@@ -20,7 +20,7 @@ import numpy as np
 import tomli_w
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array
+from fedstale.traces.arrays import Array, stream
 from fedstale.traces.availability import Availability
 from fedstale.traces.io.atomic import replacing
 from fedstale.traces.series import Series
@@ -110,15 +110,11 @@ def generate(
     )
 
 
-def _stream(seed: int, purpose: int, block: int = 0) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose, block)))
-
-
 def _places(n: int, seed: int) -> tuple[Array, Array]:
     """Return six uniform and two normal numbers of each device."""
     uniform, normal = [], []
     for block in range(-(-n // BLOCK)):
-        rng = _stream(seed, _PLACES, block)
+        rng = stream(seed, _PLACES, block)
         uniform.append(rng.random((6, BLOCK)))
         normal.append(rng.standard_normal((2, BLOCK)))
     return np.concatenate(uniform, axis=1)[:, :n], np.concatenate(normal, axis=1)[:, :n]
@@ -127,7 +123,7 @@ def _places(n: int, seed: int) -> tuple[Array, Array]:
 def _availability(population: Population, n: int, days: int, seed: int) -> Availability:
     parts = []
     for block in range(-(-n // BLOCK)):
-        rng = _stream(seed, _AVAILABILITY, block)
+        rng = stream(seed, _AVAILABILITY, block)
         starts, ends, counts = diurnal.draw(population.availability, BLOCK, days, rng)
         # The whole block is drawn, whatever is kept of it: that is what makes device i the same.
         counts = counts[: n - block * BLOCK]
@@ -145,7 +141,7 @@ def _links(
     share = np.exp(model.uplink_share_log + model.uplink_share_log_sd * normal[1])
     place = _place(which, phase, _LINKS, _LINK_S)
     rows = {
-        purpose: regimes.draw(one, _LINKS, _LINK_S, _stream(seed, purpose))
+        purpose: regimes.draw(one, _LINKS, _LINK_S, stream(seed, purpose, 0))
         for purpose, one in ((_DOWNLINK, model.downlink), (_UPLINK, model.uplink))
     }
     down, up = (replace(Series.regular(list(r), step_s=1.0), **place) for r in rows.values())
@@ -154,7 +150,7 @@ def _links(
 
 def _compute(model: background.Background, which: Array, phase: Array, seed: int) -> Series:
     """Return what the background leaves of each device's processor, as a share."""
-    load_ = background.draw(model, _LOADS, _LOAD_STEPS, _stream(seed, _LOAD))
+    load_ = background.draw(model, _LOADS, _LOAD_STEPS, stream(seed, _LOAD, 0))
     left = Series.regular(list(1.0 - load_), step_s=model.step_s)
     place = _place(which, phase, _LOADS, _LOAD_STEPS * model.step_s)
     return replace(left, scales=np.ones(which.size), **place)

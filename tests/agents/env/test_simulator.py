@@ -165,7 +165,8 @@ def test_a_round_costs_what_the_trips_cost():
     assert made.spent_s[0] == pytest.approx(560.0)
     # Who is still at it is no candidate, whoever waits for it or not.
     assert simulator.mask[0].tolist() == [True, False, False]
-    terms = Reward(time=0.5, waste=2.0).terms(made, np.array([100.0]), np.array([4]))
+    simulator.episodes.buffer_size[:] = 4
+    terms = simulator.reward_terms(np.array([0]), made, Reward(time=0.5, waste=2.0))
     assert terms["time"][0] == pytest.approx(-0.5)
     assert terms["waste"][0] == pytest.approx(-2.0 * 460.0 / 400.0)
     assert terms["reward"][0] == pytest.approx(made.gain[0] + terms["time"][0] + terms["waste"][0])

@@ -141,9 +141,7 @@ def test_many_choices_at_once_give_the_same_numbers_as_one_at_a_time(n):
         assert not heuristic[i, ~mask[i]].any()
     np.testing.assert_allclose(
         heuristic,
-        heuristic_scores(
-            *(getattr(together, x).reshape(4, n) for x in ("p_finish", "utility")), mask
-        ),
+        heuristic_scores(together, mask),
         rtol=1e-5,
         atol=1e-5,
     )

@@ -129,7 +129,7 @@ def naive_scale(training: Examples) -> Array:
     """Return the mean absolute log error of the last value on the training part; (3, horizons)."""
     least = least_rates(training)
     last = _logs(LastValue().level(training.observed), least)
-    error = np.abs(_logs(training.targets.rates, least) - last)
+    error = np.abs(_logs(training.rates, least) - last)
     known = ~np.isnan(error)
     with np.errstate(invalid="ignore"):
         return np.where(known, error, 0.0).sum(axis=0) / known.sum(axis=0)
@@ -141,7 +141,7 @@ def least_rates(training: Examples) -> Array:
     Lower rates are scored as this: differences between dead links do not matter, and their
     logarithms would be most of every mean.
     """
-    rates = training.targets.rates
+    rates = training.rates
     known = [r[~np.isnan(r)] for r in np.moveaxis(rates, 1, 0)]
     return np.array([1e-3 * np.median(r) if r.size else LEAST_RATE for r in known])
 
@@ -157,7 +157,7 @@ def _survival(name: str, forecast: DeviceForecast, tested: Examples) -> list[tup
     for quantity, chosen in (("online", online), ("offline", ~online)):
         devices = tested.observed.devices[chosen]
         for k, horizon in enumerate(HORIZONS_S):
-            p, happened = forecast.survival[chosen, k], tested.targets.survival[chosen, k]
+            p, happened = forecast.survival[chosen, k], tested.survival[chosen, k]
             known = int(np.count_nonzero(~np.isnan(happened)))
             if known == 0:
                 continue
@@ -174,7 +174,7 @@ def _rates(
     name: str, forecast: DeviceForecast, tested: Examples, scale: Array, least: Array
 ) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    truth, predicted = _logs(tested.targets.rates, least), _logs(forecast.rates, least)
+    truth, predicted = _logs(tested.rates, least), _logs(forecast.rates, least)
     for c, channel in enumerate(RATES):
         for k, horizon in enumerate(RATE_HORIZONS_S):
             y, q = truth[:, c, k], predicted[:, c, k]
@@ -212,13 +212,12 @@ def cold_start(
         devices, now = tested.observed.devices, tested.observed.now
         forgetful = examples_at(observer, devices, now, until=until, history_s=memory)
         online = forgetful.observed.online
-        truth = forgetful.targets
         for name, forecaster in forecasters.items():
             if forecaster.reads_the_future:
                 continue
             forecast = forecaster.forecast(forgetful.observed)
-            loss = pinball(_logs(forecast.rates, least), _logs(truth.rates, least))
-            error = brier(forecast.survival[online], truth.survival[online])[:, early]
+            loss = pinball(_logs(forecast.rates, least), _logs(forgetful.rates, least))
+            error = brier(forecast.survival[online], forgetful.survival[online])[:, early]
             rows.append((name, memory, _mean(loss), _mean(error)))
     return pd.DataFrame(rows, columns=["forecaster", "history_s", "pinball", "brier"])
 
@@ -241,7 +240,7 @@ def error_per_device(
     rows = []
     for name, forecaster in forecasters.items():
         predicted = _logs(forecaster.forecast(tested.observed).rates, least)[:, :, k, 1]
-        error = np.abs(_logs(tested.targets.rates, least)[:, :, k] - predicted)
+        error = np.abs(_logs(tested.rates, least)[:, :, k] - predicted)
         for c, channel in enumerate(RATES):
             each = pd.Series(error[:, c]).groupby(tested.observed.devices).mean().dropna()
             if each.size:
