@@ -1,8 +1,8 @@
 """Array types, the search that every query on a trace uses, and what channels have in common."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self, TypeAlias
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -120,6 +120,11 @@ class Channel(ABC):
         """Number of devices."""
         return self.rows.size
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of all arrays, in bytes."""
+        return _bytes_of(self)
+
     def take(self, devices: npt.ArrayLike) -> Self:
         """Return the channel of some devices, in the order given; rows stay shared."""
         devices = np.asarray(devices, dtype=np.int64)
@@ -137,3 +142,9 @@ class Channel(ABC):
     def between(self, start: float, end: float) -> Self:
         """Return what happens in [start, end), with start as the new 0 and nothing from end on."""
         return replace(self.shifted(start), until=min(self.until, end) - start)
+
+
+def _bytes_of(part: Any) -> int:  # noqa: ANN401 - a field of a dataclass
+    if not is_dataclass(part):
+        return part.nbytes if isinstance(part, np.ndarray) else 0
+    return sum(_bytes_of(getattr(part, field.name)) for field in fields(part))

@@ -190,12 +190,6 @@ class Availability(Channel):
         """Return the length of each device's row in s; shape (devices,)."""
         return self.lengths[self.rows]
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of all arrays, in bytes."""
-        arrays = (self.starts, self.ends, self.offsets, self.lengths, self.rows, self.shifts)
-        return sum(a.nbytes for a in arrays)
-
     def windows(self, device: int) -> tuple[Array, float]:
         """Return the windows of one device's row, shape (windows, 2), and the row's length in s.
 

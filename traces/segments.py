@@ -45,13 +45,6 @@ class Rows:
         """Number of rows."""
         return self.lengths.size
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of all arrays, in bytes."""
-        arrays: list[npt.NDArray[Any]] = [self.values, self.totals, self.first_block]
-        arrays += [self.lengths, self.row_totals]
-        return sum(a.nbytes for a in arrays) + (0 if self.starts is None else self.starts.nbytes)
-
     def largest(self) -> Array:
         """Return the largest rate of each row; shape (rows,)."""
         most = np.maximum.reduceat(self.values.max(axis=1), self.first_block[:-1])

@@ -167,11 +167,6 @@ class Series(Channel):
         )
 
     @property
-    def nbytes(self) -> int:
-        """Memory of all arrays, in bytes."""
-        return self.stored.nbytes + self.rows.nbytes + self.shifts.nbytes + self.scales.nbytes
-
-    @property
     def lengths(self) -> Array:
         """End of each row in s; shape (rows,)."""
         return self.stored.lengths

@@ -215,7 +215,6 @@ class Shadow(Selector):
         deciding: picks.
         watching: picks too, without effect.
         path: file to which every choice is added as a line of JSON; None writes none.
-        seed: of the watched selector.
         kept: choices that are kept in `choices`, the last ones, >= 1.
     """
 
@@ -225,7 +224,6 @@ class Shadow(Selector):
         watching: Selector,
         *,
         path: str | Path | None = None,
-        seed: int = 0,
         kept: int = 1000,
     ) -> None:
         """Set the selectors."""
@@ -234,7 +232,7 @@ class Shadow(Selector):
         self.path = path
         self.choices: deque[Choice] = deque(maxlen=kept)
         """The last choices, oldest first."""
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(0)
         # Of each decided pick in flight: its node's finished and failed jobs before, and whether
         # both selectors agreed on it.
         self._in_flight: dict[int, tuple[int, int, bool]] = {}

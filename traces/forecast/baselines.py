@@ -39,7 +39,7 @@ from fedstale.traces.forecast.observation import (
     STEPS,
     Observation,
 )
-from fedstale.traces.forecast.survival import DeviceForecast, JobForecast
+from fedstale.traces.forecast.survival import JobForecast
 from fedstale.traces.trace_set import TraceSet
 from fedstale.traces.trip import Job, Status
 
@@ -305,6 +305,12 @@ class Oracle(Forecaster):
 
     def __init__(self, traces: TraceSet | None = None) -> None:
         self.traces = traces
+        # Of devices without a history, and of sessions to come, nothing is known here.
+        self.fleet = FleetStatistics(
+            survival=np.ones((2, HORIZONS_S.size)),
+            new_session_survival=np.ones(HORIZONS_S.size),
+            rates=np.ones((len(RATES), RATE_HORIZONS_S.size, LEVELS.size)),
+        )
 
     def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
         """Learn nothing."""
@@ -317,16 +323,6 @@ class Oracle(Forecaster):
         survival, rates = targets_at(self._traces(), observed.devices, observed.now, ever)
         rates = np.maximum(np.nan_to_num(rates, nan=1.0), LEAST_RATE)
         return np.nan_to_num(survival, nan=1.0), np.repeat(rates[..., None], LEVELS.size, axis=3)
-
-    def forecast(self, observed: Observation) -> DeviceForecast:
-        """Return the true future; nothing is known of sessions to come, which last for ever."""
-        survival, rates = self.predict(observed)
-        return DeviceForecast(
-            online=observed.online,
-            survival=survival,
-            new_session_survival=np.ones(HORIZONS_S.size),
-            rates=rates,
-        )
 
     def forecast_job(self, observed: Observation, job: Job) -> JobForecast:
         """Return the exact times, and 1 for devices that will report in time, else 0.
