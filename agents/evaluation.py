@@ -147,7 +147,7 @@ def evaluate(
     if windows < LEAST_WINDOWS:
         raise ConfigError(f"windows = {windows}: expected at least {LEAST_WINDOWS}")
     if AGENT not in playing:
-        raise ConfigError(f"contenders: expected {AGENT!r}, from which the others are subtracted")
+        raise ConfigError(f"contenders = {', '.join(playing)}: expected {AGENT!r} among them")
     episodes = next(iter(playing.values())).scenario.draw(windows, stream(seed, 9))
     played = []
     for i, (name, contender) in enumerate(playing.items()):

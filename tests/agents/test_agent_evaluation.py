@@ -102,7 +102,7 @@ def test_what_cannot_be_compared_is_rejected():
     playing = {"random": contenders(scenario(), [untrained()])["random"]}
     with pytest.raises(ConfigError, match="expected at least 10"):
         evaluate(playing, windows=9)
-    with pytest.raises(ConfigError, match="against = 'agent'"):
+    with pytest.raises(ConfigError, match="contenders = random: expected 'agent'"):
         evaluate(playing, windows=10)
     with pytest.raises(ConfigError, match="at least one trained agent"):
         contenders(scenario(), [])
