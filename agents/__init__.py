@@ -12,15 +12,12 @@ from fedstale.agents.env.learning_proxy import LearningProxy
 from fedstale.agents.env.scenario import Scenario, Scenarios, cross_fitted
 from fedstale.agents.env.simulator import Reward, Simulator
 from fedstale.agents.evaluation import Contender, Evaluation, contenders, evaluate, faults
-from fedstale.agents.policy.files import Agent, load, save
-from fedstale.agents.policy.selector import AgentSelector
-from fedstale.agents.policy.shadow import Choice, Shadow
-from fedstale.agents.training.base import Training
-from fedstale.agents.training.train import TrainingProgress, train
+from fedstale.agents.policy.scorer import Agent, load, save
+from fedstale.agents.policy.selector import AgentSelector, Choice, Shadow
+from fedstale.agents.training import Training, TrainingProgress, train
 
 if TYPE_CHECKING:
-    from fedstale.agents.env.gym_env import SelectionEnv
-    from fedstale.agents.env.vector_env import VectorSelectionEnv
+    from fedstale.agents.env.gym_env import SelectionEnv, VectorSelectionEnv
 
 __all__ = [
     "Agent",
@@ -50,11 +47,9 @@ __all__ = [
     "train",
 ]
 
-_LAZY = {"SelectionEnv": "gym_env", "VectorSelectionEnv": "vector_env"}
-
 
 def __getattr__(name: str) -> object:
     """Import an environment on first use."""
-    if name not in _LAZY:
+    if name not in {"SelectionEnv", "VectorSelectionEnv"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"fedstale.agents.env.{_LAZY[name]}"), name)
+    return getattr(import_module("fedstale.agents.env.gym_env"), name)

@@ -17,18 +17,17 @@ Reference:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fedstale.agents.env.episodes import Episodes, online_share
+from fedstale.agents.env.episodes import Episodes
 from fedstale.agents.env.rounds import TERMS, Policy, Rollout, picks_of, rollout
-from fedstale.agents.env.scenario import Scenario
+from fedstale.agents.env.scenario import Scenario, online_share
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
-from fedstale.agents.policy.files import Agent
-from fedstale.agents.policy.scorer import by_agent, by_heuristic
+from fedstale.agents.policy.scorer import Agent, by_agent, by_heuristic
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
     PAPER,
@@ -41,7 +40,7 @@ from fedstale.strategies.selection import (
     Selector,
 )
 from fedstale.strategies.server.clients import Candidates
-from fedstale.traces.arrays import Array, Mask
+from fedstale.traces.arrays import Array, Mask, stream
 
 METRICS = (*TERMS, "valid_ratio", "wasted_s", "unique", "gini", "low_share")
 """What is compared; see `episode_metrics`."""
@@ -130,8 +129,6 @@ def evaluate(
     *,
     windows: int = 200,
     seed: int = 0,
-    reward: Reward | None = None,
-    against: str = AGENT,
     at_a_time: int = 128,
     watch: Watch | None = None,
 ) -> Evaluation:
@@ -141,31 +138,28 @@ def evaluate(
         playing: contenders by name.
         windows: how many, at least 10.
         seed: of the windows, and of chance within selectors.
-        reward: prices; the defaults if None.
-        against: the contender from which the others' means are subtracted.
         at_a_time: windows that are played together.
         watch: is told how it goes.
 
     Raises:
-        ConfigError: there are too few windows, or `against` does not play.
+        ConfigError: there are too few windows, or the agent does not play.
     """
     if windows < LEAST_WINDOWS:
         raise ConfigError(f"windows = {windows}: expected at least {LEAST_WINDOWS}")
-    if against not in playing:
-        raise ConfigError(f"against = {against!r}: expected one of {', '.join(playing)}")
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(9,)))
-    episodes = next(iter(playing.values())).scenario.draw(windows, rng)
+    if AGENT not in playing:
+        raise ConfigError(f"contenders = {', '.join(playing)}: expected {AGENT!r} among them")
+    episodes = next(iter(playing.values())).scenario.draw(windows, stream(seed, 9))
     played = []
     for i, (name, contender) in enumerate(playing.items()):
         if watch is not None:
             watch(name, i, len(playing))
         simulator = contender.scenario.simulator(min(at_a_time, windows))
         for number, policy in enumerate(contender.policies):
-            table = episode_metrics(simulator, episodes, policy, seed=seed, reward=reward)
+            table = episode_metrics(simulator, episodes, policy, seed=seed)
             window = np.arange(windows)
             played.append(table.assign(contender=name, training_seed=number, window=window))
     table = pd.concat(played, ignore_index=True)
-    return Evaluation(windows=table, table=compared(table, against, seed=seed))
+    return Evaluation(windows=table, table=compared(table, seed=seed))
 
 
 def episode_metrics(
@@ -261,11 +255,10 @@ def gini(counts: npt.NDArray[np.int64], present: Mask) -> Array:
         return np.asarray((weights * x).sum(axis=1) / (n * x.sum(axis=1)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(NamedTuple):
     """Mean of one minus mean of the other, with its 95 % interval."""
 
-    mean: float
+    difference: float
     """Mean difference; NaN where no window has both."""
     low: float
     """2.5 % quantile of the resampled means."""
@@ -285,7 +278,7 @@ def paired(one: Array, other: Array, *, seed: int = 0) -> Difference:
 
     Example:
         >>> found = paired(np.array([2.0, 5.0, 9.0]), np.array([1.0, 4.0, 8.0]))
-        >>> found.mean, round(found.low, 6), round(found.high, 6), found.windows
+        >>> found.difference, round(found.low, 6), round(found.high, 6), found.windows
         (1.0, 1.0, 1.0, 3)
     """
     one, other = np.atleast_2d(one), np.atleast_2d(other)
@@ -293,14 +286,13 @@ def paired(one: Array, other: Array, *, seed: int = 0) -> Difference:
     one, other = one[:, known], other[:, known]
     n = one.shape[1]
     if not n:
-        return Difference(mean=np.nan, low=np.nan, high=np.nan, windows=0)
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(4,)))
+        return Difference(np.nan, np.nan, np.nan, windows=0)
+    rng = stream(seed, 4)
     windows = rng.integers(n, size=(_RESAMPLES, n))
     # Numbers of times that each seed and each window was drawn; a mean is then a product.
     weights = np.stack([np.bincount(row, minlength=n) for row in windows]) / n
     low, high = np.quantile(_means(one, weights, rng) - _means(other, weights, rng), [0.025, 0.975])
-    mean = float(one.mean() - other.mean())
-    return Difference(mean=mean, low=float(low), high=float(high), windows=n)
+    return Difference(float(one.mean() - other.mean()), float(low), float(high), windows=n)
 
 
 def _means(values: Array, weights: Array, rng: np.random.Generator) -> Array:
@@ -312,16 +304,15 @@ def _means(values: Array, weights: Array, rng: np.random.Generator) -> Array:
     return np.take_along_axis(by_seed, drawn, axis=1).mean(axis=1)
 
 
-def compared(windows: pd.DataFrame, against: str, *, seed: int = 0) -> pd.DataFrame:
-    """Return means, and differences to one contender.
+def compared(windows: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
+    """Return means, and differences of the agent to each contender.
 
     Args:
         windows: as in `Evaluation`.
-        against: the contender from which the others' means are subtracted.
         seed: of the resampling.
 
     Returns:
-        Columns contender, metric, mean, difference (of `against` to it), low, high, windows.
+        Columns contender, metric, mean, difference (of the agent to it), low, high, windows.
     """
     rows = []
     for metric in METRICS:
@@ -329,23 +320,15 @@ def compared(windows: pd.DataFrame, against: str, *, seed: int = 0) -> pd.DataFr
             str(name): part.pivot(index="training_seed", columns="window", values=metric)
             for name, part in windows.groupby("contender", sort=False)
         }
-        reference = values[against].to_numpy(dtype=np.float64)
+        reference = values[AGENT].to_numpy(dtype=np.float64)
         for name, part in values.items():
             numbers = part.to_numpy(dtype=np.float64)
+            mean = float(np.nanmean(numbers)) if np.isfinite(numbers).any() else np.nan
             found = paired(reference, numbers, seed=seed)
-            same = name == against
-            rows.append(
-                {
-                    "contender": name,
-                    "metric": metric,
-                    "mean": float(np.nanmean(numbers)) if np.isfinite(numbers).any() else np.nan,
-                    "difference": np.nan if same else found.mean,
-                    "low": np.nan if same else found.low,
-                    "high": np.nan if same else found.high,
-                    "windows": found.windows,
-                }
-            )
-    return pd.DataFrame(rows)
+            if name == AGENT:
+                found = found._replace(difference=np.nan, low=np.nan, high=np.nan)
+            rows.append((name, metric, mean, *found))
+    return pd.DataFrame(rows, columns=["contender", "metric", "mean", *Difference._fields])
 
 
 def wide(table: pd.DataFrame) -> pd.DataFrame:

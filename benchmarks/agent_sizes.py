@@ -15,7 +15,7 @@ from results_file import write_result
 from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.evaluation import AGENT, HEURISTIC, contenders, evaluate
-from fedstale.agents.policy import files
+from fedstale.agents.policy import scorer
 from fedstale.traces import TraceSet
 
 HOUR_S = 3600.0
@@ -48,9 +48,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="up to 64 devices, 20 windows")
     parser.add_argument("--sizes", type=int, nargs="+", choices=SIZES, help="only these")
-    parser.add_argument("--agent", type=Path, default=files.embedded(), help="its folder")
+    parser.add_argument("--agent", type=Path, default=scorer.embedded(), help="its folder")
     options = parser.parse_args()
-    agent = files.load(options.agent)
+    agent = scorer.load(options.agent)
     rows: list[dict[str, object]] = []
     sizes = {16: 20, 64: 20} if options.quick else {n: SIZES[n] for n in options.sizes or SIZES}
     for n, windows in sizes.items():

@@ -134,7 +134,7 @@ IMPORTS = (
     "numpy",
     "flwr.clientapp",
     "flwr.clientapp, torch",
-    "fedstale.traces.recording.recorder",
+    "fedstale.traces.recording.journal",
     "fedstale.strategies",
 )
 

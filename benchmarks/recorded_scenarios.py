@@ -11,7 +11,7 @@ from recorded_fleets import LENGTH_S, fleets
 
 from fedstale.agents.env.episodes import EpisodeSettings, JobKinds
 from fedstale.agents.env.scenario import Mode, Scenario, Scenarios
-from fedstale.traces.forecast import Split, split
+from fedstale.traces.forecast import split
 
 TURN_S = 30 * 3600.0
 SEED = 0
@@ -54,13 +54,4 @@ def recorded_scenarios(
         )
         for name, (traces, devices, start, end) in places.items()
     }
-    return Scenarios(
-        **made,
-        split=Split(
-            training=made["training"].devices,
-            validation=made["validation"].devices,
-            testing=made["testing"].devices,
-            turn=TURN_S,
-            end=LENGTH_S,
-        ),
-    )
+    return Scenarios(**made)

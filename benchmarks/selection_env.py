@@ -14,9 +14,8 @@ import numpy as np
 from recorded_scenarios import recorded_scenarios
 from results_file import spread, write_result
 
-from fedstale.agents.env.gym_env import N_MAX, SelectionEnv
+from fedstale.agents.env.gym_env import N_MAX, SelectionEnv, VectorSelectionEnv
 from fedstale.agents.env.scenario import Scenario
-from fedstale.agents.env.vector_env import VectorSelectionEnv
 from fedstale.agents.evaluation import episode_metrics
 from fedstale.agents.policy.scorer import by_heuristic
 

@@ -10,6 +10,7 @@ Run it with: python benchmarks/selection_proxy.py RECORDINGS [--quick] [--write]
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,6 @@ from threadpoolctl import threadpool_limits
 from fedstale.agents.env.forecast_table import Forecasts, ForecastTable, NoForecasts, TrueForecasts
 from fedstale.agents.env.learning_proxy import LearningProxy
 from fedstale.agents.env.scenario import Scenario
-from fedstale.agents.env.simulator import Simulator
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies.selection import (
     RELEASED,
@@ -166,9 +166,8 @@ def compared(
     """Return what each selector reaches, for real and in simulation; means over windows."""
     rows = []
     for name, (make, told) in SELECTORS.items():
-        simulator = Simulator(
-            scenario.traces, scenario.kinds, said[told], b=1, n=windows[0].devices.size, proxy=proxy
-        )
+        played = replace(scenario, forecasts=said[told], proxy=proxy)
+        simulator = played.with_devices(windows[0].devices.size).simulator(1)
         found = []
         for window in windows:
             run = train(window, make(), said[told])

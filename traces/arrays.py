@@ -1,6 +1,8 @@
-"""Names of the array types, and the one search that every query on a trace uses."""
+"""Array types, the search that every query on a trace uses, and what channels have in common."""
 
-from typing import TypeAlias
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -83,3 +85,66 @@ def spread_over(x: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
     array = np.asarray(x, dtype=np.float64)
     # Small queries call this many times, and broadcast_to alone takes ten microseconds.
     return array if array.shape == shape else np.broadcast_to(array, shape)
+
+
+def stream(seed: int, *key: int) -> np.random.Generator:
+    """Return the random numbers of one purpose: the same whatever else is drawn with the seed."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Channel(ABC):
+    """What is known of one side of many devices: when they are online, or a rate.
+
+    A device is a row and a shift, so a million devices can share a thousand recorded rows without
+    copying them.
+    """
+
+    rows: npt.NDArray[np.int32]
+    """Row of each device; shape (devices,)."""
+    shifts: Array
+    """What is added to the device's time to get the row's time, in s, >= 0; shape (devices,)."""
+    repeat: bool
+    """Whether a row starts again at its end; otherwise there is nothing from there on."""
+    until: float = np.inf
+    """Instant from which on there is nothing, whatever the rows say."""
+
+    per_device: ClassVar[tuple[str, ...]] = ("rows", "shifts")
+
+    @abstractmethod
+    def record_s(self) -> Array:
+        """Return the length of each device's row in s; shape (devices,)."""
+
+    @property
+    def n_devices(self) -> int:
+        """Number of devices."""
+        return self.rows.size
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all arrays, in bytes."""
+        return _bytes_of(self)
+
+    def take(self, devices: npt.ArrayLike) -> Self:
+        """Return the channel of some devices, in the order given; rows stay shared."""
+        devices = np.asarray(devices, dtype=np.int64)
+        return replace(self, **{name: getattr(self, name)[devices] for name in self.per_device})
+
+    def shifted(self, shifts: npt.ArrayLike) -> Self:
+        """Return the channel as seen by devices whose clock starts later.
+
+        Args:
+            shifts: how much later each device starts, in s, >= 0; scalar or shape (devices,).
+        """
+        later = self.shifts + np.asarray(shifts, dtype=np.float64)
+        return replace(self, shifts=np.mod(later, self.record_s()) if self.repeat else later)
+
+    def between(self, start: float, end: float) -> Self:
+        """Return what happens in [start, end), with start as the new 0 and nothing from end on."""
+        return replace(self.shifted(start), until=min(self.until, end) - start)
+
+
+def _bytes_of(part: Any) -> int:  # noqa: ANN401 - a field of a dataclass
+    if not is_dataclass(part):
+        return part.nbytes if isinstance(part, np.ndarray) else 0
+    return sum(_bytes_of(getattr(part, field.name)) for field in fields(part))

@@ -1,10 +1,10 @@
 """When each device is online: disjoint half-open windows, repeated or not.
 
 The only question a job asks is "which window am I in, or which is next?", so windows are kept
-sorted in one flat array and found by binary search. As in `Series`, a device is a row and a shift,
-so many devices can share one recorded phone.
+sorted in one flat array and found by binary search.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,11 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, Mask, last_at_or_before, offsets_of, spread_over
+from fedstale.traces.arrays import (
+    Array,
+    Channel,
+    Index,
+    Mask,
+    last_at_or_before,
+    offsets_of,
+    spread_over,
+)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Availability:
+class Availability(Channel):
     """Windows in which devices can be reached and can compute, one list for each device.
 
     Build one with `Availability.of` or `Availability.always`.
@@ -30,14 +38,6 @@ class Availability:
     """First window of each row; shape (rows + 1,)."""
     lengths: Array
     """End of each row's record in s; shape (rows,)."""
-    rows: npt.NDArray[np.int32]
-    """Row of each device; shape (devices,)."""
-    shifts: Array
-    """What is added to the device's time to get the row's time, in s, >= 0; shape (devices,)."""
-    repeat: bool
-    """Whether a row starts again at its end; otherwise the device is gone from there on."""
-    until: float = np.inf
-    """Instant from which on no device is available, whatever the rows say."""
 
     @classmethod
     def of(
@@ -116,6 +116,66 @@ class Availability:
         )
 
     @classmethod
+    def repaired(
+        cls, owner: Index, starts: Array, ends: Array, lengths: Array, *, join_s: float
+    ) -> tuple["Availability", Counter[str]]:
+        """Return the availability of devices from windows as recordings have them.
+
+        Windows that end before they start, or that lie outside the record, have no single reading
+        and are dropped. Windows across an edge of the record are cut there. Windows that overlap,
+        touch or are at most `join_s` apart are one. What then has no length was an instant, and is
+        dropped.
+
+        Args:
+            owner: device of each window, 0 to devices - 1; shape (windows,).
+            starts: in s; shape (windows,).
+            ends: in s; shape (windows,).
+            lengths: end of each device's record in s, > 0; shape (devices,).
+            join_s: longest gap that is not a gap, in s, >= 0.
+
+        Returns:
+            The devices, and counts of repairs by kind.
+
+        Example:
+            >>> owner, lengths = np.array([0, 0, 0]), np.array([100.0])
+            >>> starts, ends = np.array([20.0, -5.0, 31.0]), np.array([30.0, 4.0, 31.0])
+            >>> phone, counts = Availability.repaired(owner, starts, ends, lengths, join_s=1.0)
+            >>> phone.starts, phone.ends
+            (array([ 0., 20.]), array([ 4., 31.]))
+            >>> counts["cut: started before instant 0"], counts["merged: at most 1 s apart"]
+            (1, 1)
+        """
+        counts: Counter[str] = Counter()
+        counts["sorted: out of order"] = int(
+            np.count_nonzero((starts[1:] < starts[:-1]) & (owner[1:] == owner[:-1]))
+        )
+
+        def keep(good: Mask, kind: str) -> None:
+            nonlocal owner, starts, ends
+            counts[kind] += int(good.size - np.count_nonzero(good))
+            owner, starts, ends = owner[good], starts[good], ends[good]
+
+        keep(np.isfinite(starts) & np.isfinite(ends), "dropped: not a number")
+        keep(ends >= starts, "dropped: end before start")
+        keep(ends > 0, "dropped: before instant 0")
+        keep(starts < lengths[owner], "dropped: after the end of the record")
+        counts["cut: started before instant 0"] = int(np.count_nonzero(starts < 0))
+        counts["cut: went on after the end of the record"] = int(
+            np.count_nonzero(ends > lengths[owner])
+        )
+        order = np.lexsort((ends, starts, owner))
+        owner = owner[order]
+        starts = np.maximum(starts[order], 0.0)
+        ends = np.minimum(ends[order], lengths[owner])
+
+        first = _first_of_each_run(owner, starts, ends, join_s, counts)
+        if starts.size:
+            owner, starts, ends = owner[first], starts[first], np.maximum.reduceat(ends, first)
+        keep(ends > starts, "dropped: no length")
+        per_device = np.bincount(owner, minlength=lengths.size)
+        return cls.packed(starts, ends, per_device, lengths), counts
+
+    @classmethod
     def always(cls, n: int) -> "Availability":
         """Return n devices that never leave.
 
@@ -126,36 +186,9 @@ class Availability:
         one = cls.of([[(0.0, 1.0)]], 1.0)
         return replace(one, rows=np.zeros(n, dtype=np.int32), shifts=np.zeros(n))
 
-    @property
-    def n_devices(self) -> int:
-        """Number of devices."""
-        return self.rows.size
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all arrays, in bytes."""
-        arrays = (self.starts, self.ends, self.offsets, self.lengths, self.rows, self.shifts)
-        return sum(a.nbytes for a in arrays)
-
-    def take(self, devices: npt.ArrayLike) -> "Availability":
-        """Return the availability of some devices, in the order given; rows stay shared."""
-        devices = np.asarray(devices, dtype=np.int64)
-        return replace(self, rows=self.rows[devices], shifts=self.shifts[devices])
-
-    def shifted(self, shifts: npt.ArrayLike) -> "Availability":
-        """Return the availability as seen by devices whose clock starts later.
-
-        Args:
-            shifts: how much later each device starts, in s, >= 0; scalar or shape (devices,).
-        """
-        later = self.shifts + np.asarray(shifts, dtype=np.float64)
-        if self.repeat:
-            later = np.mod(later, self.lengths[self.rows])
-        return replace(self, shifts=later)
-
-    def between(self, start: float, end: float) -> "Availability":
-        """Return what happens in [start, end), with start as the new 0 and none online after it."""
-        return replace(self.shifted(start), until=min(self.until, end) - start)
+    def record_s(self) -> Array:
+        """Return the length of each device's row in s; shape (devices,)."""
+        return self.lengths[self.rows]
 
     def windows(self, device: int) -> tuple[Array, float]:
         """Return the windows of one device's row, shape (windows, 2), and the row's length in s.
@@ -244,3 +277,22 @@ def _pairs(row: npt.ArrayLike) -> Array:
     if windows.ndim != 2 or windows.shape[1] != 2:
         raise TraceError(f"windows of shape {windows.shape}: expected (start, end) pairs, (n, 2)")
     return windows
+
+
+def _first_of_each_run(
+    owner: Index, starts: Array, ends: Array, join_s: float, counts: Counter[str]
+) -> Index:
+    """Return the positions of the windows that go on from no earlier one; counts the others."""
+    if starts.size == 0:
+        return np.zeros(0, dtype=np.int64)
+    # The latest end so far, device by device: ranks are exact, sums with an offset would round.
+    values, rank = np.unique(ends, return_inverse=True)
+    latest = values[np.maximum.accumulate(owner * values.size + rank) % values.size]
+    gap = starts[1:] - latest[:-1]
+    same = owner[1:] == owner[:-1]
+    overlaps = same & (gap < 0)
+    joins = same & (gap <= join_s)
+    apart = "touching" if join_s == 0 else f"at most {join_s:g} s apart"
+    counts["merged: overlapping"] = int(np.count_nonzero(overlaps))
+    counts[f"merged: {apart}"] = int(np.count_nonzero(joins & ~overlaps))
+    return np.flatnonzero(np.concatenate([[True], ~joins]))

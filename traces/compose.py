@@ -6,13 +6,14 @@ no source knows stays unknown. The parts are taken as independent, which real on
 phone that charges at home also has the link of its home.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index
+from fedstale.traces.arrays import Index, stream
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.trace_set import TraceSet
@@ -22,41 +23,43 @@ _AVAILABILITY, _COMPUTE, _BACKGROUND, _NETWORK = range(4)
 
 
 def compose(
-    *,
-    availability: TraceSet | None,
-    compute: TraceSet | None,
-    background: TraceSet | None,
-    network: TraceSet | None,
+    sources: Mapping[str, TraceSet | None],
     n: int,
     seed: int,
+    *,
     after_end: str,
     uplink_share: float | None,
 ) -> TraceSet:
-    """Return n devices with all channels; see `TraceSet.compose`."""
+    """Return n devices with all channels; see `TraceSet.compose`, whose sources are by name."""
     if isinstance(n, bool) or int(n) != n or n < 1:
         raise TraceError(f"n = {n!r}: expected an integer >= 1")
     if isinstance(seed, bool) or int(seed) != seed or seed < 0:
         raise TraceError(f"seed = {seed!r}: expected an integer >= 0")
     if after_end not in ("repeat", "stop"):
         raise TraceError(f"after_end = {after_end!r}: expected 'repeat' or 'stop'")
-    hours = _part("availability", availability, "availability")
-    speeds = _part("compute", compute, "compute")
-    links = _part("network", network, "downlink")
+    hours, speeds = _part(sources, "availability"), _part(sources, "compute")
+    links = _part(sources, "network", "downlink")
     ids, online = _online(hours, n, seed, repeat=after_end == "repeat")
     downlink, uplink = _linked(links, n, seed, uplink_share)
     return TraceSet(
         device_ids=ids,
         availability=online,
-        compute=_computing(speeds, background, n, seed),
+        compute=_computing(speeds, sources, n, seed),
         downlink=downlink,
         uplink=uplink,
         compute_unit=speeds.compute_unit,
         epoch=hours.epoch,
-        repairs=_repairs(availability=hours, compute=speeds, background=background, network=links),
+        repairs={
+            f"{name}: {kind}": count
+            for name, source in sources.items()
+            if source is not None
+            for kind, count in source.repairs.items()
+        },
     )
 
 
-def _part(name: str, source: TraceSet | None, channel: str) -> TraceSet:
+def _part(sources: Mapping[str, TraceSet | None], name: str, channel: str = "") -> TraceSet:
+    source, channel = sources[name], channel or name
     if source is None:
         raise TraceError(f"{name} is missing: expected a set of traces that knows {channel}")
     if channel not in source.known:
@@ -67,14 +70,14 @@ def _part(name: str, source: TraceSet | None, channel: str) -> TraceSet:
 
 
 def _online(source: TraceSet, n: int, seed: int, *, repeat: bool) -> tuple[pd.Index, Availability]:
-    rng = _stream(seed, _AVAILABILITY)
+    rng = stream(seed, _AVAILABILITY)
     which = _drawn(source.n_devices, n, rng)
     turn = np.arange(n) // source.n_devices
     taken = replace(source.channel("availability"), repeat=repeat).take(which)
     if repeat:
-        days = np.maximum(np.floor(taken.lengths[taken.rows] / DAY_S), 1)
+        days = np.maximum(np.floor(taken.record_s() / DAY_S), 1)
         # A record that is no whole number of days would come at other hours if it were moved.
-        whole = np.mod(taken.lengths[taken.rows], DAY_S) == 0
+        whole = np.mod(taken.record_s(), DAY_S) == 0
         taken = taken.shifted(
             np.where(whole & (turn > 0), np.floor(rng.random(n) * days), 0) * DAY_S
         )
@@ -84,28 +87,33 @@ def _online(source: TraceSet, n: int, seed: int, *, repeat: bool) -> tuple[pd.In
     return pd.Index(ids, dtype="str", name=None), taken
 
 
-def _computing(speeds: TraceSet, background: TraceSet | None, n: int, seed: int) -> Series:
-    rng = _stream(seed, _COMPUTE)
+def _computing(
+    speeds: TraceSet, sources: Mapping[str, TraceSet | None], n: int, seed: int
+) -> Series:
+    def anywhere(series: Series) -> Series:
+        return replace(series, repeat=True).shifted(rng.random(n) * series.record_s())
+
+    rng = stream(seed, _COMPUTE)
     speed = speeds.channel("compute").take(_drawn(speeds.n_devices, n, rng))
-    if background is None:
-        return _anywhere(speed, rng.random(n))
-    left = _part("background", background, "compute").channel("compute")
+    if sources["background"] is None:
+        return anywhere(speed)
+    left = _part(sources, "background", "compute").channel("compute")
     if not _is_constant(speed):
         raise TraceError(
             "compute changes with time and background is given too: expected constant speeds, or "
             "no background"
         )
-    rng = _stream(seed, _BACKGROUND)
+    rng = stream(seed, _BACKGROUND)
     rows = left.take(_drawn(left.n_devices, n, rng))
     if left.stored.values.max() * rows.scales.max() > 1 + 1e-6:
         raise TraceError("background: expected the share of a processor that is left, at most 1")
-    return _anywhere(rows, rng.random(n)).scaled(speed.value_at(np.arange(n), 0.0))
+    return anywhere(rows).scaled(speed.value_at(np.arange(n), 0.0))
 
 
 def _linked(
     source: TraceSet, n: int, seed: int, uplink_share: float | None
 ) -> tuple[Series, Series]:
-    rng = _stream(seed, _NETWORK)
+    rng = stream(seed, _NETWORK)
     which, phase = _drawn(source.n_devices, n, rng), rng.random(n)
     downlink = source.channel("downlink").take(which)
     if source.uplink is not None:
@@ -124,13 +132,9 @@ def _linked(
     else:
         uplink = downlink.scaled(uplink_share)
     # Both directions start at one moment of the recording: they were recorded together.
-    start = phase * downlink.lengths[downlink.rows]
+    start = phase * downlink.record_s()
     downlink, uplink = (replace(link, repeat=True).shifted(start) for link in (downlink, uplink))
     return downlink, uplink
-
-
-def _anywhere(series: Series, phase: Array) -> Series:
-    return replace(series, repeat=True).shifted(phase * series.lengths[series.rows])
 
 
 def _is_constant(series: Series) -> bool:
@@ -145,16 +149,3 @@ def _drawn(available: int, n: int, rng: np.random.Generator) -> Index:
     """Return n positions at random; each one is taken once before one is taken again."""
     rounds = np.tile(np.arange(available), (-(-n // available), 1))
     return rng.permuted(rounds, axis=1).ravel()[:n]
-
-
-def _repairs(**sources: TraceSet | None) -> dict[str, int]:
-    return {
-        f"{name}: {kind}": count
-        for name, source in sources.items()
-        if source is not None
-        for kind, count in source.repairs.items()
-    }
-
-
-def _stream(seed: int, part: int) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(part,)))

@@ -45,13 +45,6 @@ class Rows:
         """Number of rows."""
         return self.lengths.size
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of all arrays, in bytes."""
-        arrays: list[npt.NDArray[Any]] = [self.values, self.totals, self.first_block]
-        arrays += [self.lengths, self.row_totals]
-        return sum(a.nbytes for a in arrays) + (0 if self.starts is None else self.starts.nbytes)
-
     def largest(self) -> Array:
         """Return the largest rate of each row; shape (rows,)."""
         most = np.maximum.reduceat(self.values.max(axis=1), self.first_block[:-1])
@@ -60,7 +53,7 @@ class Rows:
     def segments(self, row: int) -> tuple[Array, Array]:
         """Return the segments of one row as (starts in s, rates)."""
         blocks = np.arange(self.first_block[row], self.first_block[row + 1])
-        starts = self._starts_of(blocks, np.full(blocks.size, row)).ravel()
+        starts = self.starts_of(blocks, np.full(blocks.size, row)).ravel()
         inside = starts < self.lengths[row]
         return starts[inside], self.values[blocks].ravel()[inside].astype(np.float64)
 
@@ -124,7 +117,8 @@ class Rows:
             block = last_at_or_before(self.starts[:, 0], first, last, x)
         return np.clip(block, first, last - 1)
 
-    def _starts_of(self, block: Index, row: npt.NDArray[np.integer]) -> Array:
+    def starts_of(self, block: Index, row: npt.NDArray[np.integer]) -> Array:
+        """Return the start of each segment of blocks of rows, in row time; shape (n, 16)."""
         if self.starts is not None:
             return self.starts[block]
         assert self.step_s is not None
@@ -134,7 +128,7 @@ class Rows:
     def _edges_of(self, block: Index, row: npt.NDArray[np.int32], upto: Array) -> Array:
         """Return the edges of a block's segments, none beyond upto; shape (n, 17)."""
         edges = np.empty((block.size, BLOCK + 1))
-        np.minimum(self._starts_of(block, row), upto[:, None], out=edges[:, :-1])
+        np.minimum(self.starts_of(block, row), upto[:, None], out=edges[:, :-1])
         edges[:, -1] = upto
         return edges
 

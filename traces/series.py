@@ -5,26 +5,25 @@ segments. What a device moves between two instants is the integral; when it will
 amount is the inverse. Both are closed forms found by binary search, for many devices in one call,
 so a query costs the same wherever it falls in the trace.
 
-A device is a row, a shift and a scale: `rate_d(t) = scale_d * row(t + shift_d)`. A million devices
-can therefore share a thousand recorded links without copying them.
+A device is a row, a shift and a scale: `rate_d(t) = scale_d * row(t + shift_d)`.
 
 Deliberately absent: interpolation, and any moving pointer.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, offsets_of, spread_over
+from fedstale.traces.arrays import Array, Channel, Index, offsets_of, spread_over
 from fedstale.traces.segments import Rows, check_rates, flatten, pack
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Series:
+class Series(Channel):
     """Non-negative, right-open, piecewise-constant functions of time, one for each device.
 
     Build one with `Series.constant`, `Series.regular` or `Series.irregular`.
@@ -32,16 +31,10 @@ class Series:
 
     stored: Rows
     """The rows that devices read."""
-    rows: npt.NDArray[np.int32]
-    """Row of each device; shape (devices,)."""
-    shifts: Array
-    """What is added to the device's time to get the row's time, in s, >= 0; shape (devices,)."""
     scales: Array
     """Factor of each device, >= 0; shape (devices,)."""
-    repeat: bool
-    """Whether a row starts again at its end; otherwise the rate is 0 from there on."""
-    until: float = np.inf
-    """Instant from which on every rate is 0, whatever the rows say."""
+
+    per_device: ClassVar[tuple[str, ...]] = ("rows", "shifts", "scales")
 
     @classmethod
     def constant(cls, values: npt.ArrayLike) -> "Series":
@@ -174,44 +167,13 @@ class Series:
         )
 
     @property
-    def n_devices(self) -> int:
-        """Number of devices."""
-        return self.rows.size
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all arrays, in bytes."""
-        return self.stored.nbytes + self.rows.nbytes + self.shifts.nbytes + self.scales.nbytes
-
-    @property
     def lengths(self) -> Array:
         """End of each row in s; shape (rows,)."""
         return self.stored.lengths
 
-    def take(self, devices: npt.ArrayLike) -> "Series":
-        """Return the series of some devices, in the order given; rows stay shared."""
-        devices = np.asarray(devices, dtype=np.int64)
-        return replace(
-            self,
-            rows=self.rows[devices],
-            shifts=self.shifts[devices],
-            scales=self.scales[devices],
-        )
-
-    def shifted(self, shifts: npt.ArrayLike) -> "Series":
-        """Return the series as seen by devices whose clock starts later.
-
-        Args:
-            shifts: how much later each device starts, in s, >= 0; scalar or shape (devices,).
-        """
-        later = self.shifts + np.asarray(shifts, dtype=np.float64)
-        if self.repeat:
-            later = np.mod(later, self.lengths[self.rows])
-        return replace(self, shifts=later)
-
-    def between(self, start: float, end: float) -> "Series":
-        """Return what happens in [start, end), with start as the new 0 and nothing from end on."""
-        return replace(self.shifted(start), until=min(self.until, end) - start)
+    def record_s(self) -> Array:
+        """Return the length of each device's row in s; shape (devices,)."""
+        return self.lengths[self.rows]
 
     def scaled(self, factors: npt.ArrayLike) -> "Series":
         """Return the series with each device's rate multiplied by a factor >= 0."""

@@ -8,7 +8,6 @@ of the channels, as most published recordings do; what is unknown is never guess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -75,10 +74,12 @@ class TraceSet:
     """What one work unit is, in words."""
     epoch: str | None = None
     """Local calendar time of instant 0 (ISO 8601), for time-of-day features; None if unknown."""
-    repairs: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """What a reader repaired or dropped, counted by kind."""
+    repairs: Mapping[str, int] = field(default_factory=dict)
+    """What a reader repaired or dropped, counted by kind, in alphabetical order; never 0."""
 
     def __post_init__(self) -> None:
+        counted = {kind: int(n) for kind, n in sorted(self.repairs.items()) if n}
+        object.__setattr__(self, "repairs", counted)
         if len(self.device_ids) == 0:
             raise TraceError("a trace set needs at least one device")
         if not self.device_ids.is_unique:
@@ -142,7 +143,7 @@ class TraceSet:
         Raises:
             TraceError: the path is missing, damaged, of no known kind or of a later version.
         """
-        from fedstale.traces.sources.read import read
+        from fedstale.traces.sources.catalogue import read
 
         return read(Path(path), source)
 
@@ -191,7 +192,7 @@ class TraceSet:
             >>> TraceSet.synthetic(3, seed=0, days=1).known
             ('availability', 'compute', 'downlink', 'uplink')
         """
-        from fedstale.traces.synthetic.generate import generate
+        from fedstale.traces.synthetic.population import generate
 
         return generate(n, days, seed, time_zones=time_zones, population=population)
 
@@ -244,16 +245,9 @@ class TraceSet:
         """
         from fedstale.traces.compose import compose
 
-        return compose(
-            availability=availability,
-            compute=compute,
-            background=background,
-            network=network,
-            n=n,
-            seed=seed,
-            after_end=after_end,
-            uplink_share=uplink_share,
-        )
+        sources = {"availability": availability, "compute": compute}
+        sources |= {"background": background, "network": network}
+        return compose(sources, n, seed, after_end=after_end, uplink_share=uplink_share)
 
     @classmethod
     def constant(
@@ -316,6 +310,19 @@ class TraceSet:
         return tuple(name for name in CHANNELS if getattr(self, name) is not None)
 
     @property
+    def midnight_s(self) -> float | None:
+        """Time of day of instant 0 in s; None if it is unknown.
+
+        Example:
+            >>> replace(TraceSet.ideal(1), epoch="2024-01-01T06:00:00").midnight_s
+            21600.0
+        """
+        if self.epoch is None:
+            return None
+        at = pd.Timestamp(self.epoch)
+        return float((at - at.normalize()).total_seconds())
+
+    @property
     def nbytes(self) -> int:
         """Memory of all channels, in bytes, without the device ids."""
         return sum(getattr(self, name).nbytes for name in self.known)
@@ -368,13 +375,12 @@ class TraceSet:
         """
         i = self.position(device_id)
         windows, length = self.availability.windows(i) if self.availability else (None, None)
+        rates = {name: getattr(self, name) for name in CHANNELS[1:]}
         return DeviceTrace(
             device_id=device_id,
             available=windows,
             available_length_s=length,
-            compute=self.compute.segments(i) if self.compute else None,
-            downlink=self.downlink.segments(i) if self.downlink else None,
-            uplink=self.uplink.segments(i) if self.uplink else None,
+            **{name: series.segments(i) if series else None for name, series in rates.items()},
         )
 
     def take(self, devices: npt.ArrayLike) -> "TraceSet":

@@ -9,6 +9,7 @@ The device does not know that a message expires while it works: it finishes, and
 rejected. That is how a Flower SuperLink behaves, and the device-seconds are spent all the same.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal
@@ -119,14 +120,23 @@ class TripOutcomes:
     work_done: Array
     """Work units computed, also by the failed."""
 
+    def times(self, sent_at: Array) -> Array:
+        """Return the time to train, to upload and of the whole in s; NaN where a phase never began.
+
+        Args:
+            sent_at: instants in s; shape (n,).
+
+        Returns:
+            Shape (n, 3); inf where a phase never ended.
+        """
+        with np.errstate(invalid="ignore"):
+            training, reporting = self.trained - self.downloaded, self.reported - self.trained
+            return np.stack([training, reporting, self.reported - sent_at], axis=1)
+
     def reason(self, i: int) -> str:
         """Return in words how job i ended."""
-        status, phase = Status(int(self.status[i])), Phase(int(self.phase[i]))
-        doing = {
-            Phase.DOWNLOAD: "downloading",
-            Phase.TRAINING: "training",
-            Phase.UPLOAD: "uploading",
-        }
+        status, phase = Status(int(self.status[i])), int(self.phase[i])
+        doing = ("waiting", "downloading", "training", "uploading", "done")[phase]
         match status:
             case Status.REPORTED:
                 return "reported"
@@ -135,9 +145,9 @@ class TripOutcomes:
             case Status.EXPIRED:
                 return "not online before the message expired"
             case Status.INTERRUPTED:
-                return f"went offline while {doing[phase]}"
+                return f"went offline while {doing}"
             case Status.STALLED:
-                return f"can never finish {doing[phase]}: its rate stays zero"
+                return f"can never finish {doing}: its rate stays zero"
 
 
 def trips(
@@ -180,7 +190,7 @@ def trips(
         raise TraceError(f"free_at = {free_at!r}: expected seconds of the trace, not NaN")
     parts = []
     for i in range(0, max(n, 1), _CHUNK):
-        some = _Trips(traces, devices[i : i + _CHUNK], *(w[i : i + _CHUNK] for w in wide))
+        some = _Trips(traces, devices[i : i + _CHUNK], [x[i : i + _CHUNK] for x in wide])
         some.resolve(job.on_interrupt)
         parts.append(some.outcomes())
     if len(parts) == 1:
@@ -194,17 +204,8 @@ def trips(
 class _Trips:
     """Jobs under way: where each of them is, and what it has spent; arrays of shape (n,)."""
 
-    def __init__(  # noqa: PLR0917 - called with one list of broadcast arrays
-        self,
-        traces: "TraceSet",
-        devices: Index,
-        sent_at: Array,
-        free_at: Array,
-        work: Array,
-        download_bytes: Array,
-        upload_bytes: Array,
-        ttl_s: Array,
-    ) -> None:
+    def __init__(self, traces: "TraceSet", devices: Index, given: Sequence[Array]) -> None:
+        sent_at, free_at, work, download_bytes, upload_bytes, ttl_s = given
         self.devices, self.availability = devices, traces.channel("availability")
         # One row a phase: download in bits, training in work units, upload in bits.
         downlink, compute = traces.channel("downlink"), traces.channel("compute")

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.agents.env.learning_proxy import deal
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.settings import is_count
-from fedstale.strategies.weighting.base import AgeCurve, constant, inverse_root, polynomial
 from fedstale.traces import Job, TraceSet
-from fedstale.traces.arrays import Array, Index, Mask
+from fedstale.traces.arrays import Array, Index, Mask, stream
 
 GROUPS = 10
 """Groups of data that a model is to learn."""
@@ -61,7 +59,6 @@ class JobKinds:
         minutes: tuple[float, ...] = (2.0, 5.0, 10.0, 20.0),
         megabytes: tuple[float, ...] = (1.0, 5.0, 20.0, 5.0),
         patience: tuple[float, ...] = (8.0, 5.0, 4.0, 3.0),
-        seed: int = 0,
     ) -> "JobKinds":
         """Return jobs by their cost on the median device of a fleet.
 
@@ -70,7 +67,6 @@ class JobKinds:
             minutes: of training on the median device; one each kind.
             megabytes: each way.
             patience: time to live, in multiples of the duration on the median device.
-            seed: of the instants at which rates are sampled.
 
         Raises:
             TraceError: a channel is unknown, or a median rate is 0.
@@ -83,7 +79,7 @@ class JobKinds:
             array([80.])
         """
         traces.require("availability", "compute", "downlink", "uplink")
-        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(41,)))
+        rng = stream(0, 41)
         devices = rng.integers(traces.n_devices, size=2_000)
         when = rng.random(2_000) * 86_400.0
         rates = []
@@ -196,29 +192,6 @@ class Episodes:
     def __len__(self) -> int:
         return self.start.size
 
-    @classmethod
-    def empty(cls, b: int, n: int) -> "Episodes":
-        """Return b episodes without devices that wait for every reply of one job at a time."""
-        return cls(
-            devices=np.zeros((b, n), dtype=np.int64),
-            present=np.zeros((b, n), dtype=bool),
-            start=np.zeros(b),
-            end=np.zeros(b),
-            rounds=np.zeros(b, dtype=np.int64),
-            kind=np.zeros(b, dtype=np.int64),
-            concurrency=np.ones(b, dtype=np.int64),
-            buffer_size=np.ones(b, dtype=np.int64),
-            keeps_stragglers=np.zeros(b, dtype=bool),
-            deadline_s=np.full(b, np.inf),
-            age_weights=np.ones((b, AGES)),
-            cooldown_s=np.zeros(b),
-            requests_forecasts=np.zeros(b, dtype=bool),
-            over_reports=np.zeros((b, n), dtype=bool),
-            mixtures=np.zeros((b, n, GROUPS)),
-            examples=np.ones((b, n)),
-            noise=np.zeros((b, n, NOISES)),
-        )
-
     def take(self, which: npt.NDArray[Any]) -> "Episodes":
         """Return some episodes, by position or by a mask."""
         return Episodes(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
@@ -232,152 +205,3 @@ class Episodes:
     def n_max(self) -> int:
         """Devices that there is room for."""
         return self.devices.shape[1]
-
-
-_CURVES: tuple[AgeCurve, ...] = (constant(), polynomial(0.5), inverse_root())
-
-
-def draw_episodes(
-    traces: TraceSet,
-    kinds: JobKinds,
-    n: int,
-    *,
-    devices: npt.ArrayLike,
-    start: float,
-    end: float,
-    n_max: int,
-    rng: np.random.Generator,
-    settings: EpisodeSettings | None = None,
-) -> Episodes:
-    """Return episodes drawn from devices and a span of time.
-
-    The devices of an episode are drawn from those that appear in its window: the others would never
-    be candidates. A record that is shorter than a window makes shorter episodes.
-
-    Args:
-        traces: complete devices.
-        kinds: the jobs to choose from.
-        n: number of episodes, >= 1.
-        devices: positions of the devices to draw from; shape (m,).
-        start: first instant of any episode in s, >= 0.
-        end: last instant of any episode in s.
-        n_max: devices that there is room for.
-        rng: of the draw.
-        settings: what to draw from; the defaults if None.
-
-    Raises:
-        TraceError: the span is empty, or no device is online in it.
-        ConfigError: n_max is below the least number of devices.
-    """
-    settings = settings or EpisodeSettings()
-    pool = np.unique(np.asarray(devices, dtype=np.int64))
-    if not 0 <= start < end:
-        raise TraceError(f"episodes from {start} to {end} s: expected 0 <= start < end")
-    if n_max < settings.devices[0]:
-        raise ConfigError(f"n_max = {n_max}: expected at least {settings.devices[0]} devices")
-    if pool.size == 0:
-        raise TraceError("no devices to draw episodes from: expected at least one")
-    window = min(settings.window_s, end - start)
-    begins = start + rng.random(n) * (end - start - window)
-    drawn, present = _appearing(
-        traces, pool, begins, window=window, n_max=n_max, wanted=settings.devices, rng=rng
-    )
-    online = (online_share(traces, drawn, begins, window, looks=8) * present).sum(axis=1)
-    kind = rng.integers(len(kinds), size=n)
-    wanted = np.rint(online * _log_uniform(rng, settings.concurrency_share, n)).astype(np.int64)
-    # One device at a time is no choice of a set.
-    concurrency = np.minimum(np.maximum(wanted, 2), present.sum(axis=1))
-    buffer_size = np.rint(concurrency * rng.uniform(*settings.buffer_share, n)).astype(np.int64)
-    keeps_stragglers = rng.random(n) < settings.keep_share
-    deadline = np.where(
-        rng.random(n) < settings.deadline_share, kinds.median_s[kind] * rng.uniform(1, 3, n), np.inf
-    )
-    curve = rng.integers(len(_CURVES), size=n)
-    weights = np.array([[c(age) for age in range(AGES)] for c in _CURVES])[curve]
-    skew, spread = _log_uniform(rng, settings.skew, n), rng.uniform(*settings.spread, n)
-    mixtures, examples = deal(rng, drawn.shape, GROUPS, skew, spread)
-    over_reports = (rng.random(n) < settings.over_reporting_share)[:, None]
-    over_reports = over_reports & (rng.random(drawn.shape) < settings.over_reporting_clients)
-    return Episodes(
-        devices=drawn,
-        present=present,
-        start=begins,
-        end=begins + window,
-        rounds=np.full(n, settings.rounds),
-        kind=kind,
-        concurrency=concurrency,
-        buffer_size=np.clip(buffer_size, 1, concurrency),
-        keeps_stragglers=keeps_stragglers,
-        deadline_s=deadline,
-        age_weights=weights,
-        cooldown_s=np.full(n, settings.cooldown_s),
-        requests_forecasts=rng.random(n) < settings.request_share,
-        over_reports=over_reports,
-        mixtures=mixtures,
-        examples=examples,
-        noise=rng.standard_normal((*drawn.shape, NOISES)),
-    )
-
-
-def online_share(
-    traces: TraceSet, devices: Index, start: Array, window_s: float | Array, *, looks: int
-) -> Array:
-    """Return at which share of some instants each device is online in the window of its row.
-
-    Args:
-        traces: the devices.
-        devices: positions; shape (b, n).
-        start: of each row's window in s; shape (b,).
-        window_s: length of the windows in s; one, or shape (b,).
-        looks: number of instants, evenly spread.
-    """
-    traces.require("availability")
-    assert traces.availability is not None
-    count = np.zeros(devices.shape)
-    for look in (np.arange(looks) + 0.5) / looks:
-        when = np.repeat(start + look * window_s, devices.shape[1])
-        count += traces.availability.is_available(devices.ravel(), when).reshape(devices.shape)
-    return count / looks
-
-
-def _appearing(
-    traces: TraceSet,
-    pool: Index,
-    begins: Array,
-    *,
-    window: float,
-    n_max: int,
-    wanted: tuple[int, int],
-    rng: np.random.Generator,
-) -> tuple[Index, Mask]:
-    """Return devices that appear in each window, and which columns hold one; (b, n_max) each.
-
-    Raises:
-        TraceError: no device appears in any window.
-    """
-    traces.require("availability")
-    assert traces.availability is not None
-    devices = np.zeros((begins.size, n_max), dtype=np.int64)
-    present = np.zeros(devices.shape, dtype=bool)
-    for i in range(begins.size):
-        first, _ = traces.availability.window_at_or_after(pool, begins[i])
-        appearing = pool[first < begins[i] + window]
-        most = min(wanted[1], n_max)
-        count = int(np.rint(_log_uniform(rng, (wanted[0], most), 1)[0]))
-        drawn = rng.permutation(appearing)[:count]
-        devices[i, : drawn.size], present[i, : drawn.size] = drawn, True
-    empty = ~present.any(axis=1)
-    if empty.all():
-        raise TraceError(
-            f"no device is online in any of {begins.size} windows of {window:g} s: expected traces "
-            "with devices that appear"
-        )
-    if empty.any():
-        # A window without devices is no episode: another takes its place.
-        full = rng.choice(np.flatnonzero(~empty), size=int(empty.sum()))
-        devices[empty], present[empty], begins[empty] = devices[full], present[full], begins[full]
-    return devices, present
-
-
-def _log_uniform(rng: np.random.Generator, pair: tuple[float, float], n: int) -> Array:
-    return np.exp(rng.uniform(np.log(pair[0]), np.log(pair[1]), n))

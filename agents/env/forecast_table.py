@@ -9,6 +9,7 @@ its own, so that no device is forecast by a forecaster that learnt from it.
 import hashlib
 import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +24,8 @@ from fedstale.traces.forecast import Forecaster, TraceObserver
 from fedstale.traces.forecast.observation import AVAILABLE_S, HORIZONS_S
 from fedstale.traces.io.atomic import replacing
 
+Parts = Sequence[tuple[npt.ArrayLike, Forecaster]]
+"""Positions of devices, and the forecaster that they use."""
 Reported = tuple[Array, Array, Array]
 """Chance to finish, chance to stay online, and duration in s; shape (n,) each."""
 
@@ -57,52 +60,46 @@ class NoForecasts:
         return unknown, unknown, unknown
 
 
+@dataclass(frozen=True, slots=True)
 class TrueForecasts:
-    """Devices know their future; an upper bound, and no forecast.
+    """Devices know their future; an upper bound, and no forecast."""
 
-    Args:
-        traces: the devices.
-        kinds: the jobs.
-    """
-
-    def __init__(self, traces: TraceSet, kinds: JobKinds) -> None:
-        traces.require("availability", "compute", "downlink", "uplink")
-        self._traces, self._kinds = traces, kinds
+    traces: TraceSet
+    """The devices, complete."""
+    kinds: JobKinds
+    """The jobs."""
 
     def at(self, devices: Index, kind: Index, now: Array) -> Reported:
         """Return what will happen; the duration of a job that is lost is its time to live."""
-        traces, jobs = self._traces, self._kinds.jobs(kind)
-        assert traces.availability is not None
-        outcome = traces.trips(devices, now, jobs)
+        jobs = self.kinds.jobs(kind)
+        outcome = self.traces.trips(devices, now, jobs)
         finished = outcome.status == Status.REPORTED
-        _, end = traces.availability.window_at_or_after(devices, now)
+        _, end = self.traces.channel("availability").window_at_or_after(devices, now)
         with np.errstate(invalid="ignore"):
             duration = np.where(finished, outcome.reported - now, jobs.ttl_s)
         return finished.astype(np.float64), (end - now > AVAILABLE_S).astype(np.float64), duration
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class ForecastTable:
-    """Forecasts of every device on a grid of instants; see `ForecastTable.of`.
+    """Forecasts of every device on a grid of instants; see `ForecastTable.of`."""
 
-    Args:
-        values: chance to finish, chance to stay online and duration in s; NaN where the device
-            was not online; shape (3, devices of the table, steps, kinds).
-        rows: of each device of the traces in the table, -1 if it has none; shape (devices,).
-        start: instant of the first step in s.
-        step_s: from one step to the next in s.
-    """
-
-    def __init__(
-        self, values: npt.NDArray[np.float32], rows: Index, start: float, step_s: float
-    ) -> None:
-        self.values, self.rows, self.start, self.step_s = values, rows, start, step_s
+    values: npt.NDArray[np.float32]
+    """Chance to finish, chance to stay online and duration in s; NaN where the device was not
+    online; shape (3, devices of the table, steps, kinds)."""
+    rows: Index
+    """Row of each device of the traces in the table, -1 if it has none; shape (devices,)."""
+    start: float
+    """Instant of the first step in s."""
+    step_s: float
+    """From one step to the next in s."""
 
     @classmethod
     def of(
         cls,
         traces: TraceSet,
         kinds: JobKinds,
-        parts: Sequence[tuple[npt.ArrayLike, Forecaster]],
+        parts: Parts,
         *,
         start: float,
         end: float,
@@ -136,12 +133,7 @@ class ForecastTable:
         if values is None:
             n_steps = int(np.ceil((end - start) / step_s))
             steps: Array = start + step_s * np.arange(n_steps, dtype=np.float64)
-            values = np.full((3, every.size, n_steps, len(kinds)), np.nan, dtype=np.float32)
-            observer, at = TraceObserver(traces), 0
-            for (_, forecaster), some in zip(parts, devices, strict=True):
-                part = values[:, at : at + some.size]
-                _fill(part, observer, some, forecaster, kinds, steps=steps, step_s=step_s)
-                at += some.size
+            values = _made(TraceObserver(traces), kinds, parts, steps, step_s)
             if cache is not None:
                 _write(Path(cache), key, values)
         return cls(values, rows, start, step_s)
@@ -157,41 +149,37 @@ class ForecastTable:
         return found[0], found[1], found[2]
 
 
-def _fill(
-    values: npt.NDArray[np.float32],
-    observer: TraceObserver,
-    devices: Index,
-    forecaster: Forecaster,
-    kinds: JobKinds,
-    *,
-    steps: Array,
-    step_s: float,
-) -> None:
-    """Write the values of the devices of one part; shape (3, devices, steps, kinds)."""
-    if forecaster.reads_the_future:
-        raise TraceError(f"{forecaster.kind}: use TrueForecasts, which reads the traces itself")
-    availability = observer.traces.availability
-    assert availability is not None
-    row = np.repeat(np.arange(devices.size), steps.size)
-    step = np.tile(np.arange(steps.size), devices.size)
-    # A device that comes online within a step forecasts when it comes.
-    first, _ = availability.window_at_or_after(devices[row], steps[step])
-    online = np.flatnonzero(first < steps[step] + step_s)
+def _made(
+    observer: TraceObserver, kinds: JobKinds, parts: Parts, steps: Array, step_s: float
+) -> npt.NDArray[np.float32]:
+    """Return the values of the devices of all parts; shape (3, devices, steps, kinds)."""
+    made = [np.empty((3, 0, steps.size, len(kinds)), dtype=np.float32)]
     horizon = int(np.searchsorted(HORIZONS_S, AVAILABLE_S))
-    for i in range(0, online.size, _CHUNK):
-        some = online[i : i + _CHUNK]
-        forecast = forecaster.forecast(observer.at(devices[row[some]], first[some]))
-        for kind in range(len(kinds)):
-            of_job = forecast.of_job(kinds.jobs(np.full(some.size, kind)))
-            reported = of_job.p_finish, forecast.survival[:, horizon], of_job.total_s[:, 1]
-            for place, column in enumerate(reported):
-                values[place, row[some], step[some], kind] = column
+    for part, forecaster in parts:
+        if forecaster.reads_the_future:
+            raise TraceError(f"{forecaster.kind}: use TrueForecasts, which reads the traces itself")
+        devices = np.asarray(part, dtype=np.int64)
+        values = np.full((3, devices.size, steps.size, len(kinds)), np.nan, dtype=np.float32)
+        row, step = (x.ravel() for x in np.indices((devices.size, steps.size)))
+        # A device that comes online within a step forecasts when it comes.
+        availability = observer.traces.channel("availability")
+        first, _ = availability.window_at_or_after(devices[row], steps[step])
+        online = np.flatnonzero(first < steps[step] + step_s)
+        for i in range(0, online.size, _CHUNK):
+            some = online[i : i + _CHUNK]
+            forecast = forecaster.forecast(observer.at(devices[row[some]], first[some]))
+            for kind in range(len(kinds)):
+                of_job = forecast.of_job(kinds.jobs(np.full(some.size, kind)))
+                reported = of_job.p_finish, forecast.survival[:, horizon], of_job.total_s[:, 1]
+                values[:, row[some], step[some], kind] = reported
+        made.append(values)
+    return np.concatenate(made, axis=1)
 
 
 def _key(
     traces: TraceSet,
     kinds: JobKinds,
-    parts: Sequence[tuple[npt.ArrayLike, Forecaster]],
+    parts: Parts,
     span: tuple[float, float, float],
 ) -> str:
     """Return a hash of what a table depends on; of traces, their ids and some of their values."""

@@ -27,8 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import ConfigError
-
-Floats = npt.NDArray[np.float64]
+from fedstale.traces.arrays import Array
 
 _CONSTANTS = Path(__file__).with_name("learning_proxy.toml")
 _LEAST = 1e-4
@@ -80,7 +79,7 @@ class LearningProxy:
                 "(0, ceiling], and the others >= 0"
             )
 
-    def after_step(self, losses: Floats, ratios: Floats, sizes: Floats) -> Floats:
+    def after_step(self, losses: Array, ratios: Array, sizes: Array) -> Array:
         """Return the losses after a server step.
 
         Args:
@@ -97,7 +96,7 @@ class LearningProxy:
         moved = np.asarray(sizes)[:, None] ** self.nu * (forgotten - learnt)
         return np.clip(losses * np.exp(np.clip(moved, -50.0, 50.0)), _LEAST, self.ceiling)
 
-    def fleet_progress(self, losses: Floats) -> Floats:
+    def fleet_progress(self, losses: Array) -> Array:
         """Return by how much a step with the fleet's own mixture lowers log loss; shape (b,).
 
         What such a step forgets is left out, so that the result is positive.
@@ -105,7 +104,7 @@ class LearningProxy:
         mean = losses.mean(axis=1)
         return np.asarray(self.eta * (mean / self.first_loss) ** self.delta)
 
-    def reported(self, losses: Floats, entropy: npt.ArrayLike, noise: npt.ArrayLike) -> Floats:
+    def reported(self, losses: Array, entropy: npt.ArrayLike, noise: npt.ArrayLike) -> Array:
         """Return the training losses that devices report.
 
         Args:
@@ -118,7 +117,7 @@ class LearningProxy:
         return np.asarray(exact * np.exp(logs))
 
 
-def entropy_of(mixtures: Floats) -> Floats:
+def entropy_of(mixtures: Array) -> Array:
     """Return the entropy of mixtures in nats; along the last axis.
 
     Example:
@@ -149,8 +148,8 @@ def read_proxy(path: str | Path) -> LearningProxy:
 
 
 def deal(
-    rng: np.random.Generator, shape: tuple[int, int], n_groups: int, skew: Floats, spread: Floats
-) -> tuple[Floats, Floats]:
+    rng: np.random.Generator, shape: tuple[int, int], n_groups: int, skew: Array, spread: Array
+) -> tuple[Array, Array]:
     """Return the data that devices hold.
 
     Args:

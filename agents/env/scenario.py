@@ -4,7 +4,6 @@ Training, validation and testing are three scenarios that share no device and, t
 with the others. A scenario draws episodes and makes the simulators that they are played in.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -12,17 +11,30 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.agents.env.episodes import Episodes, EpisodeSettings, JobKinds, draw_episodes
-from fedstale.agents.env.forecast_table import Forecasts, ForecastTable, NoForecasts, TrueForecasts
-from fedstale.agents.env.learning_proxy import LearningProxy
+from fedstale.agents.env.episodes import (
+    AGES,
+    GROUPS,
+    NOISES,
+    Episodes,
+    EpisodeSettings,
+    JobKinds,
+)
+from fedstale.agents.env.forecast_table import (
+    Forecasts,
+    ForecastTable,
+    NoForecasts,
+    Parts,
+    TrueForecasts,
+)
+from fedstale.agents.env.learning_proxy import LearningProxy, deal, fitted
 from fedstale.agents.env.simulator import Simulator
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, TraceError
+from fedstale.strategies.weighting.base import AgeCurve, constant, inverse_root, polynomial
 from fedstale.traces import TraceSet
-from fedstale.traces.arrays import Index
+from fedstale.traces.arrays import Array, Index, Mask, stream
 from fedstale.traces.forecast import (
     Forecaster,
     LastValue,
-    Split,
     TraceObserver,
     draw,
     embedded,
@@ -35,8 +47,7 @@ Mode = Literal["forecaster", "persistence", "oracle", "none"]
 MODES: tuple[Mode, ...] = ("forecaster", "persistence", "oracle", "none")
 """What devices report: a forecaster's forecast, that nothing changes, the truth, or nothing."""
 
-Parts = Sequence[tuple[npt.ArrayLike, Forecaster]]
-"""Positions of devices, and the forecaster that they use."""
+_CURVES: tuple[AgeCurve, ...] = (constant(), polynomial(0.5), inverse_root())
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -57,8 +68,8 @@ class Scenario:
     """Last instant of any episode in s."""
     settings: EpisodeSettings = field(default_factory=EpisodeSettings)
     """What episodes are drawn from."""
-    proxy: LearningProxy | None = None
-    """How a model learns; the constants that come with the package if None."""
+    proxy: LearningProxy = field(default_factory=fitted)
+    """How a model learns; the constants fitted to training runs by default."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Scenario":
         """Return itself: a scenario does not change, and may be large."""
@@ -112,7 +123,7 @@ class Scenario:
             start=start,
             end=last if np.isfinite(last) else start + 86_400.0,
             settings=settings or EpisodeSettings(),
-            proxy=proxy,
+            proxy=proxy or fitted(),
         )
         return silent.with_forecasts(forecasts, forecaster=forecaster, step_s=step_s, cache=cache)
 
@@ -149,23 +160,115 @@ class Scenario:
         return replace(self, settings=replace(self.settings, devices=(n, n)))
 
     def draw(self, n: int, rng: np.random.Generator) -> Episodes:
-        """Return n episodes."""
-        return draw_episodes(
-            self.traces,
-            self.kinds,
-            n,
-            devices=self.devices,
-            start=self.start,
-            end=self.end,
-            n_max=self.settings.devices[1],
-            rng=rng,
-            settings=self.settings,
+        """Return n episodes.
+
+        The devices of an episode are drawn from those that appear in its window: the others would
+        never be candidates. A record that is shorter than a window makes shorter episodes.
+
+        Raises:
+            TraceError: the span is empty, or no device is online in it.
+        """
+        settings, kinds, start, end = self.settings, self.kinds, self.start, self.end
+        if not 0 <= start < end:
+            raise TraceError(f"episodes from {start} to {end} s: expected 0 <= start < end")
+        window = min(settings.window_s, end - start)
+        begins = start + rng.random(n) * (end - start - window)
+        drawn, present = self._appearing(begins, window, rng)
+        online = (online_share(self.traces, drawn, begins, window, looks=8) * present).sum(axis=1)
+        kind = rng.integers(len(kinds), size=n)
+        wanted = np.rint(online * _log_uniform(rng, settings.concurrency_share, n)).astype(np.int64)
+        # One device at a time is no choice of a set.
+        concurrency = np.minimum(np.maximum(wanted, 2), present.sum(axis=1))
+        buffer_size = np.rint(concurrency * rng.uniform(*settings.buffer_share, n)).astype(np.int64)
+        keeps_stragglers = rng.random(n) < settings.keep_share
+        deadline = np.where(
+            rng.random(n) < settings.deadline_share,
+            kinds.median_s[kind] * rng.uniform(1, 3, n),
+            np.inf,
         )
+        curve = rng.integers(len(_CURVES), size=n)
+        weights = np.array([[c(age) for age in range(AGES)] for c in _CURVES])[curve]
+        skew, spread = _log_uniform(rng, settings.skew, n), rng.uniform(*settings.spread, n)
+        mixtures, examples = deal(rng, drawn.shape, GROUPS, skew, spread)
+        over_reports = (rng.random(n) < settings.over_reporting_share)[:, None]
+        over_reports = over_reports & (rng.random(drawn.shape) < settings.over_reporting_clients)
+        return Episodes(
+            devices=drawn,
+            present=present,
+            start=begins,
+            end=begins + window,
+            rounds=np.full(n, settings.rounds),
+            kind=kind,
+            concurrency=concurrency,
+            buffer_size=np.clip(buffer_size, 1, concurrency),
+            keeps_stragglers=keeps_stragglers,
+            deadline_s=deadline,
+            age_weights=weights,
+            cooldown_s=np.full(n, settings.cooldown_s),
+            requests_forecasts=rng.random(n) < settings.request_share,
+            over_reports=over_reports,
+            mixtures=mixtures,
+            examples=examples,
+            noise=rng.standard_normal((*drawn.shape, NOISES)),
+        )
+
+    def _appearing(
+        self, begins: Array, window: float, rng: np.random.Generator
+    ) -> tuple[Index, Mask]:
+        """Return devices that appear in each window, and which columns hold one; (b, n) each.
+
+        Raises:
+            TraceError: no device appears in any window.
+        """
+        availability, pool = self.traces.channel("availability"), np.unique(self.devices)
+        least, most = self.settings.devices
+        devices = np.zeros((begins.size, most), dtype=np.int64)
+        present = np.zeros(devices.shape, dtype=bool)
+        for i, begin in enumerate(begins):
+            first, _ = availability.window_at_or_after(pool, begin)
+            appearing = pool[first < begin + window]
+            count = int(np.rint(_log_uniform(rng, (least, most), 1)[0]))
+            drawn = rng.permutation(appearing)[:count]
+            devices[i, : drawn.size], present[i, : drawn.size] = drawn, True
+        empty = ~present.any(axis=1)
+        if empty.all():
+            raise TraceError(
+                f"no device is online in any of {begins.size} windows of {window:g} s: expected "
+                "traces with devices that appear"
+            )
+        if empty.any():
+            # A window without devices is no episode: another takes its place.
+            full = rng.choice(np.flatnonzero(~empty), size=int(empty.sum()))
+            devices[empty], present[empty] = devices[full], present[full]
+            begins[empty] = begins[full]
+        return devices, present
 
     def simulator(self, b: int) -> Simulator:
         """Return a simulator with room for b of this scenario's episodes at a time."""
-        n = self.settings.devices[1]
-        return Simulator(self.traces, self.kinds, self.forecasts, b=b, n=n, proxy=self.proxy)
+        return Simulator(self, b)
+
+
+def online_share(
+    traces: TraceSet, devices: Index, start: Array, window_s: float | Array, *, looks: int
+) -> Array:
+    """Return at which share of some instants each device is online in the window of its row.
+
+    Args:
+        traces: the devices.
+        devices: positions; shape (b, n).
+        start: of each row's window in s; shape (b,).
+        window_s: length of the windows in s; one, or shape (b,).
+        looks: number of instants, evenly spread.
+    """
+    availability, count = traces.channel("availability"), np.zeros(devices.shape)
+    for look in (np.arange(looks) + 0.5) / looks:
+        when = np.repeat(start + look * window_s, devices.shape[1])
+        count += availability.is_available(devices.ravel(), when).reshape(devices.shape)
+    return count / looks
+
+
+def _log_uniform(rng: np.random.Generator, pair: tuple[float, float], n: int) -> Array:
+    return np.exp(rng.uniform(np.log(pair[0]), np.log(pair[1]), n))
 
 
 def cross_fitted(
@@ -175,32 +278,28 @@ def cross_fitted(
     kind: str = "lstm",
     until: float,
     n: int = 20_000,
-    folds: int = 2,
     seed: int = 0,
 ) -> list[tuple[Index, Forecaster]]:
     """Return forecasters of which none has learnt from the devices that it is to forecast.
 
     Args:
         traces: the devices.
-        devices: positions to learn from and to forecast; shape (m,), m >= 2 folds.
+        devices: positions to learn from and to forecast, half by half; shape (m,), m >= 4.
         kind: of the forecaster.
         until: instant in s before which they learn.
         n: examples that each learns from.
-        folds: into how many parts the devices are divided, >= 2.
         seed: of the division, of the examples and of the training.
 
     Raises:
         ConfigError: there are too few devices to divide.
     """
     pool = np.unique(np.asarray(devices, dtype=np.int64))
-    if folds < 2 or pool.size < 2 * folds:
-        raise ConfigError(
-            f"{pool.size} devices in {folds} folds: expected at least 2 folds of 2 devices each"
-        )
-    order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(47,))).permutation(pool)
+    if pool.size < 4:
+        raise ConfigError(f"{pool.size} devices: expected at least 2 folds of 2 devices each")
+    order = stream(seed, 47).permutation(pool)
     observer, fitted = TraceObserver(traces), []
-    for k in range(folds):
-        held_out = np.sort(order[k::folds])
+    for k in range(2):
+        held_out = np.sort(order[k::2])
         others = np.setdiff1d(order, held_out)
         cut = max(1, others.size // 5)
         training, validation = (
@@ -221,8 +320,6 @@ class Scenarios:
     """To compare agents on during training: other devices, the same hours."""
     testing: Scenario
     """To test on: other devices and later hours."""
-    split: Split
-    """Which devices and hours are in which."""
 
     @classmethod
     def of(
@@ -274,5 +371,4 @@ class Scenarios:
             training=scenario("training", 0.0, parts.turn),
             validation=scenario("validation", 0.0, parts.turn),
             testing=scenario("testing", parts.turn, parts.end),
-            split=parts,
         )

@@ -12,19 +12,22 @@ Differences from the event loop of `strategies`:
 """
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, JobKinds
-from fedstale.agents.env.forecast_table import Forecasts
-from fedstale.agents.env.learning_proxy import LearningProxy, entropy_of, fitted
-from fedstale.agents.policy.features import COLUMNS, Single, batch, heuristic_scores
+from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes
+from fedstale.agents.env.learning_proxy import entropy_of
+from fedstale.agents.policy.features import Inputs, features, heuristic_scores
 from fedstale.errors import TraceError
 from fedstale.strategies.server.clients import DURATIONS_KEPT, UNKNOWN, Candidates, Situation, Table
 from fedstale.strategies.server.runtime import HEARTBEAT_S, RECHECK_S
-from fedstale.traces import Status, TraceSet
+from fedstale.traces import Status
 from fedstale.traces.arrays import Array, Index, Mask
+
+if TYPE_CHECKING:
+    from fedstale.agents.env.scenario import Scenario
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -81,51 +84,26 @@ class Reward:
     waste: float = 0.3
     """Price of wasting the device-seconds of as many median jobs as a server step takes."""
 
-    def terms(self, outcome: RoundOutcome, median_s: Array, buffer_size: Index) -> dict[str, Array]:
-        """Return the terms of the reward, dimensionless, and their sum under "reward".
-
-        Args:
-            outcome: of some rounds.
-            median_s: duration of their jobs on the median device in s.
-            buffer_size: updates of a server step.
-        """
-        gain = outcome.gain
-        time = -self.time * outcome.time_s / median_s
-        waste = -self.waste * outcome.wasted_s / (median_s * buffer_size)
-        return {"gain": gain, "time": time, "waste": waste, "reward": gain + time + waste}
-
 
 class Simulator:
     """The state of b episodes.
 
     Args:
-        traces: complete devices.
-        kinds: the jobs of the episodes.
-        forecasts: what devices report.
+        scenario: where they take place.
         b: number of episodes at a time.
-        n: devices that there is room for in each.
-        proxy: how a model learns; the constants fitted to training runs if None.
     """
 
-    def __init__(
-        self,
-        traces: TraceSet,
-        kinds: JobKinds,
-        forecasts: Forecasts,
-        *,
-        b: int,
-        n: int,
-        proxy: LearningProxy | None = None,
-    ) -> None:
-        traces.require("availability", "compute", "downlink", "uplink")
-        assert traces.availability is not None
-        if not np.all(np.isfinite(kinds.ttl_s)):
+    def __init__(self, scenario: "Scenario", b: int) -> None:
+        scenario.traces.require("availability", "compute", "downlink", "uplink")
+        if not np.all(np.isfinite(scenario.kinds.ttl_s)):
             raise TraceError("kinds.ttl_s: expected finite times, or lost jobs would never end")
-        self.traces, self.kinds, self.forecasts = traces, kinds, forecasts
-        self.availability = traces.availability
-        self.proxy = proxy or fitted()
-        self.b, self.n = b, n
-        self.episodes = Episodes.empty(b, n)
+        self.traces, self.kinds = scenario.traces, scenario.kinds
+        self.forecasts, self.proxy = scenario.forecasts, scenario.proxy
+        self.availability = self.traces.channel("availability")
+        self.b, self.n = b, (n := scenario.settings.devices[1])
+        self.episodes: Episodes
+        """What is played in each place; set by the first `reset`."""
+        self._begun = False
         self.table = Table(b * n)
         self.known = {
             name: column.reshape(b, n, *column.shape[1:])
@@ -159,6 +137,10 @@ class Simulator:
             rows: where; all if None.
         """
         rows = np.arange(self.b) if rows is None else np.asarray(rows, dtype=np.int64)
+        if not self._begun:
+            # Places without an episode of their own are done, whatever they hold.
+            self.episodes = episodes.take(np.zeros(self.b, dtype=np.int64))
+            self._begun = True
         self.episodes.put(rows, episodes)
         self.now[rows] = self.stepped_at[rows] = episodes.start
         self.version[rows] = self.n_rounds[rows] = 0
@@ -196,10 +178,8 @@ class Simulator:
         free = self.episodes.concurrency - self.in_flight.sum(axis=1)
         return np.minimum(np.maximum(free, 0), self.mask.sum(axis=1))
 
-    def observation(
-        self, rows: Index, columns: Index | None = None
-    ) -> tuple[Single, Single, Single]:
-        """Return features, context and heuristic of some episodes; see `features.batch`.
+    def observation(self, rows: Index, columns: Index | None = None) -> Inputs:
+        """Return what the scorer is given in some episodes.
 
         Args:
             rows: episodes; shape (m,).
@@ -209,9 +189,8 @@ class Simulator:
         if columns is None:
             columns = np.broadcast_to(np.arange(self.n), (rows.size, self.n))
         flat = (rows[:, None] * self.n + columns).ravel()
-        known = Candidates(flat, self.table, flat)
-        return batch(
-            {name: getattr(known, name).reshape(columns.shape) for name in COLUMNS},
+        return features(
+            Candidates(flat, self.table, flat),
             np.take_along_axis(self.mask[rows], columns, axis=1),
             now=self.now[rows],
             k=self.slots[rows],
@@ -223,11 +202,7 @@ class Simulator:
     def heuristic(self, rows: Index) -> Array:
         """Return the heuristic's scores in some episodes; see `features.heuristic_scores`."""
         flat = (rows[:, None] * self.n + np.arange(self.n)).ravel()
-        known = Candidates(flat, self.table, flat)
-        shape = rows.size, self.n
-        return heuristic_scores(
-            known.p_finish.reshape(shape), known.utility.reshape(shape), self.mask[rows]
-        )
+        return heuristic_scores(Candidates(flat, self.table, flat), self.mask[rows])
 
     @property
     def reply_limit_s(self) -> Array:
@@ -237,9 +212,11 @@ class Simulator:
         return np.where(self.episodes.keeps_stragglers, ttl, limit)
 
     def reward_terms(self, rows: Index, outcome: RoundOutcome, reward: Reward) -> dict[str, Array]:
-        """Return the terms of the reward of a round of some episodes; see `Reward.terms`."""
-        median_s = self.kinds.median_s[self.episodes.kind[rows]]
-        return reward.terms(outcome, median_s, self.episodes.buffer_size[rows])
+        """Return the terms of the reward of a round of some episodes, and their sum as "reward"."""
+        median_s, size = self.kinds.median_s[self.episodes.kind[rows]], self.episodes.buffer_size
+        gain, time = outcome.gain, -reward.time * outcome.time_s / median_s
+        waste = -reward.waste * outcome.wasted_s / (median_s * size[rows])
+        return {"gain": gain, "time": time, "waste": waste, "reward": gain + time + waste}
 
     # What a server does.
 

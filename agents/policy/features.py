@@ -3,21 +3,21 @@
 Times, losses and sizes are logarithms of their ratio to the median over the candidates,
 chances are log-odds, ages logarithms of seconds; an unknown number is 0, with a flag. Nothing is an
 id or a position, and nothing is summed or maximised over candidates, so what is learnt on sixteen
-holds for a hundred thousand. A real server has one `Candidates` (`features`), the environment many
-(`batch`).
+holds for a hundred thousand.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedstale.strategies.server.clients import Candidates
+from fedstale.traces.arrays import Array, Mask
 
-Floats = npt.NDArray[np.float64]
 Single = npt.NDArray[np.float32]
 AnyFloats = npt.NDArray[np.floating]
-Mask = npt.NDArray[np.bool_]
+_T = TypeVar("_T", bound=np.generic)
 
 FEATURES = (
     "p_finish_logit",
@@ -102,76 +102,21 @@ _CHUNK = 16_384
 _SHORT = 128
 
 _PLACE = {name: i for i, name in enumerate(FEATURES)}
-_RANK, _VERSION = _PLACE["heuristic_rank"], CONTEXT.index("version")
 
-Columns = Mapping[str, npt.NDArray[np.generic]]
+
+class Inputs(NamedTuple):
+    """What the scorer is given of b choices of at most n candidates; all finite."""
+
+    features: Single
+    """Of each candidate, in the order of `FEATURES`; shape (b, n, f)."""
+    context: Single
+    """Of each choice, in the order of `CONTEXT`; shape (b, g)."""
+    heuristic: Single
+    """log(p_finish x utility), the score of `ExpectedUtility`, up to a constant; shape (b, n)."""
 
 
 def features(
     candidates: Candidates,
-    *,
-    now: float,
-    k: int,
-    n_in_flight: int,
-    version: int,
-    deadline_s: float,
-) -> tuple[Single, Single, Single]:
-    """Return the observation of one choice.
-
-    Args:
-        candidates: clients that may be picked; n of them.
-        now: the instant in s.
-        k: how many are to be picked, >= 1.
-        n_in_flight: jobs in flight.
-        version: of the model.
-        deadline_s: time in which a reply counts, in s; inf if there is no limit.
-
-    Returns:
-        Features (n, f), context (g,) and heuristic (n,): log(p_finish x utility), the score of
-        `ExpectedUtility`, up to a constant. All finite.
-    """
-    # Reports are not trusted: infinity times zero is unknown here.
-    with np.errstate(over="ignore", invalid="ignore"):
-        get: dict[str, Floats] = {
-            name: np.asarray(getattr(candidates, name), dtype=np.float64)[None] for name in COLUMNS
-        }
-    n = len(candidates)
-    # Written feature by feature, so each is one piece of memory.
-    x = np.moveaxis(np.empty((N_FEATURES, 1, n), dtype=np.float32), 0, -1)
-    heuristic = np.empty((1, n), dtype=np.float32)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        limit = _log(np.array([[deadline_s]], dtype=np.float64))
-        few: Mapping[str, AnyFloats] = (
-            get if n <= _CHUNK else {name: _sample(values) for name, values in get.items()}
-        )
-        medians = _medians(
-            few, np.ones(few["utility"].shape, dtype=bool), largest=_largest(get["utility"])
-        )
-        for start in range(0, n, _CHUNK):
-            part = slice(start, start + _CHUNK)
-            some = {name: values[:, part] for name, values in get.items()}
-            heuristic[:, part] = _fill(
-                x[:, part], some, medians, now=now, version=float(version), limit=limit
-            )
-        ordered = np.sort(_sample(heuristic[0]))
-        x[0, :, _RANK] = (
-            _place(ordered, heuristic[0]) if n <= _CHUNK else _placed(ordered, heuristic[0])
-        )
-    one = np.array([[1.0]])
-    context = _context(
-        x,
-        np.ones((1, n), dtype=bool),
-        medians,
-        k=k * one,
-        n_in_flight=n_in_flight * one,
-        limit=limit,
-    )
-    context[:, _VERSION] = np.log1p(max(version, 0))
-    return x[0], context[0], heuristic[0]
-
-
-def batch(
-    columns: Columns,
     mask: Mask,
     *,
     now: npt.ArrayLike,
@@ -179,57 +124,65 @@ def batch(
     n_in_flight: npt.ArrayLike,
     version: npt.ArrayLike,
     deadline_s: npt.ArrayLike,
-) -> tuple[Single, Single, Single]:
-    """Return the observation of b choices at once.
+) -> Inputs:
+    """Return the inputs of b choices at once; a real server has one.
 
     Args:
-        columns: the fields `COLUMNS` of `Candidates`, each of shape (b, n).
-        mask: which of them are candidates; shape (b, n).
-        now: instants in s; shape (b,), as all that follow; see `features`.
-        k: how many are to be picked.
+        candidates: n clients of each choice, choice after choice; b x n of them.
+        mask: which of them may be picked; the others are 0 in the result; shape (b, n).
+        now: instants in s; one, or shape (b,), as all that follow.
+        k: how many are to be picked, >= 1.
         n_in_flight: jobs in flight.
         version: of the model.
-        deadline_s: in s.
-
-    Returns:
-        Features (b, n, f), context (b, g) and heuristic (b, n); 0 where the mask is False.
+        deadline_s: time in which a reply counts, in s; inf if there is no limit.
     """
+    b, n = mask.shape
     now, k, n_in_flight, version, deadline_s = (
-        np.asarray(x, dtype=np.float64)[:, None] for x in (now, k, n_in_flight, version, deadline_s)
+        np.broadcast_to(np.asarray(x, dtype=np.float64), (b,))[:, None]
+        for x in (now, k, n_in_flight, version, deadline_s)
     )
-    get = {name: np.asarray(columns[name], dtype=np.float64) for name in COLUMNS}
-    x = np.empty((*mask.shape, N_FEATURES), dtype=np.float32)
+    # A real choice is written feature by feature, so that each is one piece of memory.
+    x = np.moveaxis(np.empty((N_FEATURES, b, n), dtype=np.float32), 0, -1)
+    x = x if b == 1 else np.empty(x.shape, dtype=np.float32)
+    heuristic = np.empty((b, n), dtype=np.float32)
+    # Reports are not trusted: infinity times zero is unknown here.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        get: dict[str, Array] = {
+            name: np.asarray(getattr(candidates, name), dtype=np.float64).reshape(b, n)
+            for name in COLUMNS
+        }
         limit = _log(deadline_s)
         medians = _medians(get, mask)
-        heuristic = np.where(
-            mask, _fill(x, get, medians, now=now, version=version, limit=limit), 0.0
-        )
-        x[..., _RANK] = _rank(heuristic, mask)
-    x *= mask[..., None]
-    context = _context(x, mask, medians, k=k, n_in_flight=n_in_flight, limit=limit)
-    context[:, _VERSION] = np.log1p(np.maximum(version, 0.0))[:, 0]
-    return x, np.clip(context, -LIMIT, LIMIT), heuristic.astype(np.float32)
+        for start in range(0, n, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            some = {name: values[:, part] for name, values in get.items()}
+            heuristic[:, part] = _fill(
+                x[:, part], some, medians, now=now, version=version, limit=limit
+            )
+        heuristic[~mask] = 0.0
+        x[..., _PLACE["heuristic_rank"]] = _rank(heuristic, mask)
+    x[~mask] = 0.0
+    context = _context(x, mask, medians, k=k, n_in_flight=n_in_flight, version=version, limit=limit)
+    return Inputs(features=x, context=context, heuristic=heuristic)
 
 
 # Columns whose logarithms are compared with their median over the candidates of a choice.
 _COMPARED = ("forecast_duration_s", "duration_s", "utility", "loss", "examples", "times_picked")
 
 
-def _medians(
-    get: Mapping[str, AnyFloats], mask: Mask, largest: Floats | None = None
-) -> dict[str, Single]:
+def _medians(get: Mapping[str, Array], mask: Mask) -> dict[str, Single]:
     """Return medians over the candidates of each row, and the largest utility; (b, 1) each."""
-    if largest is None:
-        largest = _largest(np.where(mask, get["utility"], np.nan))
+    largest = _largest(np.where(mask, get["utility"], np.nan))
     medians = {"largest": largest.astype(np.float32)}
+    every = slice(None) if mask.shape[1] <= _CHUNK else _sample(np.arange(mask.shape[1]))
     for name in _COMPARED:
-        logs = np.log1p(get[name]) if name == "times_picked" else _log(get[name])
-        medians[name] = _median(logs, mask).astype(np.float32)
+        few = get[name][:, every]
+        logs = np.log1p(few) if name == "times_picked" else _log(few)
+        medians[name] = _median(logs, mask[:, every]).astype(np.float32)
     return medians
 
 
-def _largest(utility: Floats) -> Floats:
+def _largest(utility: Array) -> Array:
     """Return the logarithm of the largest utility that is known, 0 if none is; shape (b, 1)."""
     known = np.where(np.isfinite(utility) & (utility >= 0.0), utility, -1.0)
     largest = known.max(axis=1, keepdims=True, initial=-1.0)
@@ -238,11 +191,11 @@ def _largest(utility: Floats) -> Floats:
 
 def _fill(
     x: Single,
-    get: Mapping[str, Floats],
+    get: Mapping[str, Array],
     medians: Mapping[str, Single],
     *,
-    now: float | Floats,
-    version: float | Floats,
+    now: Array,
+    version: Array,
     limit: AnyFloats,
 ) -> AnyFloats:
     """Write all features but the rank, and return the heuristic's scores; shape (b, n)."""
@@ -254,7 +207,7 @@ def _fill(
     def single(name: str) -> Single:
         return get[name].astype(np.float32)
 
-    def since(then: float | Floats, name: str) -> Single:
+    def since(then: Array, name: str) -> Single:
         return (then - get[name]).astype(np.float32)
 
     p_finish, p_available = single("p_finish"), single("forecast_p_available")
@@ -295,11 +248,12 @@ def _context(
     mask: Mask,
     medians: Mapping[str, Single],
     *,
-    k: Floats,
-    n_in_flight: Floats,
+    k: Array,
+    n_in_flight: Array,
+    version: Array,
     limit: AnyFloats,
 ) -> Single:
-    """Return the context of each choice; `version` is left 0."""
+    """Return the context of each choice; `picked_share` is left 0."""
     n = np.maximum(mask.sum(axis=1, keepdims=True), 1)
     # What is no candidate is 0 in x.
     total = {
@@ -313,7 +267,7 @@ def _context(
         [
             np.log(np.maximum(k, 1) / n),
             n_in_flight / np.maximum(n_in_flight + k, 1.0),
-            np.zeros_like(k),
+            np.log1p(np.maximum(version, 0.0)),
             some - total["utility_unknown"],
             some - total["forecast_unknown"],
             total["p_finish_logit"],
@@ -325,17 +279,19 @@ def _context(
     return np.clip(context, -LIMIT, LIMIT).astype(np.float32)
 
 
-def heuristic_scores(p_finish: Floats, utility: Floats, mask: Mask) -> Floats:
+def heuristic_scores(candidates: Candidates, mask: Mask) -> Array:
     """Return log(p_finish x utility) against the median utility; shape (b, n).
 
     A client without a utility yet gets the largest that is known, as in `ExpectedUtility`.
 
     Args:
-        p_finish: of `Candidates`; shape (b, n).
-        utility: of `Candidates`; shape (b, n).
-        mask: which of them are candidates; the others score 0; shape (b, n).
+        candidates: n clients of each choice, choice after choice; b x n of them.
+        mask: which of them may be picked; the others score 0; shape (b, n).
     """
     with np.errstate(divide="ignore", invalid="ignore"):
+        p_finish, utility = (
+            x.reshape(mask.shape) for x in (candidates.p_finish, candidates.utility)
+        )
         logs, largest = _log(utility), _largest(np.where(mask, utility, np.nan))
         found = _likely(p_finish, logs, utility == 0.0, largest, _median(logs, mask))
     return np.where(mask, found, 0.0)
@@ -373,7 +329,7 @@ def _age(x: AnyFloats) -> AnyFloats:
     )
 
 
-def _median(x: AnyFloats, mask: Mask) -> Floats:
+def _median(x: AnyFloats, mask: Mask) -> Array:
     """Return the median of each row over what is known of candidates, NaN if nothing; (b, 1)."""
     known = mask & ~np.isnan(x)
     if len(x) == 1:
@@ -388,22 +344,23 @@ def _median(x: AnyFloats, mask: Mask) -> Floats:
     return np.where(n > 0, middle, np.nan)[:, None]
 
 
-def _rank(x: AnyFloats, mask: Mask) -> Floats:
+def _rank(x: Single, mask: Mask) -> AnyFloats:
     """Return the share of candidates with less, ties counting half, in [0, 1]."""
     if len(x) > 1 and x.shape[1] <= _SHORT:
         lower = np.where(mask, x, np.inf)[:, None, :]
         n = np.maximum(mask.sum(axis=1, keepdims=True), 1)
         less, same = (f(lower, x[:, :, None]).sum(axis=2) for f in (np.less, np.equal))
         return np.asarray((less + 0.5 * same) / n)
-    return np.stack([_place(np.sort(_sample(r[m])), r) for r, m in zip(x, mask, strict=True)])
+    place = _place if x.shape[1] <= _CHUNK else _placed
+    return np.stack([place(np.sort(_sample(r[m])), r) for r, m in zip(x, mask, strict=True)])
 
 
-def _sample(x: AnyFloats) -> AnyFloats:
-    """Return a part of the last axis, evenly spread over it."""
-    return x[..., :: max(1, x.shape[-1] // _SAMPLED)]
+def _sample(x: npt.NDArray[_T]) -> npt.NDArray[_T]:
+    """Return a part of a long row, evenly spread over it."""
+    return x[:: max(1, x.size // _SAMPLED)]
 
 
-def _place(ordered: AnyFloats, x: AnyFloats) -> Floats:
+def _place(ordered: AnyFloats, x: AnyFloats) -> Array:
     if not ordered.size:
         return np.zeros(x.shape)
     low = np.searchsorted(ordered, x)

@@ -7,31 +7,48 @@ The last layer starts at zero, so an untrained scorer ranks exactly as `Expected
 is no maximum and no sum over candidates, so one set of weights serves ten or a million of them.
 Scoring takes NumPy alone.
 
+A trained agent is its weights in two files (`fedstale.traces.io.models`). The description also
+names the features that the network expects: an agent that was trained on others is rejected in one
+sentence.
+
 Reference:
     Zaheer et al. Deep Sets. NeurIPS 2017 (one network for each element, and a pooled context).
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.traces.arrays import Index
+from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES, SCHEMA, Inputs, Single
+from fedstale.errors import ProtocolError
+from fedstale.traces.arrays import Index, Mask
+from fedstale.traces.io.models import ModelFiles
 
 Floats = npt.NDArray[np.floating[Any]]
-Mask = npt.NDArray[np.bool_]
-Single = npt.NDArray[np.float32]
 Weights = dict[str, Single]
-Score = Callable[[Index, Single, Single, Single, Mask], Floats]
-"""From rows (m,), features (m, n, f), context (m, g), heuristic (m, n) and mask (m, n) to scores
-(m, n); rows are the positions of the episodes."""
+Score = Callable[[Index, Inputs, Mask], Floats]
+"""From rows (m,), inputs of m choices of n candidates, and mask (m, n) to scores (m, n); rows are
+the positions of the episodes."""
+
+FILES = ModelFiles(
+    what="agent",
+    made_by="fedstale train-agent",
+    version=("format", 1),
+    most_bytes=1_000_000,
+    error=ProtocolError,
+)
 
 HIDDEN = 24
 """Width of the two hidden layers."""
 POOLED = 8
 """Numbers that the context is reduced to before it meets the candidates."""
 
+# As TOML has it.
+_SCHEMA = {k: list(v) if isinstance(v, tuple) else v for k, v in SCHEMA.items()}
 # Candidates are scored this many at a time, so that the hidden layers stay in the cache.
 _CHUNK = 8_192
 
@@ -175,24 +192,15 @@ def _row(bias: Floats) -> Floats:
     return bias[..., None, :]
 
 
-def by_heuristic(
-    rows: Index, features: Single, context: Single, heuristic: Single, mask: Mask
-) -> Floats:
+def by_heuristic(rows: Index, given: Inputs, mask: Mask) -> Floats:
     """Return the heuristic's scores, which pick as `ExpectedUtility` does; a `Score`."""
-    del rows, features, context, mask
-    return heuristic
+    del rows, mask
+    return given.heuristic
 
 
 def by_agent(weights: Weights) -> Score:
     """Return the scores of one agent."""
-
-    def scores(
-        rows: Index, features: Single, context: Single, heuristic: Single, mask: Mask
-    ) -> Floats:
-        del rows
-        return score(weights, features, context, heuristic, mask)
-
-    return scores
+    return lambda rows, given, mask: score(weights, *given, mask)
 
 
 def by_population(vectors: Floats, each: int) -> Score:
@@ -203,10 +211,81 @@ def by_population(vectors: Floats, each: int) -> Score:
         each: episodes of an agent.
     """
 
-    def scores(
-        rows: Index, features: Single, context: Single, heuristic: Single, mask: Mask
-    ) -> Floats:
-        weights = unflat(vectors[rows // each], features.shape[-1], context.shape[-1])
-        return score(weights, features, context, heuristic, mask)
+    def scores(rows: Index, given: Inputs, mask: Mask) -> Floats:
+        n_features, n_context = given.features.shape[-1], given.context.shape[-1]
+        return score(unflat(vectors[rows // each], n_features, n_context), *given, mask)
 
     return scores
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Agent:
+    """A trained network, and what it was trained on."""
+
+    weights: Weights
+    """See `fedstale.agents.policy.scorer`."""
+    provenance: dict[str, Any]
+    """Traces, forecaster, algorithm, seeds and command of its training."""
+
+
+def save(agent: Agent, folder: str | Path) -> None:
+    """Write agent.safetensors and agent.toml, the description last.
+
+    Args:
+        agent: a trained one.
+        folder: made if it is missing.
+    """
+    about = {
+        "parameters": sum(v.size for v in agent.weights.values()),
+        "schema": _SCHEMA,
+        "provenance": agent.provenance,
+    }
+    FILES.write(folder, agent.weights, about)
+
+
+def embedded() -> Path:
+    """Return the folder of the agent that comes with fedstale; agent.toml says how it was made."""
+    return Path(__file__).parent
+
+
+def load(folder: str | Path) -> Agent:
+    """Return the agent in a folder.
+
+    Raises:
+        ProtocolError: there is none, or it is of another version, expects other features, or was
+            altered or cut short.
+    """
+    folder = Path(folder)
+    about = FILES.describe(folder)
+    schema = about.get("schema")
+    for name, expected in _SCHEMA.items():
+        found = schema.get(name) if isinstance(schema, dict) else None
+        if found != expected:
+            raise ProtocolError(
+                f"{folder / FILES.toml}: schema.{name} {_difference(found, expected)}; train the "
+                "agent again with this version of fedstale"
+            )
+    provenance = about.get("provenance")
+    return Agent(
+        weights=_weights(folder, about),
+        provenance=provenance if isinstance(provenance, dict) else {},
+    )
+
+
+def _difference(found: object, expected: object) -> str:
+    if isinstance(found, list) and isinstance(expected, list):
+        changed = sorted(set(map(str, found)) ^ set(expected))
+        return f"differ in {', '.join(changed)}" if changed else "are in another order"
+    return f"= {found!r}, expected {expected!r}"
+
+
+def _weights(folder: Path, about: dict[str, Any]) -> Weights:
+    weights: Weights = FILES.arrays(folder, about)
+    expected = shapes(N_FEATURES, N_CONTEXT)
+    found = {name: array.shape for name, array in weights.items()}
+    if found != expected:
+        raise ProtocolError(f"{folder / FILES.safetensors}: holds {found}, expected {expected}")
+    for name, array in weights.items():
+        if array.dtype != np.float32:
+            raise ProtocolError(f"{folder / FILES.safetensors}: {name} holds no 32-bit numbers")
+    return weights

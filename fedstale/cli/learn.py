@@ -265,7 +265,7 @@ def evaluate_agent(
 ) -> None:
     """Let an agent and every other selector play the same held-out windows, and compare."""
     from fedstale.agents import Scenario
-    from fedstale.agents.policy.files import embedded
+    from fedstale.agents.policy.scorer import embedded
     from fedstale.traces import TraceSet
     from fedstale.traces.forecast import split
 

@@ -112,7 +112,7 @@ def merge(
 ) -> None:
     """Join recordings of several devices to one file."""
     check_free(out, overwrite=overwrite)
-    from fedstale.traces.recording.join import merge as join
+    from fedstale.traces.recording.to_traces import merge as join
 
     channels = None if only is None else [name.strip() for name in only.split(",")]
     write(join(recordings, align=align, only=channels), out, as_json=as_json)
@@ -127,16 +127,15 @@ def _record(
     max_bytes: int,
 ) -> None:
     """Add readings to a journal until the time is over or a signal comes."""
-    from fedstale.traces.recording import recorder
-    from fedstale.traces.recording.journal import Journal
-    from fedstale.traces.recording.monitor import PsutilMonitor
+    from fedstale.traces.recording.journal import Journal, check, record
+    from fedstale.traces.recording.monitor import PsutilMonitor, steady_clock
     from fedstale.traces.recording.to_traces import check_readable
 
     length = {"interval_s": about.interval_s, "duration_s": duration_s}
-    recorder.check(**length)
+    check(**length)
     # The rule would fail at the end of the recording; one reading tells now.
     check_readable(PsutilMonitor().read(), available)
-    clock, stop = recorder.steady_clock, threading.Event()
+    stop = threading.Event()
     # Ctrl-C and SIGTERM end a recording between readings.
     ended = on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
     with Journal(journal, about, max_bytes=max_bytes) as opened, ended:
@@ -144,8 +143,8 @@ def _record(
         typer.echo(
             f"recording {about.device_id} every {every} into {journal}; Ctrl-C ends", err=True
         )
-        monitor = PsutilMonitor(steady=clock)
-        count = recorder.record(monitor, opened, wait=stop.wait, steady=clock, **length)
+        monitor = PsutilMonitor(steady=steady_clock)
+        count = record(monitor, opened, wait=stop.wait, steady=steady_clock, **length)
     typer.echo(f"{count:,} readings", err=True)
 
 
@@ -162,7 +161,7 @@ def _rules(
             f"speed = {speed}, calibrate = {calibrate}: expected one of them, --speed N in work "
             "units/s of the idle machine, or --calibrate to measure it now"
         )
-    from fedstale.traces.recording import recorder
+    from fedstale.traces.recording import monitor
     from fedstale.traces.recording.to_traces import RecordingRules
 
     links = None
@@ -178,7 +177,7 @@ def _rules(
             raise ConfigError(
                 f"compute-unit = {compute_unit!r}: expected none, since --calibrate has its own"
             )
-        speed, unit = recorder.calibrate(), recorder.CALIBRATION_UNIT
+        speed, unit = monitor.calibrate(), monitor.CALIBRATION_UNIT
         typer.echo(f"calibrated: {speed:,.1f} units/s, 1 unit = {unit}", err=True)
     return RecordingRules(available=available, speed=speed, compute_unit=unit, link_bit_per_s=links)
 

@@ -185,7 +185,7 @@ def fetch(
 ) -> None:
     """Download a published recording from its authors, checked and whole or not at all."""
     from fedstale.traces.sources import SOURCES
-    from fedstale.traces.sources.fetch import fetch as download
+    from fedstale.traces.sources import fetch as download
 
     if name in SOURCES:
         typer.echo(SOURCES[name].licence_line, err=True)
@@ -251,7 +251,7 @@ def _numbers(traces: "TraceSet") -> dict[str, Any]:
     """
     import numpy as np
 
-    from fedstale.traces.synthetic.fit import LEVELS, availability_marginal, time_of_day_s
+    from fedstale.traces.synthetic.fit import LEVELS, availability_marginal
 
     about: dict[str, Any] = {
         "n_devices": traces.n_devices,
@@ -267,7 +267,7 @@ def _numbers(traces: "TraceSet") -> dict[str, Any]:
         about["availability"] = {
             "record_s": float(channel.lengths.max()),
             "n_windows": int(np.diff(channel.offsets)[channel.rows].sum()),
-            **availability_marginal(channel, epoch_s=time_of_day_s(traces.epoch)),
+            **availability_marginal(channel, epoch_s=traces.midnight_s or 0.0),
         }
     for name in ("compute", "downlink", "uplink"):
         series = getattr(traces, name)

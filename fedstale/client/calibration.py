@@ -23,8 +23,8 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from fedstale.traces.arrays import Array
-from fedstale.traces.forecast.conformal import PHASES, Adaptation, Calibration
-from fedstale.traces.forecast.survival import JobForecast
+from fedstale.traces.forecast.conformal import Adaptation, Calibration
+from fedstale.traces.forecast.survival import PHASES, JobForecast
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +83,7 @@ class OwnCalibration:
         given = self.corrected(raw)
         self._learn(raw, given, np.array([[training_s, np.nan, np.nan]]))
         self.open_job, self.open_training_s = message_id, training_s
-        self.open_times = np.array(
-            [[getattr(each, phase)[0] for phase in PHASES] for each in (raw, given)]
-        )
+        self.open_times = np.stack([raw.times_s[0], given.times_s[0]])
 
     def uploaded(self, upload_s: float) -> None:
         """Learn from the end of the open job, if there is one.
@@ -96,8 +94,7 @@ class OwnCalibration:
         if not self.open_job:
             return
         raw, given = (
-            JobForecast(p_finish=np.zeros(1), **dict(zip(PHASES, times[:, None], strict=True)))
-            for times in self.open_times
+            JobForecast(p_finish=np.zeros(1), times_s=times[None]) for times in self.open_times
         )
         took = upload_s if np.isfinite(upload_s) else float(raw.reporting_s[0, 1])
         total = self.open_training_s + took
@@ -121,8 +118,8 @@ class OwnCalibration:
         calibration = self._calibration()
         calibration.learn([0], given, outcome)
         self.miscoverage = calibration.miscoverage[0]
-        times = np.array([getattr(raw, phase)[0] for phase in PHASES])
-        logs, truth = np.log(np.maximum(times, _LEAST_S)), np.log(np.maximum(outcome[0], _LEAST_S))
+        logs = np.log(np.maximum(raw.times_s[0], _LEAST_S))
+        truth = np.log(np.maximum(outcome[0], _LEAST_S))
         new = np.stack([logs[:, 0] - truth, truth - logs[:, 2]], axis=1)
         self.scores = np.concatenate([self.scores, new[None]])[-2 * KEPT :]
 

@@ -18,9 +18,8 @@ from fedstale.client.history import MessageHistory
 from fedstale.errors import ProtocolError
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, STATED
 from fedstale.traces.forecast.base import Forecaster, embedded
-from fedstale.traces.forecast.conformal import PHASES
 from fedstale.traces.forecast.observation import AVAILABLE_S, LEVELS, Observation
-from fedstale.traces.forecast.survival import DeviceForecast, JobForecast, survival_at
+from fedstale.traces.forecast.survival import PHASES, DeviceForecast, JobForecast, survival_at
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.trip import Job
 

@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from fedstale.agents.policy import files
+from fedstale.agents.policy import scorer
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 
 
 def untrained(**changes):
     weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
-    return files.Agent(weights={**weights, **changes}, provenance={})
+    return scorer.Agent(weights={**weights, **changes}, provenance={})
 
 
 def save(folder, **changes):
-    files.save(untrained(**changes), folder)
+    scorer.save(untrained(**changes), folder)
     return folder

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, JobKinds
+from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, EpisodeSettings, JobKinds
 from fedstale.agents.env.forecast_table import NoForecasts
 from fedstale.agents.env.learning_proxy import LearningProxy
-from fedstale.agents.env.simulator import Simulator
+from fedstale.agents.env.scenario import Scenario
 from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.trace_set import numbered
 
@@ -66,14 +66,17 @@ def episodes(devices, *, b=1, **changed):
 
 def simulator_of(traces, made, *, kinds=None, forecasts=None, proxy=SIMPLE):
     """A simulator in which the episodes have begun."""
-    simulator = Simulator(
-        traces,
-        kinds or one_kind(),
-        forecasts or NoForecasts(),
-        b=len(made),
-        n=made.n_max,
+    scenario = Scenario(
+        traces=traces,
+        kinds=kinds or one_kind(),
+        forecasts=forecasts or NoForecasts(),
+        devices=np.arange(traces.n_devices),
+        start=0.0,
+        end=np.inf,
+        settings=EpisodeSettings(devices=(1, made.n_max)),
         proxy=proxy,
     )
+    simulator = scenario.simulator(len(made))
     simulator.reset(made)
     return simulator
 

@@ -18,8 +18,8 @@ def test_the_interval_of_a_difference_ignores_how_much_windows_differ():
     one, other = windows + rng.normal(1, 1, 300), windows
     found = paired(one, other)
     assert found.windows == 300
-    assert found.low < found.mean < found.high
-    assert found.mean == pytest.approx(1.0, abs=0.2)
+    assert found.low < found.difference < found.high
+    assert found.difference == pytest.approx(1.0, abs=0.2)
     # The standard error of the mean of 300 differences is 1/sqrt(300) = 0.058.
     assert found.high - found.low == pytest.approx(2 * 1.96 * 0.058, rel=0.15)
 
@@ -36,8 +36,8 @@ def test_seeds_that_disagree_widen_the_interval():
 
 def test_windows_without_a_value_are_left_out_of_both():
     found = paired(np.array([1.0, np.nan, 3.0]), np.array([0.0, 0.0, np.inf]))
-    assert (found.mean, found.windows) == (1.0, 1)
-    assert np.isnan(paired(np.array([np.nan]), np.array([1.0])).mean)
+    assert (found.difference, found.windows) == (1.0, 1)
+    assert np.isnan(paired(np.array([np.nan]), np.array([1.0])).difference)
 
 
 def test_nearly_all_intervals_hold_the_truth():
@@ -102,7 +102,7 @@ def test_what_cannot_be_compared_is_rejected():
     playing = {"random": contenders(scenario(), [untrained()])["random"]}
     with pytest.raises(ConfigError, match="expected at least 10"):
         evaluate(playing, windows=9)
-    with pytest.raises(ConfigError, match="against = 'agent'"):
+    with pytest.raises(ConfigError, match="contenders = random: expected 'agent'"):
         evaluate(playing, windows=10)
     with pytest.raises(ConfigError, match="at least one trained agent"):
         contenders(scenario(), [])

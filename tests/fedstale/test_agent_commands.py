@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from fedstale.agents.evaluation import HEURISTIC
-from fedstale.agents.policy import files
+from fedstale.agents.policy import scorer
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 from fedstale.cli import learn as agent_commands
@@ -25,7 +25,7 @@ def run(*words):
 
 def agent_in(folder):
     weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
-    files.save(files.Agent(weights=weights, provenance={}), folder)
+    scorer.save(scorer.Agent(weights=weights, provenance={}), folder)
     return folder
 
 
@@ -86,8 +86,8 @@ def test_two_seeds_are_trained_and_all_contenders_are_compared(tmp_path, small):
     assert len(re.findall(r"seed \d  update \d/2  held out", result.stderr)) == 4
     assert HEURISTIC in result.stdout
     assert "(2 training seeds)" in result.stdout
-    best = files.load(out).provenance["validation"]
-    each = [files.load(out / f"seed-{seed}").provenance["validation"] for seed in (0, 1)]
+    best = scorer.load(out).provenance["validation"]
+    each = [scorer.load(out / f"seed-{seed}").provenance["validation"] for seed in (0, 1)]
     assert best == max(each)
 
     again = run("train-agent", *options, "--out", out, "--updates", 2, "--seeds", 2, "--resume")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedstale.agents.env.scenario import Scenarios
-from fedstale.agents.training.base import Training
+from fedstale.agents.training import Training
 from fedstale.cli.learn import LOG, train_all
 from fedstale.errors import FedstaleError
 from fedstale.traces import TraceSet

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedstale.agents.env.learning_proxy import fitted, read_proxy
-from fedstale.agents.policy import files as agent_files
+from fedstale.agents.policy import scorer as agent_files
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 from fedstale.comparison.analysis import finished, measured

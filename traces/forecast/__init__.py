@@ -13,7 +13,6 @@ from fedstale.traces.forecast.conformal import Adaptation, Calibration, fleet_sc
 from fedstale.traces.forecast.dataset import (
     Examples,
     Split,
-    Targets,
     draw,
     examples_at,
     record_s,
@@ -40,7 +39,6 @@ __all__ = [
     "Observation",
     "Oracle",
     "Split",
-    "Targets",
     "TraceObserver",
     "draw",
     "embedded",

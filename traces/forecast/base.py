@@ -20,7 +20,6 @@ from fedstale.traces.forecast.observation import (
     HORIZONS_S,
     LEVELS,
     RATE_HORIZONS_S,
-    RATES,
     Observation,
 )
 from fedstale.traces.forecast.survival import DeviceForecast, JobForecast
@@ -72,16 +71,12 @@ class FleetStatistics:
     def of(cls, examples: Examples) -> "FleetStatistics":
         """Return the statistics of the devices of some examples."""
         bins = examples.observed.online.astype(np.int64)
-        survival = shares(examples.targets.survival, bins, 2, np.full(HORIZONS_S.size, 0.5))
-        rates = np.ones((len(RATES), RATE_HORIZONS_S.size, LEVELS.size))
-        for channel in range(len(RATES)):
-            for k in range(RATE_HORIZONS_S.size):
-                known = examples.targets.rates[:, channel, k]
-                known = known[~np.isnan(known)]
-                if known.size:
-                    rates[channel, k] = np.maximum(np.quantile(known, LEVELS), LEAST_RATE)
-                elif k:
-                    rates[channel, k] = rates[channel, k - 1]
+        survival = shares(examples.survival, bins, 2, np.full(HORIZONS_S.size, 0.5))
+        rates = np.maximum(quantiles(examples.rates), LEAST_RATE)
+        for k in range(RATE_HORIZONS_S.size):
+            # What is known of no device is that of the shorter horizon, or 1.
+            before = rates[:, k - 1] if k else 1.0
+            rates[:, k] = np.where(np.isnan(rates[:, k]), before, rates[:, k])
         return cls(
             survival=survival, new_session_survival=examples.new_session_survival, rates=rates
         )
@@ -94,6 +89,23 @@ class FleetStatistics:
     def from_state(cls, state: State) -> "FleetStatistics":
         """Return the statistics that a state holds."""
         return cls(**{field: state[name] for field, name in _STATE_NAMES.items()})
+
+
+def quantiles(x: Array) -> Array:
+    """Return quantiles over what is known of examples; NaN where nothing is.
+
+    Args:
+        x: shape (n, 3, rate horizons).
+
+    Returns:
+        Shape (3, rate horizons, quantiles).
+    """
+    result = np.full((*x.shape[1:], LEVELS.size), np.nan)
+    for place in np.ndindex(x.shape[1:]):
+        known = x[:, *place][~np.isnan(x[:, *place])]
+        if known.size:
+            result[place] = np.quantile(known, LEVELS)
+    return result
 
 
 def shares(survival: Array, bins: Index, n_bins: int, start: Array) -> Array:
@@ -148,8 +160,25 @@ class Forecaster(ABC):
         """
 
     @abstractmethod
+    def predict(self, observed: Observation) -> tuple[Array, Array]:
+        """Return the survival of each device's session and quantiles of its rates.
+
+        Args:
+            observed: n devices.
+
+        Returns:
+            Shapes (n, horizons) and (n, 3, rate horizons, quantiles), as `DeviceForecast` has them.
+        """
+
     def forecast(self, observed: Observation) -> DeviceForecast:
         """Return what each device will do."""
+        survival, rates = self.predict(observed)
+        return DeviceForecast(
+            online=observed.online,
+            survival=survival,
+            new_session_survival=self.fleet.new_session_survival,
+            rates=rates,
+        )
 
     def forecast_job(self, observed: Observation, job: Job) -> JobForecast:
         """Return the forecast of a job that is sent to each device now.

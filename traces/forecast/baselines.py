@@ -25,6 +25,7 @@ from fedstale.traces.forecast.base import (
     Forecaster,
     State,
     log_rate,
+    quantiles,
     shares,
 )
 from fedstale.traces.forecast.dataset import Examples, targets_at
@@ -38,7 +39,7 @@ from fedstale.traces.forecast.observation import (
     STEPS,
     Observation,
 )
-from fedstale.traces.forecast.survival import DeviceForecast, JobForecast
+from fedstale.traces.forecast.survival import JobForecast
 from fedstale.traces.trace_set import TraceSet
 from fedstale.traces.trip import Job, Status
 
@@ -74,32 +75,16 @@ class Baseline(Forecaster):
         self.fleet = FleetStatistics.of(training)
         bins = training.observed.online * self.n_bins + self.bins(training.observed)
         start = np.repeat(self.fleet.survival, self.n_bins, axis=0)
-        self.table = shares(training.targets.survival, bins, 2 * self.n_bins, start)
-        self.spread = self._spread(training)
+        self.table = shares(training.survival, bins, 2 * self.n_bins, start)
+        ratio = log_rate(training.rates) - log_rate(self.level(training.observed))
+        self.spread = np.nan_to_num(quantiles(ratio))
         return self
 
-    def _spread(self, training: Examples) -> Array:
-        ratio = log_rate(training.targets.rates) - log_rate(self.level(training.observed))
-        spread = np.zeros((len(RATES), RATE_HORIZONS_S.size, LEVELS.size))
-        for channel in range(len(RATES)):
-            for k in range(RATE_HORIZONS_S.size):
-                known = ratio[:, channel, k]
-                known = known[~np.isnan(known)]
-                if known.size:
-                    spread[channel, k] = np.quantile(known, LEVELS)
-        return spread
-
-    def forecast(self, observed: Observation) -> DeviceForecast:
+    def predict(self, observed: Observation) -> tuple[Array, Array]:
         """Return the number with the fleet's spread around it, and the share of the bin."""
         level = self.level(observed)
         rates = np.exp(log_rate(level)[..., None] + self.spread)
-        rates = np.where(np.isnan(rates), self.fleet.rates, rates)
-        return DeviceForecast(
-            online=observed.online,
-            survival=self.survival(observed),
-            new_session_survival=self.fleet.new_session_survival,
-            rates=rates,
-        )
+        return self.survival(observed), np.where(np.isnan(rates), self.fleet.rates, rates)
 
     def survival(self, observed: Observation) -> Array:
         """Return the survival beyond each horizon; shape (n, horizons)."""
@@ -148,7 +133,7 @@ class Ewma(Baseline):
         """Fit with each half-life and keep the one of the least median error."""
         losses = []
         for self.half_life_s in _HALF_LIVES_S:
-            ratio = log_rate(validation.targets.rates) - log_rate(self.level(validation.observed))
+            ratio = log_rate(validation.rates) - log_rate(self.level(validation.observed))
             losses.append(float(np.nanmean(np.abs(ratio))) if np.isfinite(ratio).any() else 0.0)
         self.half_life_s = _HALF_LIVES_S[int(np.argmin(losses))]
         return super().fit(training, validation, seed=seed)
@@ -189,7 +174,7 @@ class HourlyChain:
     def of(cls, training: Examples) -> "HourlyChain":
         """Count the changes of training devices."""
         hour = hour_of(training.observed.time_of_day_s)
-        known, survived = hour >= 0, training.targets.survival[:, _WITHIN]
+        known, survived = hour >= 0, training.survival[:, _WITHIN]
         leaving = np.zeros((2, HOURS))
         for state in range(2):
             here = (training.observed.online == state) & ~np.isnan(survived)
@@ -277,7 +262,7 @@ class HourlyMarkov(Baseline):
         hour = hour_of(training.observed.time_of_day_s)
         known = hour >= 0
         mean = long_mean(training.observed)
-        ratio = log_rate(training.targets.rates[:, :, _WITHIN]) - log_rate(mean)
+        ratio = log_rate(training.rates[:, :, _WITHIN]) - log_rate(mean)
         for channel in range(len(RATES)):
             here = known & ~np.isnan(ratio[:, channel])
             n = np.bincount(hour[here], minlength=HOURS)
@@ -320,47 +305,37 @@ class Oracle(Forecaster):
 
     def __init__(self, traces: TraceSet | None = None) -> None:
         self.traces = traces
+        # Of devices without a history, and of sessions to come, nothing is known here.
+        self.fleet = FleetStatistics(
+            survival=np.ones((2, HORIZONS_S.size)),
+            new_session_survival=np.ones(HORIZONS_S.size),
+            rates=np.ones((len(RATES), RATE_HORIZONS_S.size, LEVELS.size)),
+        )
 
     def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
         """Learn nothing."""
         del training, validation, seed
         return self
 
-    def forecast(self, observed: Observation) -> DeviceForecast:
+    def predict(self, observed: Observation) -> tuple[Array, Array]:
         """Return the true future, on the grids."""
-        traces = self._traces()
-        truth = targets_at(traces, observed.devices, observed.now, np.full(len(observed), np.inf))
-        rates = np.maximum(np.nan_to_num(truth.rates, nan=1.0), LEAST_RATE)
-        return DeviceForecast(
-            online=observed.online,
-            survival=np.nan_to_num(truth.survival, nan=1.0),
-            new_session_survival=np.ones(HORIZONS_S.size),
-            rates=np.repeat(rates[..., None], LEVELS.size, axis=3),
-        )
+        ever = np.full(len(observed), np.inf)
+        survival, rates = targets_at(self._traces(), observed.devices, observed.now, ever)
+        rates = np.maximum(np.nan_to_num(rates, nan=1.0), LEAST_RATE)
+        return np.nan_to_num(survival, nan=1.0), np.repeat(rates[..., None], LEVELS.size, axis=3)
 
     def forecast_job(self, observed: Observation, job: Job) -> JobForecast:
         """Return the exact times, and 1 for devices that will report in time, else 0.
 
         The times are those of a device that nothing interrupts, as those of forecasters are.
         """
-        traces = self._traces()
+        traces, free = self._traces(), super().forecast_job(observed, job)
         if len(traces.known) < 4:
-            return super().forecast_job(observed, job)
+            return free
         outcome = traces.trips(observed.devices, observed.now, job)
-        free = super().forecast_job(observed, job)
-        made = np.isfinite(outcome.reported)
-
-        def exact(true_s: Array, otherwise: Array) -> Array:
-            return np.where(made[:, None], true_s[:, None], otherwise)
-
-        with np.errstate(invalid="ignore"):
-            training = outcome.trained - outcome.downloaded
-            reporting = outcome.reported - outcome.trained
-            total = outcome.reported - observed.now
+        made, times = np.isfinite(outcome.reported), outcome.times(observed.now)
         return JobForecast(
-            training_s=exact(training, free.training_s),
-            reporting_s=exact(reporting, free.reporting_s),
-            total_s=exact(total, free.total_s),
+            times_s=np.where(made[:, None, None], times[..., None], free.times_s),
             p_finish=(outcome.status == Status.REPORTED).astype(np.float64),
         )
 

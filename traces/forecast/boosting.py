@@ -16,7 +16,7 @@ import numpy as np
 from fedstale.traces.arrays import Array
 from fedstale.traces.forecast.base import FleetStatistics, Forecaster
 from fedstale.traces.forecast.dataset import Examples
-from fedstale.traces.forecast.features import Floats, features, flat, ratios
+from fedstale.traces.forecast.lstm import Floats, features, flat, ratios
 from fedstale.traces.forecast.observation import (
     HORIZONS_S,
     LEVELS,
@@ -24,7 +24,6 @@ from fedstale.traces.forecast.observation import (
     RATES,
     Observation,
 )
-from fedstale.traces.forecast.survival import DeviceForecast
 
 _MOST_ROWS = 120_000
 _SETTINGS: dict[str, Any] = {
@@ -66,7 +65,7 @@ class Boosting(Forecaster):
         given = features(training.observed, self.fleet)
         x = flat(given)
         rng = np.random.default_rng(seed)
-        survival = training.targets.survival
+        survival = training.survival
         before = np.concatenate([np.ones((len(survival), 1)), survival[:, :-1]], axis=1)
         rows, survived = _pooled(x, np.where(before == 1.0, survival, np.nan), rng)
         if np.unique(survived).size == 2:
@@ -74,7 +73,7 @@ class Boosting(Forecaster):
             self.survives = [classifier.fit(rows, survived > 0.5)]
         else:
             self.survives, self.only_outcome = [], float(survived.max(initial=0.0))
-        y = ratios(training.targets.rates, given.level)
+        y = ratios(training.rates, given.level)
         self.quantiles = {}
         for channel in range(len(RATES)):
             if np.isnan(y[:, channel]).all():
@@ -88,7 +87,7 @@ class Boosting(Forecaster):
             ]
         return self
 
-    def forecast(self, observed: Observation) -> DeviceForecast:
+    def predict(self, observed: Observation) -> tuple[Array, Array]:
         """Return the predictions of the trees for each device."""
         n = len(observed)
         given = features(observed, self.fleet)
@@ -104,12 +103,7 @@ class Boosting(Forecaster):
                 logs = np.stack([each.predict(at) for each in regressors], axis=1)
                 quantiles = np.sort(logs, axis=1)
                 rates[:, channel, k] = np.exp(given.level[:, channel, None] + quantiles)
-        return DeviceForecast(
-            online=observed.online,
-            survival=np.cumprod(pieces, axis=1, dtype=np.float64),
-            new_session_survival=self.fleet.new_session_survival,
-            rates=rates,
-        )
+        return np.cumprod(pieces, axis=1, dtype=np.float64), rates
 
 
 def _with(x: Floats, k: int) -> Floats:

@@ -27,10 +27,8 @@ import numpy.typing as npt
 
 from fedstale.errors import ConfigError
 from fedstale.traces.arrays import Array
-from fedstale.traces.forecast.survival import JobForecast
+from fedstale.traces.forecast.survival import PHASES, JobForecast
 
-PHASES = ("training_s", "reporting_s", "total_s")
-"""What is corrected, in the order of the second axis of `miscoverage`."""
 _GRID = np.linspace(0.0, 1.0, 201)
 _LEAST_S = 1e-6
 
@@ -80,27 +78,14 @@ class Calibration:
             forecast: of shape n.
         """
         devices = np.asarray(devices, dtype=np.int64)
-        times = {}
-        for p, phase in enumerate(PHASES):
-            quantiles = getattr(forecast, phase)
-            low, high = (
-                np.interp(
-                    1.0 - self.miscoverage[devices, p, end] - self.shared[p, end],
-                    _GRID,
-                    self.scores[p, end],
-                )
-                for end in (0, 1)
-            )
-            middle = quantiles[:, 1]
-            times[phase] = np.stack(
-                [
-                    np.minimum(quantiles[:, 0] * np.exp(-low), middle),
-                    middle,
-                    np.maximum(quantiles[:, 2] * np.exp(high), middle),
-                ],
-                axis=1,
-            )
-        return replace(forecast, **times)
+        level = 1.0 - self.miscoverage[devices] - self.shared
+        shift = np.empty(level.shape)
+        for p, end in np.ndindex(self.shared.shape):
+            shift[:, p, end] = np.interp(level[:, p, end], _GRID, self.scores[p, end])
+        low, middle, high = np.moveaxis(forecast.times_s, -1, 0)
+        low = np.minimum(low * np.exp(-shift[..., 0]), middle)
+        high = np.maximum(high * np.exp(shift[..., 1]), middle)
+        return replace(forecast, times_s=np.stack([low, middle, high], axis=-1))
 
     def learn(self, devices: npt.ArrayLike, forecast: JobForecast, outcome: Array) -> None:
         """Move each device by one outcome of its own, and the fleet by all of them.
@@ -112,19 +97,18 @@ class Calibration:
         """
         devices = np.asarray(devices, dtype=np.int64)
         miss, gamma = self.adaptation.miss, self.adaptation.step
-        for p, phase in enumerate(PHASES):
-            quantiles, y = getattr(forecast, phase), outcome[:, p]
-            known = np.isfinite(y)
-            below, above = y < quantiles[:, 0], y > quantiles[:, 2]
-            for end, missed in ((0, below), (1, above)):
-                before = self.miscoverage[devices, p, end]
-                moved = np.clip(before + gamma * (miss - missed), -gamma, 1.0 + gamma)
-                self.miscoverage[devices, p, end] = np.where(known, moved, before)
-                if known.any():
-                    # Many outcomes at once had the same numbers: half of the way is enough.
-                    weight = min(self.adaptation.shared_step * int(known.sum()), 0.5)
-                    moved_all = self.shared[p, end] + weight * float((miss - missed)[known].mean())
-                    self.shared[p, end] = np.clip(moved_all, -1.5 * miss, 0.4)
+        known, quantiles = np.isfinite(outcome), forecast.times_s
+        missed = np.stack([outcome < quantiles[..., 0], outcome > quantiles[..., 2]], axis=-1)
+        before = self.miscoverage[devices]
+        moved = np.clip(before + gamma * (miss - missed), -gamma, 1.0 + gamma)
+        self.miscoverage[devices] = np.where(known[..., None], moved, before)
+        for p, end in np.ndindex(self.shared.shape):
+            some = known[:, p]
+            if some.any():
+                # Many outcomes at once had the same numbers: half of the way is enough.
+                weight = min(self.adaptation.shared_step * int(some.sum()), 0.5)
+                step = weight * float((miss - missed[some, p, end]).mean())
+                self.shared[p, end] = np.clip(self.shared[p, end] + step, -1.5 * miss, 0.4)
 
 
 def fleet_scores(forecast: JobForecast, outcome: Array) -> Array:
@@ -140,13 +124,12 @@ def fleet_scores(forecast: JobForecast, outcome: Array) -> Array:
         Shape (3, 2, 201), for `Calibration`. Zeros, which correct nothing, where no outcome is
         known.
     """
+    y = np.log(np.maximum(outcome, _LEAST_S))
+    quantiles = np.log(np.maximum(forecast.times_s, _LEAST_S))
+    outside = np.stack([quantiles[..., 0] - y, y - quantiles[..., 2]], axis=-1)
     scores = np.zeros((len(PHASES), 2, _GRID.size))
-    for p, phase in enumerate(PHASES):
-        known = np.isfinite(outcome[:, p])
-        if not known.any():
-            continue
-        y = np.log(np.maximum(outcome[known, p], _LEAST_S))
-        quantiles = np.log(np.maximum(getattr(forecast, phase)[known], _LEAST_S))
-        for end, score in ((0, quantiles[:, 0] - y), (1, y - quantiles[:, 2])):
-            scores[p, end] = np.quantile(score, _GRID)
+    for p, end in np.ndindex(scores.shape[:2]):
+        known = outside[np.isfinite(outcome[:, p]), p, end]
+        if known.size:
+            scores[p, end] = np.quantile(known, _GRID)
     return scores

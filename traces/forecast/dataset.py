@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index
+from fedstale.traces.arrays import Array, Index, ranges, stream
 from fedstale.traces.forecast.observation import (
     HORIZONS_S,
     RATE_HORIZONS_S,
@@ -34,23 +34,15 @@ TURN_SHARE = 0.625
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Targets:
-    """What devices did after their origins. What the part does not hold is NaN."""
-
-    survival: Array
-    """1 if the device remains online, or offline, beyond the horizon; shape (n, horizons)."""
-    rates: Array
-    """Mean rate over each horizon; shape (n, 3, rate horizons)."""
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Examples:
-    """Observations and what followed them."""
+    """Observations and what followed them. What the part does not hold is NaN."""
 
     observed: Observation
     """The histories."""
-    targets: Targets
-    """What followed."""
+    survival: Array
+    """1 if the device remained online, or offline, beyond the horizon; shape (n, horizons)."""
+    rates: Array
+    """Mean rate over each horizon after the origin; shape (n, 3, rate horizons)."""
     new_session_survival: Array
     """Share of sessions that last beyond each horizon from their beginning; (horizons,)."""
 
@@ -66,10 +58,10 @@ def record_s(traces: TraceSet) -> Array:
     """
     channels = ("availability",) if traces.availability is not None else RATES
     known = [getattr(traces, c) for c in channels if getattr(traces, c) is not None]
-    return np.max([np.minimum(c.lengths[c.rows], c.until) for c in known], axis=0)
+    return np.max([np.minimum(c.record_s(), c.until) for c in known], axis=0)
 
 
-def targets_at(traces: TraceSet, devices: Index, now: Array, until: Array) -> Targets:
+def targets_at(traces: TraceSet, devices: Index, now: Array, until: Array) -> tuple[Array, Array]:
     """Return what each device does after an instant, as far as it is known before another.
 
     Args:
@@ -77,6 +69,9 @@ def targets_at(traces: TraceSet, devices: Index, now: Array, until: Array) -> Ta
         devices: positions; shape (n,).
         now: origins in s; shape (n,).
         until: instant from which on nothing may be known, in s; shape (n,).
+
+    Returns:
+        Survival and rates, as in `Examples`.
     """
     n = devices.size
     survival = np.full((n, HORIZONS_S.size), np.nan)
@@ -95,7 +90,7 @@ def targets_at(traces: TraceSet, devices: Index, now: Array, until: Array) -> Ta
             amounts = np.full(end.shape, np.nan)
             amounts[inside] = series.integral(each[inside], start[inside], end[inside])
             rates[:, i] = amounts / RATE_HORIZONS_S
-    return Targets(survival=survival, rates=rates)
+    return survival, rates
 
 
 def examples_at(
@@ -117,9 +112,11 @@ def examples_at(
     """
     observed = observer.at(devices, now, history_s=history_s)
     limit = np.broadcast_to(np.asarray(until, dtype=np.float64), observed.now.shape)
+    survival, rates = targets_at(observer.traces, observed.devices, observed.now, limit)
     return Examples(
         observed=observed,
-        targets=targets_at(observer.traces, observed.devices, observed.now, limit),
+        survival=survival,
+        rates=rates,
         new_session_survival=_new_session_survival(
             observer.traces, np.unique(observed.devices), float(limit.max(initial=0.0))
         ),
@@ -193,19 +190,15 @@ def _new_session_survival(traces: TraceSet, devices: Index, until: float) -> Arr
     availability = traces.availability
     if availability is None:
         return np.ones(HORIZONS_S.size)
-    starts, lengths = [], []
-    for device in devices:
-        windows, length = availability.windows(int(device))
-        shift = availability.shifts[device]
-        begin = windows[:, 0] - shift
-        begin = np.where(begin < 0, begin + length, begin) if availability.repeat else begin
-        starts.append(begin)
-        lengths.append(windows[:, 1] - windows[:, 0])
-    begin, width = np.concatenate(starts), np.concatenate(lengths)
-    result = np.ones(HORIZONS_S.size)
-    for k, horizon in enumerate(HORIZONS_S):
-        known = (begin >= 0) & (begin + horizon <= until)
-        result[k] = (np.count_nonzero(width[known] > horizon) + 0.5) / (known.sum() + 1.0)
+    row = availability.rows[devices]
+    counts = np.diff(availability.offsets)[row]
+    windows = ranges(availability.offsets[row], counts)
+    begin = availability.starts[windows] - np.repeat(availability.shifts[devices], counts)
+    if availability.repeat:
+        begin = np.where(begin < 0, begin + np.repeat(availability.lengths[row], counts), begin)
+    known = (begin >= 0)[:, None] & (begin[:, None] + HORIZONS_S <= until)
+    lasts = (availability.ends - availability.starts)[windows, None] > HORIZONS_S
+    result = ((known & lasts).sum(axis=0) + 0.5) / (known.sum(axis=0) + 1.0)
     return np.minimum.accumulate(result)
 
 
@@ -243,7 +236,7 @@ def split(traces: TraceSet, *, seed: int) -> Split:
     n = traces.n_devices
     if n < 5:
         raise TraceError(f"{n} devices: expected at least 5 to split by device")
-    order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(5,))).permutation(n)
+    order = stream(seed, 5).permutation(n)
     first, second = round(0.6 * n), round(0.8 * n)
     end = float(record_s(traces).max())
     return Split(
@@ -273,16 +266,6 @@ def draw_parts(
     if stop_on is not None:
         learnt, stopped = np.arange(traces.n_devices), np.arange(stop_on.n_devices)
         other = TraceObserver(stop_on)
-    training = draw(
-        observer, learnt, start=0.0, until=parts.turn, n=n, seed=seed, short_history=SHORT_HISTORY
-    )
-    held_out = draw(
-        other,
-        stopped,
-        start=0.0,
-        until=parts.turn,
-        n=max(n // 5, 100),
-        seed=seed + 1,
-        short_history=SHORT_HISTORY,
-    )
-    return training, held_out
+    of_both = {"start": 0.0, "until": parts.turn, "short_history": SHORT_HISTORY}
+    training = draw(observer, learnt, n=n, seed=seed, **of_both)
+    return training, draw(other, stopped, n=max(n // 5, 100), seed=seed + 1, **of_both)

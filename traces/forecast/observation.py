@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, Mask, last_at_or_before
+from fedstale.traces.arrays import Array, Channel, Index, Mask, last_at_or_before
 from fedstale.traces.availability import Availability
 from fedstale.traces.segments import BLOCK, Rows
 from fedstale.traces.series import Series
@@ -110,10 +109,10 @@ class TraceObserver:
 
     def __init__(self, traces: TraceSet) -> None:
         self.traces = traces
-        self._online = None if traces.availability is None else OnlineTime(traces.availability)
+        online = None if traces.availability is None else OnlineTime(traces.availability)
         series = (getattr(traces, channel) for channel in RATES)
-        self._carried = tuple(None if each is None else CarriedAmounts(each) for each in series)
-        self._midnight = None if traces.epoch is None else _seconds_of_day(traces.epoch)
+        carried = (None if each is None else CarriedAmounts(each) for each in series)
+        self._amounts = (online, *carried)
 
     def at(
         self, devices: npt.ArrayLike, now: npt.ArrayLike, *, history_s: npt.ArrayLike = np.inf
@@ -145,18 +144,19 @@ class TraceObserver:
         return _joined([self._observed(devices[p], now[p], begin[p]) for p in parts])
 
     def _observed(self, devices: Index, now: Array, begin: Array) -> Observation:
-        online, since = self._state(devices, now, begin)
-        clock = np.full(now.shape, np.nan)
-        if self._midnight is not None:
-            clock = (now + self._midnight) % DAY_S
+        online, since = np.ones(devices.size, dtype=bool), now - begin
+        availability, midnight_s = self.traces.availability, self.traces.midnight_s
+        if availability is not None:
+            online = availability.is_available(devices, now)
+            since = np.minimum(_since_change(availability, devices, now), since)
+        clock = np.full(now.shape, np.nan if midnight_s is None else midnight_s)
+        clock = (now + clock) % DAY_S
         edges = np.maximum(now[:, None] - EDGES_S, begin[:, None])
-        online_share = np.full((devices.size, STEPS), np.nan)
-        if self._online is not None:
-            online_share = stepwise_means(self._online, devices, edges)
-        rates = np.full((devices.size, len(RATES), STEPS), np.nan)
-        for i, carried in enumerate(self._carried):
-            if carried is not None:
-                rates[:, i] = stepwise_means(carried, devices, edges)
+        # The time online, then the rates.
+        means = np.full((devices.size, 1 + len(RATES), STEPS), np.nan)
+        for i, amounts in enumerate(self._amounts):
+            if amounts is not None:
+                means[:, i] = stepwise_means(amounts, devices, edges)
         return Observation(
             devices=devices,
             now=now,
@@ -164,16 +164,8 @@ class TraceObserver:
             online=online,
             since_s=since,
             time_of_day_s=clock,
-            online_share=online_share,
-            rates=rates,
-        )
-
-    def _state(self, devices: Index, now: Array, begin: Array) -> tuple[Mask, Array]:
-        availability = self.traces.availability
-        if availability is None:
-            return np.ones(devices.size, dtype=bool), now - begin
-        return availability.is_available(devices, now), np.minimum(
-            _since_change(availability, devices, now), now - begin
+            online_share=means[:, 0],
+            rates=means[:, 1:],
         )
 
 
@@ -223,11 +215,6 @@ def _since_change(availability: Availability, devices: Index, t: Array) -> Array
     return np.where(t >= availability.until, np.minimum(since, t - availability.until), since)
 
 
-def _seconds_of_day(epoch: str) -> float:
-    moment = pd.Timestamp(epoch)
-    return float((moment - moment.normalize()).total_seconds())
-
-
 class CarriedAmounts:
     """What a channel carries.
 
@@ -265,15 +252,10 @@ class CarriedAmounts:
         """
         series, stored = self.series, self.series.stored
         row = series.rows[devices]
-        length = stored.lengths[row][:, None]
-        x = np.minimum(t, series.until) + series.shifts[devices][:, None]
-        if series.repeat:
-            cycles = np.floor(x / length)
-            x -= cycles * length
-            np.maximum(x, 0.0, out=x)
-            cycles -= cycles[:, :1].copy()
-        else:
-            np.minimum(x, length, out=x)
+        x, cycles = _row_time(series, devices, t)
+        np.maximum(x, 0.0, out=x)
+        if not series.repeat:
+            np.minimum(x, stored.lengths[row][:, None], out=x)
         slot = self._slot_at(x, row)
         # In place: what is needed at each instant comes once.
         result: Array = x
@@ -313,15 +295,9 @@ class CarriedAmounts:
 
 def _running(stored: Rows) -> tuple[Array, Array]:
     """Return the integral of a row before and after each of its slots; shape (slots,)."""
-    blocks = stored.values.shape[0]
     row = np.repeat(np.arange(stored.n), np.diff(stored.first_block))
-    length = stored.lengths[row][:, None]
-    if stored.starts is None:
-        assert stored.step_s is not None
-        place = (np.arange(blocks) - stored.first_block[row])[:, None] * BLOCK + np.arange(BLOCK)
-        starts = np.minimum(place * stored.step_s, length)
-    else:
-        starts = np.minimum(stored.starts, length)
+    starts = stored.starts_of(np.arange(row.size), row)
+    starts = np.minimum(starts, stored.lengths[row][:, None])
     ends = np.empty(starts.shape)
     ends[:, :-1] = starts[:, 1:]
     ends[:-1, -1] = starts[1:, 0]
@@ -365,12 +341,7 @@ class OnlineTime:
         if availability.starts.size == 0:
             return np.zeros(t.shape)
         row = availability.rows[devices]
-        length = availability.lengths[row][:, None]
-        x = np.minimum(t, availability.until) + availability.shifts[devices][:, None]
-        if availability.repeat:
-            cycles = np.floor(x / length)
-            x -= cycles * length
-            cycles -= cycles[:, :1].copy()
+        x, cycles = _row_time(availability, devices, t)
         first, last = availability.offsets[row], availability.offsets[row + 1]
         m = t.shape[1]
         k = last_at_or_before(
@@ -384,6 +355,17 @@ class OnlineTime:
         if availability.repeat:
             result += cycles * self._totals[row][:, None]
         return result
+
+
+def _row_time(channel: Channel, devices: Index, t: Array) -> tuple[Array, Array]:
+    """Return instants in the time of each device's row, and the cycles since the first instant."""
+    x = np.minimum(t, channel.until) + channel.shifts[devices][:, None]
+    if not channel.repeat:
+        return x, np.zeros((1, 1))
+    length = channel.take(devices).record_s()[:, None]
+    cycles = np.floor(x / length)
+    x -= cycles * length
+    return x, cycles - cycles[:, :1]
 
 
 def stepwise_means(amounts: CarriedAmounts | OnlineTime, devices: Index, edges: Array) -> Array:

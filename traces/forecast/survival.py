@@ -32,20 +32,33 @@ _LEAST_RATE = 1e-9
 # Finite, so that a device which never carries anything still gets an answer that can be sent.
 LONGEST_S = 1e9
 """The longest time that is ever forecast, in s."""
+PHASES = ("training_s", "reporting_s", "total_s")
+"""The times of a `JobForecast`, in the order of every array that has an axis of phases."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class JobForecast:
     """Forecasts of n devices, of one job each. Never NaN and never infinite."""
 
-    training_s: Array
-    """Quantiles of the time to train, in s; shape (n, quantiles)."""
-    reporting_s: Array
-    """Quantiles of the time to upload, in s; shape (n, quantiles)."""
-    total_s: Array
-    """Quantiles of the time from sending to the last byte if nothing interrupts; (n, quantiles)."""
+    times_s: Array
+    """Quantiles of the times in s, in the order of `PHASES`; shape (n, 3, quantiles)."""
     p_finish: Array
     """Probability to be online throughout and done by the deadline, in [0, 1]; shape (n,)."""
+
+    @property
+    def training_s(self) -> Array:
+        """Quantiles of the time to train, in s; shape (n, quantiles)."""
+        return self.times_s[:, 0]
+
+    @property
+    def reporting_s(self) -> Array:
+        """Quantiles of the time to upload, in s; shape (n, quantiles)."""
+        return self.times_s[:, 1]
+
+    @property
+    def total_s(self) -> Array:
+        """Quantiles of the time from sending to the last byte if nothing interrupts, in s."""
+        return self.times_s[:, 2]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -83,8 +96,7 @@ class DeviceForecast:
             part = slice(i, i + _CHUNK)
             times[:, :, part] = _times(self.rates[part], *sizes[:3, part])
             p[part] = self._p_finish(part, times[2, :, part], sizes[3, part])
-        trained, reported, total = (np.ascontiguousarray(phase.T) for phase in times)
-        return JobForecast(training_s=trained, reporting_s=reported, total_s=total, p_finish=p)
+        return JobForecast(times_s=np.ascontiguousarray(times.transpose(2, 0, 1)), p_finish=p)
 
     def _p_finish(self, part: slice, total: Array, deadline: Array) -> Array:
         times = sampled(total)

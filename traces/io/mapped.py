@@ -5,13 +5,11 @@ memory instead of reading: the pages are the same ones for all, and are loaded w
 What is left, some names and numbers, is small enough to be sent.
 """
 
-import io
 import mmap
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -50,8 +48,7 @@ def share(value: T, path: Path) -> Shared[T]:
         3
     """
     buffers: list[pickle.PickleBuffer] = []
-    rest = io.BytesIO()
-    _Pickler(rest, protocol=5, buffer_callback=buffers.append).dump(value)
+    rest = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     places = []
     with path.open("wb") as file:
         for buffer in buffers:
@@ -61,16 +58,4 @@ def share(value: T, path: Path) -> Shared[T]:
             places.append((begin, file.tell()))
         # Nothing can be mapped from an empty file.
         file.write(bytes(_ALIGNED))
-    return Shared(path=path, places=tuple(places), rest=rest.getvalue())
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: object) -> Any:  # noqa: ANN401 - as pickle has it
-        # Notes of a trace set cannot be written to, and Python pickles no such view.
-        if isinstance(value, MappingProxyType):
-            return _view, (dict(value),)
-        return NotImplemented
-
-
-def _view(notes: dict[str, int]) -> MappingProxyType[str, int]:
-    return MappingProxyType(notes)
+    return Shared(path=path, places=tuple(places), rest=rest)

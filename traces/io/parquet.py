@@ -11,11 +11,10 @@ one says is checked before it is believed.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,43 +60,41 @@ _DEVICES_A_GROUP = 131_072
 _SAMPLES_A_GROUP = 1 << 20
 
 
-def write_groups(traces: TraceSet, out: IO[bytes]) -> None:
-    """Write a whole file; rows that no device uses are left out."""
-    used = {
-        name: np.unique(getattr(traces, name).rows, return_inverse=True) for name in traces.known
-    }
+def write(traces: TraceSet, path: Path) -> None:
+    """Write a trace set; see `TraceSet.write`. Rows that no device uses are left out."""
+    used, channels = {}, {}
+    for name in traces.known:
+        channel: Any = getattr(traces, name)
+        used[name] = np.unique(channel.rows, return_inverse=True)
+        until = None if np.isinf(channel.until) else float(channel.until)
+        n_rows = int(used[name][0].size)
+        channels[name] = {"n_rows": n_rows, "repeat": channel.repeat, "until_s": until}
+        if isinstance(channel, Series):
+            channels[name]["step_s"] = channel.stored.step_s
     about = {
         "format": FORMAT,
         "version": VERSION,
         "n_devices": traces.n_devices,
         "epoch": traces.epoch,
         "compute_unit": traces.compute_unit,
-        "repairs": dict(traces.repairs),
-        "channels": {
-            name: _channel_about(getattr(traces, name), int(used[name][0].size))
-            for name in traces.known
-        },
+        "repairs": traces.repairs,
+        "channels": channels,
     }
     schema = SCHEMA.with_metadata({KEY: json.dumps(about).encode()})
-    with pq.ParquetWriter(
-        out, schema, compression="zstd", write_page_checksum=True, use_dictionary=["record"]
-    ) as writer:
-        for columns in _device_groups(traces, {k: v[1].ravel() for k, v in used.items()}):
-            writer.write_table(_table(schema, columns))
-        for name in traces.known:
-            channel = getattr(traces, name)
-            groups = _window_groups if name == "availability" else _segment_groups
-            for columns in groups(channel, used[name][0].astype(np.int64)):
-                columns["record"] = pa.repeat(name, len(columns["length_s"]))
+    rows = {name: index.ravel() for name, (_, index) in used.items()}
+    options = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": ["record"]}
+    try:
+        with replacing(path) as out, pq.ParquetWriter(out, schema, **options) as writer:
+            for columns in _device_groups(traces, rows):
                 writer.write_table(_table(schema, columns))
-
-
-def _channel_about(channel: Availability | Series, n_rows: int) -> dict[str, Any]:
-    until = None if np.isinf(channel.until) else float(channel.until)
-    about = {"n_rows": n_rows, "repeat": channel.repeat, "until_s": until}
-    if isinstance(channel, Series):
-        about["step_s"] = channel.stored.step_s
-    return about
+            for name in traces.known:
+                channel = getattr(traces, name)
+                groups = _window_groups if name == "availability" else _segment_groups
+                for columns in groups(channel, used[name][0].astype(np.int64)):
+                    columns["record"] = pa.repeat(name, len(columns["length_s"]))
+                    writer.write_table(_table(schema, columns))
+    except OSError as problem:
+        raise TraceError(f"{path}: cannot be written ({problem.strerror or problem})") from None
 
 
 def _table(schema: pa.Schema, columns: dict[str, pa.Array]) -> pa.Table:
@@ -107,7 +104,7 @@ def _table(schema: pa.Schema, columns: dict[str, pa.Array]) -> pa.Table:
 
 
 def _device_groups(
-    traces: TraceSet, rows: dict[str, npt.NDArray[np.integer]]
+    traces: TraceSet, rows: Mapping[str, npt.NDArray[np.integer]]
 ) -> Iterator[dict[str, pa.Array]]:
     for first in range(0, traces.n_devices, _DEVICES_A_GROUP):
         part = slice(first, first + _DEVICES_A_GROUP)
@@ -179,7 +176,7 @@ def _lists(flat: npt.NDArray[np.floating], counts: Index) -> pa.Array:
     )
 
 
-def metadata(schema: pa.Schema, path: Path) -> dict[str, Any]:
+def _metadata(schema: pa.Schema, path: Path) -> dict[str, Any]:
     """Return what a file says of itself.
 
     Raises:
@@ -210,22 +207,23 @@ def metadata(schema: pa.Schema, path: Path) -> dict[str, Any]:
     return about
 
 
-def read_groups(file: pq.ParquetFile, about: dict[str, Any], path: Path) -> TraceSet:
+def _groups_of(file: pq.ParquetFile, about: dict[str, Any], path: Path) -> TraceSet:
     """Return the devices of an open file.
 
     Raises:
         TraceError: rows are missing, or a number cannot be.
     """
-    groups: dict[str, list[pa.Table]] = {"device": [], **{name: [] for name in about["channels"]}}
+    kinds = ["device", *about["channels"]]
+    groups: dict[str, list[pa.Table]] = {kind: [] for kind in kinds}
     for number in range(file.num_row_groups):
-        record = file.read_row_group(number, columns=["record"])["record"]
-        kind = record[0].as_py()
+        # A group holds records of one kind, and nulls in the columns of the others.
+        table = file.read_row_group(number)
+        kind = table["record"][0].as_py()
         if kind not in groups:
             raise TraceError(
-                f"{path}: record {kind!r} in row group {number}: expected {', '.join(groups)}"
+                f"{path}: record {kind!r} in row group {number}: expected {', '.join(kinds)}"
             )
-        wanted = [n for n in _columns_of(kind, about) if n != "record"]
-        groups[kind].append(file.read_row_group(number, columns=wanted))
+        groups[kind].append(table)
     whole = {kind: pa.concat_tables(tables) for kind, tables in groups.items() if tables}
     expected = {"device": about["n_devices"]}
     expected |= {name: channel["n_rows"] for name, channel in about["channels"].items()}
@@ -241,19 +239,9 @@ def read_groups(file: pq.ParquetFile, about: dict[str, Any], path: Path) -> Trac
         device_ids=pd.Index(devices["device_id"].to_pandas(), dtype="str", name=None),
         compute_unit=about["compute_unit"],
         epoch=about["epoch"],
-        repairs=MappingProxyType({str(k): int(v) for k, v in about["repairs"].items()}),
+        repairs={str(k): int(v) for k, v in about["repairs"].items()},
         **channels,
     )
-
-
-def _columns_of(kind: str, about: dict[str, Any]) -> list[str]:
-    if kind == "device":
-        ours = tuple(f"{name}_" for name in about["channels"])
-        return ["device_id", *(n for n in SCHEMA.names if n.startswith(ours))]
-    if kind == "availability":
-        return ["length_s", "starts_s", "ends_s"]
-    regular = about["channels"][kind]["step_s"] is not None
-    return ["length_s", "values", *([] if regular else ["starts_s"])]
 
 
 def _channel(
@@ -320,23 +308,14 @@ def _flat(table: pa.Table, name: str) -> tuple[Array, Index]:
     return np.concatenate(flat), np.concatenate(counts).astype(np.int64)
 
 
-def write(traces: TraceSet, path: Path) -> None:
-    """Write a trace set; see `TraceSet.write`."""
-    try:
-        with replacing(path) as out:
-            write_groups(traces, out)
-    except OSError as problem:
-        raise TraceError(f"{path}: cannot be written ({problem.strerror or problem})") from None
-
-
 def read(path: Path) -> TraceSet:
     """Return the trace set of a native file; see `TraceSet.read`."""
     if not path.is_file():
         raise TraceError(f"{path}: no such file")
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            about = metadata(file.schema_arrow, path)
-            return read_groups(file, about, path)
+            about = _metadata(file.schema_arrow, path)
+            return _groups_of(file, about, path)
     except TraceError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:

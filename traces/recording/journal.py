@@ -1,5 +1,8 @@
 """The journal of a recording device: readings in SQLite, each on the disk before the next is made.
 
+`record` appends a reading every few seconds; `to_traces` makes traces of them. Clocks are passed
+in, so that a test, or a replay, needs no wall time.
+
 A journal is a folder with one database, in write-ahead logging with a full sync for each reading,
 so `kill -9` and power cuts lose at most the reading being written. One table holds the runs, which
 are starts of the recorder with a steady clock of their own, the other the readings. Rows are only
@@ -13,6 +16,7 @@ import json
 import math
 import sqlite3
 import zlib
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -22,8 +26,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.errors import ResumeError, TraceError
-from fedstale.traces.recording.monitor import Reading
+from fedstale.errors import ConfigError, ResumeError, TraceError
+from fedstale.traces.recording.monitor import Reading, ResourceMonitor
 
 RECORD = np.dtype(
     [
@@ -42,6 +46,7 @@ RECORD = np.dtype(
 VERSION = 1
 """Of the tables; it grows when an old reader would misread new ones."""
 HOUR_S = 3600.0
+SHORTEST_S, LONGEST_S = 1.0, 60.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (id INTEGER PRIMARY KEY, run INT, content BLOB, checksum INT);
 CREATE TABLE IF NOT EXISTS readings (id INTEGER PRIMARY KEY, run INT, content BLOB, checksum INT);
@@ -155,7 +160,7 @@ class Journal:
             self._about = replace(about, run=_next_run(folder, about.device_id))
             self._database, older = _opened(folder)
             left = max_bytes - _SPARE_BYTES
-            for file in (file for path in older for file in _with_log(path)):
+            for file in (file for path in older for file in folder.glob(f"{path.name}*")):
                 size = file.stat().st_size
                 if left - size < least - _SPARE_BYTES:
                     file.unlink()
@@ -227,6 +232,57 @@ class Journal:
         )
 
 
+def record(
+    monitor: ResourceMonitor,
+    journal: Journal,
+    *,
+    interval_s: float,
+    duration_s: float,
+    wait: Callable[[float], bool],
+    steady: Callable[[], float],
+) -> int:
+    """Append readings to a journal until the time is over or a stop is asked for.
+
+    Readings are due at whole intervals from the start; one that comes too late is left out rather
+    than made up for, so a suspended device leaves a gap.
+
+    Args:
+        monitor: reads the device.
+        journal: where readings go.
+        interval_s: time between readings, in s, 1 to 60.
+        duration_s: time to record, in s; inf until stopped.
+        wait: waits for some s; returns whether to stop.
+        steady: returns s of a clock that cannot be set and that goes on while the device sleeps.
+
+    Returns:
+        The number of readings appended.
+
+    Raises:
+        ConfigError: the interval or the duration is out of range.
+        TraceError: the journal cannot be written.
+    """
+    check(interval_s=interval_s, duration_s=duration_s)
+    start = steady()
+    due, count = start, 0
+    while True:
+        journal.append(monitor.read(), steady())
+        count += 1
+        due += interval_s * max(1.0, math.ceil((steady() - due) / interval_s))
+        if due > start + duration_s:
+            wait(max(start + duration_s - steady(), 0.0))
+            return count
+        if wait(max(due - steady(), 0.0)):
+            return count
+
+
+def check(*, interval_s: float, duration_s: float) -> None:
+    """Raise a ConfigError if an interval or a duration is out of range."""
+    if not SHORTEST_S <= interval_s <= LONGEST_S:
+        raise ConfigError(f"interval_s = {interval_s:g}: expected 1 to 60 s between readings")
+    if not duration_s > 0:
+        raise ConfigError(f"duration_s = {duration_s:g}: expected a time in s > 0")
+
+
 def _next_run(folder: Path, device_id: str) -> int:
     """Return the number of the next run of a journal, which must be of one device."""
     runs: dict[int, RecordingRun] = {}
@@ -293,10 +349,6 @@ def _is_sound(database: sqlite3.Connection) -> bool:
 
 def _is_busy(problem: Exception) -> bool:
     return getattr(problem, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
-
-
-def _with_log(path: Path) -> list[Path]:
-    return list(path.parent.glob(f"{path.name}*"))
 
 
 def _runs(database: sqlite3.Connection) -> dict[int, RecordingRun]:

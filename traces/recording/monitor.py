@@ -2,7 +2,8 @@
 
 A recorder and a forecaster read real machines and replayed ones through `ResourceMonitor`.
 `PsutilMonitor` reads the machine it runs on. What cannot be read is NaN or None and never an error:
-phones hide their counters, and desktops have no battery.
+phones hide their counters, and desktops have no battery. How fast the processor is when idle is
+measured by `calibrate`.
 """
 
 import importlib
@@ -13,7 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from fedstale.errors import ConfigError
+
+CALIBRATION_UNIT = "1e9 floating-point operations of a float32 matrix product"
 
 _T = TypeVar("_T")
 
@@ -139,6 +144,37 @@ class PsutilMonitor:
             and any(_is_routable(a.address, a.family) for a in addresses.get(name, ()))
             for name, state in self._psutil.net_if_stats().items()
         )
+
+
+def steady_clock() -> float:
+    """Return s of a clock that cannot be set and that goes on while the device sleeps."""
+    # time.monotonic stops in the sleep of Linux and macOS; these two do not, each on its own.
+    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
+        if hasattr(time, name):
+            return time.clock_gettime(getattr(time, name))
+    return time.monotonic()
+
+
+def calibrate(
+    *, clock: Callable[[], float] = time.perf_counter, seconds: float = 2.0, size: int = 512
+) -> float:
+    """Measure how fast this machine multiplies matrices, as busy as it is now.
+
+    Args:
+        clock: returns s.
+        seconds: how long to measure, > 0; the first product is not counted.
+        size: rows and columns of the matrices.
+
+    Returns:
+        Speed in units of `CALIBRATION_UNIT` per s, > 0.
+    """
+    matrix = np.random.default_rng(0).standard_normal((size, size)).astype(np.float32)
+    out = matrix @ matrix
+    start, products = clock(), 0
+    while (spent := clock() - start) < seconds or products == 0:
+        np.matmul(matrix, matrix, out=out)
+        products += 1
+    return products * 2.0 * size**3 / 1e9 / spent
 
 
 def _is_loopback(name: str) -> bool:

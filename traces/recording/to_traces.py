@@ -4,22 +4,32 @@ A recording is passive. It sees the processor that other programs leave, so comp
 times a speed which the user states or measures. It sees traffic, which only bounds the capacity of
 a link from below, so links are stated or stay unknown. A device's clock may be set, or stop: the
 trace follows the steady clock within a run, and the wall clock from one run to the next.
+
+`merge` makes one set of many devices' own recordings, which start when their owners start them.
+They are laid on one time line, either by the calendar, which keeps what happened to all at once, or
+by the hour of the day alone, which lets recordings of different weeks overlap. Records repeat: by
+the hour of the day that fills the time before a recording began too; by the calendar a device is
+not online until then.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Mask
 from fedstale.traces.recording.journal import JournalPart
 from fedstale.traces.recording.monitor import Reading
-from fedstale.traces.trace_set import DeviceTrace, TraceSet
+from fedstale.traces.trace_set import CHANNELS, DeviceTrace, TraceSet
 
+Align = Literal["time-of-day", "calendar"]
 AvailableWhen = Literal["online", "charging", "recording"]
 
 _NEEDED: dict[AvailableWhen, tuple[str, ...]] = {
@@ -89,24 +99,25 @@ def traces_of(
         )
     t, gap, repairs = _timeline(parts, readings)
     online = _available(readings, rules.available)[:-1] & ~gap
-    windows, length = _windows(t, online), float(t[-1])
+    edges = np.diff(np.concatenate([[0], online.astype(np.int8), [0]]))
+    windows, length = np.stack([t[edges == 1], t[edges == -1]], axis=1), float(t[-1])
     compute = None
     share = readings["processor_left"][1:].astype(np.float64)
     if rules.speed is not None and np.isfinite(share).any():
         left, filled = _held(share, gap)
         repairs["filled: share of the processor not read"] = filled
-        compute = (*_without_repeats(t[:-1], left * rules.speed), length)
-    links = [None, None]
-    if rules.link_bit_per_s is not None:
-        links = [(np.zeros(1), np.array([rate]), length) for rate in rules.link_bit_per_s]  # type: ignore[misc]
+        rates = left * rules.speed
+        new = np.concatenate([[True], np.diff(rates) != 0])
+        compute = (t[:-1][new], rates[new], length)
+    links = [(np.zeros(1), np.array([rate]), length) for rate in rules.link_bit_per_s or ()]
     about = parts[-1].about
     device = DeviceTrace(
         device_id=about.device_id,
         available=windows,
         available_length_s=length,
         compute=compute,
-        downlink=links[0],
-        uplink=links[1],
+        downlink=links[0] if links else None,
+        uplink=links[1] if links else None,
     )
     began = timedelta(seconds=float(readings["instant"][-1]) - length + about.utc_offset_s)
     epoch = datetime(1970, 1, 1, tzinfo=UTC) + began
@@ -114,7 +125,7 @@ def traces_of(
         TraceSet.from_devices([device]),
         compute_unit=rules.compute_unit if compute else None,
         epoch=epoch.replace(tzinfo=None).isoformat(),
-        repairs={kind: n for kind, n in {**(dropped or {}), **repairs}.items() if n},
+        repairs={**(dropped or {}), **repairs},
     )
 
 
@@ -178,11 +189,6 @@ def _unreadable(rule: AvailableWhen, name: str) -> TraceError:
     )
 
 
-def _windows(t: Array, online: Mask) -> Array:
-    edges = np.diff(np.concatenate([[0], online.astype(np.int8), [0]]))
-    return np.stack([t[edges == 1], t[edges == -1]], axis=1)
-
-
 def _held(share: Array, gap: Mask) -> tuple[Array, int]:
     """Return shares with gaps and missing ones filled by the last known, and how many were."""
     known = np.isfinite(share) & ~gap
@@ -193,6 +199,112 @@ def _held(share: Array, gap: Mask) -> tuple[Array, int]:
     return np.clip(share[last], 0.0, 1.0), int((~known).sum())
 
 
-def _without_repeats(starts: Array, values: Array) -> tuple[Array, Array]:
-    new = np.concatenate([[True], np.diff(values) != 0])
-    return starts[new], values[new]
+def merge(
+    paths: Sequence[str | Path], *, align: Align = "time-of-day", only: Sequence[str] | None = None
+) -> TraceSet:
+    """Return the devices of several recordings as one set.
+
+    Args:
+        paths: native files as `fedstale traces record` writes them, of distinct devices.
+        align: whether devices keep the day on which they were recorded ("calendar"), or only its
+            hour ("time-of-day").
+        only: channels to keep; None keeps all, which every recording must then know.
+
+    Returns:
+        All devices; instant 0 is the midnight before the first recording began.
+
+    Raises:
+        TraceError: a file cannot be read or is no recording, or recordings do not fit together.
+    """
+    if align not in get_args(Align):
+        raise TraceError(f"align = {align!r}: expected 'time-of-day' or 'calendar'")
+    if not paths:
+        raise TraceError("no recordings to merge: expected at least one file")
+    sets = {str(path): TraceSet.read(path, "native") for path in paths}
+    if len(sets) < len(paths):
+        raise TraceError("a file is given twice: expected distinct recordings")
+    channels = _channels(sets, only)
+    _check_alike(sets, channels)
+    left_out: dict[str, Any] = {name: None for name in CHANNELS[1:] if name not in channels}
+    begins = {name: pd.Timestamp(traces.epoch or "nat") for name, traces in sets.items()}
+    midnight = min(begins.values()).normalize()
+    devices: list[DeviceTrace] = []
+    leads: list[float] = []
+    origin: dict[str, str] = {}
+    for name, traces in sets.items():
+        lead_s = (begins[name] - midnight).total_seconds()
+        if align == "time-of-day":
+            lead_s %= 86_400.0
+        absent_s = lead_s if align == "calendar" else 0.0
+        for device_id in traces.device_ids:
+            if device_id in origin:
+                raise TraceError(
+                    f"{name}: device {device_id!r} is in {origin[device_id]} too; expected "
+                    "distinct devices: record each with a --device of its own"
+                )
+            origin[device_id] = name
+            windows, length = traces.channel("availability").windows(traces.position(device_id))
+            devices.append(
+                replace(
+                    traces.device(device_id),
+                    available=windows + absent_s,
+                    available_length_s=length + absent_s,
+                    **left_out,
+                )
+            )
+            leads.append(lead_s)
+    fleet, first = TraceSet.from_devices(devices), next(iter(sets.values()))
+    placed: dict[str, Any] = {}
+    # Records begin later, and are preceded by their own repetition.
+    for name in fleet.known if align == "time-of-day" else fleet.known[1:]:
+        channel = getattr(fleet, name)
+        placed[name] = channel.shifted(np.mod(-np.array(leads), channel.record_s()))
+    return replace(
+        fleet,
+        **placed,
+        compute_unit=first.compute_unit if "compute" in channels else None,
+        epoch=midnight.isoformat(),
+        repairs=sum((Counter(traces.repairs) for traces in sets.values()), Counter()),
+    )
+
+
+def _channels(sets: Mapping[str, TraceSet], only: Sequence[str] | None) -> tuple[str, ...]:
+    if only is not None:
+        unknown = [name for name in only if name not in CHANNELS]
+        if unknown or "availability" not in only:
+            raise TraceError(
+                f"only = {', '.join(only)}: expected availability and some of "
+                f"{', '.join(CHANNELS[1:])}"
+            )
+        wanted = set(only)
+    else:
+        wanted = {name for traces in sets.values() for name in traces.known} | {"availability"}
+    for path, traces in sets.items():
+        missing = [name for name in CHANNELS if name in wanted and name not in traces.known]
+        if missing:
+            raise TraceError(
+                f"{path}: does not know {', '.join(missing)}: leave it out, record it again, or "
+                "keep only the channels that all recordings know (--only)"
+            )
+    return tuple(name for name in CHANNELS if name in wanted)
+
+
+def _check_alike(sets: Mapping[str, TraceSet], channels: Sequence[str]) -> None:
+    first_name, first = next(iter(sets.items()))
+    for path, traces in sets.items():
+        if traces.epoch is None:
+            raise TraceError(f"{path}: knows no calendar time: expected a recording of a device")
+        if "compute" in channels and traces.compute_unit != first.compute_unit:
+            raise TraceError(
+                f"{path}: counts compute in {traces.compute_unit!r}, {first_name} in "
+                f"{first.compute_unit!r}: expected one unit; record with the same --compute-unit"
+            )
+        for name in channels:
+            channel = getattr(traces, name)
+            if np.any(channel.shifts) or np.isfinite(channel.until):
+                raise TraceError(
+                    f"{path}: {name} is a part of another record: expected a recording as "
+                    "fedstale traces record writes it; compose joins sources of other kinds"
+                )
+            if not channel.repeat:
+                raise TraceError(f"{path}: {name} stops at its end: expected records that repeat")

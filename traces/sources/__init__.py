@@ -1,5 +1,5 @@
 """Readers of published trace files, each in the format of its authors; see `TraceSet.read`."""
 
-from fedstale.traces.sources.catalogue import SOURCES, RemoteFile, TraceSource
+from fedstale.traces.sources.catalogue import SOURCES, RemoteFile, TraceSource, fetch
 
-__all__ = ["SOURCES", "RemoteFile", "TraceSource"]
+__all__ = ["SOURCES", "RemoteFile", "TraceSource", "fetch"]

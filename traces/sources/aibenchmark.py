@@ -19,8 +19,7 @@ import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.series import Series
-from fedstale.traces.sources.archives import read_json
-from fedstale.traces.sources.repairs import frozen
+from fedstale.traces.sources.archives import number, read_json
 from fedstale.traces.trace_set import TraceSet
 
 COMPUTE_UNIT = "seconds of the median phone of the ranking, all of its processor"
@@ -69,7 +68,7 @@ def read(path: str | Path, *, score: str = _SCORE) -> TraceSet:
         device_ids=pd.Index(ids, dtype="str")[first],
         compute=Series.constant(speeds / np.median(speeds)),
         compute_unit=COMPUTE_UNIT,
-        repairs=frozen(counts),
+        repairs=counts,
     )
 
 
@@ -94,10 +93,8 @@ def _text(row: dict[str, object], key: str) -> str:
 
 
 def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return None
     try:
-        number = float(value)
-    except (ValueError, OverflowError):
+        score = float(value) if isinstance(value, str) else number(value)
+    except ValueError:
         return None
-    return number if math.isfinite(number) and number > 0 else None
+    return score if math.isfinite(score) and score > 0 else None

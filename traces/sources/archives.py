@@ -7,6 +7,7 @@ archive states are as little to be trusted as the rest of it.
 import gzip
 import io
 import json
+import math
 import re
 import tarfile
 import zipfile
@@ -139,7 +140,8 @@ def members(
                 with opened() as stream:
                     data = _read(stream, limits.member_bytes, f"{path}: {name}")
                 total += len(data)
-                _check_name(path, name)
+                if name.encode(errors="ignore").decode() != name:
+                    raise TraceError(f"{path}: member {name!r} is not named in UTF-8: rename it")
             if count > limits.members or total > limits.total_bytes:
                 raise TraceError(
                     f"{path}: holds more than {limits.members} files or {limits.total_bytes} "
@@ -156,13 +158,6 @@ def is_tar(path: Path) -> bool:
 
 def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
-
-
-def _check_name(path: Path, name: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise TraceError(f"{path}: member {name!r} is not named in UTF-8: rename it") from None
 
 
 def _safe(path: Path, name: str) -> str:
@@ -262,3 +257,13 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
         twice = next(name for name in names if names.count(name) > 1)
         raise TraceError(f"{twice!r} occurs twice in one object: expected distinct names")
     return made
+
+
+def number(value: object) -> float:
+    """Return a number of a published file; NaN for what is none, or too large for one."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan

@@ -1,18 +1,46 @@
 """The published recordings that fedstale reads: where they are from, and what they know.
 
 The table is catalogue.toml: `fetch` downloads by it, `read` reads by it, and the page on traces is
-compared with it.
+compared with it. Which kind of recording a file or folder is, its name and its first bytes tell.
+
+A download is complete and checked or not at all. A file is written under a temporary name beside
+its target, checked, and renamed when it is whole, so a broken or corrupted download leaves what was
+there before. Where no checksum is known, the one seen is recorded beside the file (NAME.sha256, as
+sha256sum writes it), to compare with later.
 """
 
+import hashlib
+import http.client
 import tomllib
-from collections.abc import Callable, Mapping
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 
+from fedstale.errors import TraceError
+from fedstale.traces.io.atomic import replacing
 from fedstale.traces.sources import aibenchmark, fedscale, flash, gnettrack, mahimahi, planetlab
+from fedstale.traces.sources.archives import head, is_tar, names
 from fedstale.traces.trace_set import TraceSet
+
+NATIVE = "native"
+TIMEOUT_S = 30.0
+MAX_BYTES = 1 << 30
+_CHUNK = 1 << 16
+_ACCEPTED = """accepted are
+  native             a .parquet file written by fedstale
+  flash              ready_strict.json
+  gnettrack          a G-NetTrack CSV, a folder or a zip of them
+  mahimahi           NAME.up and NAME.down, plain or gzipped, or a folder of them
+  planetlab          a tar.gz, zip or folder of DAY/HOST, or one host file in a folder named DAY
+  aibenchmark        AI Benchmark's JSON list of phones
+  fedscale_behaviour client_behave_trace
+  fedscale_capacity  client_device_capacity"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +108,180 @@ def _sources() -> dict[str, TraceSource]:
 
 
 SOURCES: Mapping[str, TraceSource] = MappingProxyType(_sources())
+
+
+def kind_of(path: Path) -> str:
+    """Return the name of the source that a path is of, or "native".
+
+    Raises:
+        TraceError: there is no such path, or it is of no kind that is known.
+    """
+    if not path.exists():
+        raise TraceError(f"{path}: no such file or folder")
+    if not path.is_dir():
+        kind = _of_file(path)
+    elif any(mahimahi.parts(file) for file in path.iterdir() if file.is_file()):
+        kind = "mahimahi"
+    else:
+        kind = _of_names([f"{path.absolute().name}/{name}" for name in names(path)])
+    if kind is None:
+        raise TraceError(f"{path}: not a trace of a known kind; {_ACCEPTED}")
+    return kind
+
+
+def _of_names(inside: list[str]) -> str | None:
+    if any(name.lower().endswith(".csv") for name in inside):
+        return "gnettrack"
+    if any(planetlab.HOST.search(name) for name in inside):
+        return "planetlab"
+    return None
+
+
+def _of_file(path: Path) -> str | None:
+    if mahimahi.parts(path):
+        return "mahimahi"
+    start = head(path)
+    if start.startswith(b"PAR1") or path.suffix == ".parquet":
+        return NATIVE
+    if zipfile.is_zipfile(path) or is_tar(path):
+        return _of_names(list(names(path)))
+    if planetlab.HOST.search(path.absolute().as_posix()):
+        return "planetlab"
+    return _of_content(start)
+
+
+def _of_content(start: bytes) -> str | None:
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text.startswith(b"{"):
+        return "flash"
+    if text.startswith(b"["):
+        return "aibenchmark"
+    if b"DL_bitrate" in text.split(b"\n")[0]:
+        return "gnettrack"
+    if b"finish_time" in start:
+        return "fedscale_behaviour"
+    return "fedscale_capacity" if b"computation" in start else None
+
+
+def read(path: Path, source: str | None = None) -> TraceSet:
+    """Return the traces in a file or folder; see `TraceSet.read`."""
+    kind = kind_of(path) if source is None else source
+    if kind == NATIVE:
+        # Only here, so that reading a published recording does not load pyarrow.
+        from fedstale.traces.io.parquet import read as read_native  # noqa: PLC0415
+
+        return read_native(path)
+    if kind not in SOURCES:
+        raise TraceError(f"source = {kind!r}: expected {NATIVE!r} or one of {', '.join(SOURCES)}")
+    return SOURCES[kind].reader(path)
+
+
+Progress = Callable[[int, int | None], None]
+"""Called with bytes so far and, where it is known, bytes in all."""
+
+
+def fetch(
+    name: str,
+    folder: str | Path,
+    *,
+    url: str | None = None,
+    progress: Progress | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> Path:
+    """Download a published recording and return where it is.
+
+    Args:
+        name: one of `SOURCES`; its `licence_line` is there to be shown.
+        folder: where to put it; made if missing.
+        url: where to get it instead; for a source of several files, the folder that they are in.
+        progress: called as bytes arrive; None to report nothing.
+        max_bytes: size beyond which a file is rejected.
+
+    Returns:
+        The file, or a folder NAME for a source of several files; `TraceSet.read` reads either.
+
+    Raises:
+        TraceError: the name is unknown, or a file cannot be had, is cut short, too large or not
+            the one that was published.
+    """
+    source = SOURCES.get(name)
+    if source is None:
+        raise TraceError(f"source {name!r}: expected one of {', '.join(SOURCES)}")
+    folder = Path(folder)
+    several = len(source.files) > 1
+    place = folder / name if several else folder
+    with _as_trace_error(str(place)):
+        place.mkdir(parents=True, exist_ok=True)
+    for file in source.files:
+        from_ = (
+            file.url if url is None else f"{url.rstrip('/')}/{file.filename}" if several else url
+        )
+        _fetch_file(file, place / file.filename, from_, progress, max_bytes)
+    return place if several else place / source.files[0].filename
+
+
+def _fetch_file(
+    file: RemoteFile, target: Path, url: str, progress: Progress | None, max_bytes: int
+) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise TraceError(f"url = {url!r}: expected http:// or https://")
+    if file.sha256 is not None and target.is_file():
+        with target.open("rb") as present:
+            if hashlib.file_digest(present, "sha256").hexdigest() == file.sha256:
+                return
+    too_large = TraceError(f"{url}: larger than {max_bytes} bytes: expected a trace file")
+    digest, done = hashlib.sha256(), 0
+    with _as_trace_error(url), replacing(target) as out:
+        request = urllib.request.Request(url, headers={"User-Agent": "fedstale"})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+            if url.startswith("https://") and not response.url.startswith("https://"):
+                raise TraceError(f"{url}: leads to {response.url}, without encryption: rejected")
+            stated = response.headers.get("Content-Length")
+            total = int(stated) if stated is not None and stated.isdigit() else None
+            if total is not None and total > max_bytes:
+                raise too_large
+            while chunk := response.read(_CHUNK):
+                done += len(chunk)
+                if done > max_bytes:
+                    raise too_large
+                digest.update(chunk)
+                out.write(chunk)
+                if progress is not None:
+                    progress(done, total)
+        if done == 0 or (total is not None and done != total):
+            raise TraceError(
+                f"{url}: ended after {done} of {total or 'some'} bytes; nothing was kept: try again"
+            )
+        seen = digest.hexdigest()
+        if file.sha256 is not None and seen != file.sha256:
+            raise TraceError(
+                f"{url}: sha256 is {seen}, expected {file.sha256}: the file was changed or damaged "
+                "on the way; nothing was kept"
+            )
+    if file.sha256 is None:
+        with _as_trace_error(str(target)), replacing(checksum_file(target)) as out:
+            out.write(f"{seen}  {target.name}\n".encode())
+
+
+def checksum_file(target: Path) -> Path:
+    """Return where the checksum of a download is recorded when none was known before."""
+    return target.with_name(target.name + ".sha256")
+
+
+@contextmanager
+def _as_trace_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except urllib.error.HTTPError as e:
+        e.close()
+        raise TraceError(f"{what}: the server answers {e.code} {e.reason}") from None
+    except urllib.error.URLError as e:
+        raise TraceError(f"{what}: cannot be reached ({e.reason})") from None
+    except http.client.HTTPException as e:
+        raise TraceError(f"{what}: broken off ({type(e).__name__}); nothing was kept") from None
+    except OSError as e:
+        raise TraceError(f"{what}: {e.strerror or e}; nothing was kept") from None
+    except TraceError:
+        raise
+    except ValueError as e:
+        raise TraceError(f"{what}: not an address ({e})") from None

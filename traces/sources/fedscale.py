@@ -27,8 +27,7 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
-from fedstale.traces.sources.archives import Limits, read_file
-from fedstale.traces.sources.repairs import frozen, repaired
+from fedstale.traces.sources.archives import Limits, number, read_file
 from fedstale.traces.trace_set import TraceSet
 
 COMPUTE_UNIT = "seconds of the median client of the file"
@@ -79,7 +78,7 @@ def read_behaviour(path: str | Path) -> TraceSet:
     windows: list[Array] = []
     for client, record in _clients(path).items():
         known = record if isinstance(record, dict) else {}
-        length = _float(known.get("finish_time"))
+        length = number(known.get("finish_time"))
         if not 0 < length < math.inf:
             counts["dropped: client without a finish_time above 0"] += 1
             continue
@@ -90,15 +89,15 @@ def read_behaviour(path: str | Path) -> TraceSet:
         raise TraceError(f"{path}: no client with a finish_time: expected a client_behave_trace")
     owner = np.repeat(np.arange(len(ids)), [len(w) for w in windows])
     flat, ends_of_records = np.concatenate(windows), np.array(lengths)
-    starts, ends, per_client, repairs = repaired(
+    online, repairs = Availability.repaired(
         owner, flat[:, 0], flat[:, 1], ends_of_records, join_s=0.0
     )
     counts += repairs
-    counts["kept: client that is never online"] = int(np.count_nonzero(per_client == 0))
+    counts["kept: client that is never online"] = int(np.sum(np.diff(online.offsets) == 0))
     return TraceSet(
         device_ids=pd.Index(ids, dtype="str"),
-        availability=Availability.packed(starts, ends, per_client, ends_of_records),
-        repairs=frozen(counts),
+        availability=online,
+        repairs=counts,
     )
 
 
@@ -126,7 +125,7 @@ def read_capacity(path: str | Path) -> TraceSet:
     rows: list[tuple[float, float]] = []
     for client, record in _clients(path).items():
         known = record if isinstance(record, dict) else {}
-        ms, kbit = _float(known.get("computation")), _float(known.get("communication"))
+        ms, kbit = number(known.get("computation")), number(known.get("communication"))
         # A speed must be finite both ways: 1 / 1e-320 is not.
         if not 1e-9 < ms < math.inf:
             counts["dropped: client whose computation is not a number above 0"] += 1
@@ -148,7 +147,7 @@ def read_capacity(path: str | Path) -> TraceSet:
         downlink=Series.constant(kbit_per_s * 1e3),
         uplink=Series.constant(kbit_per_s * 1e3),
         compute_unit=COMPUTE_UNIT,
-        repairs=frozen(counts),
+        repairs=counts,
     )
 
 
@@ -169,17 +168,8 @@ def _pairs(record: dict[str, object], counts: Counter[str]) -> Array:
     counts["dropped: start without an end, or end without a start"] += (
         max(len(active), len(inactive)) - n
     )
-    values = [[_float(x), _float(y)] for x, y in zip(active[:n], inactive[:n], strict=True)]
+    values = [[number(x), number(y)] for x, y in zip(active[:n], inactive[:n], strict=True)]
     return np.array(values, dtype=np.float64).reshape(-1, 2)
-
-
-def _float(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
 
 
 def load(path: Path, *, max_bytes: int = MAX_BYTES, max_opcodes: int = MAX_OPCODES) -> object:

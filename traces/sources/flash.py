@@ -22,8 +22,7 @@ import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.availability import Availability
-from fedstale.traces.sources.archives import read_json
-from fedstale.traces.sources.repairs import frozen, repaired
+from fedstale.traces.sources.archives import number, read_json
 from fedstale.traces.trace_set import TraceSet
 
 EPOCH = "2018-03-06T00:00:00"
@@ -73,27 +72,21 @@ def read(path: str | Path, *, days: int = 2) -> TraceSet:
                 pairs.append(pair)
     flat = np.array(pairs, dtype=np.float64).reshape(-1, 2)
     lengths = np.full(len(data), days * _DAY_S)
-    starts, ends, per_phone, repairs = repaired(
+    phones, repairs = Availability.repaired(
         np.array(owner, dtype=np.int64), flat[:, 0], flat[:, 1], lengths, join_s=1.0
     )
     counts += repairs
-    counts["kept: phone that is never online"] = int(np.count_nonzero(per_phone == 0))
+    counts["kept: phone that is never online"] = int(np.sum(np.diff(phones.offsets) == 0))
     return TraceSet(
         device_ids=pd.Index(list(data), dtype="str"),
-        availability=Availability.packed(starts, ends, per_phone, lengths),
+        availability=phones,
         epoch=EPOCH,
-        repairs=frozen(counts),
+        repairs=counts,
     )
 
 
 def _pair(window: object) -> tuple[float, float] | None:
     if not (isinstance(window, list) and len(window) == 2):
         return None
-    start, end = window
-    if type(start) not in (int, float) or type(end) not in (int, float):
-        return None
-    try:
-        pair = float(start), float(end)
-    except OverflowError:
-        return None
-    return pair if math.isfinite(pair[0]) and math.isfinite(pair[1]) else None
+    start, end = number(window[0]), number(window[1])
+    return (start, end) if math.isfinite(start) and math.isfinite(end) else None

@@ -22,7 +22,6 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.series import Series
 from fedstale.traces.sources.archives import members, read_file
-from fedstale.traces.sources.repairs import frozen
 from fedstale.traces.trace_set import TraceSet
 
 _COLUMNS = ["Timestamp", "DL_bitrate", "UL_bitrate"]
@@ -66,7 +65,7 @@ def read(
         device_ids=pd.Index([name.removesuffix(".csv") for name in usable], dtype="str"),
         downlink=Series.regular([pair[0] for pair in usable.values()], step_s=1.0),
         uplink=Series.regular([p[1] for p in usable.values()], step_s=1.0) if uplink else None,
-        repairs=frozen(counts),
+        repairs=counts,
     )
 
 

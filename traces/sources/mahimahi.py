@@ -20,7 +20,6 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.series import Series
 from fedstale.traces.sources.archives import Limits, read_file
-from fedstale.traces.sources.repairs import frozen
 from fedstale.traces.trace_set import TraceSet
 
 _PACKET_BIT = 1500 * 8
@@ -67,7 +66,7 @@ def read(path: str | Path, *, bin_s: float = 1.0) -> TraceSet:
         device_ids=pd.Index(sorted(links), dtype="str"),
         downlink=channels.get("downlink"),
         uplink=channels.get("uplink"),
-        repairs=frozen(counts),
+        repairs=counts,
     )
 
 

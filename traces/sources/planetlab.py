@@ -21,7 +21,6 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array
 from fedstale.traces.series import Series
 from fedstale.traces.sources.archives import is_tar, members, read_file
-from fedstale.traces.sources.repairs import frozen
 from fedstale.traces.trace_set import TraceSet
 
 STEP_S = 300.0
@@ -65,7 +64,7 @@ def read(path: str | Path) -> TraceSet:
         device_ids=pd.Index(ids, dtype="str"),
         compute=Series.regular(rows, step_s=STEP_S),
         compute_unit=COMPUTE_UNIT,
-        repairs=frozen(counts),
+        repairs=counts,
     )
 
 

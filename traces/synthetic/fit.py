@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index, ranges
@@ -69,7 +68,7 @@ def fit(
         )
     if left.stored.step_s is None:
         raise TraceError("background to fit: expected loads on a regular grid")
-    links, epoch_s = _grids(network), time_of_day_s(availability.epoch)
+    links, epoch_s = _grids(network), availability.midnight_s or 0.0
     classes = np.array_split(np.sort(speeds), min(_CLASSES, speeds.size))
     some = _spread(left.n_devices, _MOST_PROCESSORS)
     loads = [1.0 - left.segments(int(device))[1] for device in some]
@@ -152,7 +151,9 @@ def link_marginal(traces: Series) -> Marginal:
         rates.append(np.resize(one[_spread(one.size, _PLACES_A_LINK)], _PLACES_A_LINK))
         relative.append(rates[-1] / middle)
         if one.size >= 10 * max(LINK_LAGS_S):
-            lagged.append(_autocorrelation(np.log(np.maximum(one / middle, 0.01)), LINK_LAGS_S))
+            lagged.append(
+                regimes.autocorrelation(np.log(np.maximum(one / middle, 0.01)), LINK_LAGS_S)
+            )
     below = np.concatenate(relative) < 0.01
     return {
         "bit_per_s": _quantiles(np.concatenate(rates)),
@@ -186,24 +187,6 @@ def load_marginal(traces: Series) -> Marginal:
 def speed_marginal(work_per_s: Array) -> Marginal:
     """Return quantiles of the speeds of idle devices, in work units/s."""
     return {"work_per_s": _quantiles(work_per_s)}
-
-
-def time_of_day_s(epoch: str | None) -> float:
-    """Return the time of day of an epoch in s; 0 if it is not known.
-
-    Example:
-        >>> time_of_day_s("2024-01-01T06:00:00")
-        21600.0
-    """
-    if epoch is None:
-        return 0.0
-    at = pd.Timestamp(epoch)
-    return float((at - at.normalize()).total_seconds())
-
-
-def _autocorrelation(x: Array, lags: tuple[int, ...]) -> Array:
-    x = x - x.mean()
-    return np.array([(x[:-k] * x[k:]).mean() / max((x * x).mean(), 1e-12) for k in lags])
 
 
 def _spread(n: int, most: int) -> Index:

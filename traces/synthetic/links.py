@@ -81,11 +81,12 @@ def fit(links: Sequence[Array]) -> Regimes:
         raise TraceError("network to fit: expected at least 100 s of links")
     logs = [np.log(np.maximum(rates / median_of(rates), OUTAGE)) for rates in links]
     long = [x for x in logs if x.size >= 10 * max(_LAGS_S)] or logs
-    wanted = _autocorrelation(long)
+    wanted = np.mean([autocorrelation(x, _LAGS_S) for x in long], axis=0)
 
     def error(model: Regimes) -> float:
         drawn = draw(model, 64, 3600, np.random.default_rng(0))
-        got = _autocorrelation([np.log(np.maximum(x, OUTAGE)) for x in drawn])
+        logs = (np.log(np.maximum(x, OUTAGE)) for x in drawn)
+        got = np.mean([autocorrelation(x, _LAGS_S) for x in logs], axis=0)
         return float(((got - wanted) ** 2).sum())
 
     return min((_fit_width(logs, width) for width in _WIDTHS_S), key=error)
@@ -143,14 +144,10 @@ def _smoothed(x: Array, alive: npt.NDArray[np.bool_], width: int) -> Array:
     return sums[held] / n[held]
 
 
-def _autocorrelation(logs: Sequence[Array]) -> Array:
-    centred = [x - x.mean() for x in logs]
-    return np.array(
-        [
-            np.mean([(x[:-k] * x[k:]).mean() / max((x * x).mean(), 1e-12) for x in centred])
-            for k in _LAGS_S
-        ]
-    )
+def autocorrelation(x: Array, lags: Sequence[int]) -> Array:
+    """Return the autocorrelation of a series around its own mean, at each lag."""
+    x = x - x.mean()
+    return np.array([(x[:-k] * x[k:]).mean() / max((x * x).mean(), 1e-12) for k in lags])
 
 
 def _pairs(x: Array, states: Array, regime: int) -> tuple[Array, Array]:

@@ -17,6 +17,7 @@ from fedstale.traces.arrays import Array
 
 LEVELS = np.array([0.0005, 0.02, 0.05, *np.arange(0.1, 0.95, 0.1), 0.95, 0.98, 0.99, 0.9995])
 """Levels of the stored quantiles of the load."""
+_SCORES = np.array([NormalDist().inv_cdf(float(p)) for p in LEVELS])
 _LAGS = (1, 2, 3, 6, 12, 24, 48)
 _PHIS_SLOW = (0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
 _PHIS_FAST = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8)
@@ -55,7 +56,7 @@ def draw(model: Background, n: int, steps: int, rng: np.random.Generator) -> Arr
             slow = model.phi_slow * slow + np.sqrt(1 - model.phi_slow**2) * noise[0, t]
             fast = model.phi_fast * fast + np.sqrt(1 - model.phi_fast**2) * noise[1, t]
         z[t] = np.sqrt(model.own) * own + np.sqrt(model.slow) * slow + np.sqrt(model.fast) * fast
-    return np.interp(z, _scores(), model.load).T
+    return np.interp(z, _SCORES, model.load).T
 
 
 def fit(loads: Sequence[Array], step_s: float) -> Background:
@@ -122,14 +123,10 @@ def _correlation_before(load: tuple[float, ...], after: Array) -> Array:
     mass = weights[:, None] * weights[None, :]
 
     def value(z: Array) -> Array:
-        return np.interp(z, _scores(), load)
+        return np.interp(z, _SCORES, load)
 
     mean = (weights * value(nodes)).sum()
     variance = (weights * value(nodes) ** 2).sum() - mean**2
     grid = np.linspace(0.0, 1.0, 101)
     made = [(mass * value(x) * value(r * x + np.sqrt(1 - r * r) * y)).sum() - mean**2 for r in grid]
     return np.interp(after, np.array(made) / variance, grid)
-
-
-def _scores() -> Array:
-    return np.array([NormalDist().inv_cdf(float(p)) for p in LEVELS])

@@ -1,28 +1,47 @@
-"""The numbers of a generated population, as a TOML file that says where each is from.
+"""Generated devices, for runs without a recording: a population, its TOML file, and its devices.
 
-`fit` makes them, `generate` uses them. The file of the embedded population
-also records the marginals of the recordings it was fitted on, for comparison.
+Every number of the embedded population is fitted to published recordings (synthetic.toml says to
+which, and records their marginals, for comparison). Availability is each device's own. Links and
+loads are shared: a device takes one of a pool of realisations, a place in it to start from and a
+scale, so a million devices fit in memory. Devices are drawn in blocks with streams of their own
+(`SeedSequence(seed, spawn_key=(purpose, block))`), so device i is the same whatever n is; only the
+zeros in its name follow n.
 """
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 import tomli_w
 
 from fedstale.errors import TraceError
+from fedstale.traces.arrays import Array, stream
+from fedstale.traces.availability import Availability
 from fedstale.traces.io.atomic import replacing
+from fedstale.traces.series import Series
+from fedstale.traces.synthetic import links as regimes
+from fedstale.traces.synthetic import load as background
+from fedstale.traces.synthetic import presence as diurnal
 from fedstale.traces.synthetic.links import LEVELS as LINK_LEVELS
 from fedstale.traces.synthetic.links import Regimes
 from fedstale.traces.synthetic.load import LEVELS as LOAD_LEVELS
 from fedstale.traces.synthetic.load import Background
-from fedstale.traces.synthetic.presence import LEVELS, PARTS, Diurnal, Group
+from fedstale.traces.synthetic.presence import LEVELS, PARTS, Diurnal
+from fedstale.traces.trace_set import TraceSet, numbered
 
-_T = TypeVar("_T")
+EPOCH = "2024-01-01T00:00:00"
+"""Instant 0 of generated traces: a midnight. It was a Monday, but the generator knows no weeks."""
+BLOCK = 4096
+_LINKS = 128
+_LINK_S = 7200
+_LOADS = 512
+_LOAD_STEPS = 288
+_AVAILABILITY, _PLACES, _DOWNLINK, _UPLINK, _LOAD = range(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +78,88 @@ class Population:
     """What one work unit is, in words."""
 
 
+def generate(
+    n: int,
+    days: int,
+    seed: int,
+    *,
+    time_zones: Literal["same", "spread"] = "same",
+    population: Population | None = None,
+) -> TraceSet:
+    """Return n generated devices with all channels; see `TraceSet.synthetic`."""
+    for name, value, least in (("n", n, 1), ("days", days, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or int(value) != value or value < least:
+            raise TraceError(f"{name} = {value!r}: expected an integer >= {least}")
+    if time_zones not in ("same", "spread"):
+        raise TraceError(f"time_zones = {time_zones!r}: expected 'same' or 'spread'")
+    population = population or load()
+    u, normal = _places(n, seed)
+    availability = _availability(population, n, days, seed)
+    if time_zones == "spread":
+        availability = availability.shifted(np.floor(u[0] * 24) * 3600)
+    downlink, uplink = _links(population.links, u[1], u[2], normal, seed)
+    speed = np.array(population.speed)[(u[3] * len(population.speed)).astype(np.int64)]
+    return TraceSet(
+        device_ids=numbered("device", n),
+        availability=availability,
+        compute=_compute(population.background, u[4], u[5], seed).scaled(speed),
+        downlink=downlink,
+        uplink=uplink,
+        compute_unit=population.compute_unit,
+        epoch=EPOCH if time_zones == "same" else None,
+    )
+
+
+def _places(n: int, seed: int) -> tuple[Array, Array]:
+    """Return six uniform and two normal numbers of each device."""
+    uniform, normal = [], []
+    for block in range(-(-n // BLOCK)):
+        rng = stream(seed, _PLACES, block)
+        uniform.append(rng.random((6, BLOCK)))
+        normal.append(rng.standard_normal((2, BLOCK)))
+    return np.concatenate(uniform, axis=1)[:, :n], np.concatenate(normal, axis=1)[:, :n]
+
+
+def _availability(population: Population, n: int, days: int, seed: int) -> Availability:
+    parts = []
+    for block in range(-(-n // BLOCK)):
+        rng = stream(seed, _AVAILABILITY, block)
+        starts, ends, counts = diurnal.draw(population.availability, BLOCK, days, rng)
+        # The whole block is drawn, whatever is kept of it: that is what makes device i the same.
+        counts = counts[: n - block * BLOCK]
+        kept = int(counts.sum())
+        parts.append((starts[:kept], ends[:kept], counts))
+    starts, ends, counts = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Availability.packed(starts, ends, counts, days * diurnal.DAY_S)
+
+
+def _links(
+    model: Links, which: Array, phase: Array, normal: Array, seed: int
+) -> tuple[Series, Series]:
+    """Return downlinks and uplinks; both of a device are from one place of one realisation."""
+    middle = np.exp(model.median_log + model.median_log_sd * normal[0])
+    share = np.exp(model.uplink_share_log + model.uplink_share_log_sd * normal[1])
+    place = _place(which, phase, _LINKS, _LINK_S)
+    rows = {
+        purpose: regimes.draw(one, _LINKS, _LINK_S, stream(seed, purpose, 0))
+        for purpose, one in ((_DOWNLINK, model.downlink), (_UPLINK, model.uplink))
+    }
+    down, up = (replace(Series.regular(list(r), step_s=1.0), **place) for r in rows.values())
+    return replace(down, scales=middle), replace(up, scales=middle * share)
+
+
+def _compute(model: background.Background, which: Array, phase: Array, seed: int) -> Series:
+    """Return what the background leaves of each device's processor, as a share."""
+    load_ = background.draw(model, _LOADS, _LOAD_STEPS, stream(seed, _LOAD, 0))
+    left = Series.regular(list(1.0 - load_), step_s=model.step_s)
+    place = _place(which, phase, _LOADS, _LOAD_STEPS * model.step_s)
+    return replace(left, scales=np.ones(which.size), **place)
+
+
+def _place(which: Array, phase: Array, rows: int, length_s: float) -> dict[str, Any]:
+    return {"rows": (which * rows).astype(np.int32), "shifts": phase * length_s}
+
+
 def load(path: str | Path | None = None) -> Population:
     """Return the population in a TOML file, the embedded one for None.
 
@@ -69,21 +170,8 @@ def load(path: str | Path | None = None) -> Population:
     where = "the embedded population" if path is None else str(path)
     if "population" not in table:
         raise TraceError(f"{where}: expected a table [population], as fedstale traces fit writes")
-    table = table["population"]
     try:
-        links = dict(table["links"])
-        population = Population(
-            availability=Diurnal(
-                groups=tuple(_of(Group, g) for g in table["availability"]["groups"])
-            ),
-            links=_of(
-                Links,
-                links | {side: _of(Regimes, links[side]) for side in ("downlink", "uplink")},
-            ),
-            background=_of(Background, table["background"]),
-            speed=_tuples(table["speed"]),
-            compute_unit=str(table["compute_unit"]),
-        )
+        population: Population = _of(Population, table["population"])
         _check(population)
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise TraceError(
@@ -135,15 +223,17 @@ def _table(path: str | Path | None) -> dict[str, Any]:
         raise TraceError(f"{path}: not a TOML file ({problem})") from None
 
 
-def _of(kind: type[_T], table: Mapping[str, Any]) -> _T:
-    unknown = set(table) - {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    if unknown:
-        raise ValueError(f"unknown {sorted(unknown)[0]!r}")
-    return kind(**{name: _tuples(value) for name, value in table.items()})
-
-
-def _tuples(value: Any) -> Any:  # noqa: ANN401 - any value of TOML
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+def _of(kind: Any, value: Any) -> Any:  # noqa: ANN401 - any type, and any value of TOML
+    """Return a value of TOML as what an annotation says: a dataclass, a tuple or a plain one."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        unknown = set(value) - set(kinds)
+        if unknown:
+            raise ValueError(f"unknown {min(unknown)!r}")
+        return kind(**{name: _of(kinds[name], each) for name, each in value.items()})
+    if get_origin(kind) is tuple:
+        return tuple(_of(get_args(kind)[0], each) for each in value)
+    return value
 
 
 def _check(population: Population) -> None:
@@ -158,14 +248,14 @@ def _check(population: Population) -> None:
         _expect(len(group.session_s) == PARTS, f"session_s has not {PARTS} parts of the day")
         for quantiles in tables:
             _expect(_rising(quantiles, LEVELS.size) and quantiles[0] > 0, "quantiles do not rise")
-    for regimes in (population.links.downlink, population.links.uplink):
-        k = len(regimes.share)
+    for link in (population.links.downlink, population.links.uplink):
+        k = len(link.share)
         _expect(k == 2 * LINK_LEVELS, f"share is not {2 * LINK_LEVELS} states")
         _expect(
-            len(regimes.move) == k and all(abs(sum(row) - 1) < 1e-3 for row in regimes.move),
+            len(link.move) == k and all(abs(sum(row) - 1) < 1e-3 for row in link.move),
             "move is not a matrix whose rows sum to 1",
         )
-        _expect(all(0 <= phi < 1 for phi in regimes.phi), "phi is not in [0, 1)")
+        _expect(all(0 <= phi < 1 for phi in link.phi), "phi is not in [0, 1)")
     load = population.background.load
     _expect(_rising(load, LOAD_LEVELS.size) and load[0] >= 0 and load[-1] <= 1, "load")
     _expect(bool(population.speed) and min(population.speed) > 0, "speed is not > 0")

@@ -65,7 +65,9 @@ def draw(model: Diurnal, n: int, days: int, rng: np.random.Generator) -> tuple[A
         that is never online has none.
     """
     end = days * DAY_S
-    group, active = _groups_of(model, rng.random(n))
+    edges = np.cumsum([g.weight for g in model.groups])
+    group = np.searchsorted(edges, rng.random(n), side="right")
+    active = np.flatnonzero(group < len(model.groups))
     tables = _Tables(model)
     t = np.full(n, np.inf)
     u = rng.random((2, active.size))
@@ -147,7 +149,9 @@ def fit(availability: Availability, epoch_s: float = 0.0) -> Diurnal:
 def _fit_group(weight: float, starts: Array, ends: Array, following: Array) -> Group:
     gaps = following - ends
     long = gaps > _PAUSE_S
-    arrivals = np.bincount(_hour(following[long]), minlength=24).astype(np.float64)
+    arrivals = np.bincount((following[long] % DAY_S // 3600).astype(np.int64), minlength=24).astype(
+        np.float64
+    )
     # How long, in hours, such devices were waiting in each hour of the day.
     waiting = np.array(
         [_time_in_hour(ends[long], following[long], hour).sum() / 3600 for hour in range(24)]
@@ -216,20 +220,9 @@ def _interpolated(logs: Array, group: Index, u: Array) -> Array:
     return np.exp(low + weight * (logs[group, right] - low))
 
 
-def _groups_of(model: Diurnal, u: Array) -> tuple[Index, Index]:
-    """Return the group of each device, and the devices that have one."""
-    edges = np.cumsum([g.weight for g in model.groups])
-    group = np.searchsorted(edges, u, side="right")
-    return group, np.flatnonzero(group < len(model.groups))
-
-
 def _operational(cumulated: Array, t: Array) -> Array:
     day, second = np.divmod(t, DAY_S)
     return day * DAY_S + np.interp(second, np.arange(25) * 3600.0, cumulated)
-
-
-def _hour(t: Array) -> Index:
-    return (np.mod(t, DAY_S) // 3600).astype(np.int64)
 
 
 def _time_in_hour(start: Array, end: Array, hour: int) -> Array:

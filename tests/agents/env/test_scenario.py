@@ -103,7 +103,7 @@ def test_scenarios_share_no_device_and_testing_is_later(tmp_path):
     assert made.training.end <= made.testing.start
     drawn = made.testing.draw(5, np.random.default_rng(0))
     assert set(drawn.devices[drawn.present]) <= parts[2]
-    assert (drawn.start >= made.split.turn).all()
+    assert (drawn.start >= made.testing.start).all()
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_episodes import SIMPLE, episodes, fleet, one_kind, send, simulator_of
 
-from fedstale.agents.env.episodes import AGES, EpisodeSettings, JobKinds, draw_episodes
-from fedstale.agents.env.forecast_table import NoForecasts, TrueForecasts
-from fedstale.agents.env.simulator import Reward, Simulator
+from fedstale.agents.env.episodes import AGES, EpisodeSettings
+from fedstale.agents.env.forecast_table import TrueForecasts
+from fedstale.agents.env.scenario import Scenario
+from fedstale.agents.env.simulator import Reward
 from fedstale.simulation import Costs, TraceGrid
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.schedule import k_async, k_sync, semi_synchronous
@@ -164,7 +165,8 @@ def test_a_round_costs_what_the_trips_cost():
     assert made.spent_s[0] == pytest.approx(560.0)
     # Who is still at it is no candidate, whoever waits for it or not.
     assert simulator.mask[0].tolist() == [True, False, False]
-    terms = Reward(time=0.5, waste=2.0).terms(made, np.array([100.0]), np.array([4]))
+    simulator.episodes.buffer_size[:] = 4
+    terms = simulator.reward_terms(np.array([0]), made, Reward(time=0.5, waste=2.0))
     assert terms["time"][0] == pytest.approx(-0.5)
     assert terms["waste"][0] == pytest.approx(-2.0 * 460.0 / 400.0)
     assert terms["reward"][0] == pytest.approx(made.gain[0] + terms["time"][0] + terms["waste"][0])
@@ -258,19 +260,9 @@ def test_forecasts_are_as_old_as_the_last_reply_unless_the_server_requests_them(
 def test_every_job_ends_once_and_the_clock_never_goes_back(seed):
     rng = np.random.default_rng(seed)
     traces = phones(40, seed % 3)
-    kinds = JobKinds.of_fleet(traces)
-    made = draw_episodes(
-        traces,
-        kinds,
-        6,
-        devices=np.arange(40),
-        start=0.0,
-        end=86_400.0,
-        n_max=24,
-        rng=rng,
-        settings=EpisodeSettings(devices=(4, 24), rounds=12, keep_share=0.5),
-    )
-    simulator = Simulator(traces, kinds, NoForecasts(), b=6, n=24, proxy=SIMPLE)
+    settings = EpisodeSettings(devices=(4, 24), rounds=12, keep_share=0.5)
+    scenario = Scenario.of(traces, forecasts="none", settings=settings, proxy=SIMPLE)
+    made, simulator = scenario.draw(6, rng), scenario.simulator(6)
     simulator.reset(made)
     rows, before = np.arange(6), simulator.now.copy()
     total = np.zeros(4)

@@ -6,8 +6,7 @@ from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.vec_env import VecMonitor
 
-from fedstale.agents.env.gym_env import SelectionEnv
-from fedstale.agents.env.vector_env import VectorSelectionEnv
+from fedstale.agents.env.gym_env import SelectionEnv, VectorSelectionEnv
 from fedstale.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from fedstale.agents.policy import files
+from fedstale.agents.policy import scorer
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 from fedstale.errors import ProtocolError
@@ -13,13 +13,13 @@ from fedstale.errors import ProtocolError
 @pytest.fixture
 def saved(tmp_path):
     weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
-    files.save(files.Agent(weights=weights, provenance={"seed": 3}), tmp_path)
+    scorer.save(scorer.Agent(weights=weights, provenance={"seed": 3}), tmp_path)
     return tmp_path
 
 
 def test_an_agent_comes_back_as_it_was_saved(saved):
     weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
-    agent = files.load(saved)
+    agent = scorer.load(saved)
     assert agent.provenance == {"seed": 3}
     assert agent.weights.keys() == weights.keys()
     for name, value in weights.items():
@@ -28,14 +28,14 @@ def test_an_agent_comes_back_as_it_was_saved(saved):
 
 def test_saving_twice_gives_the_same_bytes(saved, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
-    files.save(files.load(saved), other)
+    scorer.save(scorer.load(saved), other)
     for name in ("agent.toml", "agent.safetensors"):
         assert (saved / name).read_bytes() == (other / name).read_bytes()
 
 
 def test_a_folder_without_an_agent_is_named(tmp_path):
     with pytest.raises(ProtocolError, match=r"no agent\.toml there"):
-        files.load(tmp_path)
+        scorer.load(tmp_path)
 
 
 @pytest.mark.parametrize("change", ["cut", "flip", "gone"])
@@ -47,14 +47,14 @@ def test_altered_weights_are_rejected(saved, change):
     else:
         path.write_bytes(data[:-9] if change == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(ProtocolError, match=r"altered or cut short|cannot be read"):
-        files.load(saved)
+        scorer.load(saved)
 
 
 def test_a_huge_file_is_not_even_read(saved):
     with (saved / "agent.safetensors").open("r+b") as file:
         file.truncate(2_000_000)
     with pytest.raises(ProtocolError, match="larger than"):
-        files.load(saved)
+        scorer.load(saved)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_a_description_of_another_version_is_rejected(saved, before, after, said
     assert before in text
     path.write_text(text.replace(before, after, 1))
     with pytest.raises(ProtocolError, match=said):
-        files.load(saved)
+        scorer.load(saved)
 
 
 def test_a_description_that_is_no_text_is_rejected(saved):
     (saved / "agent.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ProtocolError, match="cannot be read"):
-        files.load(saved)
+        scorer.load(saved)
 
 
 def rewritten(folder, weights):
@@ -99,6 +99,6 @@ def rewritten(folder, weights):
     ],
 )
 def test_weights_that_do_not_fit_are_rejected(saved, name, value, said):
-    rewritten(saved, {**files.load(saved).weights, name: value})
+    rewritten(saved, {**scorer.load(saved).weights, name: value})
     with pytest.raises(ProtocolError, match=said):
-        files.load(saved)
+        scorer.load(saved)

@@ -8,8 +8,7 @@ import pytest
 from made_agent import save
 
 from fedstale.agents.policy import selector
-from fedstale.agents.policy.selector import AgentSelector
-from fedstale.agents.policy.shadow import Shadow
+from fedstale.agents.policy.selector import AgentSelector, Shadow
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import ExpectedUtility, Oort, Random, Selector
 from fedstale.strategies.server.clients import Candidates

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.agents.policy.features import (
-    COLUMNS,
     CONTEXT,
     FEATURES,
     HEURISTIC_LIMIT,
@@ -14,7 +13,6 @@ from fedstale.agents.policy.features import (
     N_CONTEXT,
     N_FEATURES,
     SCHEMA,
-    batch,
     features,
     heuristic_scores,
 )
@@ -53,7 +51,8 @@ def some(n, seed, unknown=0.3):
 
 def see(candidates, **changed):
     state = {"now": 1000.0, "k": 3, "n_in_flight": 2, "version": 5, "deadline_s": 600.0}
-    return features(candidates, **(state | changed))
+    given = features(candidates, np.ones((1, len(candidates)), dtype=bool), **(state | changed))
+    return tuple(values[0] for values in given)
 
 
 def test_the_schema_names_every_number_once():
@@ -122,7 +121,9 @@ def test_many_choices_at_once_give_the_same_numbers_as_one_at_a_time(n):
     each = [some(n, seed) for seed in range(4)]
     mask = rng.random((4, n)) < 0.7
     mask[:, 0] = True
-    columns = {name: np.stack([getattr(c, name) for c in each]) for name in COLUMNS}
+    names = (*FLOATS, "times_picked", "times_finished", "times_failed")
+    columns = {name: np.concatenate([getattr(c, name) for c in each]) for name in names}
+    together = Candidates.of(np.arange(4 * n), **columns)
     state = {
         "now": np.array([100.0, 200.0, 1e4, 5e5]),
         "k": np.array([1, 2, 3, 40]),
@@ -130,9 +131,9 @@ def test_many_choices_at_once_give_the_same_numbers_as_one_at_a_time(n):
         "version": np.array([0, 3, 50, 7]),
         "deadline_s": np.array([np.inf, 100.0, 600.0, 1e6]),
     }
-    x, context, heuristic = batch(columns, mask, **state)
+    x, context, heuristic = features(together, mask, **state)
     for i, nodes in enumerate(each):
-        one = features(nodes.take(mask[i]), **{k: v[i] for k, v in state.items()})
+        one = see(nodes.take(mask[i]), **{k: v[i] for k, v in state.items()})
         np.testing.assert_allclose(x[i, mask[i]], one[0], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(context[i], one[1], rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(heuristic[i, mask[i]], one[2], rtol=1e-5, atol=1e-5)
@@ -140,7 +141,7 @@ def test_many_choices_at_once_give_the_same_numbers_as_one_at_a_time(n):
         assert not heuristic[i, ~mask[i]].any()
     np.testing.assert_allclose(
         heuristic,
-        heuristic_scores(columns["p_finish"], columns["utility"], mask),
+        heuristic_scores(together, mask),
         rtol=1e-5,
         atol=1e-5,
     )

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,20 +94,22 @@ def test_weights_survive_being_flattened():
         np.testing.assert_array_equal(again[name], value)
 
 
-def test_the_network_in_torch_gives_the_same_scores_and_starts_from_the_same_weights():
+def test_the_network_in_torch_gives_the_same_scores_and_exports_its_weights():
     torch = pytest.importorskip("torch")
     pytest.importorskip("sb3_contrib")
-    from fedstale.agents.training.ppo import ScorerNetwork
+    from fedstale.agents.ppo import TEMPERATURE, ScorerNetwork
 
-    network = ScorerNetwork(F, G, seed=1)
     features, context, heuristic = drawn(batch=(4,))
     mask = np.random.default_rng(3).random(heuristic.shape) < 0.6
+    seen = {"features": features, "context": context, "heuristic": heuristic, "mask": mask}
+    space = spaces.Dict({k: spaces.Box(-9.0, 9.0, v.shape[1:]) for k, v in seen.items()})
     for weights in (scorer.initial(F, G, np.random.default_rng(1)), trained()):
-        network.take_over(weights)
-        tensors = [torch.from_numpy(x) for x in (features, context, mask.astype(np.float32))]
-        found = network(tensors[0], network.summary(*tensors), torch.from_numpy(heuristic))
+        network = ScorerNetwork(space, weights)
+        found = network({k: torch.from_numpy(v.astype(np.float32)) for k, v in seen.items()})
+        assert found.shape == (4, network.features_dim)
+        scores = found.detach().numpy()[:, : heuristic.shape[1]] * TEMPERATURE
         expected = scorer.score(weights, features, context, heuristic, mask)
-        np.testing.assert_allclose(found.detach().numpy()[mask], expected[mask], atol=1e-4)
+        np.testing.assert_allclose(scores[mask], expected[mask], atol=1e-4)
         for name, value in network.exported().items():
             np.testing.assert_array_equal(value, weights[name])
 

@@ -49,7 +49,7 @@ def test_rates_are_those_of_the_examples(training):
     chain = HourlyChain.of(training)
     assert chain.leaving.shape == (2, 24)
     assert np.all(chain.leaving > 0.0)
-    observed, survival = training.observed, training.targets.survival[:, 1]
+    observed, survival = training.observed, training.survival[:, 1]
     known = ~np.isnan(survival) & observed.online
     forecast = chain.survival(observed.online, observed.time_of_day_s)[known, 1]
     assert forecast.mean() == pytest.approx(survival[known].mean(), abs=0.02)

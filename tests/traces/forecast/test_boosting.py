@@ -3,7 +3,7 @@ import pytest
 
 from fedstale.errors import TraceError
 from fedstale.traces.forecast import Boosting, Forecaster
-from fedstale.traces.forecast.features import features, flat
+from fedstale.traces.forecast.lstm import features, flat
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from fedstale.traces.forecast import Adaptation, Calibration, JobForecast, fleet
 
 def forecast(n, low=50.0, middle=100.0, high=200.0):
     times = np.tile([low, middle, high], (n, 1))
-    return JobForecast(training_s=times, reporting_s=times, total_s=times, p_finish=np.full(n, 0.5))
+    return JobForecast(times_s=np.stack([times] * 3, axis=1), p_finish=np.full(n, 0.5))
 
 
 def outcomes(rng, n, spread):

@@ -14,7 +14,7 @@ DAY = 86_400.0
 def test_survival_is_that_of_the_windows(fleet):
     rng = np.random.default_rng(0)
     who, when = rng.integers(60, size=200), rng.uniform(0, DAY, 200)
-    survival = targets_at(fleet, who, when, np.full(200, 3 * DAY)).survival
+    survival = targets_at(fleet, who, when, np.full(200, 3 * DAY))[0]
     for i in range(0, 200, 7):
         now = fleet.availability.is_available(who[[i]], when[i])[0]
         for k, horizon in enumerate(HORIZONS_S[:5]):
@@ -25,24 +25,26 @@ def test_survival_is_that_of_the_windows(fleet):
 
 
 def test_mean_rates_are_the_integrals_of_the_trace(fleet):
-    got = targets_at(fleet, np.array([3]), np.array([500.0]), np.array([DAY])).rates
+    got = targets_at(fleet, np.array([3]), np.array([500.0]), np.array([DAY]))[1]
     for k, horizon in enumerate(RATE_HORIZONS_S):
         expected = fleet.downlink.integral([3], 500.0, 500.0 + horizon)[0] / horizon
         assert got[0, 1, k] == pytest.approx(expected)
 
 
 def test_labels_that_would_need_more_than_the_part_are_unknown(fleet):
-    got = targets_at(fleet, np.array([0]), np.array([1000.0]), np.array([1000.0 + 900.0]))
-    np.testing.assert_array_equal(np.isnan(got.survival[0]), HORIZONS_S > 900.0)
-    np.testing.assert_array_equal(np.isnan(got.rates[0, 0]), RATE_HORIZONS_S > 900.0)
+    survival, rates = targets_at(
+        fleet, np.array([0]), np.array([1000.0]), np.array([1000.0 + 900.0])
+    )
+    np.testing.assert_array_equal(np.isnan(survival[0]), HORIZONS_S > 900.0)
+    np.testing.assert_array_equal(np.isnan(rates[0, 0]), RATE_HORIZONS_S > 900.0)
 
 
 def test_what_happens_after_the_part_changes_no_label(fleet):
     who, when = np.arange(60), np.linspace(0, DAY, 60)
     cut = fleet.between(0.0, DAY)
     for a, b in zip(
-        (targets_at(fleet, who, when, np.full(60, DAY)).rates,),
-        (targets_at(cut, who, when, np.full(60, DAY)).rates,),
+        (targets_at(fleet, who, when, np.full(60, DAY))[1],),
+        (targets_at(cut, who, when, np.full(60, DAY))[1],),
         strict=True,
     ):
         np.testing.assert_allclose(a, b, rtol=1e-6)
@@ -117,7 +119,7 @@ def test_nothing_learnt_comes_from_a_tested_device_or_a_tested_hour(fleet):
         assert set(examples.observed.devices) <= set(allowed)
         assert examples.observed.now.max() < parts.turn
         late = examples.observed.now[:, None] + 3600.0 > parts.turn
-        assert np.isnan(examples.targets.rates[:, 0, 5:])[late[:, 0]].all()
+        assert np.isnan(examples.rates[:, 0, 5:])[late[:, 0]].all()
 
 
 def test_other_traces_to_stop_on_leave_all_devices_to_learn_from(fleet):

@@ -32,7 +32,7 @@ def forecaster(request, training, held_out):
         made = Boosting(n_trees=8) if request.param == "boosting" else KINDS[request.param]()
         if request.param == "lstm":
             from fedstale.traces.forecast.baselines import HourlyChain
-            from fedstale.traces.forecast.lstm.training import train
+            from fedstale.traces.forecast.lstm_training import train
 
             made.fleet, made.chain = FleetStatistics.of(training), HourlyChain.of(training)
             made.weights = train(training, held_out, made.fleet, made.chain, seed=0, epochs=25)
@@ -72,7 +72,7 @@ def test_a_device_that_has_just_joined_has_a_forecast(forecaster, observer, hist
 def test_without_history_links_are_those_of_the_fleet(forecaster, observer, training):
     observed = observer.at(np.arange(60), 2.2 * DAY, history_s=0.0)
     middle = np.log(forecaster.forecast(observed).rates[:, 1, 2, 1])
-    fleet = np.nanmedian(np.log(training.targets.rates[:, 1, 2]))
+    fleet = np.nanmedian(np.log(training.rates[:, 1, 2]))
     assert np.all(np.abs(middle - fleet) < 3.0)
 
 
@@ -138,7 +138,7 @@ def test_forecasters_that_learn_beat_a_coin_on_devices_never_seen(forecaster, ob
     tested = draw(observer, np.arange(40, 60), start=2 * DAY, until=3 * DAY, n=400, seed=9)
     survival, truth = (
         forecaster.forecast(tested.observed).survival[:, 2],
-        tested.targets.survival[:, 2],
+        tested.survival[:, 2],
     )
     assert np.nanmean((survival - truth) ** 2) < 0.25
 
@@ -168,7 +168,7 @@ def test_the_oracle_is_marked_and_keeps_nothing(tmp_path):
 def test_boosted_trees_of_one_outcome_forecast_that_outcome(observer):
     traces = TraceSet.constant(60, compute=2.0, downlink_bit_per_s=8e6, uplink_bit_per_s=4e6)
     training = draw(TraceObserver(traces), np.arange(60), start=0.0, until=DAY, n=300, seed=0)
-    always = replace(training, targets=replace(training.targets, survival=np.ones((300, 10))))
+    always = replace(training, survival=np.ones((300, 10)))
     boosting = Boosting(n_trees=4).fit(always, always, seed=0)
     survival = boosting.forecast(observer.at(np.arange(60), DAY)).survival
     np.testing.assert_array_equal(survival, 1.0)

@@ -8,7 +8,7 @@ import pytest
 
 from fedstale.errors import TraceError
 from fedstale.traces import DeviceTrace, TraceSet
-from fedstale.traces.recording.join import merge
+from fedstale.traces.recording.to_traces import merge
 
 HOUR = 3600.0
 

@@ -6,9 +6,8 @@ import pytest
 
 from fedstale.errors import ConfigError
 from fedstale.traces.recording import journal as journals
-from fedstale.traces.recording.journal import Journal, RecordingRun
-from fedstale.traces.recording.monitor import Reading
-from fedstale.traces.recording.recorder import calibrate, record, steady_clock
+from fedstale.traces.recording.journal import Journal, RecordingRun, record
+from fedstale.traces.recording.monitor import Reading, calibrate, steady_clock
 
 
 class Device:

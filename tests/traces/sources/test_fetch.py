@@ -9,9 +9,8 @@ import pytest
 
 from fedstale.errors import TraceError
 from fedstale.traces import TraceSet
-from fedstale.traces.sources import SOURCES, RemoteFile
-from fedstale.traces.sources import fetch as fetch_module
-from fedstale.traces.sources.fetch import checksum_file, fetch
+from fedstale.traces.sources import SOURCES, RemoteFile, catalogue, fetch
+from fedstale.traces.sources.catalogue import checksum_file
 
 CONTENT = json.dumps({"a": [[1, 2]], "b": [[3, 4]] * 20_000}).encode()
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -73,7 +72,7 @@ def with_files(monkeypatch):
 
     def change(name, *files):
         sources = dict(SOURCES) | {name: replace(SOURCES[name], files=files)}
-        monkeypatch.setattr(fetch_module, "SOURCES", MappingProxyType(sources))
+        monkeypatch.setattr(catalogue, "SOURCES", MappingProxyType(sources))
 
     return change
 

@@ -8,7 +8,7 @@ import pytest
 from fedstale.errors import TraceError
 from fedstale.traces import TraceSet
 from fedstale.traces.sources import SOURCES
-from fedstale.traces.sources.read import kind_of
+from fedstale.traces.sources.catalogue import kind_of
 
 CSV = "Timestamp,DL_bitrate,UL_bitrate\n2020.02.13_10.00.00,8,1\n2020.02.13_10.00.01,8,1\n"
 FLASH = json.dumps({"a": [[1, 2]]})

@@ -14,7 +14,7 @@ from fedstale.traces.synthetic.fit import (
     load_marginal,
     speed_marginal,
 )
-from fedstale.traces.synthetic.generate import BLOCK, generate
+from fedstale.traces.synthetic.population import BLOCK, generate
 
 DAY_S = 86_400.0
 

@@ -1,7 +1,7 @@
 """Backtests of forecasters: scores of processes and of jobs, and the tables of both."""
 
-from fedstale.traces.forecast.evaluation.backtest import by_horizon, cold_start, rolling
-from fedstale.traces.forecast.evaluation.jobs import decision, job_scores
+from fedstale.traces.forecast.evaluation.backtest import by_horizon, rolling
+from fedstale.traces.forecast.evaluation.jobs import decision
 from fedstale.traces.forecast.evaluation.report import (
     SHOWN,
     backtested,
@@ -14,9 +14,7 @@ __all__ = [
     "SHOWN",
     "backtested",
     "by_horizon",
-    "cold_start",
     "decision",
-    "job_scores",
     "job_tables",
     "process_tables",
     "rolling",

@@ -3,21 +3,32 @@
 Tables are long: one row a forecaster, quantity, horizon and metric, with an interval from
 resampling devices. Errors of rates are differences of logarithms, which need no unit and are the
 errors of times with the sign turned; errors of jobs are in seconds.
+
+Scores take forecasts and outcomes and return one number for each example, or for each column;
+unknown outcomes are NaN and stay so. Intervals come from resampling whole devices: examples of one
+device are not independent.
+
+Reference:
+    Gneiting, Raftery. Strictly Proper Scoring Rules, Prediction, and Estimation. Journal of the
+    American Statistical Association 102(477), 2007.
+    Hyndman, Koehler. Another Look at Measures of Forecast Accuracy. International Journal of
+    Forecasting 22(4), 2006 (MASE).
 """
 
 from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from sklearn.metrics import average_precision_score
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.forecast.base import LEAST_RATE, Forecaster
 from fedstale.traces.forecast.baselines import LastValue
 from fedstale.traces.forecast.dataset import Examples, examples_at, record_s
-from fedstale.traces.forecast.evaluation import scores
 from fedstale.traces.forecast.observation import (
     HORIZONS_S,
+    LEVELS,
     RATE_HORIZONS_S,
     RATES,
     TraceObserver,
@@ -27,6 +38,10 @@ from fedstale.traces.forecast.survival import DeviceForecast
 COLD_START_S = (0.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
 """Lengths of history for which a cold start is tested, in s."""
 _COLUMNS = ["forecaster", "quantity", "horizon_s", "metric", "value", "low", "high", "n"]
+# A wrong probability of exactly 0 or 1 would have an infinite loss.
+_LEAST_P = 1e-4
+_BINS = 10
+_DRAWS = 300
 
 
 def rolling(
@@ -114,7 +129,7 @@ def naive_scale(training: Examples) -> Array:
     """Return the mean absolute log error of the last value on the training part; (3, horizons)."""
     least = least_rates(training)
     last = _logs(LastValue().level(training.observed), least)
-    error = np.abs(_logs(training.targets.rates, least) - last)
+    error = np.abs(_logs(training.rates, least) - last)
     known = ~np.isnan(error)
     with np.errstate(invalid="ignore"):
         return np.where(known, error, 0.0).sum(axis=0) / known.sum(axis=0)
@@ -126,7 +141,7 @@ def least_rates(training: Examples) -> Array:
     Lower rates are scored as this: differences between dead links do not matter, and their
     logarithms would be most of every mean.
     """
-    rates = training.targets.rates
+    rates = training.rates
     known = [r[~np.isnan(r)] for r in np.moveaxis(rates, 1, 0)]
     return np.array([1e-3 * np.median(r) if r.size else LEAST_RATE for r in known])
 
@@ -142,16 +157,15 @@ def _survival(name: str, forecast: DeviceForecast, tested: Examples) -> list[tup
     for quantity, chosen in (("online", online), ("offline", ~online)):
         devices = tested.observed.devices[chosen]
         for k, horizon in enumerate(HORIZONS_S):
-            p, happened = forecast.survival[chosen, k], tested.targets.survival[chosen, k]
+            p, happened = forecast.survival[chosen, k], tested.survival[chosen, k]
             known = int(np.count_nonzero(~np.isnan(happened)))
             if known == 0:
                 continue
             head = (name, quantity, float(horizon))
-            for metric, score in (("brier", scores.brier), ("log_loss", scores.log_loss)):
-                interval = scores.mean_with_interval(score(p, happened), devices)
-                rows.append((*head, metric, *interval, known))
+            metrics = {"brier": brier(p, happened), "log_loss": log_loss(p, happened)}
+            rows += scored(head, metrics, devices, known)
             # The rarer of the two events: leaving, or coming back.
-            area = scores.average_precision(1.0 - p, 1.0 - happened)
+            area = average_precision(1.0 - p, 1.0 - happened)
             rows.append((*head, "auprc_change", area, np.nan, np.nan, known))
     return rows
 
@@ -160,7 +174,7 @@ def _rates(
     name: str, forecast: DeviceForecast, tested: Examples, scale: Array, least: Array
 ) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
-    truth, predicted = _logs(tested.targets.rates, least), _logs(forecast.rates, least)
+    truth, predicted = _logs(tested.rates, least), _logs(forecast.rates, least)
     for c, channel in enumerate(RATES):
         for k, horizon in enumerate(RATE_HORIZONS_S):
             y, q = truth[:, c, k], predicted[:, c, k]
@@ -171,13 +185,11 @@ def _rates(
             metrics: dict[str, Array] = {
                 "mae": error,
                 "mase": error / scale[c, k] if scale[c, k] > 0 else np.full(y.shape, np.nan),
-                "pinball": scores.pinball(q, y),
-                "coverage": scores.covered(q, y),
+                "pinball": pinball(q, y),
+                "coverage": covered(q, y),
                 "width": np.where(np.isnan(y), np.nan, q[:, 2] - q[:, 0]),
             }
-            for metric, score in metrics.items():
-                interval = scores.mean_with_interval(score, tested.observed.devices)
-                rows.append((name, channel, float(horizon), metric, *interval, known))
+            rows += scored((name, channel, float(horizon)), metrics, tested.observed.devices, known)
     return rows
 
 
@@ -200,14 +212,13 @@ def cold_start(
         devices, now = tested.observed.devices, tested.observed.now
         forgetful = examples_at(observer, devices, now, until=until, history_s=memory)
         online = forgetful.observed.online
-        truth = forgetful.targets
         for name, forecaster in forecasters.items():
             if forecaster.reads_the_future:
                 continue
             forecast = forecaster.forecast(forgetful.observed)
-            loss = scores.pinball(_logs(forecast.rates, least), _logs(truth.rates, least))
-            brier = scores.brier(forecast.survival[online], truth.survival[online])[:, early]
-            rows.append((name, memory, _mean(loss), _mean(brier)))
+            loss = pinball(_logs(forecast.rates, least), _logs(forgetful.rates, least))
+            error = brier(forecast.survival[online], forgetful.survival[online])[:, early]
+            rows.append((name, memory, _mean(loss), _mean(error)))
     return pd.DataFrame(rows, columns=["forecaster", "history_s", "pinball", "brier"])
 
 
@@ -229,9 +240,113 @@ def error_per_device(
     rows = []
     for name, forecaster in forecasters.items():
         predicted = _logs(forecaster.forecast(tested.observed).rates, least)[:, :, k, 1]
-        error = np.abs(_logs(tested.targets.rates, least)[:, :, k] - predicted)
+        error = np.abs(_logs(tested.rates, least)[:, :, k] - predicted)
         for c, channel in enumerate(RATES):
             each = pd.Series(error[:, c]).groupby(tested.observed.devices).mean().dropna()
             if each.size:
                 rows.append((name, channel, *np.quantile(each, [0.1, 0.5, 0.9])))
     return pd.DataFrame(rows, columns=["forecaster", "channel", "q10", "q50", "q90"])
+
+
+def pinball(quantiles: Array, truth: Array) -> Array:
+    """Return the pinball loss, summed over the levels of the quantiles.
+
+    Args:
+        quantiles: shape (..., quantiles).
+        truth: shape (...).
+
+    Example:
+        >>> pinball(np.array([[1.0, 2.0, 3.0]]), np.array([2.5])).round(3)
+        array([0.45])
+    """
+    miss = truth[..., None] - quantiles
+    return np.maximum(LEVELS * miss, (LEVELS - 1.0) * miss).sum(axis=-1)
+
+
+def covered(quantiles: Array, truth: Array) -> Array:
+    """Return 1 where the truth lies between the outer quantiles, 0 where not, NaN if unknown."""
+    inside = (quantiles[..., 0] <= truth) & (truth <= quantiles[..., -1])
+    return np.where(np.isnan(truth), np.nan, inside)
+
+
+def brier(p: Array, happened: Array) -> Array:
+    """Return the squared error of a probability.
+
+    Example:
+        >>> brier(np.array([0.8]), np.array([1.0])).round(2)
+        array([0.04])
+    """
+    return (p - happened) ** 2
+
+
+def log_loss(p: Array, happened: Array) -> Array:
+    """Return minus the logarithm of the probability of what happened; p is kept off 0 and 1."""
+    p = np.clip(p, _LEAST_P, 1.0 - _LEAST_P)
+    return -(happened * np.log(p) + (1.0 - happened) * np.log1p(-p))
+
+
+def average_precision(p: Array, happened: Array) -> float:
+    """Return the area under the curve of precision against recall; NaN if nothing happened.
+
+    A constant forecast scores the base rate.
+
+    Example:
+        >>> round(average_precision(np.array([0.9, 0.8, 0.1]), np.array([1.0, 0.0, 1.0])), 4)
+        0.8333
+    """
+    known = ~np.isnan(happened)
+    if happened[known].sum() == 0:
+        return float("nan")
+    return float(average_precision_score(happened[known], p[known]))
+
+
+def reliability(p: Array, happened: Array) -> pd.DataFrame:
+    """Return how reliable probabilities are, in ten bins of equal width.
+
+    Args:
+        p: probabilities; shape (n,).
+        happened: 1, 0 or NaN; shape (n,).
+
+    Returns:
+        Columns predicted (mean probability), observed (how often it happened) and n; NaN, NaN, 0 in
+        an empty bin.
+    """
+    known = ~np.isnan(happened)
+    which = np.minimum((p[known] * _BINS).astype(np.int64), _BINS - 1)
+    count = np.bincount(which, minlength=_BINS).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        predicted = np.bincount(which, weights=p[known], minlength=_BINS) / count
+        observed = np.bincount(which, weights=happened[known], minlength=_BINS) / count
+    return pd.DataFrame({"predicted": predicted, "observed": observed, "n": count})
+
+
+def mean_with_interval(scores: Array, devices: Index) -> tuple[float, float, float]:
+    """Return the mean of a score and its 95 % interval, resampling whole devices.
+
+    Args:
+        scores: of each example, NaN where unknown; shape (n,).
+        devices: device of each example; shape (n,).
+
+    Returns:
+        Mean, 2.5 % and 97.5 % quantiles of the resampled mean; NaN where nothing is known.
+    """
+    known = np.isfinite(scores)
+    if not known.any():
+        return (float("nan"),) * 3
+    _, block = np.unique(devices[known], return_inverse=True)
+    total = np.bincount(block, weights=scores[known])
+    count = np.bincount(block).astype(np.float64)
+    rng = np.random.default_rng(0)
+    weights = rng.multinomial(count.size, np.full(count.size, 1.0 / count.size), size=_DRAWS)
+    means = (weights @ total) / (weights @ count)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(scores[known].mean()), float(low), float(high)
+
+
+def scored(
+    head: tuple[object, ...], metrics: Mapping[str, Array], devices: Index, n: int
+) -> list[tuple[object, ...]]:
+    """Return rows of a table: what is scored, the metric, its mean with interval, and n."""
+    return [
+        (*head, metric, *mean_with_interval(score, devices), n) for metric, score in metrics.items()
+    ]

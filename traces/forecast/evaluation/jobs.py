@@ -6,6 +6,7 @@ reports in time and the device-seconds wasted on the others.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -14,12 +15,12 @@ import pandas as pd
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.availability import Availability
 from fedstale.traces.forecast.base import Forecaster
-from fedstale.traces.forecast.conformal import PHASES, Adaptation, Calibration, fleet_scores
-from fedstale.traces.forecast.evaluation import scores
+from fedstale.traces.forecast.conformal import Adaptation, Calibration, fleet_scores
+from fedstale.traces.forecast.evaluation import backtest as scores
 from fedstale.traces.forecast.observation import Observation, TraceObserver
-from fedstale.traces.forecast.survival import JobForecast
+from fedstale.traces.forecast.survival import PHASES, JobForecast
 from fedstale.traces.trace_set import TraceSet
-from fedstale.traces.trip import Job, Status, TripOutcomes
+from fedstale.traces.trip import Job, Status
 
 _COLUMNS = ["forecaster", "quantity", "metric", "value", "low", "high", "n"]
 
@@ -38,16 +39,7 @@ def true_times(traces: TraceSet, origins: Observation, job: Job, until: float) -
     # Interruptions are scored apart; without them the times of every origin are known.
     always = replace(traces, availability=Availability.always(traces.n_devices))
     outcome = always.trips(origins.devices, origins.now, replace(job, ttl_s=np.inf))
-    with np.errstate(invalid="ignore"):
-        times = np.stack(
-            [
-                outcome.trained - outcome.downloaded,
-                outcome.reported - outcome.trained,
-                outcome.reported - origins.now,
-            ],
-            axis=1,
-        )
-    return np.where((outcome.reported <= until)[:, None], times, np.nan)
+    return np.where((outcome.reported <= until)[:, None], outcome.times(origins.now), np.nan)
 
 
 def calibrated(
@@ -71,24 +63,21 @@ def calibrated(
     calibration = Calibration(int(origins.devices.max()) + 1, held_out, adaptation)
     known_at = np.where(np.isfinite(times[:, 2]), origins.now + times[:, 2], np.inf)
     waiting = np.zeros(0, dtype=np.int64)
-    given = {phase: getattr(forecast, phase).copy() for phase in PHASES}
+    given = forecast.times_s.copy()
+
+    def part(which: Index) -> JobForecast:
+        return JobForecast(times_s=given[which], p_finish=forecast.p_finish[which])
+
     for now in np.unique(origins.now):
         due = waiting[known_at[waiting] <= now]
         for job in due[np.argsort(known_at[due], kind="stable")]:
-            one = slice(job, job + 1)
-            calibration.learn(origins.devices[one], _part(forecast, given, one), times[one])
+            one = np.array([job])
+            calibration.learn(origins.devices[one], part(one), times[one])
         waiting = waiting[known_at[waiting] > now]
         new = np.flatnonzero(origins.now == now)
-        made = calibration.corrected(origins.devices[new], _part(forecast, given, new))
-        for phase in PHASES:
-            given[phase][new] = getattr(made, phase)
+        given[new] = calibration.corrected(origins.devices[new], part(new)).times_s
         waiting = np.concatenate([waiting, new])
-    return replace(forecast, **given)
-
-
-def _part(forecast: JobForecast, given: Mapping[str, Array], which: "slice | Index") -> JobForecast:
-    times = {phase: given[phase][which] for phase in PHASES}
-    return JobForecast(p_finish=forecast.p_finish[which], **times)
+    return replace(forecast, times_s=given)
 
 
 def job_scores(
@@ -110,7 +99,7 @@ def job_scores(
     """
     rows: list[tuple[object, ...]] = []
     for p, phase in enumerate(PHASES):
-        y, q = times[:, p], getattr(forecast, phase)
+        y, q = times[:, p], forecast.times_s[:, p]
         log_y, log_q = (np.log(np.maximum(x, 1e-6)) for x in (y, q))
         metrics: dict[str, Array] = {
             "mae_s": np.abs(y - q[:, 1]),
@@ -118,13 +107,11 @@ def job_scores(
             "coverage": scores.covered(q, y),
             "width": np.where(np.isnan(y), np.nan, log_q[:, 2] - log_q[:, 0]),
         }
-        for metric, score in metrics.items():
-            interval = scores.mean_with_interval(score, origins.devices)
-            rows.append((name, phase, metric, *interval, int(np.isfinite(score).sum())))
+        rows += scores.scored((name, phase), metrics, origins.devices, int(np.isfinite(y).sum()))
     tried = int(np.isfinite(finished).sum())
-    for metric, rule in (("brier", scores.brier), ("log_loss", scores.log_loss)):
-        interval = scores.mean_with_interval(rule(forecast.p_finish, finished), origins.devices)
-        rows.append((name, "finish", metric, *interval, tried))
+    rules = {"brier": scores.brier, "log_loss": scores.log_loss}
+    metrics = {metric: rule(forecast.p_finish, finished) for metric, rule in rules.items()}
+    rows += scores.scored((name, "finish"), metrics, origins.devices, tried)
     area = scores.average_precision(forecast.p_finish, finished)
     rows.append((name, "finish", "auprc", area, np.nan, np.nan, tried))
     return pd.DataFrame(rows, columns=_COLUMNS)
@@ -190,28 +177,36 @@ def decision(
     """
     assert observer.traces.availability is not None
     rng = np.random.default_rng(seed)
-    valid: dict[str, list[float]] = {name: [] for name in ("random", *forecasters)}
-    wasted: dict[str, list[float]] = {name: [] for name in valid}
+    # Of each round, the share that is reported in time and the device-seconds wasted.
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in ("random", *forecasters)}
     for now in instants:
         online = devices[observer.traces.availability.is_available(devices, now)]
         if online.size < 2 * k:
             continue
         outcome = observer.traces.trips(online, now, job)
         good = outcome.status == Status.REPORTED
-        spent = np.where(good, 0.0, _spent(outcome))
+        spent = outcome.download_s + outcome.compute_s + outcome.upload_s
+        spent = np.where(good, 0.0, spent)
         observed = observer.at(online, now)
         orders = {
             name: _order(each.forecast_job(observed, job), rule)
             for name, each in forecasters.items()
         }
         for name, order in ({"random": rng.permutation(online.size)} | orders).items():
-            valid[name].append(float(good[order[:k]].mean()))
-            wasted[name].append(float(spent[order[:k]].mean()))
-    rows = [(name, *_over_rounds(valid[name]), *_over_rounds(wasted[name])) for name in valid]
+            rounds[name].append((good[order[:k]].mean(), spent[order[:k]].mean()))
+    rows: list[tuple[object, ...]] = []
+    for name, values in rounds.items():
+        # Neighbouring rounds are alike, so hours are resampled whole.
+        hours = np.arange(len(values)) // 4
+        both = (scores.mean_with_interval(x, hours) for x in np.array(values).reshape(-1, 2).T)
+        rows.append((name, *chain.from_iterable(both), hours.size))
     columns = ["valid_ratio", "valid_low", "valid_high", "wasted_s", "wasted_low", "wasted_high"]
-    table = pd.DataFrame(rows, columns=["forecaster", *columns])
-    table["rounds"] = [len(valid[name]) for name in valid]
-    return _with_gap(table)
+    table = pd.DataFrame(rows, columns=["forecaster", *columns, "rounds"])
+    named = table.set_index("forecaster")["wasted_s"]
+    if {"last-value", "oracle"} <= set(named.index) and named["last-value"] > named["oracle"]:
+        gap = named["last-value"] - named["oracle"]
+        table["gap_closed"] = (named["last-value"] - table["wasted_s"]) / gap
+    return table
 
 
 def _order(forecast: JobForecast, rule: Literal["chance", "cost"]) -> Index:
@@ -221,22 +216,3 @@ def _order(forecast: JobForecast, rule: Literal["chance", "cost"]) -> Index:
         p = np.maximum(p, 1e-3)
         return np.argsort((1.0 - p) / p * total, kind="stable")
     return np.lexsort((total, -p))
-
-
-def _spent(outcome: TripOutcomes) -> Array:
-    return outcome.download_s + outcome.compute_s + outcome.upload_s
-
-
-def _over_rounds(values: list[float]) -> tuple[float, float, float]:
-    """Return mean and interval; neighbouring rounds are alike, so hours are resampled whole."""
-    rounds = np.arange(len(values)) // 4
-    return scores.mean_with_interval(np.array(values), rounds)
-
-
-def _with_gap(table: pd.DataFrame) -> pd.DataFrame:
-    named = table.set_index("forecaster")["wasted_s"]
-    if {"last-value", "oracle"} <= set(named.index):
-        gap = named["last-value"] - named["oracle"]
-        if gap > 0:
-            table["gap_closed"] = (named["last-value"] - table["wasted_s"]) / gap
-    return table

@@ -18,7 +18,7 @@ from fedstale.traces.forecast.baselines import Oracle
 from fedstale.traces.forecast.conformal import Adaptation
 from fedstale.traces.forecast.dataset import Examples, draw_parts, examples_at, split
 from fedstale.traces.forecast.evaluation import backtest, jobs
-from fedstale.traces.forecast.evaluation.scores import reliability
+from fedstale.traces.forecast.evaluation.backtest import reliability
 from fedstale.traces.forecast.observation import (
     HORIZONS_S,
     LEVELS,
@@ -229,7 +229,7 @@ def survival(forecasters: Mapping[str, Forecaster], tested: Examples) -> pd.Data
         predicted = forecaster.forecast(tested.observed).survival[online]
         for horizon in SURVIVAL_S:
             k = int(np.flatnonzero(horizon == HORIZONS_S)[0])
-            curve = reliability(predicted[:, k], tested.targets.survival[online, k])
+            curve = reliability(predicted[:, k], tested.survival[online, k])
             parts.append(curve.assign(forecaster=name, horizon_s=horizon))
     columns = ["forecaster", "horizon_s", "predicted", "observed", "n"]
     return pd.concat(parts, ignore_index=True)[columns]
@@ -268,23 +268,21 @@ def fan(
     middle = able[able.size // 2]
     device, now = origins.devices[middle : middle + 1], float(origins.now[middle])
     here = examples_at(observer, device, now, until=until)
-    rows: list[tuple[object, ...]] = []
-    empty = (np.nan,) * LEVELS.size
+    start = now - np.arange(PAST_S, 0.0, -_STEP_S)
+    parts = []
     for c, channel in enumerate(RATES):
         series = getattr(observer.traces, channel)
         if series is None:
             continue
-        head = (observer.traces.device_ids[device[0]], now)
-        start = now - np.arange(PAST_S, 0.0, -_STEP_S)
         before: Array = series.integral(np.repeat(device, start.size), start, start + _STEP_S)
-        offsets = start + _STEP_S - now
-        for offset, amount in zip(offsets, before, strict=True):
-            rows.append((*head, "", channel, float(offset), float(amount / _STEP_S), *empty))
+        history = {"offset_s": start + _STEP_S - now, "actual": before / _STEP_S}
+        parts.append(pd.DataFrame(history).assign(forecaster="", channel=channel))
         for name, forecaster in forecasters.items():
             if forecaster.reads_the_future:
                 continue
-            quantile = forecaster.forecast(here.observed).rates[0, c]
-            for k, horizon in enumerate(RATE_HORIZONS_S):
-                came = float(here.targets.rates[0, c, k])
-                rows.append((*head, name, channel, float(horizon), came, *quantile[k].tolist()))
-    return pd.DataFrame(rows, columns=columns)
+            ahead = pd.DataFrame(forecaster.forecast(here.observed).rates[0, c], columns=quantiles)
+            ahead = ahead.assign(offset_s=RATE_HORIZONS_S, actual=here.rates[0, c])
+            parts.append(ahead.assign(forecaster=name, channel=channel))
+    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    about = {"device_id": observer.traces.device_ids[device[0]], "now": now}
+    return table.assign(**about).reindex(columns=columns)

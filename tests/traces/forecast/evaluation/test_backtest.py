@@ -190,7 +190,7 @@ def test_errors_of_devices_are_quantiles_of_the_means_of_each_device(tested, las
     least = least_rates(training)
     table = error_per_device({"last-value": last}, tested, least).set_index("channel")
     rate = np.maximum(last.forecast(tested.observed).rates[:, 1, 2, 1], least[1])
-    error = np.abs(np.log(np.maximum(tested.targets.rates[:, 1, 2], least[1])) - np.log(rate))
+    error = np.abs(np.log(np.maximum(tested.rates[:, 1, 2], least[1])) - np.log(rate))
     means = []
     for device in np.unique(tested.observed.devices):
         own = error[tested.observed.devices == device]

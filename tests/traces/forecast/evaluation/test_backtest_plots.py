@@ -26,7 +26,7 @@ def test_the_survival_of_an_oracle_is_what_happens(fitted, tested):
     assert set(table["horizon_s"]) == set(SURVIVAL_S)
     sure = table[(table["forecaster"] == "oracle") & (table["n"] > 0)]
     np.testing.assert_allclose(sure["observed"], sure["predicted"], atol=1e-6)
-    online = int((tested.observed.online & ~np.isnan(tested.targets.survival[:, 2])).sum())
+    online = int((tested.observed.online & ~np.isnan(tested.survival[:, 2])).sum())
     counts = table[table["horizon_s"] == 900.0].groupby("forecaster")["n"].sum()
     assert counts.tolist() == [online, online]
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, log_loss, mean_pinball_loss
 
-from fedstale.traces.forecast.evaluation import scores
+from fedstale.traces.forecast.evaluation import backtest as scores
 from fedstale.traces.forecast.observation import LEVELS
 
 

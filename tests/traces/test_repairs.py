@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.traces.availability import Availability
-from fedstale.traces.sources.repairs import repaired
 
 times = st.integers(-20, 60).map(float) | st.sampled_from([math.nan, math.inf, -math.inf, 7.25])
 devices = st.lists(st.lists(st.tuples(times, times), max_size=8), min_size=1, max_size=4)
@@ -31,7 +30,13 @@ def slow(windows, join_s):
 def fast(rows, join_s):
     owner = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
     flat = np.array([w for row in rows for w in row], dtype=float).reshape(-1, 2)
-    return repaired(owner, flat[:, 0], flat[:, 1], np.full(len(rows), LENGTH), join_s=join_s)
+    return windows_of(owner, flat[:, 0], flat[:, 1], np.full(len(rows), LENGTH), join_s)
+
+
+def windows_of(owner, starts, ends, lengths, join_s):
+    made, counts = Availability.repaired(owner, starts, ends, lengths, join_s=join_s)
+    assert made.lengths.tolist() == lengths.tolist()
+    return made.starts, made.ends, np.diff(made.offsets), counts
 
 
 @given(devices, st.sampled_from([0.0, 1.0]))
@@ -59,7 +64,7 @@ def test_windows_are_accepted_as_an_availability(rows, join_s):
 def test_repairing_twice_changes_nothing(rows, join_s):
     starts, ends, per_device, _ = fast(rows, join_s)
     owner = np.repeat(np.arange(len(rows)), per_device)
-    again = repaired(owner, starts, ends, np.full(len(rows), LENGTH), join_s=join_s)
+    again = windows_of(owner, starts, ends, np.full(len(rows), LENGTH), join_s)
     assert again[0].tolist() == starts.tolist()
     assert again[1].tolist() == ends.tolist()
     assert sum(again[3].values()) == 0

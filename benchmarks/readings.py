@@ -1,11 +1,14 @@
-"""Print what reading recordings found: python -m fedstale.traces.sources PATH..."""
+"""Print what reading published recordings found, as the page on traces shows it.
+
+Run it with: python benchmarks/readings.py PATH...
+"""
 
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from fedstale.errors import TraceError
-from fedstale.traces.sources.read import kind_of, read
+from fedstale.traces.sources.catalogue import kind_of, read
 from fedstale.traces.trace_set import TraceSet
 
 _HEADER = (
@@ -52,7 +55,7 @@ def _content(traces: TraceSet) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit("usage: python -m fedstale.traces.sources PATH...")
+        sys.exit("usage: python benchmarks/readings.py PATH...")
     try:
         print(table(Path(name) for name in sys.argv[1:]))
     except (TraceError, OSError) as error:

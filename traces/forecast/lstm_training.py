@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,7 @@ from fedstale.errors import ResumeError
 from fedstale.traces.forecast.base import FleetStatistics
 from fedstale.traces.forecast.baselines import HourlyChain
 from fedstale.traces.forecast.dataset import Examples
-from fedstale.traces.forecast.features import Floats, features, ratios
-from fedstale.traces.forecast.lstm.model import HIDDEN, PIECES, SHAPES
+from fedstale.traces.forecast.lstm import HIDDEN, PIECES, SHAPES, Floats, features, ratios
 from fedstale.traces.forecast.observation import LEVELS, RATE_HORIZONS_S, RATES
 from fedstale.traces.io.atomic import replacing
 
@@ -195,8 +195,9 @@ class TrainingRun:
             setattr(self, name, counts[name])
 
 
-@dataclass(kw_only=True)
-class _Data:
+class _Data(NamedTuple):
+    """Examples as tensors; the example is the first axis of each."""
+
     sequence: Tensor
     static: Tensor
     chain: Tensor
@@ -206,31 +207,21 @@ class _Data:
     survival: Tensor
     ratios: Tensor
 
-    def take(self, which: Tensor) -> "_Data":
-        return _Data(
-            sequence=self.sequence[:, which],
-            static=self.static[which].clone(),
-            chain=self.chain[which].clone(),
-            clockless=self.clockless[which],
-            survival=self.survival[which],
-            ratios=self.ratios[which].clone(),
-        )
-
 
 def _tensors(examples: Examples, fleet: FleetStatistics, chain: HourlyChain) -> _Data:
     observed = examples.observed
     given = features(observed, fleet)
-    y = ratios(examples.targets.rates, given.level)
+    y = ratios(examples.rates, given.level)
 
     def tensor(x: npt.NDArray[np.floating]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
 
     return _Data(
-        sequence=tensor(given.sequence),
+        sequence=tensor(given.sequence.transpose(1, 0, 2)),
         static=tensor(given.static),
         chain=tensor(chain.log_odds(observed.online, observed.time_of_day_s)),
         clockless=tensor(chain.log_odds(observed.online, np.full(len(observed), np.nan))),
-        survival=tensor(examples.targets.survival),
+        survival=tensor(examples.survival),
         ratios=tensor(y),
     )
 
@@ -240,7 +231,8 @@ def _epoch(run: TrainingRun, data: _Data, rate: float) -> float:
     where = torch.randperm(run.n, generator=order)
     total = 0.0
     for batch in torch.split(where, BATCH):
-        part = _with_parts_hidden(data.take(batch), order)
+        part = _Data(*(each[batch] for each in data))
+        _hide_parts(part, order)
         loss = _loss(run.weights, part, order)
         gradients = torch.autograd.grad(loss, list(run.weights.values()))
         run.step(gradients, rate)
@@ -248,13 +240,12 @@ def _epoch(run: TrainingRun, data: _Data, rate: float) -> float:
     return total / run.n
 
 
-def _with_parts_hidden(part: _Data, rng: torch.Generator) -> _Data:
+def _hide_parts(part: _Data, rng: torch.Generator) -> None:
     """Hide whole channels, and the clock, from some devices, as a recording may not know them."""
     n = part.static.shape[0]
-    part.sequence = part.sequence.clone()
     for channel in range(len(RATES) + 1):
         hidden = torch.rand(n, generator=rng) < _HIDE
-        part.sequence[:, hidden, channel] = 0.0
+        part.sequence[hidden, :, channel] = 0.0
         # Columns of `Features.static`: share online known, channels known, levels, newest.
         columns = [8] if channel == 0 else [8 + channel, 11 + channel, 14 + channel]
         for column in columns:
@@ -265,7 +256,6 @@ def _with_parts_hidden(part: _Data, rng: torch.Generator) -> _Data:
     hidden = torch.rand(n, generator=rng) < _HIDE
     part.static[hidden, 3:8] = 0.0
     part.chain[hidden] = part.clockless[hidden]
-    return part
 
 
 def network(
@@ -299,7 +289,7 @@ def _thinned(x: Tensor, rng: torch.Generator | None) -> Tensor:
 
 
 def _loss(weights: Weights, data: _Data, rng: torch.Generator | None = None) -> Tensor:
-    raw = network(weights, data.sequence, data.static, rng)
+    raw = network(weights, data.sequence.transpose(0, 1).contiguous(), data.static, rng)
     leaving = _leaving_loss(raw[:, :PIECES] + data.chain, data.survival)
     return leaving + _pinball_loss(raw[:, PIECES:], data.ratios)
 

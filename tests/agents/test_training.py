@@ -11,12 +11,10 @@ from fedstale.agents.env.rounds import rollout, training_picks_of
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.evaluation import episode_metrics
-from fedstale.agents.policy import files
+from fedstale.agents.policy import scorer
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import by_agent, by_population, flat, initial, score, unflat
-from fedstale.agents.training.base import Training
-from fedstale.agents.training.evolution import Evolution, ranks
-from fedstale.agents.training.train import train
+from fedstale.agents.training import Evolution, Training, ranks, train
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.traces import TraceSet
 
@@ -25,7 +23,7 @@ RATE = 0.05
 
 def search(seed=0, pairs=16):
     start = np.zeros(6)
-    return Evolution(start, pairs=pairs, sigma=0.1, scale=np.ones(6), seed=seed)
+    return Evolution(start, np.ones(6), Training(pairs=pairs, sigma=0.1, seed=seed))
 
 
 def fitness(members):
@@ -122,7 +120,7 @@ def test_a_training_ends_with_an_agent_that_can_be_used(tmp_path):
     assert [progress.update for progress in seen] == [1, 2, 3, 4, 5, 6]
     assert seen[-1].left_s == 0.0
     assert "validation" in seen[1].metrics
-    loaded = files.load(tmp_path)
+    loaded = scorer.load(tmp_path)
     for name, value in agent.weights.items():
         np.testing.assert_array_equal(loaded.weights[name], value)
     assert loaded.provenance["training"]["seed"] == 0
@@ -207,7 +205,7 @@ def test_the_selector_plays_as_the_scores_that_it_was_trained_by(tmp_path):
     ground = scenario()
     episodes = ground.draw(8, rng(0))
     weights = random_weights()
-    files.save(files.Agent(weights=weights, provenance={}), tmp_path)
+    scorer.save(scorer.Agent(weights=weights, provenance={}), tmp_path)
     selector = AgentSelector(tmp_path)
     assert not selector.falls_back
     by_selector = episode_metrics(ground.simulator(8), episodes, selector)
@@ -235,17 +233,24 @@ def test_the_policy_draws_by_the_scores_over_its_temperature():
     torch = pytest.importorskip("torch")
     pytest.importorskip("sb3_contrib")
     from fedstale.agents.env.gym_env import observation_space
-    from fedstale.agents.training.ppo import ScorerPolicy
+    from fedstale.agents.ppo import TEMPERATURE, ScorerNetwork, ScorerPolicy
 
     space = observation_space(5)
     weights = random_weights()
-    policy = ScorerPolicy(space, spaces.Discrete(5), lambda _: 1e-3, temperature=0.5, start=weights)
+    policy = ScorerPolicy(
+        space,
+        spaces.Discrete(5),
+        lambda _: 1e-3,
+        features_extractor_class=ScorerNetwork,
+        features_extractor_kwargs={"weights": weights},
+    )
     space.seed(0)
     seen = {k: v[None] for k, v in space.sample().items()}
     mask = np.array([[True, True, False, True, False]])
     seen["mask"] = mask.astype(np.float32)
     tensors = {k: torch.as_tensor(v) for k, v in seen.items()}
     probabilities = policy.get_distribution(tensors, mask).distribution.probs.detach().numpy()
-    scores = score(weights, seen["features"], seen["context"], seen["heuristic"], mask) / 0.5
+    scores = score(weights, seen["features"], seen["context"], seen["heuristic"], mask)
+    scores = scores / TEMPERATURE
     expected = np.where(mask, np.exp(scores - scores[mask].max()), 0.0)
     np.testing.assert_allclose(probabilities, expected / expected.sum(), atol=1e-3)

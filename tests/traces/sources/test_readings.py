@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedstale.traces.sources import SOURCES, gnettrack
-from fedstale.traces.sources.__main__ import table
 
 ROOT = Path(__file__).parents[3]
+sys.path.append(str(ROOT / "benchmarks"))
+
 PAGE = (ROOT / "docs" / "traces.md").read_text()
 REAL = ROOT / ".." / "shared" / "traces"
 needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
@@ -17,6 +18,8 @@ needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on thi
 
 @needs_real
 def test_the_page_shows_what_reading_the_published_files_finds():
+    from readings import table
+
     shown = PAGE.split("<!-- readings: begin -->\n")[1].split("\n<!-- readings: end -->")[0]
     named = [line.split("|")[1].strip() for line in shown.splitlines()[2:]]
     assert shown == table(REAL / name for name in named)
@@ -55,6 +58,8 @@ def make_folder(folder):
 
 
 def test_a_table_has_a_row_for_every_recording(tmp_path):
+    from readings import table
+
     assert table(make_folder(tmp_path).iterdir()).splitlines()[2:] == [
         "| a.json | flash | 1 | 1 windows of availability, 1.0 h in all | 1 merged: overlapping |",
         "| links | mahimahi | 1 | 1.0 h of uplink | nothing |",
@@ -63,7 +68,7 @@ def test_a_table_has_a_row_for_every_recording(tmp_path):
 
 @pytest.mark.parametrize("arguments", [[], ["nothing"]])
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path, arguments):
-    command = [sys.executable, "-m", "fedstale.traces.sources", *arguments]
+    command = [sys.executable, str(ROOT / "benchmarks" / "readings.py"), *arguments]
     run = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=False, env=dict(os.environ)
     )

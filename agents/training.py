@@ -1,0 +1,437 @@
+"""Train an agent: update after update, validated on other devices, with checkpoints.
+
+After every few updates the agent plays a fixed set of windows on devices that it does not learn
+from, as it would be deployed, against the heuristic on the same windows. The best agent so far is
+the result of the training. A checkpoint is one file that is replaced at once, so a killed training
+resumes from the last one.
+
+One algorithm is here, evolution strategies: the gradient of a fitness, estimated from pairs of
+mirrored random changes. A selection is rewarded at the end of a round, and a policy by whole
+windows, so the fitness is the reward of whole windows, played as the agent is deployed: the best k,
+no sampling. All members of a generation play the same windows, and only the order of their fitness
+counts. The other algorithm is in `fedstale.agents.ppo`.
+
+Reference:
+    Salimans, Ho, Chen, Sidor, Sutskever. Evolution Strategies as a Scalable Alternative to
+    Reinforcement Learning. 2017.
+    Kingma, Ba. Adam: A Method for Stochastic Optimization. ICLR 2015.
+"""
+
+import hashlib
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+
+from fedstale.agents.env.rounds import TERMS, rollout, training_picks_of
+from fedstale.agents.env.scenario import Scenario
+from fedstale.agents.env.simulator import Reward
+from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES, SCHEMA
+from fedstale.agents.policy.scorer import (
+    Agent,
+    Floats,
+    Score,
+    Weights,
+    by_agent,
+    by_heuristic,
+    by_population,
+    flat,
+    initial,
+    save,
+    shapes,
+    unflat,
+)
+from fedstale.errors import ConfigError, ResumeError
+from fedstale.strategies.settings import is_count
+from fedstale.traces.arrays import Array, stream
+from fedstale.traces.io.atomic import replacing
+
+CHECKPOINT, PROGRESS = "training.safetensors", "progress.jsonl"
+_AT_A_TIME = 256
+_BETA1, _BETA2, _EPSILON = 0.9, 0.99, 1e-8
+
+State = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How an agent is trained."""
+
+    algorithm: Literal["evolution", "ppo"] = "evolution"
+    """Evolution strategies on whole windows, or MaskablePPO on single picks."""
+    updates: int = 80
+    """Generations, or PPO's updates, >= 1."""
+    seed: int = 0
+    """Of everything drawn."""
+    residual: bool = True
+    """Whether the heuristic's score is part of the agent's; False learns from scratch."""
+    pairs: int = 24
+    """Mirrored pairs of agents in a generation, >= 1."""
+    windows: int = 12
+    """Windows that each agent of a generation plays, or that PPO plays at a time, >= 1."""
+    sigma: float = 0.05
+    """Size of evolution's changes, > 0."""
+    rate: float = 0.06
+    """Learning rate at first, > 0; it falls to a tenth."""
+    validate_every: int = 10
+    """Updates between validations and checkpoints, >= 1."""
+    validation_windows: int = 256
+    """Windows of a validation, >= 2."""
+
+    def __post_init__(self) -> None:
+        counts = ("updates", "pairs", "windows", "validate_every")
+        good = {
+            "algorithm": self.algorithm in {"evolution", "ppo"},
+            **{name: is_count(getattr(self, name)) for name in counts},
+            "validation_windows": is_count(self.validation_windows) and self.validation_windows > 1,
+            "seed": self.seed >= 0,
+            "sigma": 0 < self.sigma < np.inf,
+            "rate": 0 < self.rate < np.inf,
+        }
+        for name, holds in good.items():
+            if not holds:
+                raise ConfigError(
+                    f"training.{name} = {getattr(self, name)!r}: expected 'evolution' or 'ppo', "
+                    "counts >= 1 (2 windows to validate on) and sizes > 0; see Training"
+                )
+
+    def rate_at(self, update: int) -> float:
+        """Return the learning rate, which falls along half a cosine."""
+        share = min(update / self.updates, 1.0)
+        return self.rate * (0.1 + 0.9 * 0.5 * (1.0 + float(np.cos(np.pi * share))))
+
+    def start_weights(self) -> Weights:
+        """Return the weights to begin with: those of the heuristic, or without it from scratch."""
+        weights = initial(N_FEATURES, N_CONTEXT, stream(self.seed, 6))
+        weights["beta"][:] = float(self.residual)
+        return weights
+
+
+class Learner(ABC):
+    """Changes an agent's weights."""
+
+    @abstractmethod
+    def update(self) -> dict[str, float]:
+        """Learn once, and return metrics of the update."""
+
+    @abstractmethod
+    def weights(self) -> Weights:
+        """Return the agent as it is now."""
+
+    @abstractmethod
+    def state_dict(self) -> State:
+        """Return everything that later updates depend on."""
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None:
+        """Continue from what `state_dict` returned."""
+
+
+class Evolution:
+    """Adam on the estimated gradient.
+
+    Args:
+        start: vector to begin with; shape (d,).
+        scale: of each weight's changes and steps; 0 keeps the weight constant; shape (d,).
+        training: how.
+    """
+
+    def __init__(self, start: Floats, scale: Floats, training: Training) -> None:
+        self.mean, self.scale = start.astype(np.float64), scale.astype(np.float64)
+        self.training = training
+        self.generation = 0
+        self._first, self._second = np.zeros_like(self.mean), np.zeros_like(self.mean)
+
+    def ask(self) -> Array:
+        """Return the members of this generation; shape (2 pairs, d), mirrored ones apart."""
+        change = self._changes() * self.training.sigma * self.scale
+        return np.concatenate([self.mean + change, self.mean - change])
+
+    def tell(self, fitness: Array, rate: float) -> None:
+        """Move towards the members that did better.
+
+        Args:
+            fitness: of the members that `ask` returned, more is better; shape (2 pairs,).
+            rate: size of the step.
+        """
+        shaped = ranks(fitness)
+        pairs = self.training.pairs
+        gradient = (shaped[:pairs] - shaped[pairs:]) @ self._changes() / pairs
+        self.generation += 1
+        self._first = _BETA1 * self._first + (1 - _BETA1) * gradient
+        self._second = _BETA2 * self._second + (1 - _BETA2) * np.square(gradient)
+        first = self._first / (1 - _BETA1**self.generation)
+        second = self._second / (1 - _BETA2**self.generation)
+        self.mean = self.mean + rate * self.scale * first / (np.sqrt(second) + _EPSILON)
+
+    def state_dict(self) -> State:
+        """Return everything that a later `ask` depends on; windows follow from the generation."""
+        return {
+            "mean": self.mean,
+            "first": self._first,
+            "second": self._second,
+            "generation": np.array([self.generation]),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from what `state_dict` returned."""
+        self.mean, self._first, self._second = (state[k] for k in ("mean", "first", "second"))
+        self.generation = int(state["generation"][0])
+
+    def _changes(self) -> Array:
+        """Return the changes of this generation, which follow from its number."""
+        rng = stream(self.training.seed, 2, self.generation)
+        return rng.standard_normal((self.training.pairs, self.mean.size))
+
+
+class EvolutionLearner(Evolution, Learner):
+    """Changes agents at random, lets all play the same new windows, and follows the better ones.
+
+    Args:
+        scenario: where the windows are.
+        training: how.
+        reward: prices.
+    """
+
+    def __init__(self, scenario: Scenario, training: Training, reward: Reward) -> None:
+        start = training.start_weights()
+        scale = {name: np.ones_like(value) for name, value in start.items()}
+        scale["beta"][:] = float(training.residual)
+        super().__init__(flat(start), flat(scale), training)
+        self._scenario, self._reward = scenario, reward
+        self._simulator = scenario.simulator(2 * training.pairs * training.windows)
+
+    def update(self) -> dict[str, float]:
+        """Play one generation."""
+        training = self.training
+        each = training.windows
+        episodes = self._scenario.draw(each, stream(training.seed, 8, self.generation))
+        members = self.ask()
+        repeated = episodes.take(np.tile(np.arange(each), len(members)))
+        pick = training_picks_of(self._simulator, by_population(members, each))
+        played = rollout(self._simulator, repeated, pick, self._reward)
+        fitness = played.terms["reward"].reshape(-1, each).mean(axis=1)
+        self.tell(fitness, training.rate_at(self.generation))
+        return {
+            "reward": float(fitness.mean()),
+            "best_member": float(fitness.max()),
+            "beta": float(self.weights()["beta"][0]),
+        }
+
+    def weights(self) -> Weights:
+        """Return the mean of the population."""
+        return unflat(self.mean, N_FEATURES, N_CONTEXT)
+
+
+def ranks(fitness: Array) -> Array:
+    """Return ranks scaled to [-1/2, 1/2]; equal ones share their mean rank, NaN is the worst.
+
+    Example:
+        >>> ranks(np.array([3.0, 9.0, 3.0]))
+        array([-0.25,  0.5 , -0.25])
+    """
+    values = np.nan_to_num(fitness, nan=-np.inf, neginf=-np.inf)
+    ordered = np.sort(values)
+    low, high = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
+    return (low + high - 1) / 2 / max(fitness.size - 1, 1) - 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingProgress:
+    """How far a training is."""
+
+    seed: int
+    """Of the training."""
+    update: int
+    """Updates made."""
+    updates: int
+    """Updates to make."""
+    left_s: float
+    """Expected time to the end in s."""
+    metrics: Mapping[str, float]
+    """Of the last update, and of the validation after it if there was one."""
+
+
+Watch = Callable[[TrainingProgress], None]
+"""Called after every update."""
+
+
+def train(
+    scenario: Scenario,
+    validation: Scenario,
+    training: Training,
+    folder: str | Path,
+    *,
+    reward: Reward | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+) -> Agent:
+    """Train an agent and write it.
+
+    Args:
+        scenario: to learn on.
+        validation: to compare agents on; other devices.
+        training: how.
+        folder: for agent.toml and agent.safetensors, progress.jsonl, and the checkpoint.
+        reward: prices; the defaults if None.
+        provenance: what the agent's description is to say besides the settings.
+        resume: continue from the checkpoint, if there is one.
+        watch: is told after every update.
+
+    Returns:
+        The agent that was best in validation.
+
+    Raises:
+        ConfigError: the folder holds an agent already, and `resume` is not set.
+        ResumeError: the checkpoint belongs to another training, or is damaged.
+    """
+    folder, reward = Path(folder), reward or Reward()
+    if not resume and (folder / "agent.toml").exists():
+        raise ConfigError(f"{folder}: holds an agent; expected a new folder, or --resume")
+    folder.mkdir(parents=True, exist_ok=True)
+    learner: Learner
+    if training.algorithm == "ppo":
+        # Stable-Baselines3 and torch are loaded only where they are used.
+        from fedstale.agents.ppo import PPOLearner  # noqa: PLC0415
+
+        learner = PPOLearner(scenario, training, reward)
+    else:
+        learner = EvolutionLearner(scenario, training, reward)
+    validate = _Validation(validation, training, reward)
+    done, best = 0, _Best(value=-np.inf, weights=learner.weights(), update=0)
+    belongs = {**asdict(training), "schema": SCHEMA["version"], "scenario": _fingerprint(scenario)}
+    if resume and (folder / CHECKPOINT).exists():
+        done, best = _read(folder / CHECKPOINT, belongs, learner)
+    # Later updates than the checkpoint's are made again.
+    path = folder / PROGRESS
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    path.write_text("".join(lines[:done]), encoding="utf-8")
+    begin, before = time.monotonic(), done
+    while done < training.updates:
+        metrics = learner.update()
+        done += 1
+        validated = done % training.validate_every == 0 or done == training.updates
+        if validated:
+            metrics |= validate(learner.weights())
+            if metrics["validation"] > best.value:
+                best = _Best(value=metrics["validation"], weights=learner.weights(), update=done)
+        with path.open("a", encoding="utf-8") as file:
+            rounded = {k: round(float(v), 6) for k, v in metrics.items()}
+            file.write(json.dumps({"update": done, **rounded}) + "\n")
+        if validated:
+            _write(folder / CHECKPOINT, belongs, learner, done, best)
+        if watch is not None:
+            left = (time.monotonic() - begin) / (done - before) * (training.updates - done)
+            progress = TrainingProgress(
+                seed=training.seed,
+                update=done,
+                updates=training.updates,
+                left_s=left,
+                metrics=metrics,
+            )
+            watch(progress)
+    agent = Agent(
+        weights=best.weights,
+        provenance={
+            **(provenance or {}),
+            "training": asdict(training),
+            "reward": asdict(reward),
+            "best_update": best.update,
+            "validation": round(float(best.value), 4),
+        },
+    )
+    save(agent, folder)
+    return agent
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Best:
+    """The best agent so far."""
+
+    value: float
+    """Its advantage over the heuristic in validation."""
+    weights: Weights
+    """Its weights."""
+    update: int
+    """The update after which it was validated."""
+
+
+class _Validation:
+    """Fixed windows that an agent plays, and the heuristic's rewards on them.
+
+    Args:
+        scenario: of devices that the agent does not learn from.
+        training: how many windows, and the seed of their draw.
+        reward: prices.
+    """
+
+    def __init__(self, scenario: Scenario, training: Training, reward: Reward) -> None:
+        rng = stream(training.seed, 7)
+        n = training.validation_windows
+        self._parts = [scenario.draw(min(_AT_A_TIME, n - i), rng) for i in range(0, n, _AT_A_TIME)]
+        self._simulator, self._reward = scenario.simulator(min(_AT_A_TIME, n)), reward
+        self._heuristic = self._terms(by_heuristic)
+
+    def __call__(self, weights: Weights) -> dict[str, float]:
+        """Return the mean advantage over the heuristic, its standard error and its terms."""
+        terms = self._terms(by_agent(weights))
+        more = {name: values - self._heuristic[name] for name, values in terms.items()}
+        advantage = more.pop("reward")
+        return {
+            "validation": float(advantage.mean()),
+            "validation_error": float(advantage.std(ddof=1) / np.sqrt(advantage.size)),
+            **{f"validation_{name}": float(values.mean()) for name, values in more.items()},
+        }
+
+    def _terms(self, score: Score) -> dict[str, Array]:
+        pick = training_picks_of(self._simulator, score)
+        played = [rollout(self._simulator, part, pick, self._reward).terms for part in self._parts]
+        return {name: np.concatenate([terms[name] for terms in played]) for name in TERMS}
+
+
+def _fingerprint(scenario: Scenario) -> str:
+    """Return a hash of what tells scenarios apart: devices, hours, jobs and settings."""
+    about = (scenario.start, scenario.end, scenario.settings)
+    digest = hashlib.sha256(repr(about).encode())
+    digest.update("\n".join(map(str, scenario.traces.device_ids[scenario.devices])).encode())
+    for array in (scenario.kinds.work, scenario.kinds.n_bytes, scenario.kinds.ttl_s):
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _write(path: Path, belongs: dict[str, Any], learner: Learner, done: int, best: _Best) -> None:
+    state = {f"learner.{k}": np.ascontiguousarray(v) for k, v in learner.state_dict().items()}
+    state |= {f"best.{k}": v for k, v in best.weights.items()}
+    about = {"belongs": belongs, "done": done, "value": best.value, "update": best.update}
+    with replacing(path) as file:
+        file.write(safetensors.numpy.save(state, metadata={"about": json.dumps(about)}))
+
+
+def _read(path: Path, belongs: dict[str, Any], learner: Learner) -> tuple[int, _Best]:
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            about = json.loads((file.metadata() or {})["about"])
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name, value in belongs.items():
+            if about["belongs"].get(name) != value:
+                raise ResumeError(
+                    f"{path}: {name} was {about['belongs'].get(name)!r} and is {value!r}; go on "
+                    "with the settings of before, or train into a new folder"
+                )
+        learner.load_state_dict(
+            {k.removeprefix("learner."): v for k, v in state.items() if k.startswith("learner.")}
+        )
+        weights = {name: state[f"best.{name}"] for name in shapes(N_FEATURES, N_CONTEXT)}
+        best = _Best(value=about["value"], weights=weights, update=about["update"])
+        return int(about["done"]), best
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as problem:
+        raise ResumeError(f"{path}: damaged ({problem!r}); train into a new folder") from None

@@ -1,1 +1,0 @@
-"""Training a policy: proximal policy optimisation and evolution strategies."""
