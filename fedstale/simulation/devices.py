@@ -184,61 +184,57 @@ class Fleet:
             self._online = NodeSet(self._everyone, is_online)
         return self._online
 
-    def send(self, messages: Sequence[Message], now: float, jobs: JobTable) -> tuple[Index, Array]:
+    def send(self, messages: Sequence[Message], now: float, jobs: JobTable) -> tuple[slice, Array]:
         """Enter messages into the table as jobs that are sent now, at what they cost by now.
 
         Returns:
-            Their slots in the table, and the instants in s before which the server sees neither a
-            reply nor a failure of each; both of shape (n,).
+            Their rows in the table, and the instants in s before which the server sees neither a
+            reply nor a failure of each; shape (n,).
 
         Raises:
             ConfigError: a node does not exist, the cost of a message is unknown, or its ttl is not
                 above 0.
         """
-        devices = [message.metadata.dst_node_id - FIRST_NODE_ID for message in messages]
-        for device in devices:
-            if not 0 <= device < self.n_devices:
-                raise ConfigError(
-                    f"dst_node_id = {FIRST_NODE_ID + device}: expected an id from "
-                    f"get_node_ids(), {FIRST_NODE_ID} to {FIRST_NODE_ID + self.n_devices - 1}"
-                )
+        places = np.array([m.metadata.dst_node_id - FIRST_NODE_ID for m in messages], np.int64)
+        for device in places[(places < 0) | (places >= self.n_devices)].tolist():
+            raise ConfigError(
+                f"dst_node_id = {FIRST_NODE_ID + device}: expected an id from "
+                f"get_node_ids(), {FIRST_NODE_ID} to {FIRST_NODE_ID + self.n_devices - 1}"
+            )
         asked, rounds = self._asked(messages)
         if not (asked[:, 3] > 0).all():
             raise ConfigError(f"ttl = {asked[:, 3].min()}: expected seconds > 0")
-        places = np.array(devices, dtype=np.int64)
         unseen_until = now + self._least_s(places, asked)
         back_s = self._book.costs.upload_overhead_s or 0.0
         # A reply must be at the server in time.
         asked[:, 3] = np.maximum(asked[:, 3] - back_s, _SHORTEST_S) if back_s else asked[:, 3]
-        slots = jobs.add(len(messages))
-        # Asynchronous strategies send one message after each reply, and a slice is quicker to set.
-        rows = slice(slots[0], slots[0] + 1) if len(messages) == 1 else slots
+        rows = jobs.add(len(messages))
         columns = jobs.columns
         columns["node_id"][rows] = places + FIRST_NODE_ID
         columns["device"][rows] = places
-        columns["kind"][rows] = jobs.numbers([m.metadata.message_type for m in messages])
+        columns["kind"][rows] = [jobs.number(m.metadata.message_type) for m in messages]
         columns["round"][rows] = rounds
         columns["sent_at"][rows] = now
         for i, name in enumerate(ASKED):
             columns[name][rows] = asked[:, i]
-        jobs.messages.update(zip(slots.tolist(), messages, strict=True))
-        return slots, unseen_until
+        jobs.messages.update(zip(range(rows.start, rows.stop), messages, strict=True))
+        return rows, unseen_until
 
-    def follow(self, jobs: JobTable, slots: Sequence[int]) -> None:
+    def follow(self, jobs: JobTable, rows: Sequence[int]) -> None:
         """Work out what devices do with jobs, and write it into the table.
 
         Args:
             jobs: the table.
-            slots: of the jobs, in the order of sending.
+            rows: of the jobs, in the order of sending.
         """
-        devices = jobs.columns["device"][slots].tolist()
+        devices = jobs.columns["device"][rows].tolist()
         batch: dict[int, int] = {}
-        for device, slot in zip(devices, slots, strict=True):
+        for device, row in zip(devices, rows, strict=True):
             if device in batch:
                 # A device's second job starts when its first has ended, so that must be known.
                 self._follow(jobs, list(batch.values()))
                 batch = {}
-            batch[device] = slot
+            batch[device] = row
         self._follow(jobs, list(batch.values()))
 
     def state_dict(self) -> dict[str, Any]:
@@ -292,13 +288,13 @@ class Fleet:
         # What fails is noticed by its heartbeat, or when the message expires.
         return _SURELY * np.minimum(np.minimum(phases.sum(axis=1), HEARTBEAT_S), asked[:, 3])
 
-    def _follow(self, jobs: JobTable, slots: Sequence[int]) -> None:
+    def _follow(self, jobs: JobTable, rows: Sequence[int]) -> None:
         """Work out what devices do with one job each."""
-        if not slots:
+        if not rows:
             return
         columns = jobs.columns
-        devices, sent_at = columns["device"][slots], columns["sent_at"][slots]
-        asked = np.stack([columns[name][slots] for name in ASKED], axis=1)
+        devices, sent_at = columns["device"][rows], columns["sent_at"][rows]
+        asked = np.stack([columns[name][rows] for name in ASKED], axis=1)
         there_s = self._book.costs.download_overhead_s or 0.0
         free_at = self._free_at[devices]
         if there_s:
@@ -306,13 +302,13 @@ class Fleet:
         trips = self._traces.trips(devices, sent_at, _job(asked, self._on_interrupt), free_at)
         self._free_at[devices] = trips.ended
         for source, name in (_INSTANTS | _SPENT).items():
-            columns[name][slots] = getattr(trips, source)
-        columns["reported_at"][slots] += self._book.costs.upload_overhead_s or 0.0
-        columns["free_at"][slots] = free_at
-        columns["visible_at"][slots] = columns["reported_at"][slots]
-        columns["status"][slots] = jobs.number(UNCLAIMED)
+            columns[name][rows] = getattr(trips, source)
+        columns["reported_at"][rows] += self._book.costs.upload_overhead_s or 0.0
+        columns["free_at"][rows] = free_at
+        columns["visible_at"][rows] = columns["reported_at"][rows]
+        columns["status"][rows] = jobs.number(UNCLAIMED)
         for i in np.flatnonzero(trips.status != Status.REPORTED).tolist():
-            self._fail(JobRow(jobs, slots[i]), Status(int(trips.status[i])), trips.reason(i))
+            self._fail(jobs[rows[i]], Status(int(trips.status[i])), trips.reason(i))
 
     def _fail(self, job: JobRow, status: Status, reason: str) -> None:
         """Note that a device does not report, and when and how the server sees it."""

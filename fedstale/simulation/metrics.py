@@ -1,11 +1,16 @@
-"""What was measured in a run, and whether that is enough."""
+"""What was measured in a run, whether that is enough, and how it stands in the run's folder."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from flwr.app import ArrayRecord
 
 from fedstale.config import Until
+from fedstale.errors import FedstaleError
+from fedstale.reports.costs import COST_COLUMNS, ledger
+from fedstale.reports.folder import RunFolder
+from fedstale.reports.run import Run, report_at_end
 from fedstale.strategies.server.runtime import Callback, RunEnded, Runtime
 
 
@@ -69,3 +74,46 @@ class RunMetrics(Callback):
         # What was measured before the strategy started was measured before the crash too.
         self.rows = [tuple(row) for row in state["rows"]]
         self.arrays = arrays
+
+
+def write_run(
+    folder: RunFolder, run: Runtime, metrics: RunMetrics, facts: Mapping[str, Any]
+) -> Run:
+    """Write what came of a run.
+
+    Args:
+        folder: of the run, in which its events are written already.
+        run: that has ended.
+        metrics: what was measured.
+        facts: for the summary: status, reason, app, devices, seed and the like.
+    """
+    folder.write_metrics(metrics.rows)
+    if metrics.arrays is not None:
+        folder.write_model(metrics.arrays)
+    folder.write_summary(
+        {
+            **facts,
+            "virtual_s": run.now(),
+            "rounds": metrics.rounds,
+            **_known(ledger(folder.read_events(COST_COLUMNS))),
+            "metrics": metrics.latest,
+        }
+    )
+    return report_at_end(folder.path)
+
+
+def ending(problem: BaseException) -> tuple[str, str]:
+    """Return how a run ended that an exception has ended, as a status and a reason."""
+    if isinstance(problem, RunEnded):
+        return ("stuck" if problem.stuck else "stopped"), problem.reason
+    if isinstance(problem, FedstaleError):
+        return "failed", str(problem)
+    return "failed", f"{type(problem).__name__}: {problem}"
+
+
+def _known(accounts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return accounts with None for a sum of which nobody knows all the parts."""
+    return {
+        name: {key: value if isfinite(value) else None for key, value in parts.items()}
+        for name, parts in accounts.items()
+    }

@@ -18,13 +18,12 @@ from flwr.app import ArrayRecord, Context, RecordDict
 
 from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
-from fedstale.reports.costs import COST_COLUMNS, ledger
 from fedstale.reports.folder import RunFolder
-from fedstale.reports.run import Run, report_at_end
+from fedstale.reports.run import Run
 from fedstale.simulation.costs import Costs
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.simulation.metrics import RunMetrics
+from fedstale.simulation.metrics import RunMetrics, ending, write_run
 from fedstale.simulation.old_api import server_fn_on
 from fedstale.simulation.stock_strategies import stock_strategies_reporting
 from fedstale.simulation.trace_grid import TraceGrid
@@ -118,7 +117,12 @@ def simulate(
                     status, reason = _outcome(lambda: server(grid, context), app.directory)
                 wall_s = time.perf_counter() - started
                 grid.runtime.ended(status, reason)
+                folder.write_events(grid.event_tables())
+                if status == "finished":
+                    status, reason = _verdict(folder.read_events(["status", "reason"]))
                 facts = {
+                    "status": status,
+                    "reason": reason,
                     "app": app.name,
                     "devices": traces.n_devices,
                     "seed": config.seed,
@@ -126,7 +130,10 @@ def simulate(
                     "trained_for_nothing": grid.n_ahead,
                     "wall_s": round(wall_s, 3),
                 }
-                return _written(folder, grid, metrics, (status, reason), facts)
+                run = write_run(folder, grid.runtime, metrics, facts)
+                if status != "interrupted":
+                    folder.drop_checkpoints()
+                return run
 
 
 class SimulationCheckpointer(Checkpointer):
@@ -189,48 +196,14 @@ class SimulationCheckpointer(Checkpointer):
         self._due_at = now + (now - started) / _LARGEST_SHARE
 
 
-def _written(
-    folder: RunFolder,
-    grid: TraceGrid,
-    metrics: RunMetrics,
-    end: tuple[str, str],
-    facts: Mapping[str, Any],
-) -> Run:
-    """Write what came of a run that ended with a status and a reason."""
-    folder.write_events(grid.event_tables())
-    events = folder.read_events([*COST_COLUMNS, "reason"])
-    status, reason = end
-    if status == "finished":
-        status, reason = _verdict(events)
-    summary = {
-        "status": status,
-        "reason": reason,
-        **facts,
-        "virtual_s": grid.now(),
-        "rounds": metrics.rounds,
-        **ledger(events),
-        "metrics": metrics.latest,
-    }
-    folder.write_metrics(metrics.rows)
-    if metrics.arrays is not None:
-        folder.write_model(metrics.arrays)
-    folder.write_summary(summary)
-    run = report_at_end(folder.path)
-    if status != "interrupted":
-        folder.drop_checkpoints()
-    return run
-
-
 def _outcome(serve: Callable[[], None], directory: Path) -> tuple[str, str]:
     """Run the ServerApp and return how it ended, as a status and a reason."""
     try:
         serve()
-    except RunEnded as end:
-        return ("stuck" if end.stuck else "stopped"), end.reason
+    except (RunEnded, FedstaleError) as end:
+        return ending(end)
     except KeyboardInterrupt:
         return "interrupted", "Ctrl-C"
-    except FedstaleError as problem:
-        return "failed", str(problem)
     except Exception as problem:
         logger.debug("the ServerApp failed", exc_info=True)
         return "failed", _sentence(problem, directory)

@@ -28,46 +28,13 @@ from fedstale.simulation.quick_arrays import quick_arrays
 from fedstale.simulation.replayed import Replay
 from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.server.runtime import (
-    REJECTED,
-    REPORTED,
-    Callback,
     RunEnded,
     Runtime,
     RuntimeGrid,
     State,
 )
-from fedstale.strategies.server.validation import p_finish_in
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
-
-
-class _JobEvents(Callback):
-    """Notes in the table of jobs what the strategy makes of replies."""
-
-    def __init__(self, jobs: JobTable) -> None:
-        """Note in a table."""
-        self._jobs = jobs
-
-    def aggregated(
-        self,
-        run: Runtime,
-        message_id: str,
-        *,
-        base_version: int,
-        version: int,
-        staleness: int,
-        weight: float,
-    ) -> None:
-        """Note that a reply went into a model version."""
-        job = self._jobs.of_message(message_id)
-        assert job is not None
-        job.aggregate(base_version, version, staleness, weight)
-
-    def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
-        """Note that the strategy did not use a reply."""
-        job = self._jobs.of_message(message_id)
-        if job is not None and job.status == REPORTED:
-            job.status, job.reason = REJECTED, reason
 
 
 class TraceGrid(RuntimeGrid):
@@ -133,11 +100,10 @@ class TraceGrid(RuntimeGrid):
         self._unseen_until = np.inf
         self._jobs = JobTable()
         self._arrived: dict[str, JobRow] = {}
-        self._stated: dict[int, float] = {}
         self._open, self._stalls = 0, StallDetection()
         self.runtime = Runtime(
             self,
-            _JobEvents(self._jobs),
+            self._jobs,
             n_online=lambda: self.n_online,
             n_in_flight=lambda: self._open,
             name_of=lambda node_id: self._fleet.device_id(node_id - FIRST_NODE_ID),
@@ -237,10 +203,9 @@ class TraceGrid(RuntimeGrid):
             "fleet": self._fleet.state_dict(),
             "clients": self._clients.state_dict(),
             "jobs": self._jobs.state_dict(),
-            "unfollowed": self._jobs.columns["job_id"][self._unfollowed].tolist(),
+            "unfollowed": self._unfollowed,
             "unseen_until": self._unseen_until,
-            "arrived": [job.job_id for job in self._arrived.values()],
-            "stated": {str(node): p for node, p in self._stated.items()},
+            "arrived": [job.row for job in self._arrived.values()],
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -251,10 +216,9 @@ class TraceGrid(RuntimeGrid):
         self._fleet.load_state_dict(state["fleet"])
         self._clients.load_state_dict(state["clients"])
         self._jobs.load_state_dict(state["jobs"])
-        self._unfollowed = [self._jobs[job].slot for job in state["unfollowed"]]
+        self._unfollowed = list(state["unfollowed"])
         self._unseen_until = state["unseen_until"]
         self._arrived = {JobTable.message_id(job): self._jobs[job] for job in state["arrived"]}
-        self._stated = {int(node): p for node, p in state["stated"].items()}
 
     # Flower's Grid.
 
@@ -312,16 +276,19 @@ class TraceGrid(RuntimeGrid):
         """
         self._check_time()
         now = self._clock.now
-        messages, first = list(messages), len(self._jobs)
-        slots, unseen_until = self._fleet.send(messages, now, self._jobs)
-        ids = [JobTable.message_id(first + i) for i in range(len(messages))]
-        for message, message_id, slot in zip(messages, ids, slots.tolist(), strict=True):
+        messages = list(messages)
+        rows, unseen_until = self._fleet.send(messages, now, self._jobs)
+        jobs = [self._jobs[row] for row in range(rows.start, rows.stop)]
+        ids = [JobTable.message_id(job.row) for job in jobs]
+        for message, message_id, job in zip(messages, ids, jobs, strict=True):
             metadata = message.metadata
             stamp(message, message_id, self._unix_base + now, metadata.ttl)
-            if metadata.message_type.startswith("train") and metadata.dst_node_id in self._stated:
-                JobRow(self._jobs, slot).reported_p_finish = self._stated[metadata.dst_node_id]
+            if metadata.message_type.startswith("train"):
+                reported = self._jobs.reported_p_finish.get(metadata.dst_node_id)
+                if reported is not None:
+                    job.reported_p_finish = reported
         self._unseen_until = min(self._unseen_until, float(unseen_until.min(initial=np.inf)))
-        self._unfollowed += slots.tolist()
+        self._unfollowed += range(rows.start, rows.stop)
         self._open += len(messages)
         for message, message_id in zip(messages, ids, strict=True):
             self.runtime.job_sent(message_id, message)
@@ -379,13 +346,12 @@ class TraceGrid(RuntimeGrid):
         """Find out what devices do with the jobs sent, if the server could see it by an instant."""
         if not self._unfollowed or until < self._unseen_until:
             return
-        slots = self._unfollowed
-        self._fleet.follow(self._jobs, slots)
-        columns = self._jobs.columns
+        rows, columns = self._unfollowed, self._jobs.columns
+        self._fleet.follow(self._jobs, rows)
         for job_id, visible_at, code in zip(
-            columns["job_id"][slots].tolist(),
-            columns["visible_at"][slots].tolist(),
-            columns["error_code"][slots].tolist(),
+            rows,
+            columns["visible_at"][rows].tolist(),
+            columns["error_code"][rows].tolist(),
             strict=True,
         ):
             kind = Kind.REPLY if code == ANSWERED else Kind.FAILURE
@@ -452,7 +418,7 @@ class TraceGrid(RuntimeGrid):
             sent, job_id = job.message.metadata, job.job_id
             reply = answers.get(job_id) or error_reply(job.message, job.error_code, job.reason)
             if job_id in answers:
-                self._hear(job.node_id, reply)
+                self._jobs.learn(job, reply)
             at = self._unix_base + job.visible_at
             left = sent.created_at + sent.ttl - at
             stamp(reply, f"reply-{job_id}", at, left)
@@ -460,9 +426,3 @@ class TraceGrid(RuntimeGrid):
             self._jobs.end(job, self._clock.now)
             self.runtime.reply(sent.message_id, reply, job.status)
         return delivered
-
-    def _hear(self, node_id: int, reply: Message) -> None:
-        """Note what a device says of its chance to finish the next job."""
-        said = p_finish_in(reply)
-        if said is not None:
-            self._stated[node_id] = said

@@ -20,10 +20,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedstale.deployment.job_log import JobLog
 from fedstale.deployment.paced import PACING_RECORD, PacedApp, Pacing
 from fedstale.deployment.replay_grid import ReplayGrid
-from fedstale.deployment.run_folder import recorded
+from fedstale.deployment.run_folder import JobLog, recorded
 from fedstale.errors import ProtocolError
 from fedstale.reports.run import Run
 from fedstale.simulation import TraceGrid
