@@ -1,6 +1,6 @@
 """What the mod measures of the device that it runs on, real or replayed.
 
-A simulation implements the same protocol on a replayed trace (`fedstale.simulation.replayed`):
+A simulation implements the same protocol on a replayed trace (`fedstale.simulation.clients`):
 there clocks are virtual, and the history is the trace up to now.
 """
 

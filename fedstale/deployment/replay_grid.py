@@ -194,7 +194,7 @@ class ReplayGrid(ForwardingGrid):
             if job is None:
                 continue
             self._out.discard(message_id)
-            self._log.learn(job, reply)
+            self._log.learn(job.node_id, reply)
             self._delivered(job, reply)
             self.runtime.reply(message_id, reply, job.status)
         return replies

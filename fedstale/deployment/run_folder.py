@@ -90,7 +90,7 @@ class JobLog(JobTable):
         job = self.of_message(message_id)
         if job is None:
             return
-        self.learn(job, reply)
+        self.learn(job.node_id, reply)
         job.delivered_at, job.status = run.now(), status
         if reply.has_error():
             job.reason = reply.error.reason or ""

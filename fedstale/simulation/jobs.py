@@ -272,11 +272,11 @@ class JobTable(Callback):
         job.delivered_at = now
         self.messages.pop(job.row, None)
 
-    def learn(self, job: JobRow, reply: Message) -> None:
+    def learn(self, node_id: int, reply: Message) -> None:
         """Take in the chance to finish its next job that a device reports with a reply."""
         reported = p_finish_in(reply)
         if reported is not None:
-            self.reported_p_finish[job.node_id] = reported
+            self.reported_p_finish[node_id] = reported
 
     def aggregated(
         self,

@@ -17,15 +17,13 @@ from flwr.app import Message, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 
-from fedstale.simulation.clients import Clients
+from fedstale.simulation.clients import Clients, Replay
 from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
-from fedstale.simulation.compat import Run, error_reply, identity, stamp
+from fedstale.simulation.compat import Run, error_reply, identity, quick_arrays, stamp
 from fedstale.simulation.costs import CostBook, Costs
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobRow, JobTable
-from fedstale.simulation.quick_arrays import quick_arrays
-from fedstale.simulation.replayed import Replay
 from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.server.runtime import (
     RunEnded,
@@ -87,11 +85,10 @@ class TraceGrid(RuntimeGrid):
         self._clients = Clients(
             executor,
             book,
-            n=traces.n_devices,
+            Replay(traces, self._unix_base),
             seed=seed,
             run_id=run_id,
             run_config=config,
-            replay=Replay(traces, self._unix_base),
         )
         self._run = Run.create_empty(run_id)
         self._clock = VirtualClock(until_s)
@@ -214,8 +211,8 @@ class TraceGrid(RuntimeGrid):
         self._stalls.load_state_dict(state["stalls"])
         self._clock.load_state_dict(state["clock"])
         self._fleet.load_state_dict(state["fleet"])
-        self._clients.load_state_dict(state["clients"])
         self._jobs.load_state_dict(state["jobs"])
+        self._clients.load_state_dict(state["clients"], self._jobs)
         self._unfollowed = list(state["unfollowed"])
         self._unseen_until = state["unseen_until"]
         self._arrived = {JobTable.message_id(job): self._jobs[job] for job in state["arrived"]}
@@ -402,7 +399,7 @@ class TraceGrid(RuntimeGrid):
         def coming() -> list[JobRow]:
             asked = (self._jobs.of_message(key) for key in wanted)
             certain = [
-                (job.visible_at, job.job_id, job)
+                (job.visible_at, job.row, job)
                 for job in asked
                 if job is not None
                 and job.is_waiting
@@ -415,13 +412,12 @@ class TraceGrid(RuntimeGrid):
             answers = self._clients.replies([job for job in jobs if job.is_answered], coming)
         delivered = []
         for job in jobs:
-            sent, job_id = job.message.metadata, job.job_id
-            reply = answers.get(job_id) or error_reply(job.message, job.error_code, job.reason)
-            if job_id in answers:
-                self._jobs.learn(job, reply)
+            sent, answer = job.message.metadata, answers.get(job.row)
+            reply = answer or error_reply(job.message, job.error_code, job.reason)
+            if answer is not None:
+                self._jobs.learn(sent.dst_node_id, reply)
             at = self._unix_base + job.visible_at
-            left = sent.created_at + sent.ttl - at
-            stamp(reply, f"reply-{job_id}", at, left)
+            stamp(reply, f"reply-{job.row}", at, sent.created_at + sent.ttl - at)
             delivered.append(reply)
             self._jobs.end(job, self._clock.now)
             self.runtime.reply(sent.message_id, reply, job.status)

@@ -23,8 +23,7 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 
-from fedstale.simulation import quick_arrays
-from fedstale.simulation.compat import ErrorCode
+from fedstale.simulation.compat import ErrorCode, quick_arrays
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
 # How long a client's own threads may outlast it; a device's process waits for them too.
@@ -55,6 +54,8 @@ class Executor(ABC):
 
     batch: int = 1
     """Calls that are worth bringing together; a grid may train jobs ahead to reach so many."""
+    is_remote: bool = False
+    """Whether clients run in other processes, which calls are pickled to."""
 
     @abstractmethod
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
@@ -81,7 +82,7 @@ class InlineExecutor(Executor):
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         """Return the replies in the order of the calls."""
-        with own_random_streams(), quick_arrays.quick_arrays():
+        with own_random_streams(), quick_arrays():
             return [run_client(self._client_app, call) for call in calls]
 
     @property

@@ -17,7 +17,7 @@ from fedstale.config import ExecutorKind
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import own_copy, with_content
 from fedstale.simulation.executors.base import ClientCall, ClientReply, Executor, InlineExecutor
-from fedstale.simulation.executors.processes import ProcessExecutor
+from fedstale.simulation.executors.workers import ProcessExecutor, RayExecutor
 from fedstale.simulation.flower_app import ClientLoader, FlowerApp
 from fedstale.strategies.arrays import n_cores
 
@@ -86,7 +86,7 @@ class AutoExecutor(Executor):
         measured = f"{1000 * each_s:.3g} ms a client, {together:.3g} at a time"
         if each_s >= _SHORT_CALL_S and together >= min(2, self._workers):
             self._now = ProcessExecutor(self._load, self._workers)
-            self.batch = self._now.batch
+            self.batch, self.is_remote = self._now.batch, self._now.is_remote
         self._why = measured
         logger.info("clients run in %s", self.description)
 
@@ -135,8 +135,6 @@ def executor_for(
         return InlineExecutor(client)
     load = ClientLoader(app.client, app.directory)
     if kind == "ray":
-        from fedstale.simulation.executors.ray import RayExecutor  # noqa: PLC0415 - an extra
-
         return RayExecutor(load, workers, gpus=gpus)
     if kind == "inline":
         return InlineExecutor(client)

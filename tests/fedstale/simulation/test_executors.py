@@ -15,13 +15,19 @@ from tiny import counting_app, message_to
 
 from fedstale.errors import ConfigError
 from fedstale.simulation import InlineExecutor, ProcessExecutor
-from fedstale.simulation.compat import ErrorCode, identity
+from fedstale.simulation.compat import (
+    ErrorCode,
+    identity,
+    quick_arrays,
+    read_array,
+    written_array,
+)
 from fedstale.simulation.executors import ClientCall, choice
 from fedstale.simulation.executors import base as contract
 from fedstale.simulation.executors.base import quick_manual_seed
+from fedstale.simulation.executors.batched import written_each
 from fedstale.simulation.executors.choice import AutoExecutor, executor_for
 from fedstale.simulation.flower_app import ClientLoader, FlowerApp
-from fedstale.simulation.quick_arrays import quick_arrays, read, written, written_each
 
 REFERENCE = "small_app_under_test.client:app"
 
@@ -171,7 +177,7 @@ def test_a_client_that_changes_what_it_was_given_changes_nothing_for_others(make
     def train(message, context):
         seen.append(message.content["arrays"].to_numpy_ndarrays()[0].tolist())
         array = next(iter(message.content["arrays"].values()))
-        array.data = written(np.ones(3, np.float32)).data
+        array.data = written_array(np.ones(3, np.float32)).data
         message.content["arrays"] = ArrayRecord([np.zeros(1)])
         message.content["config"]["server-round"] = 99
         message.metadata.ttl = 0.5
@@ -267,11 +273,11 @@ def test_the_arrays_of_a_stack_hold_the_bytes_of_numpys(data, dtype, shape, is_t
 def test_quick_arrays_hold_the_bytes_and_values_of_numpys(data, dtype, shape, is_turned):
     array = data.draw(arrays_of.arrays(dtype, shape))
     array = array.T if is_turned else array
-    theirs, ours = Array(array), written(array)
+    theirs, ours = Array(array), written_array(array)
     assert ours == theirs
     assert ours.is_dirty == theirs.is_dirty
     assert ours.object_id == theirs.object_id
-    back = read(theirs)
+    back = read_array(theirs)
     assert back.dtype == theirs.numpy().dtype
     assert back.flags.writeable
     assert back.flags.f_contiguous == theirs.numpy().flags.f_contiguous
@@ -281,7 +287,7 @@ def test_quick_arrays_hold_the_bytes_and_values_of_numpys(data, dtype, shape, is
 
 
 def test_a_cut_array_fails_as_numpy_fails():
-    array = written(np.arange(5))
+    array = written_array(np.arange(5))
     array.data = array.data[:-3]
     with pytest.raises(ValueError):  # noqa: PT011 - numpy's own words
         array.numpy()
