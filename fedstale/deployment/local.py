@@ -26,8 +26,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedstale.deployment import commands
-from fedstale.deployment.certificates import write_certificates, write_node_key, write_secret
-from fedstale.deployment.commands import Address
+from fedstale.deployment.commands import Address, write_certificates, write_node_key, write_secret
 from fedstale.deployment.diagnosis import explain, is_healthy
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError

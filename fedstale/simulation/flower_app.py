@@ -22,7 +22,6 @@ from flwr.supercore.object_ref import load_app as load_reference
 
 from fedstale.errors import ConfigError
 from fedstale.simulation.costs import Costs
-from fedstale.simulation.old_api import is_runnable
 
 _App = TypeVar("_App", ServerApp, ClientApp)
 
@@ -240,7 +239,9 @@ class FlowerApp:
             ConfigError: it cannot be imported, is no ServerApp, or holds nothing to run.
         """
         server = _load(self.server, self.directory, ServerApp)
-        if not is_runnable(server):
+        # By either API.
+        parts = (server._main, server._server_fn, server._server, server._config, server._strategy)
+        if all(part is None for part in parts):
             raise ConfigError(
                 f"serverapp {self.server} holds nothing to run: expected a function under "
                 "@app.main(), or ServerApp(server_fn=...)"

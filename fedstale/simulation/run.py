@@ -24,8 +24,7 @@ from fedstale.simulation.costs import Costs
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.metrics import RunMetrics, ending, write_run
-from fedstale.simulation.old_api import server_fn_on
-from fedstale.simulation.stock_strategies import stock_strategies_reporting
+from fedstale.simulation.stock_strategies import server_fn_on, stock_strategies_reporting
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
 from fedstale.strategies.server.runtime import (

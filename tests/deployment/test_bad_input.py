@@ -10,8 +10,7 @@ import pytest
 from small_deployment import CLIENT, PYPROJECT, wait_for, write_app
 
 from fedstale.deployment import commands
-from fedstale.deployment.certificates import write_certificates, write_node_key
-from fedstale.deployment.commands import Address
+from fedstale.deployment.commands import Address, write_certificates, write_node_key
 from fedstale.deployment.diagnosis import explain
 from fedstale.deployment.local import free_port, local_deployment, run_app
 from fedstale.errors import FedstaleError

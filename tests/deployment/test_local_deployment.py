@@ -8,7 +8,7 @@ import pytest
 from small_deployment import Running, means, wait_for, write_app
 
 from fedstale.deployment import commands
-from fedstale.deployment.certificates import write_node_key
+from fedstale.deployment.commands import write_node_key
 from fedstale.deployment.diagnosis import explain
 from fedstale.deployment.local import free_port, local_deployment, run_app
 from fedstale.errors import FedstaleError

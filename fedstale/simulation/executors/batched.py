@@ -219,7 +219,7 @@ def _stacked(records: Sequence[ArrayRecord]) -> Models:
 
 def written_each(stack: npt.NDArray[Any]) -> list[Array]:
     """Return the arrays of a stack, one for each place of its first axis, as Flower stores them."""
-    return [written_array(np.asarray(one, order="C")) for one in stack]
+    return [written_array(np.asarray(stack[i, ...], order="C")) for i in range(len(stack))]
 
 
 def _writable(models: Models) -> Models:
