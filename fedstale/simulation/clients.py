@@ -217,17 +217,14 @@ class NodeContext(Context):
         return made
 
 
+@dataclass(eq=False, slots=True)
 class Replay:
-    """The traces of a run, as their devices see them.
+    """The traces of a run, as their devices see them."""
 
-    Args:
-        traces: the devices.
-        unix_base: instant 0 of the run, in s since 1970, UTC.
-    """
-
-    def __init__(self, traces: TraceSet, unix_base: float) -> None:
-        self.traces, self.unix_base = traces, unix_base
-        self._observer: TraceObserver | None = None
+    traces: TraceSet
+    unix_base: float
+    """Instant 0 of the run, in s since 1970, UTC."""
+    _observer: "TraceObserver | None" = None
 
     def observe(self, devices: Sequence[int], instants: Sequence[float]) -> "Observation":
         """Return what devices have seen of themselves at instants."""

@@ -1,6 +1,7 @@
 """What was measured in a run, whether that is enough, and how it stands in the run's folder."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -14,25 +15,21 @@ from fedstale.reports.run import Run, report_at_end
 from fedstale.strategies.server.runtime import Callback, RunEnded, Runtime
 
 
+@dataclass(eq=False)
 class RunMetrics(Callback):
     """Keeps metrics and the latest model, and ends the run when its limit is reached."""
 
-    def __init__(self, until: Until) -> None:
-        """Start with nothing measured.
-
-        Args:
-            until: limit of the run.
-        """
-        self.until = until
-        self.rounds = 0
-        """Aggregations so far: rounds, or versions of the model."""
-        self.server_evaluates = False
-        """Whether a central evaluation has measured anything."""
-        self.arrays: ArrayRecord | None = None
-        self.rows: list[tuple[float, int, str, str, float]] = []
-        """Instant in s, version, source, name and value of each measurement."""
-        self.latest: dict[str, float] = {}
-        """The latest value of each metric, by source and name."""
+    until: Until
+    """Limit of the run."""
+    rounds: int = 0
+    """Aggregations so far: rounds, or versions of the model."""
+    server_evaluates: bool = False
+    """Whether a central evaluation has measured anything."""
+    arrays: ArrayRecord | None = None
+    rows: list[tuple[float, int, str, str, float]] = field(default_factory=list)
+    """Instant in s, version, source, name and value of each measurement."""
+    latest: dict[str, float] = field(default_factory=dict)
+    """The latest value of each metric, by source and name."""
 
     def new_version(self, run: Runtime, version: int, arrays: ArrayRecord) -> None:
         """Keep the new model."""

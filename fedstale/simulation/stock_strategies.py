@@ -216,9 +216,6 @@ class ClientManagerSync:
         return False
 
 
-_Collected = tuple[list[tuple[ClientProxy, Any]], list[tuple[ClientProxy, Any] | BaseException]]
-
-
 @contextmanager
 def server_fn_on(grid: "TraceGrid", *packages: str) -> Iterator[None]:
     """Let apps of the older API, and workflows of `flwr.server`, run on a grid.
@@ -308,7 +305,7 @@ def _send_to_all(  # noqa: PLR0917 - as Flower calls it
     max_workers: int | None,
     timeout: float | None,
     group_id: int,
-) -> _Collected:
+) -> tuple[list[tuple[ClientProxy, Any]], list[tuple[ClientProxy, Any] | BaseException]]:
     """Send to all clients of a round at once; stands in for fit_clients and evaluate_clients.
 
     Args:

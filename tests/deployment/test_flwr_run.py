@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fedstale.cli.new import create
-from fedstale.deployment.local import local_deployment, run_app
+from fedstale.deployment.local import LocalDeployment, run_app
 from fedstale.simulation.flower_app import BUILT_IN
 
 pytestmark = pytest.mark.deployment
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.deployment
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flower")
-    with local_deployment(folder / "deployment", nodes=2) as deployment:
+    with LocalDeployment(folder / "deployment", nodes=2) as deployment:
         yield deployment
 
 

@@ -1,6 +1,6 @@
 """The executor that trains many clients as one program, on the CPU or on an accelerator.
 
-An app declares what it needs (see `BatchedDeclaration`). The clients of training messages run
+An app declares what it needs (see `BatchedFunctions`). The clients of training messages run
 together; all others, and those that the program cannot take, run one after the other as in
 `inline`.
 Results equal those of `inline` but for rounding: sums of float32 are formed in another order.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import lru_cache
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any, Generic, TypeVar
 
@@ -235,7 +236,6 @@ class ProcessExecutor(WorkerExecutor[SharedArrays]):
 
 
 _workers: list[ClientWorker] = []
-_read_before: OrderedDict[str, ArrayRecord] = OrderedDict()
 
 
 def _start_worker(load: Callable[[], ClientApp]) -> None:
@@ -250,21 +250,16 @@ def _run_in_worker(part: Part[SharedArrays]) -> list[ClientReply]:
     return worker.run([call for call, _ in part], arrays)
 
 
+@lru_cache(maxsize=VERSIONS_KEPT)
 def _read(place: SharedArrays) -> ArrayRecord:
-    record = _read_before.get(place.memory)
-    if record is None:
-        memory = SharedMemory(place.memory)
-        try:
-            assert memory.buf is not None
-            # Written by this run's main process a moment ago, for its own workers.
-            arrays = pickle.loads(memory.buf[: place.n_bytes])
-        finally:
-            memory.close()
-        record = ArrayRecord({name: Array(*fields) for name, *fields in arrays})
-        _read_before[place.memory] = record
-        while len(_read_before) > VERSIONS_KEPT:
-            _read_before.popitem(last=False)
-    return record
+    memory = SharedMemory(place.memory)
+    try:
+        assert memory.buf is not None
+        # Written by this run's main process a moment ago, for its own workers.
+        arrays = pickle.loads(memory.buf[: place.n_bytes])
+    finally:
+        memory.close()
+    return ArrayRecord({name: Array(*fields) for name, *fields in arrays})
 
 
 _Reference = Any  # Ray is an extra, whose types may be missing
