@@ -15,9 +15,9 @@ from statistics import median
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 
-from fedstale.deployment.paced import PACING_RECORD, Pacing
+from fedstale.deployment.paced import PACING_RECORD
 from fedstale.deployment.run_folder import JobLog
 from fedstale.simulation.compat import error_reply, own_copy, stamp, with_content
 from fedstale.simulation.costs import FLOWER_OVERHEAD, CostBook, Costs
@@ -238,12 +238,13 @@ class ReplayGrid(ForwardingGrid):
 
     def _with_plan(self, job: JobRow) -> Message:
         content = own_copy(job.message.content)
-        plan = Pacing(
-            train_at=self._unix(job.downloaded_at),
-            # To arrive on time, a reply leaves earlier.
-            reply_at=self._unix(job.reported_at) - self._lead_s,
+        content[PACING_RECORD] = ConfigRecord(
+            {
+                "train_at": self._unix(job.downloaded_at),
+                # To arrive on time, a reply leaves earlier.
+                "reply_at": self._unix(job.reported_at) - self._lead_s,
+            }
         )
-        content[PACING_RECORD] = plan.record()
         message = with_content(job.message, content)
         message.metadata.dst_node_id = self._nodes[job.device]
         message.metadata.ttl = message.metadata.ttl / self._speed_up + _GRACE_S

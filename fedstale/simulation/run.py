@@ -5,7 +5,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.run import Run
 from fedstale.simulation.costs import Costs
+from fedstale.simulation.executors.base import seed_streams
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.metrics import RunMetrics, ending, write_run
@@ -78,7 +79,7 @@ def simulate(
     """
     app = app or FlowerApp.find(config.app)
     run_config = app.run_config(config.run_config)
-    costs = _overridden(app.costs, config.costs).resolved(run_config)
+    costs = Costs.from_table({**app.costs.table(), **config.costs}).resolved(run_config)
     traces = enrolled(traces, config)
     metrics = RunMetrics(Until.parse(config.until))
     with app.importable():
@@ -222,10 +223,6 @@ def _verdict(events: pa.Table) -> tuple[str, str]:
     return "failed", f"no job ever came back; the first: {why}"
 
 
-def _overridden(costs: Costs, table: Mapping[str, Any]) -> Costs:
-    return Costs.from_table({**costs.table(), **table})
-
-
 def enrolled(traces: TraceSet, config: SimulationConfig) -> TraceSet:
     """Return the devices that take part, with the asked behaviour at the end of their records."""
     if config.devices is not None and config.devices != traces.n_devices:
@@ -242,11 +239,9 @@ def enrolled(traces: TraceSet, config: SimulationConfig) -> TraceSet:
 def _seed_server(seed: int) -> None:
     """Seed the global streams that stock strategies and apps draw from on the server."""
     state = np.random.SeedSequence(seed, spawn_key=(_SERVER_SEED,)).generate_state(1)[0]
-    random.seed(int(state))
-    np.random.seed(state)  # noqa: NPY002
+    seed_streams(int(state))
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.manual_seed(int(state))
         # Sums of floats depend on the number of threads, and small models are faster on one.
         torch.set_num_threads(1)
 

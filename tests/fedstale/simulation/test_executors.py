@@ -369,12 +369,12 @@ def test_ray_gives_the_answers_of_one_process_also_when_an_actor_dies(tmp_path):
         "    x, y = data(context",
     )
     good = FlowerApp.find(write_small_app(tmp_path / "good"))
-    bad = partial(load_client, REFERENCE, write_small_app(tmp_path / "bad", client=client))
+    bad = FlowerApp.find(write_small_app(tmp_path / "bad", client=client))
     load = partial(load_client, REFERENCE, good.directory)
     with executor_for(good, load(), "ray", 2) as executor:
         theirs = executor.run(calls(5))
     assert weights(theirs) == weights(InlineExecutor(load()).run(calls(5)))
-    with executor_for(FlowerApp.find(bad.directory), load(), "ray", 2) as executor:
+    with executor_for(bad, load(), "ray", 2) as executor:
         answers = executor.run(calls(5))
     assert [a.reply.has_error() for a in answers] == [False, True, False, False, False]
 
