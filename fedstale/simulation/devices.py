@@ -121,6 +121,8 @@ class OnlineSet:
 FIRST_NODE_ID = 1_000
 
 _SHORTEST_S = 1e-9
+# In the place of 0, so that what a device can never do takes as good as for ever.
+_SLOWEST = 1e-200
 
 # Of the least time that a job can take: rounding must not make it longer than the job.
 _SURELY = 0.99
@@ -159,9 +161,10 @@ class Fleet:
         self._book = book
         self._on_interrupt: OnInterrupt = on_interrupt
         self._free_at = np.zeros(traces.n_devices)
-        # In the order of what is asked: work, bytes down, bytes up.
+        # In the order of what is asked: work, bytes down, bytes up; each a second.
         channels = (traces.compute, traces.downlink, traces.uplink)
-        self._fastest = np.stack([channel.fastest() for channel in channels], axis=1)
+        fastest = np.stack([channel.fastest() for channel in channels], axis=1) / (1.0, 8.0, 8.0)
+        self._fastest = np.maximum(fastest, _SLOWEST)
 
     @property
     def n_devices(self) -> int:
@@ -195,12 +198,14 @@ class Fleet:
             ConfigError: a node does not exist, the cost of a message is unknown, or its ttl is not
                 above 0.
         """
-        places = np.array([m.metadata.dst_node_id - FIRST_NODE_ID for m in messages], np.int64)
-        for device in places[(places < 0) | (places >= self.n_devices)].tolist():
-            raise ConfigError(
-                f"dst_node_id = {FIRST_NODE_ID + device}: expected an id from "
-                f"get_node_ids(), {FIRST_NODE_ID} to {FIRST_NODE_ID + self.n_devices - 1}"
-            )
+        devices = [message.metadata.dst_node_id - FIRST_NODE_ID for message in messages]
+        for device in devices:
+            if not 0 <= device < self.n_devices:
+                raise ConfigError(
+                    f"dst_node_id = {FIRST_NODE_ID + device}: expected an id from "
+                    f"get_node_ids(), {FIRST_NODE_ID} to {FIRST_NODE_ID + self.n_devices - 1}"
+                )
+        places = np.array(devices, dtype=np.int64)
         asked, rounds = self._asked(messages)
         if not (asked[:, 3] > 0).all():
             raise ConfigError(f"ttl = {asked[:, 3].min()}: expected seconds > 0")
@@ -282,9 +287,7 @@ class Fleet:
 
     def _least_s(self, devices: Index, asked: Array) -> Array:
         """Return for how many s the server surely sees nothing of each job; shape (n,)."""
-        amounts = asked[:, :3] * (1.0, 8.0, 8.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            phases = np.where(amounts > 0, amounts / self._fastest[devices], 0.0)
+        phases = asked[:, :3] / self._fastest[devices]
         # What fails is noticed by its heartbeat, or when the message expires.
         return _SURELY * np.minimum(np.minimum(phases.sum(axis=1), HEARTBEAT_S), asked[:, 3])
 

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -187,7 +188,7 @@ def quick_manual_seed() -> Iterator[None]:
     memory that is never given back. The stream that is seeded is the same.
     """
     torch = imported_torch()
-    if torch is None or torch.accelerator.is_available() or torch.cuda.is_available():
+    if torch is None or _has_accelerator():
         yield
         return
     generator, original = torch.default_generator, torch.manual_seed
@@ -203,6 +204,12 @@ def quick_manual_seed() -> Iterator[None]:
         yield
     finally:
         torch.manual_seed = torch.random.manual_seed = original
+
+
+@cache
+def _has_accelerator() -> bool:
+    torch = imported_torch()
+    return bool(torch.accelerator.is_available() or torch.cuda.is_available())
 
 
 def imported_torch() -> Any:  # noqa: ANN401 - a module or None
