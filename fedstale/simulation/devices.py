@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message
 
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import ErrorCode
@@ -327,17 +327,17 @@ class Fleet:
         """Return work, bytes down and up and ttl of each message, shape (n, 4), and its round."""
         asked, rounds = np.empty((len(messages), 4)), []
         # Strategies put the same records into every message of a round.
-        known: dict[int, tuple[int, int]] = {}
+        known: dict[int, int] = {}
         for i, message in enumerate(messages):
             metadata, content = message.metadata, message.content
             kind = metadata.message_type.split(".")[0]
             if id(content) not in known:
-                known[id(content)] = self._book.bytes_of(content), _round_in(content)
-            size, round_ = known[id(content)]
-            rounds.append(_round_said(metadata.group_id, round_))
+                known[id(content)] = self._book.bytes_of(content)
+            size = known[id(content)]
             work = self._book.work(kind, metadata.dst_node_id)
             reply = self._book.reply_bytes(kind, content, size)
             asked[i] = work, size, reply, metadata.ttl
+            rounds.append(round_of(message))
         return asked, rounds
 
 
@@ -350,15 +350,9 @@ def _job(asked: Array, on_interrupt: OnInterrupt) -> Job:
 
 def round_of(message: Message) -> int:
     """Return the round that a strategy wrote into the message, or -1."""
-    return _round_said(message.metadata.group_id, _round_in(message.content))
-
-
-def _round_said(group_id: str, otherwise: int) -> int:
-    return int(group_id) if group_id.isdecimal() else otherwise
-
-
-def _round_in(content: RecordDict) -> int:
-    for record in records_in(content, ConfigRecord).values():
+    if message.metadata.group_id.isdecimal():
+        return int(message.metadata.group_id)
+    for record in records_in(message.content, ConfigRecord).values():
         number = record.get("server-round")
         if isinstance(number, int):
             return number

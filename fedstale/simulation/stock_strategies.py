@@ -18,7 +18,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import signature
 from numbers import Real
@@ -230,8 +229,8 @@ def server_fn_on(grid: "TraceGrid", *packages: str) -> Iterator[None]:
     stand_ins: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
         (flower_start.start_grid, _start_grid),
         (flower_updates.start_update_client_manager_thread, _start_no_thread),
-        (flower_server.fit_clients, partial(_send_to_all, grid, _FIT)),
-        (flower_server.evaluate_clients, partial(_send_to_all, grid, _EVALUATE)),
+        (flower_server.fit_clients, partial(_send_to_all, grid, *_FIT)),
+        (flower_server.evaluate_clients, partial(_send_to_all, grid, *_EVALUATE)),
     ]
     run_workflow = DefaultWorkflow.__call__
 
@@ -276,31 +275,25 @@ def _start_no_thread(
     return thread, threading.Event(), ready
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Exchange:
-    """One kind of request to clients, and how both sides travel in a message."""
-
-    message_type: str
-    pack: Callable[[Any], RecordDict]
-    unpack: Callable[[RecordDict], Any]
-
-
-# Records share the bytes of the arrays, so keeping the input costs nothing.
-_FIT = _Exchange(
-    message_type="train",
-    pack=partial(records.fitins_to_recorddict, keep_input=True),
-    unpack=partial(records.recorddict_to_fitres, keep_input=True),
+# Kinds of requests to clients, and how both sides travel in a message. Records share the bytes of
+# the arrays, so keeping the input costs nothing.
+_FIT = (
+    "train",
+    partial(records.fitins_to_recorddict, keep_input=True),
+    partial(records.recorddict_to_fitres, keep_input=True),
 )
-_EVALUATE = _Exchange(
-    message_type="evaluate",
-    pack=partial(records.evaluateins_to_recorddict, keep_input=True),
-    unpack=records.recorddict_to_evaluateres,
+_EVALUATE = (
+    "evaluate",
+    partial(records.evaluateins_to_recorddict, keep_input=True),
+    records.recorddict_to_evaluateres,
 )
 
 
 def _send_to_all(  # noqa: PLR0917 - as Flower calls it
     grid: "TraceGrid",
-    exchange: _Exchange,
+    message_type: str,
+    pack: Callable[[Any], RecordDict],
+    unpack: Callable[[RecordDict], Any],
     client_instructions: Sequence[tuple[ClientProxy, Any]],
     max_workers: int | None,
     timeout: float | None,
@@ -310,7 +303,9 @@ def _send_to_all(  # noqa: PLR0917 - as Flower calls it
 
     Args:
         grid: where messages go.
-        exchange: the kind of request.
+        message_type: the kind of request.
+        pack: makes the records of one.
+        unpack: makes the answer of a reply's records.
         client_instructions: the clients, and what each is to do.
         max_workers: how many threads Flower would use; has no meaning here.
         timeout: seconds for which each message is valid; None takes Flower's 12 hours.
@@ -324,10 +319,10 @@ def _send_to_all(  # noqa: PLR0917 - as Flower calls it
     for client, ins in client_instructions:
         # Strategies give one object to all clients, which is then measured and packed once.
         if id(ins) not in contents:
-            contents[id(ins)] = exchange.pack(ins)
+            contents[id(ins)] = pack(ins)
         content, node_id = contents[id(ins)], int(client.cid)
         messages.append(
-            Message(content, node_id, exchange.message_type, ttl=timeout, group_id=str(group_id))
+            Message(content, node_id, message_type, ttl=timeout, group_id=str(group_id))
         )
     replies = grid.send_and_receive(messages)
     ids = [message.metadata.message_id for message in messages]
@@ -341,7 +336,7 @@ def _send_to_all(  # noqa: PLR0917 - as Flower calls it
             failures.append(ValueError(f"node {client.cid} failed: {reply.error.reason}"))
             continue
         try:
-            result = exchange.unpack(reply.content)
+            result = unpack(reply.content)
         except Exception as problem:
             grid.runtime.rejected(message_id, reason=f"{type(problem).__name__}: {problem}")
             failures.append(problem)
