@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 from results_file import write_result
 
-from fedstale.deployment.local import LocalDeployment, local_deployment, run_app
+from fedstale.deployment.local import LocalDeployment, run_app
 
 NODES = 2
 TRAIN_S = 1.0
@@ -185,7 +185,7 @@ def write_app(folder: Path) -> Path:
 
 def deployment_rows(folder: Path, *, idle_s: float, rounds: int) -> list[Row]:
     """Measure a deployment."""
-    with local_deployment(folder / "deployment", nodes=NODES, say=print) as deployment:
+    with LocalDeployment(folder / "deployment", nodes=NODES, say=print) as deployment:
         app = write_app(folder / "app")
         rows = rest_rows(idle_s)
         rows += run(deployment, app, f"mode='idle' train-s={idle_s}")

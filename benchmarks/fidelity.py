@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedstale.cli.output import end_on_signals
-from fedstale.deployment.local import local_deployment
+from fedstale.deployment.local import LocalDeployment
 from fedstale.deployment.replay import replay_app, replay_config
 from fedstale.reports.folder import EVENTS, SUMMARY
 from fedstale.simulation.flower_app import FlowerApp
@@ -117,7 +117,7 @@ def measure(
     app = FlowerApp.find(write_app(folder / "measured"))
     run_config = f"versions={versions} concurrency={nodes}"
     config = replay_config(app, traces, nodes=nodes, run_config=run_config, seed=seed)
-    with local_deployment(folder / "deployment", nodes=nodes, limit_s=300.0) as deployment:
+    with LocalDeployment(folder / "deployment", nodes=nodes, limit_s=300.0) as deployment:
         real = replay_app(deployment, config, speed_up=speed_up, run_config=run_config, show=print)
     simulated = simulate(
         config, folder / "simulated", traces=TraceSet.load(traces, seed=config.seed)

@@ -116,7 +116,7 @@ def up(
     All are Flower's own processes, with TLS and node keys; for trying and small deployments.
     """
     from fedstale.deployment.check import check_app
-    from fedstale.deployment.local import local_deployment, run_app
+    from fedstale.deployment.local import LocalDeployment, run_app
     from fedstale.errors import ConfigError
     from fedstale.simulation.flower_app import FlowerApp
 
@@ -140,7 +140,7 @@ def up(
 
     with (
         end_on_signals(),
-        local_deployment(folder, nodes=nodes, overwrite=overwrite, say=say) as deployment,
+        LocalDeployment(folder, nodes=nodes, overwrite=overwrite, say=say) as deployment,
     ):
         show = (lambda line: None) if quiet or as_json else typer.echo
         if config is None:

@@ -1,33 +1,212 @@
-"""What the mod measures of the device that it runs on, real or replayed.
+"""What the mod measures of the device that it runs on, real or replayed, and its history.
 
-A simulation implements the same protocol on a replayed trace (`fedstale.simulation.replayed`):
+A simulation implements the same protocol on a replayed trace (`fedstale.simulation.clients`):
 there clocks are virtual, and the history is the trace up to now.
+
+The history of a real device has one row a message, for the newest few hundred. Rows live in the
+node's Context, which stays on the device and survives a restart of the ClientApp. A state that
+cannot be read is forgotten, since a device that has lost its history still has to work.
+
+The mod only runs when a message comes, so an observation is made of samples: the pace of the
+device's trainings, how long models took to come, and what was left of the processor. A step without
+a sample is unknown. The uplink is unknown too: no device knows when its reply has arrived.
 """
 
 import importlib
+import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedstale.client.history import MessageHistory
 from fedstale.errors import ConfigError
-from fedstale.traces.forecast.observation import Observation
+from fedstale.traces.arrays import Array, Mask
+from fedstale.traces.forecast.observation import DAY_S, EDGES_S, RATES, STEPS, Observation
 from fedstale.traces.recording.monitor import PsutilMonitor, Reading, ResourceMonitor
 
+logger = logging.getLogger(__name__)
+
+HISTORY_RECORD = "fedstale.history"
+"""Name of the record of the history in the Context's state."""
+HISTORY_VERSION = 1
+MESSAGES_KEPT = 256
+"""Messages that are remembered: 26 KB."""
+COLUMNS = (
+    "arrived",
+    "ready",
+    "training_s",
+    "travel_s",
+    "download_bytes",
+    "upload_bytes",
+    "work",
+    "deadline_s",
+    "processor_left",
+    "battery",
+    "charging",
+    "online",
+)
+"""What a row holds: instants in s, durations in s, bytes, work units, and the reading at arrival;
+NaN where unknown or, from training_s on, where the message was no training."""
+# A device that got no message for longer than this may have been offline in between.
+_LONGEST_SILENCE_S = 1800.0
+# What a training wins of a processor that others keep busy; chosen, not measured. Without it, a
+# device that is busy but trains would forecast that it never does.
+_FAIR_SHARE = 0.5
+_POSITION = {name: i for i, name in enumerate(COLUMNS)}
+
 COUNTERS_RECORD = "fedstale.counters"
-"""Name of the record in the Context's state."""
-_NAMES = ("boot", "idle", "total")
+"""Name of the record of the kernel's counters in the Context's state."""
+_COUNTERS = ("boot", "idle", "total")
 # Kernels derive the instant of their start from a clock that time servers adjust.
 _SAME_BOOT_S = 60.0
 _SHORTEST_S = 1.0
 
 Cost = tuple[float, float, float]
 """Work units, bytes down and bytes up of a message."""
+
+
+@dataclass(eq=False, slots=True)
+class MessageHistory:
+    """The rows of one device, in the order of its messages."""
+
+    rows: Array = field(default_factory=lambda: np.empty((0, len(COLUMNS))))
+    """Shape (messages, columns)."""
+
+    def __getitem__(self, column: str) -> Array:
+        """Return a column; shape (messages,)."""
+        return self.rows[:, _POSITION[column]]
+
+    def add(self, **values: float) -> None:
+        """Append a row, and drop the oldest if there are too many."""
+        row = [values.get(name, np.nan) for name in COLUMNS]
+        self.rows = np.concatenate([self.rows, [row]])[-MESSAGES_KEPT:]
+
+    @property
+    def trainings(self) -> "MessageHistory":
+        """The rows of trainings."""
+        return MessageHistory(self.rows[self["training_s"] >= 0])
+
+    def scaled(self, fleet_rate: float) -> "MessageHistory":
+        """Return the history with a work for the jobs whose work was not stated.
+
+        Such jobs are taken to be alike, and the device to be as fast as the fleet: what counts for
+        them is how a job's time differs from those before, and that needs no unit.
+
+        Args:
+            fleet_rate: median work units/s of the forecaster's fleet.
+        """
+        rows = self.rows.copy()
+        stateless = (rows[:, _POSITION["training_s"]] >= 0) & np.isnan(rows[:, _POSITION["work"]])
+        if stateless.any():
+            median_s = float(np.median(rows[stateless, _POSITION["training_s"]]))
+            rows[stateless, _POSITION["work"]] = fleet_rate * median_s
+        return MessageHistory(rows)
+
+    def observation(self, instants: Array, utc_offset_s: float) -> Observation:
+        """Return what the device had observed of itself at some instants.
+
+        Rows later than an instant do not count at it, also if they exist because the clock was
+        set back.
+
+        Args:
+            instants: in s since 1970, UTC; shape (n,).
+            utc_offset_s: local time minus UTC, in s.
+        """
+        arrived, training_s = self["arrived"], self["training_s"]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            pace = np.where(training_s > 0, self["work"] / training_s, np.nan)
+            carried = 8.0 * self["download_bytes"] / self["travel_s"]
+        carried = np.where((self["travel_s"] > 0) & (carried > 0), carried, np.nan)
+        when = np.concatenate([self["ready"], arrived])
+        compute = np.concatenate([pace, _expected_pace(pace, self["processor_left"])])
+        n = instants.size
+        rates = {
+            "compute": _means(when, compute, instants),
+            "downlink": _means(arrived, carried, instants),
+            "uplink": np.full((n, STEPS), np.nan),
+        }
+        online, since, known_for = _session(self, instants)
+        return Observation(
+            devices=np.zeros(n, dtype=np.int64),
+            now=instants,
+            history_s=known_for,
+            online=online,
+            since_s=since,
+            time_of_day_s=(instants + utc_offset_s) % DAY_S,
+            online_share=_means(arrived, self["online"], instants),
+            rates=np.stack([rates[name] for name in RATES], axis=1),
+        )
+
+    @classmethod
+    def read(cls, state: RecordDict) -> "MessageHistory":
+        """Return the history in a node's state; an empty one if there is none to be read."""
+        record = state.config_records.get(HISTORY_RECORD)
+        if record is None:
+            return cls()
+        data = record.get("rows")
+        if record.get("version") != HISTORY_VERSION or not isinstance(data, bytes):
+            logger.warning("this device's history is of another version: it begins anew")
+            return cls()
+        if len(data) % (8 * len(COLUMNS)):
+            logger.warning("this device's history is cut short: it begins anew")
+            return cls()
+        return cls(np.frombuffer(data, "<f8").reshape(-1, len(COLUMNS))[-MESSAGES_KEPT:].copy())
+
+    def write(self, state: RecordDict) -> None:
+        """Put the history into a node's state."""
+        data = np.ascontiguousarray(self.rows, "<f8").tobytes()
+        state[HISTORY_RECORD] = ConfigRecord({"version": HISTORY_VERSION, "rows": data})
+
+
+def _expected_pace(pace: Array, processor_left: Array) -> Array:
+    """Return the pace to expect at each reading of the processor, in work units/s.
+
+    It is the median pace, times the share that a training gets over the share that trainings got.
+
+    Args:
+        pace: of trainings, NaN for other messages and where unknown; shape (messages,).
+        processor_left: share of the processor that was idle, or NaN; same shape.
+    """
+    share = _FAIR_SHARE + (1.0 - _FAIR_SHARE) * processor_left
+    return _median(pace) * share / _median(share[~np.isnan(pace)], default=1.0)
+
+
+def _median(values: Array, default: float = np.nan) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if known.size else default
+
+
+def _means(when: Array, values: Array, instants: Array) -> Array:
+    """Return the mean of the samples in each step before each instant; shape (n, steps)."""
+    known = np.isfinite(values) & np.isfinite(when)
+    when, values = when[known], values[known]
+    result = np.full((instants.size, STEPS), np.nan)
+    for row, now in enumerate(instants):
+        step = np.searchsorted(EDGES_S, now - when, side="right") - 1
+        inside = (step >= 0) & (step < STEPS)
+        count = np.bincount(step[inside], minlength=STEPS)
+        total = np.bincount(step[inside], weights=values[inside], minlength=STEPS)
+        result[row, count > 0] = total[count > 0] / count[count > 0]
+    return result
+
+
+def _session(history: MessageHistory, instants: Array) -> tuple[Mask, Array, Array]:
+    """Return whether the device is online, since when, and how long it has been observed, in s."""
+    online = np.ones(instants.size, dtype=bool)
+    since, known_for = np.zeros(instants.size), np.zeros(instants.size)
+    for i, now in enumerate(instants):
+        arrived = np.sort(history["arrived"][history["arrived"] <= now])
+        if not arrived.size:
+            continue
+        # A device that was sent a message was online, whatever it can read of its link.
+        silent = np.flatnonzero(np.diff(arrived) > _LONGEST_SILENCE_S)
+        since[i] = now - arrived[silent[-1] + 1 if silent.size else 0]
+        known_for[i] = now - arrived[0]
+    return online, since, known_for
 
 
 class Device(ResourceMonitor, Protocol):
@@ -74,7 +253,7 @@ class CountingMonitor:
         before, now = self._stored(), self._counted()
         if now is None:
             return reading
-        self._state[COUNTERS_RECORD] = ConfigRecord(dict(zip(_NAMES, now, strict=True)))
+        self._state[COUNTERS_RECORD] = ConfigRecord(dict(zip(_COUNTERS, now, strict=True)))
         if before is None or not math.isnan(reading.processor_left):
             return reading
         idle, total = now[1] - before[1], now[2] - before[2]
@@ -97,7 +276,7 @@ class CountingMonitor:
 
     def _stored(self) -> tuple[float, ...] | None:
         record = self._state.config_records.get(COUNTERS_RECORD, ConfigRecord())
-        values = [record.get(name) for name in _NAMES]
+        values = [record.get(name) for name in _COUNTERS]
         if any(not isinstance(v, float) or not math.isfinite(v) for v in values):
             return None
         return tuple(v for v in values if isinstance(v, float))

@@ -48,7 +48,7 @@ class ForecastMod:
     The next job is as the last training unless the message states it (`JOB_RECORD`); before
     the first training, and without being told, there are only `p_available` and `available_s`. A
     device without a history forecasts what the forecaster's fleet does. The device's own job times
-    enter by calibration, see `fedstale.client.calibration`; where no work is stated, they are also
+    enter by calibration, see `fedstale.client.forecasting`; where no work is stated, they are also
     the device's pace.
 
     Args:

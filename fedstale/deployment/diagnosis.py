@@ -4,11 +4,11 @@
 """
 
 import re
-import socket
 import ssl
-import urllib.error
-import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
+
+import httpx
 
 from fedstale.deployment.commands import Address
 from fedstale.errors import ConfigError, FedstaleError
@@ -89,6 +89,44 @@ _MEANINGS = (
 )
 
 
+# The same, of what one sees who tries to reach a SuperLink at an address.
+_UNREACHED = (
+    (
+        r"timed out",
+        "{at} does not answer within {limit_s:g} s: check the address and firewalls",
+    ),
+    (
+        r"mismatch|certificate is not valid for",
+        "the certificate of the SuperLink at {at} is not for the name {host!r}: use a name that is "
+        "in it, or make one with this name as subjectAltName",
+    ),
+    (
+        r"verify failed: (?P<what>.*(?:expired|not yet valid).*?)(?: \(_ssl|$)",
+        "the certificate of the SuperLink at {at} is not valid today ({what}): renew it, or set "
+        "this machine's clock",
+    ),
+    (
+        r"verify failed: (?P<what>.*?)(?: \(_ssl|$)",
+        "the certificate of the SuperLink at {at} was not signed by the given authority ({what}): "
+        "copy the authority's ca.crt from the SuperLink's machine",
+    ),
+    (
+        r"SSL",
+        "what listens at {at} does not speak TLS: check the port, or connect with insecure = true "
+        "if the SuperLink was started with --insecure",
+    ),
+    (
+        r"Name or service not known|nodename nor servname|name resolution|No address associated",
+        "the name {host!r} of the SuperLink is unknown: check its spelling and the DNS",
+    ),
+    (
+        r"Connection refused",
+        "nothing listens at {at}: start the SuperLink, or check host and port (it listens at "
+        "127.0.0.1:8000 unless --host and --port say otherwise)",
+    ),
+)
+
+
 def explain(log: str) -> str | None:
     """Return what went wrong, or None if the log tells of nothing that is known here.
 
@@ -96,10 +134,14 @@ def explain(log: str) -> str | None:
         >>> explain("[Errno 111] Connection refused").split(":")[0]
         "nothing listens at the SuperLink's address"
     """
-    for pattern, meaning in _MEANINGS:
-        found = re.search(pattern, log, re.IGNORECASE)
+    return _meaning(_MEANINGS, log)
+
+
+def _meaning(table: Sequence[tuple[str, str]], text: str, **about: object) -> str | None:
+    for pattern, meaning in table:
+        found = re.search(pattern, text, re.IGNORECASE)
         if found is not None:
-            return meaning.format(**found.groupdict())
+            return meaning.format(**about, **found.groupdict())
     return None
 
 
@@ -124,25 +166,22 @@ def check_health(at: Address, ca: Path | None, *, insecure: bool = False) -> Non
         ConfigError: the certificate file cannot be used.
         FedstaleError: it cannot be reached; the text says why and what to do.
     """
-    context = None if insecure else _context(ca)
+    scheme, verify = ("http", False) if insecure else ("https", _context(ca))
     try:
         # A proxy of this user's is not how SuperNodes go.
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}),
-            *([urllib.request.HTTPSHandler(context=context)] if context else []),
-        )
-        scheme = "http" if insecure else "https"
-        with opener.open(f"{scheme}://{at}/health", timeout=_LIMIT_S) as reply:
-            reply.read(1000)
-    except urllib.error.HTTPError as problem:
+        url = f"{scheme}://{at}/health"
+        status = httpx.get(url, verify=verify, trust_env=False, timeout=_LIMIT_S).status_code
+    except (httpx.HTTPError, httpx.InvalidURL) as problem:
+        cause = str(problem) or type(problem).__name__
+        plain = f"{at} does not answer plain HTTP ({cause}): a SuperLink with TLS needs ca.crt"
         raise FedstaleError(
-            f"something at {at} answers, but is no SuperLink (HTTP status {problem.code}): check "
-            "the port"
+            _meaning(_UNREACHED, cause, at=at, host=at.host, limit_s=_LIMIT_S)
+            or (plain if insecure else f"{at} cannot be reached: {cause}")
         ) from None
-    except (OSError, ValueError) as problem:
-        raise FedstaleError(_why(at, problem, insecure=insecure)) from None
-    except Exception as problem:  # http.client raises of its own
-        raise FedstaleError(_why(at, OSError(str(problem)), insecure=insecure)) from None
+    if status != httpx.codes.OK:
+        raise FedstaleError(
+            f"something at {at} answers, but is no SuperLink (HTTP status {status}): check the port"
+        )
 
 
 def _context(ca: Path | None) -> ssl.SSLContext:
@@ -158,40 +197,3 @@ def _context(ca: Path | None) -> ssl.SSLContext:
             f"root-certificates = {str(ca)!r} is no PEM certificate ({problem.reason}): expected "
             "the certificate of the authority that signed the SuperLink's"
         ) from None
-
-
-def _why(at: Address, problem: Exception, *, insecure: bool) -> str:
-    cause = getattr(problem, "reason", problem)
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"the certificate of the SuperLink at {at} {_why_not_trusted(at, cause)}"
-    sentences: dict[type[Exception], str] = {
-        ssl.SSLError: f"what listens at {at} does not speak TLS: check the port, or connect with "
-        "insecure = true if the SuperLink was started with --insecure",
-        socket.gaierror: f"the name {at.host!r} of the SuperLink is unknown: check its spelling "
-        "and the DNS",
-        ConnectionRefusedError: f"nothing listens at {at}: start the SuperLink, or check host and "
-        "port (it listens at 127.0.0.1:8000 unless --host and --port say otherwise)",
-        TimeoutError: f"{at} does not answer within {_LIMIT_S:g} s: check the address and "
-        "firewalls",
-    }
-    for kind, sentence in sentences.items():
-        if isinstance(cause, kind):
-            return sentence
-    if insecure:
-        return f"{at} does not answer plain HTTP ({cause}): a SuperLink with TLS needs ca.crt"
-    return f"{at} cannot be reached: {cause}"
-
-
-def _why_not_trusted(at: Address, cause: ssl.SSLCertVerificationError) -> str:
-    reason = cause.verify_message
-    if "mismatch" in reason or "not valid for" in reason:
-        return (
-            f"is not for the name {at.host!r}: use a name that is in it, or make one with this "
-            "name as subjectAltName"
-        )
-    if "expired" in reason or "not yet valid" in reason:
-        return f"is not valid today ({reason}): renew it, or set this machine's clock"
-    return (
-        f"was not signed by the given authority ({reason}): copy the authority's ca.crt from the "
-        "SuperLink's machine"
-    )

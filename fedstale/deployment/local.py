@@ -10,10 +10,11 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import httpx
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -26,7 +27,6 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedstale.deployment import commands
-from fedstale.deployment.certificates import write_certificates, write_node_key, write_secret
 from fedstale.deployment.commands import Address
 from fedstale.deployment.diagnosis import explain, is_healthy
 from fedstale.deployment.processes import ProcessGroup
@@ -42,91 +42,74 @@ _RUN = "flwr run"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-@contextmanager
-def local_deployment(
-    folder: Path,
-    *,
-    nodes: int,
-    overwrite: bool = False,
-    limit_s: float = 120.0,
-    executor_apart: bool = False,
-    say: Callable[[str], None] = lambda line: None,
-) -> Iterator["LocalDeployment"]:
-    """Start a SuperLink and SuperNodes, and end them afterwards.
-
-    Args:
-        folder: a new one for certificates, keys, state and logs.
-        nodes: number of SuperNodes.
-        overwrite: whether an earlier deployment's folder may be replaced.
-        limit_s: to wait for each process to answer.
-        executor_apart: whether ServerApps outlive the SuperLink; see `LocalDeployment`.
-        say: is told each step.
-
-    Raises:
-        ConfigError: the folder holds something else.
-        FedstaleError: something does not start.
-    """
-    _make_room(folder, overwrite=overwrite)
-    with ProcessGroup() as processes:
-        deployment = LocalDeployment(
-            folder,
-            processes,
-            n_nodes=nodes,
-            limit_s=limit_s,
-            executor_apart=executor_apart,
-            say=say,
-        )
-        try:
-            deployment.start_superlink()
-            for number in range(nodes):
-                deployment.add_node(number)
-            deployment.wait_online()
-            yield deployment
-        finally:
-            deployment.control.close()
-
-
 class LocalDeployment:
-    """A SuperLink with TLS, its state in SQLite, and SuperNodes with registered keys."""
+    """A SuperLink with TLS, its state in SQLite, and SuperNodes with registered keys.
+
+    Entering its context starts everything, and leaving it ends everything.
+    """
 
     def __init__(
         self,
         folder: Path,
-        processes: ProcessGroup,
         *,
-        n_nodes: int,
-        limit_s: float,
-        executor_apart: bool,
-        say: Callable[[str], None],
+        nodes: int,
+        overwrite: bool = False,
+        limit_s: float = 120.0,
+        executor_apart: bool = False,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Write certificates; start nothing.
 
         Args:
-            folder: an empty one, for certificates, keys, state and logs; made private.
-            processes: the group that its processes belong to.
-            n_nodes: how many there will be, which apps see as num-partitions.
+            folder: a new one for certificates, keys, state and logs; made private.
+            nodes: number of SuperNodes, which apps see as num-partitions.
+            overwrite: whether an earlier deployment's folder may be replaced.
             limit_s: to wait for the SuperLink, or for nodes, to answer.
             executor_apart: whether ServerApps run under a SuperExec of their own, and so outlive
                 the SuperLink.
             say: is told each step.
+
+        Raises:
+            ConfigError: the folder holds something else, or there is no node.
         """
-        if n_nodes < 1:
-            raise ConfigError(f"nodes = {n_nodes}: expected at least 1")
-        self.folder, self.processes, self.n_nodes = folder.resolve(), processes, n_nodes
-        self.limit_s, self._say = limit_s, say
+        _make_room(folder, overwrite=overwrite)
+        if nodes < 1:
+            raise ConfigError(f"nodes = {nodes}: expected at least 1")
+        self.folder, self.n_nodes, self.limit_s, self._say = folder.resolve(), nodes, limit_s, say
+        self.processes, self._ends = ProcessGroup(), ExitStack()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        self.tls = write_certificates(self.folder, ["localhost", "127.0.0.1"])
+        self.tls = commands.write_certificates(self.folder, ["localhost", "127.0.0.1"])
         self._secret: Path | None = None
         if executor_apart:
             self._secret = self.folder / "superexec.secret"
-            write_secret(self._secret, secrets.token_hex(32).encode())
+            commands.write_secret(self._secret, secrets.token_hex(32).encode())
         self.node_ids: dict[int, int] = {}
         self.at = Address("127.0.0.1", free_port())
         """Where the SuperLink is."""
         self.control = Control(self.at, self.tls.ca)
         """The operator's side of the SuperLink."""
         self._has_started = False
+
+    def __enter__(self) -> Self:
+        """Start the SuperLink and the nodes.
+
+        Raises:
+            FedstaleError: something does not start.
+        """
+        with ExitStack() as started:
+            started.enter_context(self.processes)
+            started.push(lambda *problem: self.control.close())
+            self.start_superlink()
+            for number in range(self.n_nodes):
+                self.add_node(number)
+            self.wait_online()
+            self._ends = started.pop_all()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """End everything."""
+        self._ends.close()
 
     def log(self, name: str) -> Path:
         """Return the log of superlink, or of node-0 and so on."""
@@ -164,7 +147,7 @@ class LocalDeployment:
     def add_node(self, number: int) -> None:
         """Make a key for a node, register it and start the node, without waiting for it."""
         key = self.folder / f"node-{number}.key"
-        self.node_ids[number] = self.control.register(write_node_key(key))
+        self.node_ids[number] = self.control.register(commands.write_node_key(key))
         config = {"partition-id": number, "num-partitions": self.n_nodes}
         command = commands.supernode(self.at, self.tls.ca, key, port=free_port(), config=config)
         self._start(f"node-{number}", command)

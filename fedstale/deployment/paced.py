@@ -8,7 +8,6 @@ it takes longer. A message without instants is answered at once.
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
@@ -17,38 +16,27 @@ from fedstale.errors import ProtocolError
 
 PACING_RECORD = "fedstale.replay"
 """Name of the ConfigRecord with the instants in messages, and with the real ones in replies."""
-_INSTANTS = ("train_at", "reply_at")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pacing:
-    """Instants of a device's work on one message, in s since 1970, UTC."""
+def pacing(record: Mapping[str, object]) -> tuple[float, float]:
+    """Return the instants of a device's work on one message, in s since 1970, UTC.
 
-    train_at: float
-    """When the last byte of the message has arrived, so that training may begin."""
-    reply_at: float
-    """When the last byte of the reply has been sent."""
+    Args:
+        record: of the message; `train_at` is when its last byte has arrived, so that training may
+            begin, and `reply_at` when the last byte of the reply has been sent.
 
-    def record(self) -> ConfigRecord:
-        """Return the record that a message carries."""
-        return ConfigRecord({name: getattr(self, name) for name in _INSTANTS})
+    Raises:
+        ProtocolError: an instant is missing or is no finite number.
+    """
+    train_at, reply_at = (_instant(record, name) for name in ("train_at", "reply_at"))
+    return train_at, reply_at
 
-    @classmethod
-    def of(cls, record: Mapping[str, object]) -> "Pacing":
-        """Read a record.
 
-        Raises:
-            ProtocolError: an instant is missing or is no finite number.
-        """
-        instants: dict[str, float] = {}
-        for name in _INSTANTS:
-            value = record.get(name)
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                raise ProtocolError(
-                    f"{PACING_RECORD}: {name} = {value!r}: expected seconds since 1970"
-                )
-            instants[name] = float(value)
-        return cls(**instants)
+def _instant(record: Mapping[str, object], name: str) -> float:
+    value = record.get(name)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ProtocolError(f"{PACING_RECORD}: {name} = {value!r}: expected seconds since 1970")
+    return float(value)
 
 
 class PacedApp(ClientApp):
@@ -76,14 +64,14 @@ class PacedApp(ClientApp):
         if PACING_RECORD not in message.content.config_records:
             return self._app(message, context)
         taken_at = self._now()
-        pacing = Pacing.of(message.content.config_records[PACING_RECORD])
+        train_at, reply_at = pacing(message.content.config_records[PACING_RECORD])
         # The app must get what it would get without pacing.
         del message.content[PACING_RECORD]
-        self._wait(pacing.train_at)
+        self._wait(train_at)
         began_at = self._now()
         reply = self._app(message, context)
         trained_at = self._now()
-        self._wait(pacing.reply_at)
+        self._wait(reply_at)
         if not reply.has_error():
             reply.content[PACING_RECORD] = ConfigRecord(
                 {

@@ -8,10 +8,11 @@ of the copy's own. They wrap the app's ClientApp in a `PacedApp` and its ServerA
 
 import json
 import shutil
-import time
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,8 +25,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedstale.config import SimulationConfig, Until
 from fedstale.deployment.local import LocalDeployment, run_app
 from fedstale.deployment.replay_grid import ReplayGrid
-from fedstale.deployment.run_folder import write_run
-from fedstale.errors import ConfigError, FedstaleError, ProtocolError
+from fedstale.deployment.run_folder import written_at_end
+from fedstale.errors import ConfigError, ProtocolError
 from fedstale.reports.folder import RunFolder
 from fedstale.simulation.costs import Costs
 from fedstale.simulation.flower_app import FlowerApp
@@ -243,21 +244,13 @@ class ReplayedServerApp(ServerApp):
                 until_s=metrics.until.time_s,
             )
             replay.runtime.add(metrics)
-            started, end = time.perf_counter(), ("failed", "the ServerApp raised an exception")
-            try:
-                with stock_strategies_reporting():
-                    self._app(replay, context)
-                end = "finished", ""
-            except RunEnded as ended:
-                end = ("stuck" if ended.stuck else "stopped"), ended.reason
-            except FedstaleError as problem:
-                end = "failed", str(problem)
-                raise
-            finally:
-                status, reason = end
-                facts = {"status": status, "reason": reason, **_facts(settings, replay)}
-                facts["wall_s"] = round(time.perf_counter() - started, 3)
-                write_run(folder, replay.runtime, replay.events(), metrics, facts)
+            facts = partial(_facts, settings, replay)
+            with (
+                suppress(RunEnded),
+                written_at_end(folder, replay.runtime, replay.events, metrics, facts),
+                stock_strategies_reporting(),
+            ):
+                self._app(replay, context)
 
 
 def _facts(settings: ReplaySettings, replay: ReplayGrid) -> dict[str, Any]:

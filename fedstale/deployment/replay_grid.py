@@ -15,10 +15,10 @@ from statistics import median
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 
-from fedstale.deployment.job_log import JobLog
-from fedstale.deployment.paced import PACING_RECORD, Pacing
+from fedstale.deployment.paced import PACING_RECORD
+from fedstale.deployment.run_folder import JobLog
 from fedstale.simulation.compat import error_reply, own_copy, stamp, with_content
 from fedstale.simulation.costs import FLOWER_OVERHEAD, CostBook, Costs
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
@@ -161,21 +161,21 @@ class ReplayGrid(ForwardingGrid):
         """
         self._begin()
         messages, now = list(messages), self.now()
-        table = self._log.jobs
-        slots = self._fleet.send(messages, now, table)[0].tolist()
-        self._fleet.follow(table, slots)
-        jobs = [JobRow(table, slot) for slot in slots]
+        table = self._log
+        rows = self._fleet.send(messages, now, table)[0]
+        jobs = [table[row] for row in range(rows.start, rows.stop)]
+        self._fleet.follow(table, [job.row for job in jobs])
         ids = iter(
             self._superlink.push_messages([self._with_plan(job) for job in jobs if job.is_answered])
         )
         given: list[str] = []
         for job, message in zip(jobs, messages, strict=True):
-            self._planned[job.job_id] = job.reported_at, job.visible_at
+            self._planned[job.row] = job.reported_at, job.visible_at
             message_id = next(ids) if job.is_answered else self._lose(job)
             for name in ("started_at", "downloaded_at", "trained_at", "reported_at", "ended_at"):
                 setattr(job, name, NEVER)
-            del table.messages[job.slot]
-            self._log.add(job, message_id)
+            del table.messages[job.row]
+            table.name(job, message_id)
             self._out.add(message_id)
             self.runtime.job_sent(message_id, message)
             given.append(message_id)
@@ -194,13 +194,13 @@ class ReplayGrid(ForwardingGrid):
             if job is None:
                 continue
             self._out.discard(message_id)
-            self._log.hear(job, reply)
+            self._log.learn(job.node_id, reply)
             self._delivered(job, reply)
             self.runtime.reply(message_id, reply, job.status)
         return replies
 
     def _lose(self, job: JobRow) -> str:
-        message_id = f"lost-{job.job_id}"
+        message_id = f"lost-{job.row}"
         stamp(job.message, message_id, self.unix_zero, job.message.metadata.ttl)
         error = error_reply(job.message, job.error_code, job.reason)
         self._lost[message_id] = job.visible_at, error
@@ -208,7 +208,7 @@ class ReplayGrid(ForwardingGrid):
 
     def events(self) -> pa.Table:
         """Return what happened so far, one row a job; lost jobs have spent what the trace says."""
-        now, table = self.now(), self._log.jobs
+        now, table = self.now(), self._log
 
         def as_of(jobs: Columns) -> Columns:
             visible_at = np.array([self._planned[job][1] for job in jobs["job_id"].tolist()])
@@ -227,8 +227,8 @@ class ReplayGrid(ForwardingGrid):
     def late_s(self) -> list[float]:
         """Real seconds by which replies came later than planned, in the order of sending."""
         return [
-            (job.reported_at - self._planned[job.job_id][0]) / self._speed_up
-            for job in map(self._log.jobs.__getitem__, range(len(self._log.jobs)))
+            (job.reported_at - self._planned[job.row][0]) / self._speed_up
+            for job in map(self._log.__getitem__, range(len(self._log)))
             if job.reported_at < NEVER
         ]
 
@@ -238,12 +238,13 @@ class ReplayGrid(ForwardingGrid):
 
     def _with_plan(self, job: JobRow) -> Message:
         content = own_copy(job.message.content)
-        plan = Pacing(
-            train_at=self._unix(job.downloaded_at),
-            # To arrive on time, a reply leaves earlier.
-            reply_at=self._unix(job.reported_at) - self._lead_s,
+        content[PACING_RECORD] = ConfigRecord(
+            {
+                "train_at": self._unix(job.downloaded_at),
+                # To arrive on time, a reply leaves earlier.
+                "reply_at": self._unix(job.reported_at) - self._lead_s,
+            }
         )
-        content[PACING_RECORD] = plan.record()
         message = with_content(job.message, content)
         message.metadata.dst_node_id = self._nodes[job.device]
         message.metadata.ttl = message.metadata.ttl / self._speed_up + _GRACE_S
@@ -282,11 +283,11 @@ class ReplayGrid(ForwardingGrid):
         self._warn_if_late(job)
 
     def _warn_if_late(self, job: JobRow) -> None:
-        late_s = (job.trained_at - self._planned[job.job_id][0]) / self._speed_up
+        late_s = (job.trained_at - self._planned[job.row][0]) / self._speed_up
         if late_s > _TOO_LATE_S and not self._warned:
             self._warned = True
             logger.warning(
                 "job %d was done %.1f s after its reply was due: with a smaller speed-up than %g, "
                 "Flower's own time would fit into the jobs",
-                *(job.job_id, late_s, self._speed_up),
+                *(job.row, late_s, self._speed_up),
             )

@@ -5,26 +5,98 @@ how many bytes a lost job has moved, it does not see. These stay NaN in events.p
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import tomli_w
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.serverapp import Grid
 
 from fedstale.config import Until
-from fedstale.deployment.job_log import JobLog
-from fedstale.reports.costs import ledger
 from fedstale.reports.folder import CONFIG, DEPLOYED, RunFolder
-from fedstale.reports.run import report_at_end
-from fedstale.simulation.metrics import RunMetrics
+from fedstale.simulation.costs import content_bytes
+from fedstale.simulation.devices import round_of
+from fedstale.simulation.jobs import IN_FLIGHT, NEVER, UNCLAIMED, UNKNOWN, Columns, JobRow, JobTable
+from fedstale.simulation.metrics import RunMetrics, ending, write_run
 from fedstale.simulation.stock_strategies import report_stock_strategies
 from fedstale.strategies.server.runtime import Runtime
 from fedstale.strategies.server.superlink import SuperLinkGrid, connected
+
+_UNSEEN = (
+    *("started_at", "downloaded_at", "trained_at", "reported_at", "ended_at"),
+    *("download_s", "compute_s", "upload_s", "work", "uploaded_bytes"),
+)
+
+
+class JobLog(JobTable):
+    """What the server sees of each job on real devices: one row a job, as of a simulation."""
+
+    def __init__(self) -> None:
+        """Start with no job."""
+        super().__init__()
+        self._by_message: dict[str, int] = {}
+
+    @property
+    def node_ids(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        """Ids of the nodes that a job was sent to, in their order."""
+        return np.unique(self.columns["node_id"][: len(self)].astype(np.uint64))
+
+    def of_message(self, message_id: str) -> JobRow | None:
+        """Return the job of a message, or None if it was sent by another run."""
+        job_id = self._by_message.get(message_id)
+        return None if job_id is None else self[job_id]
+
+    def events(self) -> pa.Table:
+        """Return what happened so far, one row a job."""
+        nodes = self.node_ids
+
+        def as_of(jobs: Columns) -> Columns:
+            jobs["device"] = np.searchsorted(nodes, jobs["node_id"].view(np.uint64))
+            jobs["status"][jobs["delivered_at"] == NEVER] = self.number(IN_FLIGHT)
+            return jobs
+
+        names = pd.Index([str(node) for node in nodes.tolist()], dtype="str")
+        return pa.concat_tables(self.tables(as_of, names))
+
+    def job_sent(self, run: Runtime, message_id: str, message: Message) -> None:
+        """Fill a row."""
+        job = self[self.add(1).start]
+        about = message.metadata
+        # The column holds 64 bits with a sign, and ids of nodes have none.
+        job.node_id = about.dst_node_id - 2**64 if about.dst_node_id >= 2**63 else about.dst_node_id
+        job.kind, job.round, job.sent_at = about.message_type, round_of(message), run.now()
+        for name in _UNSEEN:
+            setattr(job, name, UNKNOWN)
+        job.downloaded_bytes = float(content_bytes(message.content))
+        job.status = UNCLAIMED
+        self.name(job, message_id)
+
+    def name(self, job: JobRow, message_id: str) -> None:
+        """Give a job the id of its message, which is empty if the message could not be sent."""
+        if job.kind.startswith("train"):
+            job.reported_p_finish = self.reported_p_finish.get(job.node_id, UNKNOWN)
+        if message_id:
+            self._by_message[message_id] = job.row
+        else:
+            job.status, job.reason = UNCLAIMED, "the SuperLink did not take the message"
+
+    def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
+        """Note the reply to a job, or the error in its place."""
+        job = self.of_message(message_id)
+        if job is None:
+            return
+        self.learn(job.node_id, reply)
+        job.delivered_at, job.status = run.now(), status
+        if reply.has_error():
+            job.reason = reply.error.reason or ""
+        else:
+            job.reason = ""
+            job.uploaded_bytes = float(content_bytes(reply.content))
 
 
 @contextmanager
@@ -56,57 +128,41 @@ def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> I
         own.runtime.add(log)
         own.runtime.add(metrics)
         report_stock_strategies()
-        started, status, reason = time.perf_counter(), "finished", ""
-        try:
+
+        def facts() -> dict[str, Any]:
+            seed = context.run_config.get("seed", 0)
+            return {"app": app, "devices": log.node_ids.size, "seed": seed, "executor": DEPLOYED}
+
+        with written_at_end(opened, own.runtime, log.events, metrics, facts):
             yield own
-        except BaseException as problem:
-            status, reason = "failed", f"{type(problem).__name__}: {problem}"
-            raise
-        finally:
-            own.runtime.ended(status, reason)
-            facts = {
-                "status": status,
-                "reason": reason,
-                "app": app,
-                "devices": log.n_nodes,
-                "seed": context.run_config.get("seed", 0),
-                "executor": DEPLOYED,
-                "wall_s": round(time.perf_counter() - started, 3),
-            }
-            write_run(opened, own.runtime, log.events(), metrics, facts)
 
 
-def write_run(
-    folder: RunFolder, run: Runtime, events: pa.Table, metrics: RunMetrics, facts: Mapping[str, Any]
-) -> None:
-    """Write what came of a run.
+@contextmanager
+def written_at_end(
+    folder: RunFolder,
+    run: Runtime,
+    events: Callable[[], pa.Table],
+    metrics: RunMetrics,
+    facts: Callable[[], Mapping[str, Any]],
+) -> Iterator[None]:
+    """Write what came of a run when it ends, however it ends.
 
     Args:
         folder: of the run.
-        run: that has ended.
-        events: what happened, one row a job.
-        metrics: what was measured.
-        facts: for the summary: status, reason, app, devices, seed and the like.
+        run: that goes on inside.
+        events: returns what happened, one row a job.
+        metrics: what is measured.
+        facts: returns what the summary says besides: app, devices, seed and the like.
     """
-    folder.write_events(events)
-    folder.write_metrics(metrics.rows)
-    if metrics.arrays is not None:
-        folder.write_model(metrics.arrays)
-    folder.write_summary(
-        {
-            **facts,
-            "virtual_s": run.now(),
-            "rounds": metrics.rounds,
-            **_known(ledger(events)),
-            "metrics": metrics.latest,
-        }
-    )
-    report_at_end(folder.path)
-
-
-def _known(accounts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return accounts with None for a sum of which nobody knows all the parts."""
-    return {
-        name: {key: value if isfinite(value) else None for key, value in parts.items()}
-        for name, parts in accounts.items()
-    }
+    started, (status, reason) = time.perf_counter(), ("finished", "")
+    try:
+        yield
+    except BaseException as problem:
+        status, reason = ending(problem)
+        raise
+    finally:
+        run.ended(status, reason)
+        folder.write_events(events())
+        wall_s = round(time.perf_counter() - started, 3)
+        summary = {"status": status, "reason": reason, **facts(), "wall_s": wall_s}
+        write_run(folder, run, metrics, summary)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -28,6 +29,7 @@ _LONGEST_STEP_S = 600.0
 _LOOKS_OF_A_LOOP = 100
 
 
+@dataclass(eq=False)
 class StallDetection(Stateful):
     """Tells whether a strategy waits in vain, and how far the clock then moves.
 
@@ -38,11 +40,12 @@ class StallDetection(Stateful):
 
     saved = ("_busy_at", "_step_s", "_looked_at", "_seen", "_n_looks", "_most_online")
 
-    def __init__(self) -> None:
-        """Begin at 0 s."""
-        self._busy_at = self._step_s = self._looked_at = 0.0
-        self._seen: Mask | None = None
-        self._n_looks = self._most_online = 0
+    _busy_at: float = 0.0
+    _step_s: float = 0.0
+    _looked_at: float = 0.0
+    _seen: Mask | None = None
+    _n_looks: int = 0
+    _most_online: int = 0
 
     def active(self, now: float) -> None:
         """Note that something has happened: the strategy is not waiting in vain."""
@@ -90,6 +93,7 @@ class StallDetection(Stateful):
             )
 
 
+@dataclass(eq=False, slots=True)
 class VirtualTime:
     """Replaces the clock of the thread that enters `running`.
 
@@ -98,20 +102,16 @@ class VirtualTime:
     Only the thread that runs the ServerApp sees virtual time, and only while it trains no client.
     """
 
-    def __init__(
-        self, now: Callable[[], float], sleep: Callable[[float], None], base: float
-    ) -> None:
-        """Set what the clock shows.
-
-        Args:
-            now: virtual instant in s.
-            sleep: moves the virtual clock on by a duration in s.
-            base: Unix time of the virtual instant 0.
-        """
-        self._now, self._sleep, self._base = now, sleep, base
-        self._thread: int | None = None
-        self._real_time, self._real_monotonic = time.time, time.monotonic
-        self._real_sleep = time.sleep
+    now: Callable[[], float]
+    """Returns the virtual instant in s."""
+    sleep: Callable[[float], None]
+    """Moves the virtual clock on by a duration in s."""
+    base: float
+    """Unix time of the virtual instant 0."""
+    _thread: int | None = None
+    _real_time: Callable[[], float] = field(default_factory=lambda: time.time)
+    _real_monotonic: Callable[[], float] = field(default_factory=lambda: time.monotonic)
+    _real_sleep: Callable[[float], None] = field(default_factory=lambda: time.sleep)
 
     @contextmanager
     def running(self, prefixes: tuple[str, ...]) -> Iterator[None]:
@@ -142,19 +142,16 @@ class VirtualTime:
             self._thread = thread
 
     def _is_virtual(self) -> bool:
-        return self._thread is not None and self._thread == threading.get_ident()
+        return self._thread == threading.get_ident()
 
     def _time(self) -> float:
-        return self._base + self._now() if self._is_virtual() else self._real_time()
+        return self.base + self.now() if self._is_virtual() else self._real_time()
 
     def _monotonic(self) -> float:
-        return self._now() if self._is_virtual() else self._real_monotonic()
+        return self.now() if self._is_virtual() else self._real_monotonic()
 
     def _sleep_for(self, seconds: float) -> None:
-        if self._is_virtual():
-            self._sleep(seconds)
-        else:
-            self._real_sleep(seconds)
+        (self.sleep if self._is_virtual() else self._real_sleep)(seconds)
 
 
 class Kind(IntEnum):

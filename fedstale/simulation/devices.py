@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message
 
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import ErrorCode
@@ -121,6 +121,8 @@ class OnlineSet:
 FIRST_NODE_ID = 1_000
 
 _SHORTEST_S = 1e-9
+# In the place of 0, so that what a device can never do takes as good as for ever.
+_SLOWEST = 1e-200
 
 # Of the least time that a job can take: rounding must not make it longer than the job.
 _SURELY = 0.99
@@ -161,9 +163,10 @@ class Fleet(Stateful):
         self._book = book
         self._on_interrupt: OnInterrupt = on_interrupt
         self._free_at = np.zeros(traces.n_devices)
-        # In the order of what is asked: work, bytes down, bytes up.
+        # In the order of what is asked: work, bytes down, bytes up; each a second.
         channels = (traces.compute, traces.downlink, traces.uplink)
-        self._fastest = np.stack([channel.fastest() for channel in channels], axis=1)
+        fastest = np.stack([channel.fastest() for channel in channels], axis=1) / (1.0, 8.0, 8.0)
+        self._fastest = np.maximum(fastest, _SLOWEST)
 
     @property
     def n_devices(self) -> int:
@@ -186,12 +189,12 @@ class Fleet(Stateful):
             self._online = NodeSet(self._everyone, is_online)
         return self._online
 
-    def send(self, messages: Sequence[Message], now: float, jobs: JobTable) -> tuple[Index, Array]:
+    def send(self, messages: Sequence[Message], now: float, jobs: JobTable) -> tuple[slice, Array]:
         """Enter messages into the table as jobs that are sent now, at what they cost by now.
 
         Returns:
-            Their slots in the table, and the instants in s before which the server sees neither a
-            reply nor a failure of each; both of shape (n,).
+            Their rows in the table, and the instants in s before which the server sees neither a
+            reply nor a failure of each; shape (n,).
 
         Raises:
             ConfigError: a node does not exist, the cost of a message is unknown, or its ttl is not
@@ -204,43 +207,41 @@ class Fleet(Stateful):
                     f"dst_node_id = {FIRST_NODE_ID + device}: expected an id from "
                     f"get_node_ids(), {FIRST_NODE_ID} to {FIRST_NODE_ID + self.n_devices - 1}"
                 )
+        places = np.array(devices, dtype=np.int64)
         asked, rounds = self._asked(messages)
         if not (asked[:, 3] > 0).all():
             raise ConfigError(f"ttl = {asked[:, 3].min()}: expected seconds > 0")
-        places = np.array(devices, dtype=np.int64)
         unseen_until = now + self._least_s(places, asked)
         back_s = self._book.costs.upload_overhead_s or 0.0
         # A reply must be at the server in time.
         asked[:, 3] = np.maximum(asked[:, 3] - back_s, _SHORTEST_S) if back_s else asked[:, 3]
-        slots = jobs.add(len(messages))
-        # Asynchronous strategies send one message after each reply, and a slice is quicker to set.
-        rows = slice(slots[0], slots[0] + 1) if len(messages) == 1 else slots
+        rows = jobs.add(len(messages))
         columns = jobs.columns
         columns["node_id"][rows] = places + FIRST_NODE_ID
         columns["device"][rows] = places
-        columns["kind"][rows] = jobs.numbers([m.metadata.message_type for m in messages])
+        columns["kind"][rows] = [jobs.number(m.metadata.message_type) for m in messages]
         columns["round"][rows] = rounds
         columns["sent_at"][rows] = now
         for i, name in enumerate(ASKED):
             columns[name][rows] = asked[:, i]
-        jobs.messages.update(zip(slots.tolist(), messages, strict=True))
-        return slots, unseen_until
+        jobs.messages.update(zip(range(rows.start, rows.stop), messages, strict=True))
+        return rows, unseen_until
 
-    def follow(self, jobs: JobTable, slots: Sequence[int]) -> None:
+    def follow(self, jobs: JobTable, rows: Sequence[int]) -> None:
         """Work out what devices do with jobs, and write it into the table.
 
         Args:
             jobs: the table.
-            slots: of the jobs, in the order of sending.
+            rows: of the jobs, in the order of sending.
         """
-        devices = jobs.columns["device"][slots].tolist()
+        devices = jobs.columns["device"][rows].tolist()
         batch: dict[int, int] = {}
-        for device, slot in zip(devices, slots, strict=True):
+        for device, row in zip(devices, rows, strict=True):
             if device in batch:
                 # A device's second job starts when its first has ended, so that must be known.
                 self._follow(jobs, list(batch.values()))
                 batch = {}
-            batch[device] = slot
+            batch[device] = row
         self._follow(jobs, list(batch.values()))
 
     @property
@@ -280,19 +281,17 @@ class Fleet(Stateful):
 
     def _least_s(self, devices: Index, asked: Array) -> Array:
         """Return for how many s the server surely sees nothing of each job; shape (n,)."""
-        amounts = asked[:, :3] * (1.0, 8.0, 8.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            phases = np.where(amounts > 0, amounts / self._fastest[devices], 0.0)
+        phases = asked[:, :3] / self._fastest[devices]
         # What fails is noticed by its heartbeat, or when the message expires.
         return _SURELY * np.minimum(np.minimum(phases.sum(axis=1), HEARTBEAT_S), asked[:, 3])
 
-    def _follow(self, jobs: JobTable, slots: Sequence[int]) -> None:
+    def _follow(self, jobs: JobTable, rows: Sequence[int]) -> None:
         """Work out what devices do with one job each."""
-        if not slots:
+        if not rows:
             return
         columns = jobs.columns
-        devices, sent_at = columns["device"][slots], columns["sent_at"][slots]
-        asked = np.stack([columns[name][slots] for name in ASKED], axis=1)
+        devices, sent_at = columns["device"][rows], columns["sent_at"][rows]
+        asked = np.stack([columns[name][rows] for name in ASKED], axis=1)
         there_s = self._book.costs.download_overhead_s or 0.0
         free_at = self._free_at[devices]
         if there_s:
@@ -300,13 +299,13 @@ class Fleet(Stateful):
         trips = self._traces.trips(devices, sent_at, _job(asked, self._on_interrupt), free_at)
         self._free_at[devices] = trips.ended
         for source, name in (_INSTANTS | _SPENT).items():
-            columns[name][slots] = getattr(trips, source)
-        columns["reported_at"][slots] += self._book.costs.upload_overhead_s or 0.0
-        columns["free_at"][slots] = free_at
-        columns["visible_at"][slots] = columns["reported_at"][slots]
-        columns["status"][slots] = jobs.number(UNCLAIMED)
+            columns[name][rows] = getattr(trips, source)
+        columns["reported_at"][rows] += self._book.costs.upload_overhead_s or 0.0
+        columns["free_at"][rows] = free_at
+        columns["visible_at"][rows] = columns["reported_at"][rows]
+        columns["status"][rows] = jobs.number(UNCLAIMED)
         for i in np.flatnonzero(trips.status != Status.REPORTED).tolist():
-            self._fail(JobRow(jobs, slots[i]), Status(int(trips.status[i])), trips.reason(i))
+            self._fail(jobs[rows[i]], Status(int(trips.status[i])), trips.reason(i))
 
     def _fail(self, job: JobRow, status: Status, reason: str) -> None:
         """Note that a device does not report, and when and how the server sees it."""
@@ -322,17 +321,17 @@ class Fleet(Stateful):
         """Return work, bytes down and up and ttl of each message, shape (n, 4), and its round."""
         asked, rounds = np.empty((len(messages), 4)), []
         # Strategies put the same records into every message of a round.
-        known: dict[int, tuple[int, int]] = {}
+        known: dict[int, int] = {}
         for i, message in enumerate(messages):
             metadata, content = message.metadata, message.content
             kind = metadata.message_type.split(".")[0]
             if id(content) not in known:
-                known[id(content)] = self._book.bytes_of(content), _round_in(content)
-            size, round_ = known[id(content)]
-            rounds.append(_round_said(metadata.group_id, round_))
+                known[id(content)] = self._book.bytes_of(content)
+            size = known[id(content)]
             work = self._book.work(kind, metadata.dst_node_id)
             reply = self._book.reply_bytes(kind, content, size)
             asked[i] = work, size, reply, metadata.ttl
+            rounds.append(round_of(message))
         return asked, rounds
 
 
@@ -345,15 +344,9 @@ def _job(asked: Array, on_interrupt: OnInterrupt) -> Job:
 
 def round_of(message: Message) -> int:
     """Return the round that a strategy wrote into the message, or -1."""
-    return _round_said(message.metadata.group_id, _round_in(message.content))
-
-
-def _round_said(group_id: str, otherwise: int) -> int:
-    return int(group_id) if group_id.isdecimal() else otherwise
-
-
-def _round_in(content: RecordDict) -> int:
-    for record in records_in(content, ConfigRecord).values():
+    if message.metadata.group_id.isdecimal():
+        return int(message.metadata.group_id)
+    for record in records_in(message.content, ConfigRecord).values():
         number = record.get("server-round")
         if isinstance(number, int):
             return number

@@ -22,7 +22,6 @@ from flwr.supercore.object_ref import load_app as load_reference
 
 from fedstale.errors import ConfigError
 from fedstale.simulation.costs import Costs
-from fedstale.simulation.old_api import is_runnable
 
 _App = TypeVar("_App", ServerApp, ClientApp)
 
@@ -30,7 +29,7 @@ BUILT_IN = Path(__file__).parent.parent / "apps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchedDeclaration:
+class BatchedFunctions:
     """What an app declares so that its clients can be trained as one program.
 
     Three lines in the pyproject.toml of the app, each `module:attribute`:
@@ -59,30 +58,29 @@ class BatchedDeclaration:
     than the usual one: the arrays, and the metrics `train_loss` and `num-examples`.
     """
 
-    job: str
-    """What a client trains on, module:attribute."""
-    network: str | None = None
+    job: Callable[[Message, Context], Mapping[str, Any]]
+    """What a client trains on."""
+    network: Callable[[], Any] | None = None
     """Makes the model."""
-    losses: str | None = None
+    losses: Callable[..., Any] | None = None
     """The loss of each example of a batch."""
-    fit_many: str | None = None
+    fit_many: Callable[..., Any] | None = None
     """Trains many clients, in the place of network and losses."""
-    reply: str | None = None
+    reply: Callable[..., Message] | None = None
     """Makes a client's reply, if it is not the usual one."""
 
     @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> "BatchedDeclaration":
-        """Read the table.
+    def check(cls, table: Mapping[str, Any]) -> None:
+        """Check what an app declares, without importing it.
 
         Raises:
             ConfigError: a key means nothing or is missing, or a value is no reference.
         """
-        known = {f.name.replace("_", "-"): f.name for f in fields(cls)}
+        known = sorted(f.name.replace("_", "-") for f in fields(cls))
         for key, value in table.items():
             if key not in known:
                 raise ConfigError(
-                    f"[tool.fedstale.batched] has unknown key {key!r}: expected some of "
-                    f"{sorted(known)}"
+                    f"[tool.fedstale.batched] has unknown key {key!r}: expected some of {known}"
                 )
             if not isinstance(value, str) or value.count(":") != 1:
                 raise ConfigError(
@@ -94,33 +92,30 @@ class BatchedDeclaration:
                 f"[tool.fedstale.batched] has {sorted(table)}: expected job, and either network "
                 "and losses or fit-many"
             )
-        return cls(**{known[key]: value for key, value in table.items()})
 
-    def load(self, directory: Path) -> "BatchedFunctions":
-        """Import what is declared.
+    @classmethod
+    def load(cls, table: Mapping[str, str], directory: Path) -> "BatchedFunctions":
+        """Import what an app declares.
 
         Args:
+            table: that `check` has found to be right.
             directory: of the app.
 
         Raises:
             ConfigError: something cannot be imported, or cannot be called.
         """
         found: dict[str, Any] = {}
-        for name in (f.name for f in fields(self)):
-            reference = getattr(self, name)
-            found[name] = None if reference is None else _load_function(name, reference, directory)
-        return BatchedFunctions(**found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchedFunctions:
-    """The functions that a declaration names."""
-
-    job: Callable[[Message, Context], Mapping[str, Any]]
-    network: Callable[[], Any] | None = None
-    losses: Callable[..., Any] | None = None
-    fit_many: Callable[..., Any] | None = None
-    reply: Callable[..., Message] | None = None
+        for key, reference in table.items():
+            where = f"[tool.fedstale.batched] {key} = {reference!r}"
+            try:
+                function = load_reference(reference, ConfigError, directory)
+            except Exception as problem:
+                raise ConfigError(f"{where} cannot be imported: {problem}") from problem
+            if not callable(function):
+                kind = type(function).__name__
+                raise ConfigError(f"{where} is a {kind}: expected a function or a class")
+            found[key.replace("-", "_")] = function
+        return cls(**found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +131,8 @@ class FlowerApp:
     defaults: Mapping[str, Any]
     """The run config of pyproject.toml, flat."""
     costs: Costs
-    batched: BatchedDeclaration | None = None
-    """How its clients are trained as one program, if the app declares it."""
+    batched: Mapping[str, str] | None = None
+    """How its clients are trained as one program, if it declares so; see `BatchedFunctions`."""
 
     @classmethod
     def find(cls, app: str | Path) -> "FlowerApp":
@@ -164,6 +159,8 @@ class FlowerApp:
             raise ConfigError(f"app = {str(app)!r} is no Flower app: {problem}") from None
         flower, own = project["tool"]["flwr"]["app"], dict(project["tool"].get("fedstale", {}))
         batched = own.pop("batched", None)
+        if batched is not None:
+            BatchedFunctions.check(batched)
         return cls(
             directory=directory,
             name=project["project"]["name"],
@@ -171,7 +168,7 @@ class FlowerApp:
             client=flower["components"]["clientapp"],
             defaults=flatten_dict(flower.get("config", {})),
             costs=Costs.from_table(own),
-            batched=None if batched is None else BatchedDeclaration.from_table(batched),
+            batched=batched,
         )
 
     @classmethod
@@ -240,7 +237,9 @@ class FlowerApp:
             ConfigError: it cannot be imported, is no ServerApp, or holds nothing to run.
         """
         server = _load(self.server, self.directory, ServerApp)
-        if not is_runnable(server):
+        # By either API.
+        parts = (server._main, server._server_fn, server._server, server._config, server._strategy)
+        if all(part is None for part in parts):
             raise ConfigError(
                 f"serverapp {self.server} holds nothing to run: expected a function under "
                 "@app.main(), or ServerApp(server_fn=...)"
@@ -262,16 +261,13 @@ class FlowerApp:
         return tuple({ref.split(":")[0].split(".")[0] for ref in references})
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLoader:
-    """Loads a ClientApp in a worker process."""
+def load_client(reference: str, directory: Path) -> ClientApp:
+    """Import the ClientApp of an app, in any process.
 
-    reference: str
-    directory: Path
-
-    def __call__(self) -> ClientApp:
-        """Import the ClientApp."""
-        return _load(self.reference, self.directory, ClientApp)
+    Raises:
+        ConfigError: it cannot be imported or is no ClientApp.
+    """
+    return _load(reference, directory, ClientApp)
 
 
 def built_in_apps() -> list[str]:
@@ -295,14 +291,3 @@ def _load(reference: str | _App, directory: Path, kind: type[_App]) -> _App:
     if not isinstance(app, kind):
         raise ConfigError(f"{reference} is a {type(app).__name__}: expected a flwr {kind.__name__}")
     return app
-
-
-def _load_function(name: str, reference: str, directory: Path) -> Callable[..., Any]:
-    where = f"[tool.fedstale.batched] {name.replace('_', '-')} = {reference!r}"
-    try:
-        found = load_reference(reference, ConfigError, directory)
-    except Exception as problem:
-        raise ConfigError(f"{where} cannot be imported: {problem}") from problem
-    if not callable(found):
-        raise ConfigError(f"{where} is a {type(found).__name__}: expected a function or a class")
-    return found

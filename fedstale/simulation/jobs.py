@@ -4,19 +4,17 @@ A row is filled when the message is sent, when its device has been followed, whe
 handed over and when the strategy says what became of it. Whatever a device spent appears in exactly
 one row, so the accounts of a run close by summing rows.
 
-A job may change until its reply has been delivered, and the strategy may say later what became of
-the reply. So rows that are over stay in memory for a while and then move to a file without a name,
-which goes with the process; one that changes after all is read back. Memory grows with the jobs in
-flight, not with all jobs.
+The rows lie in a file without a name, which goes with the process. The file is mapped into memory
+anew whenever it grows, and what was mapped before is let go: memory grows with the rows that are
+read or written meanwhile, those of jobs in flight, and not with all jobs.
 """
 
+import mmap
 import os
 import tempfile
 import weakref
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import IO, Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +32,16 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from fedstale.errors import FedstaleError, ResumeError
 from fedstale.simulation.compat import with_content
-from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
+from fedstale.strategies.server.runtime import (
+    CLIENT_ERROR,
+    REJECTED,
+    REPORTED,
+    Callback,
+    Runtime,
+)
+from fedstale.strategies.server.validation import p_finish_in
 from fedstale.strategies.state import State, Stateful
 from fedstale.traces import Status
-from fedstale.traces.arrays import Index
 
 # How a job ended, from the server's point of view, besides the words of the runtime.
 LATE = "late"
@@ -64,12 +68,12 @@ ANSWERED = -1
 
 BLOCK = 1 << 16
 """Jobs of one table of events, which is one row group of events.parquet."""
-_WRITTEN_TOGETHER = 4096
+_GROWTH = 4096
+"""Rows by which the file grows at least."""
 _PREFIX = "message-"
 _EMPTY = RecordDict()
 
 Columns = dict[str, npt.NDArray[Any]]
-Rows = npt.NDArray[np.void]
 T = TypeVar("T", int, float, str)
 
 
@@ -99,7 +103,7 @@ class Column(Generic[T]):
         """Return the value in a job's row."""
         if job is None:
             return self
-        value: Any = job.jobs.columns[self.name].item(job.slot)
+        value: Any = job.jobs.columns[self.name].item(job.row)
         if self.is_text:
             value = job.jobs.word(value)
         found: T = value
@@ -108,17 +112,17 @@ class Column(Generic[T]):
     def __set__(self, job: "JobRow", value: T) -> None:
         """Write into a job's row."""
         number: Any = job.jobs.number(value) if isinstance(value, str) else value
-        job.jobs.columns[self.name][job.slot] = number
+        job.jobs.columns[self.name][job.row] = number
 
 
 class JobRow:
-    """One row of the table while it is in memory.
+    """One row of the table.
 
     The columns of events.parquet come first, in its order, with the device's position in the place
     of its name.
     """
 
-    __slots__ = ("jobs", "slot")
+    __slots__ = ("jobs", "row")
 
     job_id = Column(int, 0)
     """Counts up from 0 in the order of sending."""
@@ -176,14 +180,9 @@ class JobRow:
     error_code = Column(int, ANSWERED, is_event=False)
     """Code of the SuperLink's error reply; `ANSWERED` if the device answers itself."""
 
-    def __init__(self, jobs: "JobTable", slot: int) -> None:
-        """Look at a slot of a table."""
-        self.jobs, self.slot = jobs, slot
-
-    def aggregate(self, base_version: int, version: int, staleness: int, weight: float) -> None:
-        """Note that the update went into a model version."""
-        self.base_version, self.aggregated_version = base_version, version
-        self.staleness, self.weight = float(staleness), float(weight)
+    def __init__(self, jobs: "JobTable", row: int) -> None:
+        """Look at a row of a table; its place is the job's id."""
+        self.jobs, self.row = jobs, row
 
     @property
     def message(self) -> Message:
@@ -192,12 +191,12 @@ class JobRow:
         Raises:
             KeyError: it has been.
         """
-        return self.jobs.messages[self.slot]
+        return self.jobs.messages[self.row]
 
     @property
     def is_waiting(self) -> bool:
         """Whether the server has not been given a reply yet."""
-        return self.slot in self.jobs.messages
+        return self.row in self.jobs.messages
 
     @property
     def is_answered(self) -> bool:
@@ -211,34 +210,29 @@ _ALL: Mapping[str, Column[Any]] = {
 COLUMNS: Mapping[str, type] = {name: c.kind for name, c in _ALL.items() if c.is_event}
 """Names and types of what is known of a job when it is over, in the order of events.parquet."""
 ASKED = ("asked_work", "asked_download_bytes", "asked_upload_bytes", "asked_ttl_s")
-_DTYPES: Mapping[object, str] = {float: "f8", int: "i8", str: "i4"}
-_LAYOUT = np.dtype([(name, _DTYPES[kind]) for name, kind in COLUMNS.items()])
+_DTYPES: Mapping[object, str] = {float: "f8", int: "i8", str: "i8"}
+_LAYOUT = np.dtype([(name, _DTYPES[column.kind]) for name, column in _ALL.items()])
 _WORDS = [name for name, column in _ALL.items() if column.is_text]
 _ARROW = {str: pa.string(), float: pa.float64(), int: pa.int64()}
 _SCHEMA = pa.schema([(name, _ARROW[kind]) for name, kind in COLUMNS.items()])
 
 
-class JobTable(Stateful):
-    """The jobs of a run by number and by message."""
+class JobTable(Stateful, Callback):
+    """The jobs of a run by number and by message; a callback that notes what becomes of replies."""
 
-    saved = ("_n", "_over", "_words")
+    saved = ("_words", "reported_p_finish")
 
     def __init__(self) -> None:
         """Start with no job."""
         self._n = 0
-        self.columns: Columns = {
-            name: np.zeros(0, _DTYPES[column.kind]) for name, column in _ALL.items()
-        }
-        """The rows in memory, by slot; texts are numbered (`word`, `number`)."""
         self.messages: dict[int, Message] = {}
-        """The messages that have not been answered, by slot."""
-        self._slots: dict[int, int] = {}
-        self._free: list[int] = []
-        self._over: dict[int, None] = {}
+        """The messages that have not been answered, by job id."""
+        self.reported_p_finish: dict[int, float] = {}
+        """The chance to finish its next job that each node has last reported."""
         self._words: list[str] = []
         self._numbers: dict[str, int] = {}
-        self._file = _RowFile()
-        self._write_at = 2 * _WRITTEN_TOGETHER
+        self._file = _new_file(self)
+        self._map(np.zeros(0, _LAYOUT))
 
     def __len__(self) -> int:
         """Number of jobs sent so far."""
@@ -249,40 +243,65 @@ class JobTable(Stateful):
         """Return the id of a job's message."""
         return f"{_PREFIX}{job_id}"
 
-    def add(self, n: int) -> Index:
-        """Make rows for the next n jobs, and return their slots, shape (n,)."""
-        slots = self._taken(n)
-        self.columns["job_id"][slots] = range(self._n, self._n + n)
-        self._slots.update(zip(range(self._n, self._n + n), slots, strict=True))
-        self._n += n
-        return np.array(slots, dtype=np.int64)
+    def add(self, n: int) -> slice:
+        """Make rows for the next n jobs, with the defaults in them, and return their places.
+
+        Raises:
+            FedstaleError: the disk is full, or the folder of temporary files is not writable.
+        """
+        first, self._n = self._n, self._n + n
+        if self._n > self._rows.size:
+            try:
+                self._grow()
+            except FedstaleError:
+                self._n = first
+                raise
+        return slice(first, self._n)
 
     def __getitem__(self, job_id: int) -> JobRow:
         """Return a job; changes to it are kept."""
-        slot = self._slots.get(job_id)
-        if slot is None:
-            slot = self._read_back(job_id)
-        return JobRow(self, slot)
+        return JobRow(self, job_id)
 
     def of_message(self, message_id: str) -> JobRow | None:
         """Return the job of a message, or None if no such message was sent."""
         number = message_id.removeprefix(_PREFIX)
         if number == message_id or not number.isdecimal() or int(number) >= self._n:
             return None
-        return self[int(number)]
+        return JobRow(self, int(number))
 
     def end(self, job: JobRow, now: float) -> None:
         """Note that the server has seen the end of a job, at this instant."""
         job.delivered_at = now
-        self.messages.pop(job.slot, None)
-        self._over[job.job_id] = None
-        if len(self._over) >= self._write_at:
-            self._write_oldest(now)
+        self.messages.pop(job.row, None)
 
-    @property
-    def n_in_memory(self) -> int:
-        """Number of rows in memory."""
-        return len(self._slots)
+    def learn(self, node_id: int, reply: Message) -> None:
+        """Take in the chance to finish its next job that a device reports with a reply."""
+        reported = p_finish_in(reply)
+        if reported is not None:
+            self.reported_p_finish[node_id] = reported
+
+    def aggregated(
+        self,
+        run: Runtime,
+        message_id: str,
+        *,
+        base_version: int,
+        version: int,
+        staleness: int,
+        weight: float,
+    ) -> None:
+        """Note that a reply went into a model version."""
+        # A job of the run that this one goes on from may have its row there.
+        job = self.of_message(message_id)
+        if job is not None:
+            job.base_version, job.aggregated_version = base_version, version
+            job.staleness, job.weight = float(staleness), float(weight)
+
+    def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
+        """Note that the strategy did not use a reply."""
+        job = self.of_message(message_id)
+        if job is not None and job.status == REPORTED:
+            job.status, job.reason = REJECTED, reason
 
     def word(self, number: int) -> str:
         """Return a text by its number."""
@@ -296,53 +315,35 @@ class JobTable(Stateful):
             self._words.append(word)
         return number
 
-    def numbers(self, words: Sequence[str]) -> npt.NDArray[np.int32]:
-        """Return the numbers of some texts."""
-        return np.array([self.number(word) for word in words], dtype=np.int32)
-
     def tables(
         self, as_of: Callable[[Columns], Columns], device_ids: pd.Index
     ) -> Iterator[pa.Table]:
         """Yield the events of all jobs in the order of sending, `BLOCK` at a time.
 
         Args:
-            as_of: returns rows in memory, some of whose jobs may be under way, as they stand now.
+            as_of: returns rows, some of whose jobs may be under way, as they stand now.
             device_ids: name of each device of the traces.
         """
-        ids = sorted(self._slots)
-        known = as_of(self._gathered(ids))
-        words = np.array(self._words, dtype=object)
         for first in range(0, max(self._n, 1), BLOCK):
-            rows = self._file.read(first, min(first + BLOCK, self._n))
-            here = slice(bisect_left(ids, first), bisect_left(ids, first + BLOCK))
-            places = np.array(ids[here], dtype=np.int64) - first
-            for name in COLUMNS:
-                rows[name][places] = known[name][here]
+            rows = self._rows[first : min(first + BLOCK, self._n)]
+            known = as_of({name: np.array(rows[name]) for name in _ALL})
+            words = np.array(self._words, dtype=object)
             yield table(
-                {
-                    name: words[rows[name]] if name in _WORDS else np.ascontiguousarray(rows[name])
-                    for name in COLUMNS
-                },
+                {name: words[known[name]] if name in _WORDS else known[name] for name in COLUMNS},
                 device_ids,
             )
 
     def state_dict(self) -> State:
         """Return all jobs; messages with the same records share them."""
-        ids = sorted(self._slots)
         contents: dict[int, tuple[int, RecordDict]] = {}
         messages: State = {}
-        for job_id in ids:
-            message = self.messages.get(self._slots[job_id])
-            if message is not None:
-                number, _ = contents.setdefault(
-                    id(message.content), (len(contents), message.content)
-                )
-                head = message_to_proto(with_content(message, _EMPTY)).SerializeToString()
-                messages[str(job_id)] = [np.frombuffer(head, dtype=np.uint8), number]
+        for job_id, message in sorted(self.messages.items()):
+            number, _ = contents.setdefault(id(message.content), (len(contents), message.content))
+            head = message_to_proto(with_content(message, _EMPTY)).SerializeToString()
+            messages[str(job_id)] = [np.frombuffer(head, dtype=np.uint8), number]
         return super().state_dict() | {
-            "columns": list(COLUMNS),
-            "in_memory": self._gathered(ids),
-            "on_disk": self._file.bytes(),
+            "columns": list(_ALL),
+            "rows": self._rows[: self._n].view(np.uint8),
             "messages": messages,
             "contents": [records_out(content) for _, content in contents.values()],
         }
@@ -354,7 +355,7 @@ class JobTable(Stateful):
             ResumeError: another release wrote it.
             FedstaleError: the disk is full, or the folder of temporary files is not writable.
         """
-        if state.get("columns") != list(COLUMNS):
+        if state.get("columns") != list(_ALL):
             raise ResumeError(
                 "the checkpoint holds events with other columns: resume with the release of "
                 "fedstale that wrote it"
@@ -362,114 +363,55 @@ class JobTable(Stateful):
         self.__init__()  # type: ignore[misc]
         super().load_state_dict(state)
         self._numbers = {word: number for number, word in enumerate(self._words)}
-        if len(state["on_disk"]):
-            self._file.write(state["on_disk"].view(_LAYOUT), 0)
-        known: Columns = state["in_memory"]
-        slots = self._taken(known["job_id"].size)
-        for name, values in known.items():
-            self.columns[name][slots] = values
-        self._slots = dict(zip(known["job_id"].tolist(), slots, strict=True))
+        rows = state["rows"].view(_LAYOUT)
+        places = self.add(rows.size)
+        self._rows[places] = rows
         contents = [records_in(data) for data in state["contents"]]
         for job_id, (head, number) in state["messages"].items():
             message = message_from_proto(ProtoMessage.FromString(head.tobytes()))
-            self.messages[self._slots[int(job_id)]] = with_content(message, contents[number])
+            self.messages[int(job_id)] = with_content(message, contents[number])
 
-    def _gathered(self, ids: Sequence[int]) -> Columns:
-        slots = np.array([self._slots[job_id] for job_id in ids], dtype=np.int64)
-        return {name: column[slots] for name, column in self.columns.items()}
+    def _map(self, rows: npt.NDArray[np.void]) -> None:
+        self._rows = rows
+        self.columns: Columns = {name: rows[name] for name in _ALL}
+        """The rows, by job id; texts are numbered (`word`, `number`)."""
 
-    def _taken(self, n: int) -> list[int]:
-        """Return n free slots, whose rows hold the defaults."""
-        if len(self._free) < n:
-            size = self.columns["job_id"].size
-            more = max(size, n, 64)
-            for name, column in self.columns.items():
-                self.columns[name] = np.concatenate([column, np.zeros(more, column.dtype)])
-            self._release(range(size + more - 1, size - 1, -1))
-        return [self._free.pop() for _ in range(n)]
-
-    def _release(self, slots: Sequence[int]) -> None:
-        """Let rows be used again, with the defaults in them."""
+    def _grow(self) -> None:
+        """Add rows to the file until it has one for each job, and map it into memory."""
+        before = self._rows.size
+        rows = np.zeros(max(self._n - before, _GROWTH), _LAYOUT)
         for name, column in _ALL.items():
-            default: Any = self.number(column.default) if column.is_text else column.default
-            self.columns[name][slots] = default
-        self._free += slots
-
-    def _read_back(self, job_id: int) -> int:
-        """Bring a row that was written back into memory."""
-        (slot,) = self._taken(1)
-        row = self._file.read(job_id, job_id + 1)[0]
-        for name, column in _ALL.items():
-            if column.is_event:
-                self.columns[name][slot] = row[name]
-        self.columns["visible_at"][slot] = row["delivered_at"]
-        self._slots[job_id], self._over[job_id] = slot, None
-        return slot
-
-    def _write_oldest(self, now: float) -> None:
-        """Move the rows that were over first to the file, unless the device still works."""
-        oldest = list(islice(self._over, len(self._over) - _WRITTEN_TOGETHER))
-        slots = np.array([self._slots[job_id] for job_id in oldest], dtype=np.int64)
-        is_done = self.columns["ended_at"][slots] <= now
-        done = sorted(job for job, ended in zip(oldest, is_done.tolist(), strict=True) if ended)
-        if done:
-            columns = self._gathered(done)
-            rows = np.empty(len(done), _LAYOUT)
-            for name in COLUMNS:
-                rows[name] = columns[name]
-            for part in np.split(rows, np.flatnonzero(np.diff(rows["job_id"]) != 1) + 1):
-                self._file.write(part, int(part["job_id"][0]))
-        for job_id in done:
-            del self._over[job_id]
-        self._release([self._slots.pop(job_id) for job_id in done])
-        self._write_at = len(self._over) + _WRITTEN_TOGETHER
-
-
-class _RowFile:
-    """Rows of fixed length in a temporary file in the system's folder for them (TMPDIR)."""
-
-    def __init__(self) -> None:
-        """Make the file when there is something to write."""
-        self._files: list[IO[bytes]] = []
-        self._end = 0
-
-    def read(self, start: int, stop: int) -> Rows:
-        """Return the rows start to stop; those never written are zeros."""
-        rows = np.zeros(stop - start, _LAYOUT)
-        for file in self._files:
-            size = _LAYOUT.itemsize
-            data = os.pread(file.fileno(), len(rows) * size, start * size)
-            written = np.frombuffer(data, _LAYOUT)
-            rows[: len(written)] = written
-        return rows
-
-    def bytes(self) -> npt.NDArray[np.uint8]:
-        """Return the whole file; it is not read into memory for it."""
-        for file in self._files:
-            return np.memmap(file, np.uint8, "r", shape=(self._end * _LAYOUT.itemsize,))
-        return np.zeros(0, np.uint8)
-
-    def write(self, rows: Rows, first: int) -> None:
-        """Write rows from a place on.
-
-        Raises:
-            FedstaleError: the disk is full, or the folder is not writable.
-        """
-        left, at = rows.view(np.uint8).data, first * _LAYOUT.itemsize
+            rows[name] = self.number(column.default) if column.is_text else column.default
+        rows["job_id"] = range(before, before + rows.size)
+        left, at = rows.view(np.uint8).data, before * _LAYOUT.itemsize
         try:
-            if not self._files:
-                file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see finalize
-                weakref.finalize(self, file.close)
-                self._files.append(file)
             while left:
-                done = os.pwrite(self._files[0].fileno(), left, at)
+                done = os.pwrite(self._file, left, at)
                 left, at = left[done:], at + done
+            self._map(np.frombuffer(mmap.mmap(self._file, at), _LAYOUT))
         except OSError as problem:
-            raise FedstaleError(
-                f"the events of the run cannot be written to {tempfile.gettempdir()!r}: "
-                f"{problem.strerror}; make room there, or set TMPDIR to another folder"
-            ) from None
-        self._end = max(self._end, first + len(rows))
+            raise _unwritable(problem) from None
+
+
+def _new_file(owner: object) -> int:
+    """Return the descriptor of a new file in the system's folder for them (TMPDIR).
+
+    Args:
+        owner: the file goes with it.
+    """
+    try:
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see finalize
+    except OSError as problem:
+        raise _unwritable(problem) from None
+    weakref.finalize(owner, file.close)
+    return file.fileno()
+
+
+def _unwritable(problem: OSError) -> FedstaleError:
+    return FedstaleError(
+        f"the events of the run cannot be written to {tempfile.gettempdir()!r}: "
+        f"{problem.strerror}; make room there, or set TMPDIR to another folder"
+    )
 
 
 def table(

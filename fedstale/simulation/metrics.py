@@ -1,35 +1,38 @@
-"""What was measured in a run, and whether that is enough."""
+"""What was measured in a run, whether that is enough, and how it stands in the run's folder."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
 
 from flwr.app import ArrayRecord
 
 from fedstale.config import Until
+from fedstale.errors import FedstaleError
+from fedstale.reports.costs import COST_COLUMNS, ledger
+from fedstale.reports.folder import RunFolder
+from fedstale.reports.run import Run, report_at_end
 from fedstale.strategies.server.runtime import Callback, RunEnded, Runtime
 from fedstale.strategies.state import Stateful
 
 
+@dataclass(eq=False)
 class RunMetrics(Stateful, Callback):
     """Keeps metrics and the latest model, and ends the run when its limit is reached."""
 
     saved = ("rounds", "server_evaluates", "rows", "latest")
 
-    def __init__(self, until: Until) -> None:
-        """Start with nothing measured.
-
-        Args:
-            until: limit of the run.
-        """
-        self.until = until
-        self.rounds = 0
-        """Aggregations so far: rounds, or versions of the model."""
-        self.server_evaluates = False
-        """Whether a central evaluation has measured anything."""
-        self.arrays: ArrayRecord | None = None
-        self.rows: list[tuple[float, int, str, str, float]] = []
-        """Instant in s, version, source, name and value of each measurement."""
-        self.latest: dict[str, float] = {}
-        """The latest value of each metric, by source and name."""
+    until: Until
+    """Limit of the run."""
+    rounds: int = 0
+    """Aggregations so far: rounds, or versions of the model."""
+    server_evaluates: bool = False
+    """Whether a central evaluation has measured anything."""
+    arrays: ArrayRecord | None = None
+    rows: list[tuple[float, int, str, str, float]] = field(default_factory=list)
+    """Instant in s, version, source, name and value of each measurement."""
+    latest: dict[str, float] = field(default_factory=dict)
+    """The latest value of each metric, by source and name."""
 
     def new_version(self, run: Runtime, version: int, arrays: ArrayRecord) -> None:
         """Keep the new model."""
@@ -54,3 +57,46 @@ class RunMetrics(Stateful, Callback):
             goal = self.until.metric or "rounds"
             value = values.get(goal, self.rounds) if self.until.metric else self.rounds
             raise RunEnded(f"reached {goal} {value:g}")
+
+
+def write_run(
+    folder: RunFolder, run: Runtime, metrics: RunMetrics, facts: Mapping[str, Any]
+) -> Run:
+    """Write what came of a run.
+
+    Args:
+        folder: of the run, in which its events are written already.
+        run: that has ended.
+        metrics: what was measured.
+        facts: for the summary: status, reason, app, devices, seed and the like.
+    """
+    folder.write_metrics(metrics.rows)
+    if metrics.arrays is not None:
+        folder.write_model(metrics.arrays)
+    folder.write_summary(
+        {
+            **facts,
+            "virtual_s": run.now(),
+            "rounds": metrics.rounds,
+            **_known(ledger(folder.read_events(COST_COLUMNS))),
+            "metrics": metrics.latest,
+        }
+    )
+    return report_at_end(folder.path)
+
+
+def ending(problem: BaseException) -> tuple[str, str]:
+    """Return how a run ended that an exception has ended, as a status and a reason."""
+    if isinstance(problem, RunEnded):
+        return ("stuck" if problem.stuck else "stopped"), problem.reason
+    if isinstance(problem, FedstaleError):
+        return "failed", str(problem)
+    return "failed", f"{type(problem).__name__}: {problem}"
+
+
+def _known(accounts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return accounts with None for a sum of which nobody knows all the parts."""
+    return {
+        name: {key: value if isfinite(value) else None for key, value in parts.items()}
+        for name, parts in accounts.items()
+    }

@@ -5,7 +5,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +18,14 @@ from flwr.app import ArrayRecord, Context, RecordDict
 
 from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
-from fedstale.reports.costs import COST_COLUMNS, ledger
 from fedstale.reports.folder import RunFolder
-from fedstale.reports.run import Run, report_at_end
+from fedstale.reports.run import Run
 from fedstale.simulation.costs import Costs
+from fedstale.simulation.executors.base import seed_streams
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.simulation.metrics import RunMetrics
-from fedstale.simulation.old_api import server_fn_on
-from fedstale.simulation.stock_strategies import stock_strategies_reporting
+from fedstale.simulation.metrics import RunMetrics, ending, write_run
+from fedstale.simulation.stock_strategies import server_fn_on, stock_strategies_reporting
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
 from fedstale.strategies.server.runtime import (
@@ -80,7 +79,7 @@ def simulate(
     """
     app = app or FlowerApp.find(config.app)
     run_config = app.run_config(config.run_config)
-    costs = _overridden(app.costs, config.costs).resolved(run_config)
+    costs = Costs.from_table({**app.costs.table(), **config.costs}).resolved(run_config)
     traces = enrolled(traces, config)
     metrics = RunMetrics(Until.parse(config.until))
     with app.importable():
@@ -118,7 +117,12 @@ def simulate(
                     status, reason = _outcome(lambda: server(grid, context), app.directory)
                 wall_s = time.perf_counter() - started
                 grid.runtime.ended(status, reason)
+                folder.write_events(grid.event_tables())
+                if status == "finished":
+                    status, reason = _verdict(folder.read_events(["status", "reason"]))
                 facts = {
+                    "status": status,
+                    "reason": reason,
                     "app": app.name,
                     "devices": traces.n_devices,
                     "seed": config.seed,
@@ -126,7 +130,10 @@ def simulate(
                     "trained_for_nothing": grid.n_ahead,
                     "wall_s": round(wall_s, 3),
                 }
-                return _written(folder, grid, metrics, (status, reason), facts)
+                run = write_run(folder, grid.runtime, metrics, facts)
+                if status != "interrupted":
+                    folder.drop_checkpoints()
+                return run
 
 
 class SimulationCheckpointer(Checkpointer):
@@ -191,48 +198,14 @@ class SimulationCheckpointer(Checkpointer):
         self._due_at = now + (now - started) / _LARGEST_SHARE
 
 
-def _written(
-    folder: RunFolder,
-    grid: TraceGrid,
-    metrics: RunMetrics,
-    end: tuple[str, str],
-    facts: Mapping[str, Any],
-) -> Run:
-    """Write what came of a run that ended with a status and a reason."""
-    folder.write_events(grid.event_tables())
-    events = folder.read_events([*COST_COLUMNS, "reason"])
-    status, reason = end
-    if status == "finished":
-        status, reason = _verdict(events)
-    summary = {
-        "status": status,
-        "reason": reason,
-        **facts,
-        "virtual_s": grid.now(),
-        "rounds": metrics.rounds,
-        **ledger(events),
-        "metrics": metrics.latest,
-    }
-    folder.write_metrics(metrics.rows)
-    if metrics.arrays is not None:
-        folder.write_model(metrics.arrays)
-    folder.write_summary(summary)
-    run = report_at_end(folder.path)
-    if status != "interrupted":
-        folder.drop_checkpoints()
-    return run
-
-
 def _outcome(serve: Callable[[], None], directory: Path) -> tuple[str, str]:
     """Run the ServerApp and return how it ended, as a status and a reason."""
     try:
         serve()
-    except RunEnded as end:
-        return ("stuck" if end.stuck else "stopped"), end.reason
+    except (RunEnded, FedstaleError) as end:
+        return ending(end)
     except KeyboardInterrupt:
         return "interrupted", "Ctrl-C"
-    except FedstaleError as problem:
-        return "failed", str(problem)
     except Exception as problem:
         logger.debug("the ServerApp failed", exc_info=True)
         return "failed", _sentence(problem, directory)
@@ -252,10 +225,6 @@ def _verdict(events: pa.Table) -> tuple[str, str]:
     return "failed", f"no job ever came back; the first: {why}"
 
 
-def _overridden(costs: Costs, table: Mapping[str, Any]) -> Costs:
-    return Costs.from_table({**costs.table(), **table})
-
-
 def enrolled(traces: TraceSet, config: SimulationConfig) -> TraceSet:
     """Return the devices that take part, with the asked behaviour at the end of their records."""
     if config.devices is not None and config.devices != traces.n_devices:
@@ -272,11 +241,9 @@ def enrolled(traces: TraceSet, config: SimulationConfig) -> TraceSet:
 def _seed_server(seed: int) -> None:
     """Seed the global streams that stock strategies and apps draw from on the server."""
     state = np.random.SeedSequence(seed, spawn_key=(_SERVER_SEED,)).generate_state(1)[0]
-    random.seed(int(state))
-    np.random.seed(state)  # noqa: NPY002
+    seed_streams(int(state))
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.manual_seed(int(state))
         # Sums of floats depend on the number of threads, and small models are faster on one.
         torch.set_num_threads(1)
 

@@ -1,30 +1,56 @@
-"""Lets Flower's own strategies, and strategies built on them, tell the runtime what they do.
+"""Lets Flower's own strategies, and strategies built on them, run on our grids and be heard.
 
 A stock strategy reports to its log only. Here whatever it aggregates and evaluates is also told to
 the runtime of the grid that it runs on, with the round as the model version. That holds for a
 strategy with a `start` of its own too, as long as it calls its own `aggregate_train` and
 `aggregate_evaluate`. Strategies of fedstale tell their runtime themselves and are left alone.
+
+ServerApps of Flower's older API (`server_fn`, strategies of `flwr.server`) send to every client
+from a thread of its own, and one more thread updates the list of clients every five wall seconds.
+On a virtual clock threads would take turns in no fixed order. Here one thread does it all: the
+messages of a round are sent together, and `ClientManagerSync` takes the place of the updating
+thread. Flower has no seam for this, so its functions are replaced for the duration of a run, all of
+them in this file. Proxies that are called one by one (`client.get_properties`) work as they are,
+from that one thread.
 """
 
-from collections.abc import Callable, Iterator
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
-from typing import Any
-from weakref import WeakKeyDictionary
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, MetricRecord
+import flwr.server.compat.app as flower_start
+import flwr.server.compat.app_utils as flower_updates
+import flwr.server.server as flower_server
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.common import Code, Parameters
+from flwr.compat.common import recorddict_compat as records
+from flwr.server import ClientManager, History, Server, ServerConfig
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.compat import LegacyContext
+from flwr.server.compat.grid_client_proxy import GridClientProxy
+from flwr.server.strategy import Strategy as OldStrategy
+from flwr.server.workflow import DefaultWorkflow
 from flwr.serverapp.strategy import Strategy
 
+from fedstale.simulation.compat import replaced
 from fedstale.strategies import StaleStrategy
-from fedstale.strategies.server.runtime import Runtime, RuntimeGrid
+from fedstale.strategies.server.runtime import RunEnded, Runtime, RuntimeGrid
 
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+if TYPE_CHECKING:
+    from fedstale.simulation.trace_grid import TraceGrid
 
-_RUNNING: WeakKeyDictionary[Strategy, Runtime] = WeakKeyDictionary()
-"""The runtime of each strategy whose `start` has not returned."""
-_AGGREGATING: WeakKeyDictionary[Strategy, str] = WeakKeyDictionary()
-"""The verb that a strategy is in; a subclass calls that of its base inside."""
+logger = logging.getLogger(__name__)
+
+_UPDATE_EVERY_S = 5.0  # as Flower's own thread does
+_PATIENCE_S = 86_400  # of Flower's own wait_for
+
+_Listener = Callable[[int, Any], None]
+"""Is told a round and what a method has returned for it."""
 
 
 @contextmanager
@@ -34,36 +60,29 @@ def stock_strategies_reporting() -> Iterator[None]:
     try:
         yield
     finally:
-        for owner, name, original in replaced:
-            setattr(owner, name, original)
+        for owner, original in replaced:
+            owner.start = original  # type: ignore[method-assign]
 
 
-def report_stock_strategies() -> list[tuple[type[Strategy], str, Callable[..., Any]]]:
+def report_stock_strategies() -> list[tuple[type[Strategy], Callable[..., Any]]]:
     """Let the stock strategies that are defined by now report, each class once.
 
     Returns:
-        The methods that were replaced: class, name and original.
+        The classes whose `start` was replaced, each with the original.
     """
     replaced = []
     base: Any = Strategy  # abstract, and its methods are replaced all the same
     for owner in _family(base):
-        for name, wrapped in (
-            ("start", _started),
-            ("aggregate_train", _aggregated_train),
-            ("aggregate_evaluate", _aggregated_evaluate),
-        ):
-            original = vars(owner).get(name)
-            if original is not None and not hasattr(original, "reports"):
-                reporting = wrapped(original)
-                reporting.reports = True  # type: ignore[attr-defined]
-                setattr(owner, name, reporting)
-                replaced.append((owner, name, original))
+        original = vars(owner).get("start")
+        if original is not None and not hasattr(original, "reports"):
+            owner.start = _started(original)  # type: ignore[method-assign]
+            replaced.append((owner, original))
     return replaced
 
 
-def numbers(metrics: MetricRecord) -> dict[str, float]:
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the scalar metrics of a record."""
-    return {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
+    return {k: float(v) for k, v in metrics.items() if isinstance(v, Real)}
 
 
 def _family(strategy: type[Strategy]) -> Iterator[type[Strategy]]:
@@ -77,67 +96,285 @@ def _family(strategy: type[Strategy]) -> Iterator[type[Strategy]]:
 def _started(original: Callable[..., Any]) -> Callable[..., Any]:
     parameters = signature(original)
 
-    @wraps(original)
     def start(self: Strategy, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
         values = (*args, *kwargs.values())
         grid = next((value for value in values if isinstance(value, RuntimeGrid)), None)
-        if grid is None or self in _RUNNING:
+        if grid is None or hasattr(self.aggregate_train, "reports"):
             return original(self, *args, **kwargs)
-        call = parameters.bind(self, *args, **kwargs)
+        runtime, call = grid.runtime, parameters.bind(self, *args, **kwargs)
+
+        def aggregated(version: int, outcome: Any) -> None:  # noqa: ANN401
+            arrays, metrics = outcome
+            if arrays is not None:
+                runtime.new_version(version, arrays)
+            runtime.metrics(version, "train", numbers(metrics or {}))
+
+        def evaluated(source: str, version: int, metrics: MetricRecord | None) -> None:
+            if metrics is not None:
+                runtime.metrics(version, source, numbers(metrics))
+
         evaluate_fn = call.arguments.get("evaluate_fn")
         if evaluate_fn is not None:
-            call.arguments["evaluate_fn"] = _reporting(evaluate_fn, grid.runtime)
-        _RUNNING[self] = grid.runtime
-        try:
+            call.arguments["evaluate_fn"] = _reporting(evaluate_fn, partial(evaluated, "server"))
+        listeners: dict[str, _Listener] = {
+            "aggregate_train": aggregated,
+            "aggregate_evaluate": partial(evaluated, "evaluate"),
+        }
+        with _heard(self, listeners):
             return original(*call.args, **call.kwargs)
-        finally:
-            del _RUNNING[self]
 
-    return start
-
-
-def _aggregated_train(original: Callable[..., Any]) -> Callable[..., Any]:
-    def tell(runtime: Runtime, server_round: int, outcome: Any) -> None:  # noqa: ANN401
-        arrays, metrics = outcome
-        if arrays is not None:
-            runtime.new_version(server_round, arrays)
-        runtime.metrics(server_round, "train", numbers(metrics) if metrics is not None else {})
-
-    return _telling(original, tell)
+    start.reports = True  # type: ignore[attr-defined]
+    return wraps(original)(start)
 
 
-def _aggregated_evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
-    def tell(runtime: Runtime, server_round: int, outcome: MetricRecord | None) -> None:
-        if outcome is not None:
-            runtime.metrics(server_round, "evaluate", numbers(outcome))
+@contextmanager
+def _heard(strategy: Strategy | OldStrategy, listeners: Mapping[str, _Listener]) -> Iterator[None]:
+    """Let methods of one strategy report what they return; a subclass may call those of its base.
 
-    return _telling(original, tell)
+    Args:
+        strategy: whose methods are called with a round.
+        listeners: told by which method.
+    """
+    own = vars(strategy)
+    before = {name: own[name] for name in listeners if name in own}
+    own.update({n: _reporting(getattr(strategy, n), heard) for n, heard in listeners.items()})
+    try:
+        yield
+    finally:
+        for name in listeners:
+            del own[name]
+        own.update(before)
 
 
-def _telling(
-    original: Callable[..., Any], tell: Callable[[Runtime, int, Any], None]
-) -> Callable[..., Any]:
-    @wraps(original)
-    def aggregate(self: Strategy, server_round: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if self not in _RUNNING or _AGGREGATING.get(self) == original.__name__:
-            return original(self, server_round, *args, **kwargs)
-        _AGGREGATING[self] = original.__name__
-        try:
-            outcome = original(self, server_round, *args, **kwargs)
-        finally:
-            del _AGGREGATING[self]
-        tell(_RUNNING[self], server_round, outcome)
+def _reporting(method: Callable[..., Any], listener: _Listener) -> Callable[..., Any]:
+    def reporting(server_round: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        outcome = method(server_round, *args, **kwargs)
+        listener(server_round, outcome)
         return outcome
 
-    return aggregate
+    reporting.reports = True  # type: ignore[attr-defined]
+    return wraps(method)(reporting)
 
 
-def _reporting(evaluate_fn: EvaluateFn, runtime: Runtime) -> EvaluateFn:
-    @wraps(evaluate_fn)
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        metrics = evaluate_fn(server_round, arrays)
-        if metrics is not None:
-            runtime.metrics(server_round, "server", numbers(metrics))
-        return metrics
+class ClientManagerSync:
+    """Brings a ClientManager up to date with who is online whenever the manager is read.
 
-    return evaluate
+    Waiting for clients waits on the virtual clock.
+    """
+
+    def __init__(self, grid: "TraceGrid", manager: ClientManager) -> None:
+        """Take over the methods of one manager that need to know who is online.
+
+        Args:
+            grid: knows who is online, and the time.
+            manager: where proxies of the online nodes are registered, in the order of their ids.
+        """
+        self._grid, self._manager = grid, manager
+        self._count = manager.num_available
+        self._registered: dict[int, GridClientProxy] = {}
+        self.shortage = ""
+        """The last wait that found too few clients, in words; empty if there was none."""
+        for name in ("num_available", "all", "sample"):
+            setattr(manager, name, self._updating(getattr(manager, name)))
+        manager.wait_for = self._wait_for  # type: ignore[method-assign]
+
+    def _updating(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def updated(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
+            self._update()
+            return method(*args, **kwargs)
+
+        return updated
+
+    def _update(self) -> None:
+        online = dict.fromkeys(self._grid.get_node_ids())
+        for node_id in [n for n in self._registered if n not in online]:
+            self._manager.unregister(self._registered.pop(node_id))
+        for node_id in online:
+            if node_id not in self._registered:
+                proxy = GridClientProxy(node_id, self._grid, self._grid.run.run_id)
+                self._manager.register(proxy)
+                self._registered[node_id] = proxy
+
+    def _wait_for(self, num_clients: int, timeout: float = _PATIENCE_S) -> bool:
+        """Wait on the virtual clock; like Flower's, gives up after a day and lets the app go on."""
+        begin, most = self._grid.now(), 0
+        while True:
+            self._update()
+            most = max(most, count := self._count())
+            if count >= num_clients:
+                return True
+            if self._grid.now() - begin >= timeout:
+                break
+            self._grid.sleep(min(_UPDATE_EVERY_S, begin + timeout - self._grid.now()))
+        self.shortage = (
+            f"waited {timeout:,.0f} s of virtual time for {num_clients} clients, but at most "
+            f"{most} were online at once: let the strategy wait for fewer, or use more devices"
+        )
+        logger.warning("%s", self.shortage)
+        return False
+
+
+@contextmanager
+def server_fn_on(grid: "TraceGrid", *packages: str) -> Iterator[None]:
+    """Let apps of the older API, and workflows of `flwr.server`, run on a grid.
+
+    What their strategies aggregate and evaluate is told to the grid as its metrics and models, with
+    the round as the model version.
+
+    Args:
+        grid: where messages go.
+        packages: import names of the app, whose modules may have bound Flower's functions by name.
+    """
+    stand_ins: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
+        (flower_start.start_grid, _start_grid),
+        (flower_updates.start_update_client_manager_thread, _start_no_thread),
+        (flower_server.fit_clients, partial(_send_to_all, grid, *_FIT)),
+        (flower_server.evaluate_clients, partial(_send_to_all, grid, *_EVALUATE)),
+    ]
+    run_workflow = DefaultWorkflow.__call__
+
+    def run_watched(workflow: DefaultWorkflow, grid: "TraceGrid", context: LegacyContext) -> None:
+        with _watched(context.strategy, grid.runtime):
+            run_workflow(workflow, grid, context)
+
+    # Modules call the functions by the names that they imported.
+    with replaced(stand_ins, within=("flwr.server", "flwr.serverapp", *packages)):
+        DefaultWorkflow.__call__ = run_watched  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            DefaultWorkflow.__call__ = run_workflow  # type: ignore[method-assign]
+
+
+def _start_grid(
+    *,
+    grid: "TraceGrid",
+    server: Server | None = None,
+    config: ServerConfig | None = None,
+    strategy: OldStrategy | None = None,
+    client_manager: ClientManager | None = None,
+) -> History:
+    server, config = flower_server.init_defaults(server, config, strategy, client_manager)
+    sync = ClientManagerSync(grid, server.client_manager())
+    with _watched(server.strategy, grid.runtime) as trained:
+        history = flower_server.run_fl(server, config)
+    if sync.shortage and not trained:
+        raise RunEnded(sync.shortage, stuck=True)
+    return history
+
+
+def _start_no_thread(
+    grid: "TraceGrid", client_manager: ClientManager
+) -> tuple[threading.Thread, threading.Event, threading.Event]:
+    """Return what workflows expect: a thread to join, here one that has nothing to do."""
+    ClientManagerSync(grid, client_manager)
+    ready = threading.Event()
+    thread = threading.Thread(target=ready.set, daemon=True)
+    thread.start()
+    return thread, threading.Event(), ready
+
+
+# Kinds of requests to clients, and how both sides travel in a message. Records share the bytes of
+# the arrays, so keeping the input costs nothing.
+_FIT = (
+    "train",
+    partial(records.fitins_to_recorddict, keep_input=True),
+    partial(records.recorddict_to_fitres, keep_input=True),
+)
+_EVALUATE = (
+    "evaluate",
+    partial(records.evaluateins_to_recorddict, keep_input=True),
+    records.recorddict_to_evaluateres,
+)
+
+
+def _send_to_all(  # noqa: PLR0917 - as Flower calls it
+    grid: "TraceGrid",
+    message_type: str,
+    pack: Callable[[Any], RecordDict],
+    unpack: Callable[[RecordDict], Any],
+    client_instructions: Sequence[tuple[ClientProxy, Any]],
+    max_workers: int | None,
+    timeout: float | None,
+    group_id: int,
+) -> tuple[list[tuple[ClientProxy, Any]], list[tuple[ClientProxy, Any] | BaseException]]:
+    """Send to all clients of a round at once; stands in for fit_clients and evaluate_clients.
+
+    Args:
+        grid: where messages go.
+        message_type: the kind of request.
+        pack: makes the records of one.
+        unpack: makes the answer of a reply's records.
+        client_instructions: the clients, and what each is to do.
+        max_workers: how many threads Flower would use; has no meaning here.
+        timeout: seconds for which each message is valid; None takes Flower's 12 hours.
+        group_id: the round.
+
+    Returns:
+        Results and failures, each in the order in which the server saw them.
+    """
+    contents: dict[int, RecordDict] = {}
+    messages = []
+    for client, ins in client_instructions:
+        # Strategies give one object to all clients, which is then measured and packed once.
+        if id(ins) not in contents:
+            contents[id(ins)] = pack(ins)
+        content, node_id = contents[id(ins)], int(client.cid)
+        messages.append(
+            Message(content, node_id, message_type, ttl=timeout, group_id=str(group_id))
+        )
+    replies = grid.send_and_receive(messages)
+    ids = [message.metadata.message_id for message in messages]
+    clients = dict(zip(ids, (client for client, _ in client_instructions), strict=True))
+    results: list[tuple[ClientProxy, Any]] = []
+    failures: list[tuple[ClientProxy, Any] | BaseException] = []
+    for reply in replies:
+        message_id = reply.metadata.reply_to_message_id
+        client = clients[message_id]
+        if reply.has_error():
+            failures.append(ValueError(f"node {client.cid} failed: {reply.error.reason}"))
+            continue
+        try:
+            result = unpack(reply.content)
+        except Exception as problem:
+            grid.runtime.rejected(message_id, reason=f"{type(problem).__name__}: {problem}")
+            failures.append(problem)
+            continue
+        status = result.status
+        if status.code == Code.OK:
+            results.append((client, result))
+        else:
+            grid.runtime.rejected(message_id, reason=f"{status.code.name}: {status.message}")
+            failures.append((client, result))
+    return results, failures
+
+
+@contextmanager
+def _watched(strategy: OldStrategy, runtime: Runtime) -> Iterator[list[int]]:
+    """Report what a strategy aggregates and evaluates; yields the rounds that trained so far."""
+    trained: list[int] = []
+
+    def aggregated(version: int, outcome: tuple[Parameters | None, Mapping[str, Any]]) -> None:
+        trained.append(version)
+        parameters, metrics = outcome
+        # Only this kind of tensor has a shape; trees, for one, travel as text.
+        if parameters is not None and parameters.tensor_type == "numpy.ndarray":
+            arrays: ArrayRecord = records.parameters_to_arrayrecord(parameters, keep_input=True)
+            runtime.new_version(version, arrays)
+        runtime.metrics(version, "train", numbers(metrics))
+
+    def evaluated(
+        source: str, version: int, outcome: tuple[float | None, Mapping[str, Any]] | None
+    ) -> None:
+        loss, metrics = outcome or (None, {})
+        if loss is not None:
+            runtime.metrics(version, source, {**numbers(metrics), "loss": float(loss)})
+
+    listeners: dict[str, _Listener] = {
+        "aggregate_fit": aggregated,
+        "aggregate_evaluate": partial(evaluated, "evaluate"),
+        "evaluate": partial(evaluated, "server"),
+    }
+    with _heard(strategy, listeners):
+        yield trained

@@ -18,57 +18,22 @@ from flwr.app import Message, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 
-from fedstale.simulation.clients import Clients
+from fedstale.simulation.clients import Clients, Replay
 from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
-from fedstale.simulation.compat import Run, error_reply, identity, stamp
+from fedstale.simulation.compat import Run, error_reply, identity, quick_arrays, stamp
 from fedstale.simulation.costs import CostBook, Costs
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobRow, JobTable
-from fedstale.simulation.quick_arrays import quick_arrays
-from fedstale.simulation.replayed import Replay
 from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.server.runtime import (
-    REJECTED,
-    REPORTED,
-    Callback,
     RunEnded,
     Runtime,
     RuntimeGrid,
 )
-from fedstale.strategies.server.validation import p_finish_in
 from fedstale.strategies.state import State, Stateful
 from fedstale.traces import TraceSet
 from fedstale.traces.trip import OnInterrupt
-
-
-class _JobEvents(Callback):
-    """Notes in the table of jobs what the strategy makes of replies."""
-
-    def __init__(self, jobs: JobTable) -> None:
-        """Note in a table."""
-        self._jobs = jobs
-
-    def aggregated(
-        self,
-        run: Runtime,
-        message_id: str,
-        *,
-        base_version: int,
-        version: int,
-        staleness: int,
-        weight: float,
-    ) -> None:
-        """Note that a reply went into a model version."""
-        job = self._jobs.of_message(message_id)
-        assert job is not None
-        job.aggregate(base_version, version, staleness, weight)
-
-    def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
-        """Note that the strategy did not use a reply."""
-        job = self._jobs.of_message(message_id)
-        if job is not None and job.status == REPORTED:
-            job.status, job.reason = REJECTED, reason
 
 
 class TraceGrid(Stateful, RuntimeGrid):
@@ -86,7 +51,7 @@ class TraceGrid(Stateful, RuntimeGrid):
 
     saved = (
         *("_open", "_stalls", "_clock", "_fleet", "_clients", "_jobs"),
-        *("_unseen_until", "_stated"),
+        *("_unfollowed", "_unseen_until"),
     )
 
     def __init__(
@@ -126,11 +91,10 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._clients = Clients(
             executor,
             book,
-            n=traces.n_devices,
+            Replay(traces, self._unix_base),
             seed=seed,
             run_id=run_id,
             run_config=config,
-            replay=Replay(traces, self._unix_base),
         )
         self._run = Run.create_empty(run_id)
         self._clock = VirtualClock(until_s)
@@ -139,11 +103,10 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._unseen_until = np.inf
         self._jobs = JobTable()
         self._arrived: dict[str, JobRow] = {}
-        self._stated: dict[int, float] = {}
         self._open, self._stalls = 0, StallDetection()
         self.runtime = Runtime(
             self,
-            _JobEvents(self._jobs),
+            self._jobs,
             n_online=lambda: self.n_online,
             n_in_flight=lambda: self._open,
             name_of=lambda node_id: self._fleet.device_id(node_id - FIRST_NODE_ID),
@@ -237,14 +200,12 @@ class TraceGrid(Stateful, RuntimeGrid):
         depend on when a checkpoint is written.
         """
         return super().state_dict() | {
-            "unfollowed": self._jobs.columns["job_id"][self._unfollowed].tolist(),
-            "arrived": [job.job_id for job in self._arrived.values()],
+            "arrived": [job.row for job in self._arrived.values()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the grid back to where it was."""
         super().load_state_dict(state)
-        self._unfollowed = [self._jobs[job].slot for job in state["unfollowed"]]
         self._arrived = {JobTable.message_id(job): self._jobs[job] for job in state["arrived"]}
 
     # Flower's Grid.
@@ -303,16 +264,19 @@ class TraceGrid(Stateful, RuntimeGrid):
         """
         self._check_time()
         now = self._clock.now
-        messages, first = list(messages), len(self._jobs)
-        slots, unseen_until = self._fleet.send(messages, now, self._jobs)
-        ids = [JobTable.message_id(first + i) for i in range(len(messages))]
-        for message, message_id, slot in zip(messages, ids, slots.tolist(), strict=True):
+        messages = list(messages)
+        rows, unseen_until = self._fleet.send(messages, now, self._jobs)
+        jobs = [self._jobs[row] for row in range(rows.start, rows.stop)]
+        ids = [JobTable.message_id(job.row) for job in jobs]
+        for message, message_id, job in zip(messages, ids, jobs, strict=True):
             metadata = message.metadata
             stamp(message, message_id, self._unix_base + now, metadata.ttl)
-            if metadata.message_type.startswith("train") and metadata.dst_node_id in self._stated:
-                JobRow(self._jobs, slot).reported_p_finish = self._stated[metadata.dst_node_id]
+            if metadata.message_type.startswith("train"):
+                reported = self._jobs.reported_p_finish.get(metadata.dst_node_id)
+                if reported is not None:
+                    job.reported_p_finish = reported
         self._unseen_until = min(self._unseen_until, float(unseen_until.min(initial=np.inf)))
-        self._unfollowed += slots.tolist()
+        self._unfollowed += range(rows.start, rows.stop)
         self._open += len(messages)
         for message, message_id in zip(messages, ids, strict=True):
             self.runtime.job_sent(message_id, message)
@@ -370,13 +334,12 @@ class TraceGrid(Stateful, RuntimeGrid):
         """Find out what devices do with the jobs sent, if the server could see it by an instant."""
         if not self._unfollowed or until < self._unseen_until:
             return
-        slots = self._unfollowed
-        self._fleet.follow(self._jobs, slots)
-        columns = self._jobs.columns
+        rows, columns = self._unfollowed, self._jobs.columns
+        self._fleet.follow(self._jobs, rows)
         for job_id, visible_at, code in zip(
-            columns["job_id"][slots].tolist(),
-            columns["visible_at"][slots].tolist(),
-            columns["error_code"][slots].tolist(),
+            rows,
+            columns["visible_at"][rows].tolist(),
+            columns["error_code"][rows].tolist(),
             strict=True,
         ):
             kind = Kind.REPLY if code == ANSWERED else Kind.FAILURE
@@ -427,7 +390,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         def coming() -> list[JobRow]:
             asked = (self._jobs.of_message(key) for key in wanted)
             certain = [
-                (job.visible_at, job.job_id, job)
+                (job.visible_at, job.row, job)
                 for job in asked
                 if job is not None
                 and job.is_waiting
@@ -440,20 +403,13 @@ class TraceGrid(Stateful, RuntimeGrid):
             answers = self._clients.replies([job for job in jobs if job.is_answered], coming)
         delivered = []
         for job in jobs:
-            sent, job_id = job.message.metadata, job.job_id
-            reply = answers.get(job_id) or error_reply(job.message, job.error_code, job.reason)
-            if job_id in answers:
-                self._hear(job.node_id, reply)
+            sent, answer = job.message.metadata, answers.get(job.row)
+            reply = answer or error_reply(job.message, job.error_code, job.reason)
+            if answer is not None:
+                self._jobs.learn(sent.dst_node_id, reply)
             at = self._unix_base + job.visible_at
-            left = sent.created_at + sent.ttl - at
-            stamp(reply, f"reply-{job_id}", at, left)
+            stamp(reply, f"reply-{job.row}", at, sent.created_at + sent.ttl - at)
             delivered.append(reply)
             self._jobs.end(job, self._clock.now)
             self.runtime.reply(sent.message_id, reply, job.status)
         return delivered
-
-    def _hear(self, node_id: int, reply: Message) -> None:
-        """Note what a device says of its chance to finish the next job."""
-        said = p_finish_in(reply)
-        if said is not None:
-            self._stated[node_id] = said

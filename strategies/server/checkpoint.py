@@ -25,7 +25,6 @@ from fedstale.strategies.arrays import Array
 from fedstale.strategies.server.runtime import Checkpointer
 from fedstale.strategies.settings import is_count, require
 from fedstale.strategies.state import State
-from fedstale.traces.io.atomic import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +106,9 @@ def write_checkpoint(path: Path, state: State) -> None:
     Raises:
         OSError: the disk is full, or the folder is not writable; no file is left behind.
     """
+    # A device, which imports strategies too, needs no pandas, as traces do.
+    from fedstale.traces.io.atomic import replacing  # noqa: PLC0415
+
     arrays, about = _flattened(state)
     with replacing(path) as file:
         try:

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from fedstale.deployment.local import local_deployment
+from fedstale.deployment.local import LocalDeployment
 
 
 def shares(item):
@@ -30,7 +30,7 @@ def started():
 def deployment(started, tmp_path_factory):
     """Start a SuperLink and three SuperNodes, for all tests of a process."""
     folder = tmp_path_factory.mktemp("flower") / "deployment"
-    return started.enter_context(local_deployment(folder, nodes=3))
+    return started.enter_context(LocalDeployment(folder, nodes=3))
 
 
 @pytest.fixture(autouse=True)

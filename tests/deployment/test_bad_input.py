@@ -10,10 +10,9 @@ import pytest
 from small_deployment import CLIENT, PYPROJECT, wait_for, write_app
 
 from fedstale.deployment import commands
-from fedstale.deployment.certificates import write_certificates, write_node_key
-from fedstale.deployment.commands import Address
+from fedstale.deployment.commands import Address, write_certificates, write_node_key
 from fedstale.deployment.diagnosis import explain
-from fedstale.deployment.local import free_port, local_deployment, run_app
+from fedstale.deployment.local import LocalDeployment, free_port, run_app
 from fedstale.errors import FedstaleError
 from fedstale.strategies.server.checkpoint import read_checkpoint
 
@@ -100,7 +99,7 @@ if any(word.endswith("flwr-clientapp") for word in sys.orig_argv):
 @pytest.fixture(scope="module")
 def one_node(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flower")
-    with local_deployment(folder / "deployment", nodes=1) as deployment:
+    with LocalDeployment(folder / "deployment", nodes=1) as deployment:
         yield deployment
 
 

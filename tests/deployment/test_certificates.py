@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from flwr.cli.supernode.register import try_load_public_key
 
-from fedstale.deployment.certificates import write_certificates, write_node_key
+from fedstale.deployment.commands import write_certificates, write_node_key
 from fedstale.errors import ConfigError
 
 

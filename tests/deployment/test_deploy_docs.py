@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from fedstale.deployment import commands
-from fedstale.deployment.certificates import TlsFiles
-from fedstale.deployment.commands import Address
+from fedstale.deployment.commands import Address, TlsFiles
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from fedstale.deployment import diagnosis
-from fedstale.deployment.certificates import write_certificates
-from fedstale.deployment.commands import Address
+from fedstale.deployment.commands import Address, write_certificates
 from fedstale.deployment.diagnosis import check_health, explain, is_healthy
 from fedstale.deployment.local import free_port
 from fedstale.errors import ConfigError, FedstaleError

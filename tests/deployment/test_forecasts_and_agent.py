@@ -9,7 +9,7 @@ from small_deployment import PYPROJECT, write_app
 
 from fedstale.agents import AgentSelector
 from fedstale.config import SimulationConfig
-from fedstale.deployment.local import local_deployment, run_app
+from fedstale.deployment.local import LocalDeployment, run_app
 from fedstale.reports.run import Run
 from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.simulation.run import simulate
@@ -149,7 +149,7 @@ def test_a_deployed_run_leaves_the_same_folder_as_a_simulated_one(tmp_path):
     traces = TraceSet.load("synthetic:3", seed=4)
     simulated = simulate(config, tmp_path / "simulated", traces=traces).folder
     run_config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-    with local_deployment(tmp_path / "deployment", nodes=3) as deployment:
+    with LocalDeployment(tmp_path / "deployment", nodes=3) as deployment:
         run_config += f" run-folder='{tmp_path / 'deployed'}'"
         run_app(deployment, BUILT_IN / "digits", run_config=run_config, show=lambda line: None)
     deployed = tmp_path / "deployed"

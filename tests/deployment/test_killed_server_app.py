@@ -13,7 +13,7 @@ import pytest
 from small_deployment import PYPROJECT, wait_for, write_app
 
 from fedstale.deployment import commands
-from fedstale.deployment.local import LINK, local_deployment, run_app
+from fedstale.deployment.local import LINK, LocalDeployment, run_app
 from fedstale.reports.run import Run
 from fedstale.simulation.flower_app import BUILT_IN
 
@@ -134,7 +134,7 @@ def test_ten_kills_at_random_moments_lose_no_version_and_count_no_update_twice(t
     def config():
         return paths + (f" resume='{folder}'" if kept[-1] else "")
 
-    with local_deployment(tmp_path / "deployment", nodes=2, limit_s=300.0) as deployment:
+    with LocalDeployment(tmp_path / "deployment", nodes=2, limit_s=300.0) as deployment:
         for _ in range(10):
             server = begin(deployment, app, config(), server_notes)
             time.sleep(rng.uniform(0.0, 40.0))
@@ -169,7 +169,7 @@ def test_ten_kills_at_random_moments_lose_no_version_and_count_no_update_twice(t
 def test_a_built_in_app_goes_on_in_a_new_run_and_leaves_a_run_folder(tmp_path):
     folder = tmp_path / "checkpoints"
     common = f"strategy='fedbuff' concurrency=2 buffer-size=1 checkpoints='{folder}'"
-    with local_deployment(tmp_path / "deployment", nodes=2, limit_s=300.0) as deployment:
+    with LocalDeployment(tmp_path / "deployment", nodes=2, limit_s=300.0) as deployment:
         digits = BUILT_IN / "digits"
         run_app(
             deployment, digits, run_config=f"{common} num-server-rounds=2", show=lambda line: None

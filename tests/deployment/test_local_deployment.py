@@ -8,9 +8,9 @@ import pytest
 from small_deployment import Running, means, wait_for, write_app
 
 from fedstale.deployment import commands
-from fedstale.deployment.certificates import write_node_key
+from fedstale.deployment.commands import write_node_key
 from fedstale.deployment.diagnosis import explain
-from fedstale.deployment.local import free_port, local_deployment, run_app
+from fedstale.deployment.local import LocalDeployment, free_port, run_app
 from fedstale.errors import FedstaleError
 
 pytestmark = pytest.mark.deployment
@@ -59,7 +59,7 @@ def test_three_nodes_train_in_rounds_and_as_they_come_and_strangers_stay_outside
 def test_a_run_survives_a_node_killed_in_training_and_uses_one_that_joins_late(tmp_path):
     app = write_app(tmp_path / "adder")
     others = set(psutil.Process().children(recursive=True))
-    with local_deployment(tmp_path / "deployment", nodes=2) as deployment:
+    with LocalDeployment(tmp_path / "deployment", nodes=2) as deployment:
         config = "strategy='gap-aware' rounds=2 concurrency=3 buffer-size=1 train-s=1.0"
         run = Running(deployment, app, config)
         run.until(lambda: "Start `flwr-clientapp`" in log(deployment, "node-0"))
@@ -78,7 +78,7 @@ def test_a_run_survives_a_node_killed_in_training_and_uses_one_that_joins_late(t
 @pytest.mark.timeout(600)
 def test_a_superlink_that_was_killed_comes_back_with_its_nodes(tmp_path):
     app = write_app(tmp_path / "adder")
-    with local_deployment(tmp_path / "deployment", nodes=2) as deployment:
+    with LocalDeployment(tmp_path / "deployment", nodes=2) as deployment:
         run_app(deployment, app, show=lambda line: None)
         registered = deployment.control.nodes()
         deployment.processes.kill("superlink")
@@ -99,7 +99,7 @@ def test_a_superlink_that_was_killed_comes_back_with_its_nodes(tmp_path):
 @pytest.mark.timeout(600)
 def test_a_run_survives_its_superlink_if_the_executor_is_apart(tmp_path):
     app = write_app(tmp_path / "adder")
-    with local_deployment(tmp_path / "deployment", nodes=2, executor_apart=True) as deployment:
+    with LocalDeployment(tmp_path / "deployment", nodes=2, executor_apart=True) as deployment:
         config = "strategy='gap-aware' rounds=3 buffer-size=1 train-s=2.0"
         run = Running(deployment, app, config)
         run.until(lambda: "Start `flwr-clientapp`" in log(deployment, "node-0"))
@@ -115,7 +115,7 @@ def test_a_run_survives_its_superlink_if_the_executor_is_apart(tmp_path):
 @pytest.mark.timeout(900)
 def test_a_model_of_100_mb_passes(tmp_path):
     app = write_app(tmp_path / "adder")
-    with local_deployment(tmp_path / "deployment", nodes=2) as deployment:
+    with LocalDeployment(tmp_path / "deployment", nodes=2) as deployment:
         lines = []
         size = 25_000_000  # float32
         config = f"strategy='gap-aware' rounds=1 concurrency=2 buffer-size=2 size={size}"

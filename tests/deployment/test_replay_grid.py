@@ -20,10 +20,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedstale.deployment.job_log import JobLog
-from fedstale.deployment.paced import PACING_RECORD, PacedApp, Pacing
+from fedstale.deployment.paced import PACING_RECORD, PacedApp, pacing
 from fedstale.deployment.replay_grid import ReplayGrid
-from fedstale.deployment.run_folder import recorded
+from fedstale.deployment.run_folder import JobLog, recorded
 from fedstale.errors import ProtocolError
 from fedstale.reports.run import Run
 from fedstale.simulation import TraceGrid
@@ -237,15 +236,11 @@ def test_a_recorded_training_holds_the_chance_that_its_device_stated_before(said
 
 
 def test_a_plan_survives_the_way_and_nonsense_is_rejected():
-    plan = Pacing(train_at=1.0, reply_at=2.0)
-    assert Pacing.of(plan.record()) == plan
-    for wrong in (
-        {},
-        {**plan.record(), "train_at": "soon"},
-        {**plan.record(), "reply_at": math.inf},
-    ):
+    plan = {"train_at": 1.0, "reply_at": 2.0}
+    assert pacing(ConfigRecord(plan)) == (1.0, 2.0)
+    for wrong in ({}, {**plan, "train_at": "soon"}, {**plan, "reply_at": math.inf}):
         with pytest.raises(ProtocolError, match=PACING_RECORD):
-            Pacing.of(wrong)
+            pacing(wrong)
 
 
 def test_without_pacing_no_reply_waits():

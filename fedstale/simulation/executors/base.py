@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,8 +24,7 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 
-from fedstale.simulation import quick_arrays
-from fedstale.simulation.compat import ErrorCode
+from fedstale.simulation.compat import ErrorCode, quick_arrays
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
 # How long a client's own threads may outlast it; a device's process waits for them too.
@@ -55,6 +55,8 @@ class Executor(ABC):
 
     batch: int = 1
     """Calls that are worth bringing together; a grid may train jobs ahead to reach so many."""
+    is_remote: bool = False
+    """Whether clients run in other processes, which calls are pickled to."""
 
     @abstractmethod
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
@@ -81,7 +83,7 @@ class InlineExecutor(Executor):
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         """Return the replies in the order of the calls."""
-        with own_random_streams(), quick_arrays.quick_arrays():
+        with own_random_streams(), quick_arrays():
             return [run_client(self._client_app, call) for call in calls]
 
     @property
@@ -186,7 +188,7 @@ def quick_manual_seed() -> Iterator[None]:
     memory that is never given back. The stream that is seeded is the same.
     """
     torch = imported_torch()
-    if torch is None or torch.accelerator.is_available() or torch.cuda.is_available():
+    if torch is None or _has_accelerator():
         yield
         return
     generator, original = torch.default_generator, torch.manual_seed
@@ -202,6 +204,12 @@ def quick_manual_seed() -> Iterator[None]:
         yield
     finally:
         torch.manual_seed = torch.random.manual_seed = original
+
+
+@cache
+def _has_accelerator() -> bool:
+    torch = imported_torch()
+    return bool(torch.accelerator.is_available() or torch.cuda.is_available())
 
 
 def imported_torch() -> Any:  # noqa: ANN401 - a module or None

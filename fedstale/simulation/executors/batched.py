@@ -1,6 +1,6 @@
 """The executor that trains many clients as one program, on the CPU or on an accelerator.
 
-An app declares what it needs (see `BatchedDeclaration`). The clients of training messages run
+An app declares what it needs (see `BatchedFunctions`). The clients of training messages run
 together; all others, and those that the program cannot take, run one after the other as in
 `inline`.
 Results equal those of `inline` but for rounding: sums of float32 are formed in another order.
@@ -10,12 +10,20 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.compat import filled, reply_with
+from fedstale.simulation.compat import (
+    filled,
+    quick_arrays,
+    read_array,
+    reply_with,
+    written_array,
+)
 from fedstale.simulation.executors.base import (
     ClientCall,
     ClientReply,
@@ -28,7 +36,6 @@ from fedstale.simulation.executors.base import (
 )
 from fedstale.simulation.executors.many_sgd import ManySGD, Models, TrainingTask
 from fedstale.simulation.flower_app import BatchedFunctions
-from fedstale.simulation.quick_arrays import quick_arrays, read, written_each
 from fedstale.strategies.server.validation import records_in
 
 logger = logging.getLogger(__name__)
@@ -210,13 +217,18 @@ def _stacked(records: Sequence[ArrayRecord]) -> Models:
     return {name: torch.stack(stack)[place] for name, stack in stacks.items()}
 
 
+def written_each(stack: npt.NDArray[Any]) -> list[Array]:
+    """Return the arrays of a stack, one for each place of its first axis, as Flower stores them."""
+    return [written_array(np.asarray(stack[i, ...], order="C")) for i in range(len(stack))]
+
+
 def _writable(models: Models) -> Models:
     """Return models each of which has memory of its own."""
     return {name: stack.contiguous() for name, stack in models.items()}
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    return torch.from_numpy(read(array))
+    return torch.from_numpy(read_array(array))
 
 
 def _is_out_of_memory(problem: Exception) -> bool:

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
+from functools import partial
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -17,8 +18,8 @@ from fedstale.config import ExecutorKind
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import own_copy, with_content
 from fedstale.simulation.executors.base import ClientCall, ClientReply, Executor, InlineExecutor
-from fedstale.simulation.executors.processes import ProcessExecutor
-from fedstale.simulation.flower_app import ClientLoader, FlowerApp
+from fedstale.simulation.executors.workers import ProcessExecutor, RayExecutor
+from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp, load_client
 from fedstale.strategies.arrays import n_cores
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class AutoExecutor(Executor):
         measured = f"{1000 * each_s:.3g} ms a client, {together:.3g} at a time"
         if each_s >= _SHORT_CALL_S and together >= min(2, self._workers):
             self._now = ProcessExecutor(self._load, self._workers)
-            self.batch = self._now.batch
+            self.batch, self.is_remote = self._now.batch, self._now.is_remote
         self._why = measured
         logger.info("clients run in %s", self.description)
 
@@ -133,10 +134,8 @@ def executor_for(
                 "in this process alone; give the directory of an app to run it in others"
             )
         return InlineExecutor(client)
-    load = ClientLoader(app.client, app.directory)
+    load = partial(load_client, app.client, app.directory)
     if kind == "ray":
-        from fedstale.simulation.executors.ray import RayExecutor  # noqa: PLC0415 - an extra
-
         return RayExecutor(load, workers, gpus=gpus)
     if kind == "inline":
         return InlineExecutor(client)
@@ -151,7 +150,7 @@ def _batched(app: FlowerApp, client: ClientApp) -> Executor:
             f"executor = 'batched': {app.name} does not say how; declare job, network and losses "
             "in [tool.fedstale.batched] of its pyproject.toml"
         )
-    functions = app.batched.load(app.directory)
+    functions = BatchedFunctions.load(app.batched, app.directory)
     import torch  # noqa: PLC0415 - an app without torch should not pay for it
 
     # Imported here for the same reason.

@@ -1,20 +1,37 @@
-"""What executors with worker processes share: how calls are sent, and what happens if one dies.
+"""Clients in worker processes: a warm pool on the cores of this machine, or the actors of Ray.
 
 A model version travels to the workers once, and not once a job: messages of a round hold the same
-arrays, so each distinct set of arrays is put where workers find it, and a call names the place.
+arrays, so each distinct set of arrays is put where workers find it, and a call names the place:
+shared memory in a pool, of which workers keep what they read last, and Ray's object store in a
+cluster, which is the way beyond one machine. An actor loads the app once; app and fedstale must be
+installed, or be at the same path, on every machine of the cluster.
 """
 
+import multiprocessing
+import pickle
+import signal
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any, Generic, TypeVar
 
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 
-from fedstale.simulation import quick_arrays
-from fedstale.simulation.compat import ErrorCode, identity, own_copy, with_content
+from fedstale.errors import ConfigError
+from fedstale.simulation.compat import (
+    ErrorCode,
+    identity,
+    own_copy,
+    quick_arrays,
+    with_content,
+)
 from fedstale.simulation.executors.base import (
     ClientCall,
     ClientReply,
@@ -24,10 +41,11 @@ from fedstale.simulation.executors.base import (
     run_client,
     version_of,
 )
-from fedstale.simulation.replayed import pack
 
 Place = TypeVar("Place")
 """Names arrays that workers can fetch."""
+Part = list[tuple[ClientCall, dict[str, Place]]]
+"""Calls with empty array records, and the place of each record's arrays."""
 
 VERSIONS_KEPT = 8
 
@@ -38,6 +56,8 @@ class WorkerExecutor(Executor, Generic[Place]):
     The calls of a worker that dies run once more, one at a time; one whose worker dies again gets
     an error reply.
     """
+
+    is_remote = True
 
     def __init__(self, workers: int, *, parts_per_worker: int) -> None:
         """Start without any arrays put.
@@ -54,7 +74,6 @@ class WorkerExecutor(Executor, Generic[Place]):
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         """Return the replies in the order of the calls."""
         self._drop_all_but(VERSIONS_KEPT)
-        pack(call.context for call in calls)
         packed = [self._packed(call) for call in calls]
         size = -(-len(calls) // self._n_parts) or 1
         parts = [packed[i : i + size] for i in range(0, len(packed), size)]
@@ -64,9 +83,7 @@ class WorkerExecutor(Executor, Generic[Place]):
         return replies
 
     @abstractmethod
-    def _run_parts(
-        self, parts: Sequence[list[tuple[ClientCall, dict[str, Place]]]]
-    ) -> list[list[ClientReply] | None]:
+    def _run_parts(self, parts: Sequence[Part[Place]]) -> list[list[ClientReply] | None]:
         """Return the replies of each part; None where a worker died, which has been replaced."""
 
     @abstractmethod
@@ -111,7 +128,6 @@ class ClientWorker:
     """A ClientApp that is loaded once in a process of its own, for the calls that are sent."""
 
     def __init__(self, load: Callable[[], ClientApp]) -> None:
-        quick_arrays.install()
         self._client_app = load()
         torch = imported_torch()
         if torch is not None:
@@ -127,7 +143,7 @@ class ClientWorker:
             arrays: the array records of each call, by name.
         """
         replies = []
-        with quick_manual_seed():
+        with quick_manual_seed(), quick_arrays():
             for call, records in zip(calls, arrays, strict=True):
                 content = call.message.content
                 for name, record in records.items():
@@ -137,3 +153,227 @@ class ClientWorker:
                     own = ClientCall(message, call.context, call.seed)
                     replies.append(run_client(self._client_app, own))
         return replies
+
+
+_PARTS_PER_WORKER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SharedArrays:
+    """Arrays of a message that lie in shared memory."""
+
+    memory: str
+    n_bytes: int
+
+
+class ProcessExecutor(WorkerExecutor[SharedArrays]):
+    """Runs clients in spawned worker processes, each of which loads the app once."""
+
+    def __init__(self, load: Callable[[], ClientApp], workers: int) -> None:
+        """Start the pool.
+
+        Args:
+            load: returns the ClientApp; pickled to the workers.
+            workers: number of processes, >= 1.
+        """
+        super().__init__(workers, parts_per_worker=_PARTS_PER_WORKER)
+        self._load = load
+        self._memory: dict[str, SharedMemory] = {}
+        self._pool = self._new_pool()
+
+    def __exit__(self, *problem: object) -> None:
+        """Stop the workers."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._drop_all_but(0)
+
+    @property
+    def description(self) -> str:
+        """What runs the clients, in words."""
+        return f"{self._workers} processes"
+
+    def _run_parts(self, parts: Sequence[Part[SharedArrays]]) -> list[list[ClientReply] | None]:
+        replies: list[list[ClientReply] | None] = []
+        for future in [self._submitted(part) for part in parts]:
+            try:
+                replies.append(future.result())
+            except BrokenProcessPool:
+                replies.append(None)
+        if None in replies:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = self._new_pool()
+        return replies
+
+    def _submitted(self, part: Part[SharedArrays]) -> Future[list[ClientReply]]:
+        try:
+            return self._pool.submit(_run_in_worker, part)
+        except BrokenProcessPool as problem:
+            failed: Future[list[ClientReply]] = Future()
+            failed.set_exception(problem)
+            return failed
+
+    def _new_pool(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            self._workers,
+            # Forking a process with threads (torch, Flower's telemetry) can deadlock.
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(self._load,),
+        )
+
+    def _put(self, record: ArrayRecord) -> SharedArrays:
+        arrays = [(n, a.dtype, a.shape, a.stype, a.data) for n, a in record.items()]
+        data = pickle.dumps(arrays, protocol=pickle.HIGHEST_PROTOCOL)
+        memory = SharedMemory(create=True, size=len(data))
+        assert memory.buf is not None
+        memory.buf[: len(data)] = data
+        self._memory[memory.name] = memory
+        return SharedArrays(memory.name, len(data))
+
+    def _drop(self, place: SharedArrays) -> None:
+        memory = self._memory.pop(place.memory)
+        memory.close()
+        memory.unlink()
+
+
+_workers: list[ClientWorker] = []
+
+
+def _start_worker(load: Callable[[], ClientApp]) -> None:
+    # Ctrl-C belongs to the main process, which stops the workers when it has saved the run.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _workers.append(ClientWorker(load))
+
+
+def _run_in_worker(part: Part[SharedArrays]) -> list[ClientReply]:
+    (worker,) = _workers
+    arrays = [{name: _read(place) for name, place in places.items()} for _, places in part]
+    return worker.run([call for call, _ in part], arrays)
+
+
+@lru_cache(maxsize=VERSIONS_KEPT)
+def _read(place: SharedArrays) -> ArrayRecord:
+    memory = SharedMemory(place.memory)
+    try:
+        assert memory.buf is not None
+        # Written by this run's main process a moment ago, for its own workers.
+        arrays = pickle.loads(memory.buf[: place.n_bytes])
+    finally:
+        memory.close()
+    return ArrayRecord({name: Array(*fields) for name, *fields in arrays})
+
+
+_Reference = Any  # Ray is an extra, whose types may be missing
+
+
+class RayExecutor(WorkerExecutor[_Reference]):
+    """Runs clients in Ray actors; the place of arrays is a reference to Ray's object store."""
+
+    def __init__(
+        self,
+        load: Callable[[], ClientApp],
+        workers: int | None = None,
+        address: str | None = None,
+        *,
+        gpus: float | None = None,
+    ) -> None:
+        """Join or start a cluster, and start the actors.
+
+        Args:
+            load: returns the ClientApp; pickled to the actors.
+            workers: number of actors, of one core each; None takes all cores of the cluster, or as
+                many as it has GPUs for.
+            address: of a cluster; None takes what RAY_ADDRESS names, or starts one here.
+            gpus: of each actor, such as 0.25 where four share one.
+
+        Raises:
+            ConfigError: Ray is not installed, or the cluster has not so many GPUs.
+        """
+        try:
+            import ray  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise ConfigError(
+                "executor = 'ray': Ray is not installed; pip install 'fedstale[simulation]'"
+            ) from None
+        self._ray: Any = ray
+        self._load = load
+        self._is_ours = not ray.is_initialized()
+        if self._is_ours:
+            ray.init(address=address, log_to_driver=False, include_dashboard=False)
+        super().__init__(workers or self._n_workers(gpus), parts_per_worker=1)
+        try:
+            self._check_gpus(gpus)
+        except ConfigError:
+            self._leave()
+            raise
+        remote = self._ray.remote(num_cpus=1, num_gpus=gpus or 0, max_restarts=0)
+        self._remote = remote(_Actor)
+        self._actors = [self._remote.remote(load) for _ in range(self._workers)]
+
+    def __exit__(self, *problem: object) -> None:
+        """Stop the actors, and the cluster if it was started here."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._is_ours:
+            self._ray.shutdown()
+
+    def _n_workers(self, gpus: float | None) -> int:
+        resources = self._ray.cluster_resources()
+        cores = int(resources["CPU"])
+        return min(cores, int(resources.get("GPU", 0.0) / gpus)) or 1 if gpus else cores
+
+    def _check_gpus(self, gpus: float | None) -> None:
+        # Ray waits without end for an actor that needs more than the cluster has.
+        gpus_found = self._ray.cluster_resources().get("GPU", 0.0)
+        if (gpus or 0) * self._workers > gpus_found:
+            raise ConfigError(
+                f"gpus = {gpus} for each of {self._workers} Ray actors: the cluster has "
+                f"{gpus_found:g}; ask for a smaller share or for fewer workers"
+            )
+
+    @property
+    def description(self) -> str:
+        """What runs the clients, in words."""
+        return f"{self._workers} Ray actors"
+
+    def _run_parts(self, parts: Sequence[Part[_Reference]]) -> list[list[ClientReply] | None]:
+        actors = self._actors[: len(parts)]
+        sent = [a.run.remote(*_flat(part)) for a, part in zip(actors, parts, strict=True)]
+        replies: list[list[ClientReply] | None] = []
+        for i, future in enumerate(sent):
+            try:
+                replies.append(self._ray.get(future))
+            except self._ray.exceptions.RayActorError:
+                self._actors[i] = self._remote.remote(self._load)
+                replies.append(None)
+        return replies
+
+    def _put(self, record: ArrayRecord) -> _Reference:
+        return self._ray.put(record)
+
+    def _drop(self, place: _Reference) -> None:
+        """Let Ray free the arrays, which it does when the last reference is gone."""
+
+
+class _Actor:
+    def __init__(self, load: Callable[[], ClientApp]) -> None:
+        self._worker = ClientWorker(load)
+
+    def run(
+        self, calls: list[ClientCall], names: list[list[tuple[str, int]]], *records: ArrayRecord
+    ) -> list[ClientReply]:
+        """Run some calls, whose arrays come as arguments so that Ray fetches each one once."""
+        arrays = [{name: records[place] for name, place in places} for places in names]
+        return self._worker.run(calls, arrays)
+
+
+def _flat(part: Part[_Reference]) -> tuple[Any, ...]:
+    """Return the arguments of an actor's `run`: only top-level arguments are fetched by Ray."""
+    places: dict[Any, int] = {}
+    names = [
+        [(name, places.setdefault(ref, len(places))) for name, ref in refs.items()]
+        for _, refs in part
+    ]
+    return ([call for call, _ in part], names, *places)

@@ -9,8 +9,7 @@ from bench_device import Bench
 from flwr.app import ConfigRecord, RecordDict
 
 from fedstale.client import ForecastMod
-from fedstale.client.device import COUNTERS_RECORD, CountingMonitor
-from fedstale.client.history import MessageHistory
+from fedstale.client.device import COUNTERS_RECORD, CountingMonitor, MessageHistory
 
 Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
 

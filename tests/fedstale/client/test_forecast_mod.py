@@ -14,8 +14,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedstale.client import FORECAST_RECORD, QUERY, ForecastMod
-from fedstale.client.calibration import OwnCalibration
-from fedstale.client.history import COLUMNS, KEPT, MessageHistory
+from fedstale.client.device import COLUMNS, MESSAGES_KEPT, MessageHistory
+from fedstale.client.forecasting import OwnCalibration
 from fedstale.errors import ConfigError
 from fedstale.strategies.server import validation
 from fedstale.traces.forecast import embedded
@@ -247,7 +247,7 @@ def test_the_state_stays_small_for_ever():
     history, calibration = MessageHistory.read(bench.state), OwnCalibration.read(bench.state)
     # As after years: more than is kept of everything.
     calibration.scores = np.tile(calibration.scores, (1000, 1, 1))
-    for _ in range(2 * KEPT):
+    for _ in range(2 * MESSAGES_KEPT):
         history.add(**dict(zip(COLUMNS, history.rows[0], strict=True)))
     history.write(bench.state)
     calibration.write(bench.state)
@@ -257,7 +257,7 @@ def test_the_state_stays_small_for_ever():
         sizes = [len(record.deflate()) for record in bench.state.values()]
         assert sum(sizes) < 64 * 1024
         lengths.add(len(bench.state["fedstale.history"]["rows"]))
-    assert lengths == {KEPT * 8 * len(COLUMNS)}
+    assert lengths == {MESSAGES_KEPT * 8 * len(COLUMNS)}
 
 
 def damaged(tmp_path, how):

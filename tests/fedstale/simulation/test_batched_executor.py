@@ -17,7 +17,7 @@ from fedstale.simulation.compat import identity, own_copy, stamp
 from fedstale.simulation.executors import ClientCall, InlineExecutor
 from fedstale.simulation.executors.batched import BatchedExecutor
 from fedstale.simulation.executors.many_sgd import ManySGD, TrainingTask
-from fedstale.simulation.flower_app import BatchedDeclaration, BatchedFunctions, FlowerApp
+from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
 
 SPEECH = "To be, or not to be, that is the question that I put to all of you today.\n"
 
@@ -40,7 +40,7 @@ def built_in():
         app = FlowerApp.find(name)
         contexts.append(app.importable())
         contexts[-1].__enter__()
-        client, parts = app.load_client(), app.batched.load(app.directory)
+        client, parts = app.load_client(), BatchedFunctions.load(app.batched, app.directory)
         config = app.run_config({k.replace("_", "-"): v for k, v in overrides.items()})
         models = [ArrayRecord(parts.network(seed).state_dict()) for seed in range(versions)]
         calls = []
@@ -334,13 +334,13 @@ def test_a_job_that_means_nothing_is_rejected(changes, named):
 )
 def test_an_incomplete_declaration_is_rejected(table, named):
     with pytest.raises(ConfigError, match=named):
-        BatchedDeclaration.from_table(table)
+        BatchedFunctions.check(table)
 
 
 def test_a_declared_function_that_is_not_there_is_rejected(tmp_path):
-    declared = BatchedDeclaration.from_table({"job": "math:nothing", "fit-many": "math:pi"})
+    declared = {"job": "math:nothing", "fit-many": "math:pi"}
     with pytest.raises(ConfigError, match=r"job = 'math:nothing' cannot be imported"):
-        declared.load(tmp_path)
+        BatchedFunctions.load(declared, tmp_path)
 
 
 def test_the_unrolled_network_is_the_network(built_in, tmp_path):

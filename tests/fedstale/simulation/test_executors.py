@@ -1,6 +1,7 @@
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,13 +16,19 @@ from tiny import counting_app, message_to
 
 from fedstale.errors import ConfigError
 from fedstale.simulation import InlineExecutor, ProcessExecutor
-from fedstale.simulation.compat import ErrorCode, identity
+from fedstale.simulation.compat import (
+    ErrorCode,
+    identity,
+    quick_arrays,
+    read_array,
+    written_array,
+)
 from fedstale.simulation.executors import ClientCall, choice
 from fedstale.simulation.executors import base as contract
 from fedstale.simulation.executors.base import quick_manual_seed
+from fedstale.simulation.executors.batched import written_each
 from fedstale.simulation.executors.choice import AutoExecutor, executor_for
-from fedstale.simulation.flower_app import ClientLoader, FlowerApp
-from fedstale.simulation.quick_arrays import quick_arrays, read, written, written_each
+from fedstale.simulation.flower_app import FlowerApp, load_client
 
 REFERENCE = "small_app_under_test.client:app"
 
@@ -44,7 +51,7 @@ def weights(answers):
 
 
 def test_processes_give_the_answers_of_one_process_in_the_order_of_the_calls(tmp_path):
-    load = ClientLoader(REFERENCE, write_small_app(tmp_path))
+    load = partial(load_client, REFERENCE, write_small_app(tmp_path))
     with ProcessExecutor(load, 2) as pool:
         theirs = pool.run(calls(5))
         again = pool.run(list(reversed(calls(5))))
@@ -59,7 +66,7 @@ def test_state_written_in_a_worker_comes_back(tmp_path):
         '    context.state["kept"] = MetricRecord({"x": 1})\n'
         '    (w,) = message.content["arrays"].to_numpy_ndarrays()\n    for',
     )
-    load = ClientLoader(REFERENCE, write_small_app(tmp_path, client=client))
+    load = partial(load_client, REFERENCE, write_small_app(tmp_path, client=client))
     with ProcessExecutor(load, 1) as pool:
         (answer,) = pool.run(calls(1))
     assert answer.context.state["kept"]["x"] == 1
@@ -71,7 +78,7 @@ def test_a_client_that_kills_its_worker_gets_an_error_reply_and_the_others_their
         "    import os\n    if context.node_config['partition-id'] == 1:\n        os._exit(1)\n"
         "    x, y = data(context",
     )
-    load = ClientLoader(REFERENCE, write_small_app(tmp_path, client=client))
+    load = partial(load_client, REFERENCE, write_small_app(tmp_path, client=client))
     with ProcessExecutor(load, 2) as pool:
         answers = pool.run(calls(3))
     assert [a.reply.has_error() for a in answers] == [False, True, False]
@@ -134,7 +141,7 @@ def test_a_worker_killed_once_in_the_middle_changes_no_answer(tmp_path):
         "        mark.touch()\n        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    x, y = data(context",
     )
-    load = ClientLoader(REFERENCE, write_small_app(tmp_path / "app", client=client))
+    load = partial(load_client, REFERENCE, write_small_app(tmp_path / "app", client=client))
     with ProcessExecutor(load, 2) as pool:
         theirs = pool.run(calls(5))
     assert mark.exists()
@@ -142,7 +149,7 @@ def test_a_worker_killed_once_in_the_middle_changes_no_answer(tmp_path):
 
 
 def test_arrays_go_to_workers_once_a_version_and_are_given_back(tmp_path):
-    load = ClientLoader(REFERENCE, write_small_app(tmp_path))
+    load = partial(load_client, REFERENCE, write_small_app(tmp_path))
     with ProcessExecutor(load, 1) as pool:
         shared = calls(6)
         record = shared[0].message.content["arrays"]
@@ -171,7 +178,7 @@ def test_a_client_that_changes_what_it_was_given_changes_nothing_for_others(make
     def train(message, context):
         seen.append(message.content["arrays"].to_numpy_ndarrays()[0].tolist())
         array = next(iter(message.content["arrays"].values()))
-        array.data = written(np.ones(3, np.float32)).data
+        array.data = written_array(np.ones(3, np.float32)).data
         message.content["arrays"] = ArrayRecord([np.zeros(1)])
         message.content["config"]["server-round"] = 99
         message.metadata.ttl = 0.5
@@ -267,11 +274,11 @@ def test_the_arrays_of_a_stack_hold_the_bytes_of_numpys(data, dtype, shape, is_t
 def test_quick_arrays_hold_the_bytes_and_values_of_numpys(data, dtype, shape, is_turned):
     array = data.draw(arrays_of.arrays(dtype, shape))
     array = array.T if is_turned else array
-    theirs, ours = Array(array), written(array)
+    theirs, ours = Array(array), written_array(array)
     assert ours == theirs
     assert ours.is_dirty == theirs.is_dirty
     assert ours.object_id == theirs.object_id
-    back = read(theirs)
+    back = read_array(theirs)
     assert back.dtype == theirs.numpy().dtype
     assert back.flags.writeable
     assert back.flags.f_contiguous == theirs.numpy().flags.f_contiguous
@@ -281,7 +288,7 @@ def test_quick_arrays_hold_the_bytes_and_values_of_numpys(data, dtype, shape, is
 
 
 def test_a_cut_array_fails_as_numpy_fails():
-    array = written(np.arange(5))
+    array = written_array(np.arange(5))
     array.data = array.data[:-3]
     with pytest.raises(ValueError):  # noqa: PT011 - numpy's own words
         array.numpy()
@@ -297,7 +304,7 @@ def test_the_default_moves_to_processes_when_training_takes_long_and_changes_no_
 ):
     monkeypatch.setattr(choice, "_MEASURED_S", 0.0)
     monkeypatch.setattr(choice, "_SHORT_CALL_S", 0.0)
-    load = ClientLoader(REFERENCE, write_small_app(tmp_path))
+    load = partial(load_client, REFERENCE, write_small_app(tmp_path))
     with AutoExecutor(load(), load, workers=2) as auto:
         first = auto.run(calls(4))
         assert auto.description.startswith("2 processes: ")
@@ -309,7 +316,7 @@ def test_the_default_moves_to_processes_when_training_takes_long_and_changes_no_
 def test_the_default_stays_where_it_is_when_training_is_short(tmp_path, monkeypatch, spent, short):
     monkeypatch.setattr(choice, "_MEASURED_S", spent)
     monkeypatch.setattr(choice, "_SHORT_CALL_S", short)
-    load = ClientLoader(REFERENCE, write_small_app(tmp_path))
+    load = partial(load_client, REFERENCE, write_small_app(tmp_path))
     with AutoExecutor(load(), load, workers=2) as auto:
         auto.run(calls(4))
         assert auto.description.startswith("inline, in this process: ")
@@ -362,12 +369,12 @@ def test_ray_gives_the_answers_of_one_process_also_when_an_actor_dies(tmp_path):
         "    x, y = data(context",
     )
     good = FlowerApp.find(write_small_app(tmp_path / "good"))
-    bad = ClientLoader(REFERENCE, write_small_app(tmp_path / "bad", client=client))
-    load = ClientLoader(REFERENCE, good.directory)
+    bad = FlowerApp.find(write_small_app(tmp_path / "bad", client=client))
+    load = partial(load_client, REFERENCE, good.directory)
     with executor_for(good, load(), "ray", 2) as executor:
         theirs = executor.run(calls(5))
     assert weights(theirs) == weights(InlineExecutor(load()).run(calls(5)))
-    with executor_for(FlowerApp.find(bad.directory), load(), "ray", 2) as executor:
+    with executor_for(bad, load(), "ray", 2) as executor:
         answers = executor.run(calls(5))
     assert [a.reply.has_error() for a in answers] == [False, True, False, False, False]
 
@@ -377,7 +384,7 @@ def test_ray_gives_the_answers_of_one_process_also_when_an_actor_dies(tmp_path):
 def test_ray_actors_share_gpus_and_more_than_there_are_is_one_sentence(tmp_path):
     ray = pytest.importorskip("ray")
     app = FlowerApp.find(write_small_app(tmp_path))
-    load = ClientLoader(REFERENCE, app.directory)
+    load = partial(load_client, REFERENCE, app.directory)
     # Ray counts what it is told that there is.
     ray.init(num_cpus=4, num_gpus=1, log_to_driver=False, include_dashboard=False)
     try:

@@ -1,7 +1,12 @@
-"""Jobs that are over go to disk, can still be changed there, and come back in order."""
+"""Jobs lie in a file, can be changed there at any time, and come back in order."""
 
 import errno
+import gc
+import mmap
 import os
+import tempfile
+import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -22,7 +27,7 @@ DEVICES = pd.Index(["phone-0", "phone-1", "phone-2"])
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(jobs_module, "_WRITTEN_TOGETHER", 4)
+    monkeypatch.setattr(jobs_module, "_GROWTH", 4)
     monkeypatch.setattr(jobs_module, "BLOCK", 7)
 
 
@@ -40,11 +45,15 @@ def values_of(job_id, **changed):
 
 
 def send(jobs, **changed):
-    (slot,) = jobs.add(1)
-    job = JobRow(jobs, int(slot))
+    job = jobs[jobs.add(1).start]
     for name, value in values_of(len(jobs) - 1, **changed).items():
         setattr(job, name, value)
     return job
+
+
+def note_aggregated(jobs, job_id, version):
+    facts = {"base_version": 1, "version": version, "staleness": 2, "weight": 0.5}
+    jobs.aggregated(None, f"message-{job_id}", **facts)
 
 
 def kept(jobs):
@@ -72,7 +81,7 @@ def test_events_are_those_of_jobs_that_all_stay_in_memory(moves, chance):
             job_id = chance.randrange(len(twins))
             job = jobs.of_message(f"message-{job_id}")
             if move == "step":
-                job.aggregate(1, len(moves), 2, 0.5)
+                note_aggregated(jobs, job_id, len(moves))
                 facts = {"base_version": 1, "aggregated_version": len(moves)}
                 twins[job_id] |= {**facts, "staleness": 2.0, "weight": 0.5}
             else:
@@ -95,44 +104,42 @@ def ended(n):
     return jobs
 
 
-def test_few_jobs_stay_in_memory():
+def test_rows_lie_in_a_file_that_is_mapped_anew_when_it_grows(monkeypatch):
+    mapped = []
+
+    def noted(*arguments):
+        mapped.append(mmap.mmap(*arguments))
+        return mapped[-1]
+
+    monkeypatch.setattr(jobs_module, "mmap", SimpleNamespace(mmap=noted))
     jobs = ended(1000)
     assert len(jobs) == 1000
-    assert jobs.n_in_memory < 2 * 4
-    assert jobs.columns["job_id"].size <= 64
+    assert len(mapped) == 250
+    # What an earlier map held in memory is let go once nothing refers to it.
+    older = [weakref.ref(one) for one in mapped]
+    mapped.clear()
+    gc.collect()
+    assert [one() is None for one in older] == [True] * 249 + [False]
 
 
-def test_a_job_whose_device_still_works_stays():
+def test_columns_that_somebody_holds_go_on_to_be_those_of_the_table():
     jobs = JobTable()
-    for job_id in range(50):
-        jobs.end(send(jobs, ended_at=np.inf if job_id == 3 else 1.0), 2.0)
-    rows = jobs._file.read(0, 50)
-    assert rows["ended_at"][3] == 0.0
-    assert rows["ended_at"][2] == 1.0
-
-
-def test_devices_that_all_still_work_keep_their_jobs_in_memory():
-    jobs = JobTable()
+    send(jobs)
+    column = jobs.columns["delivered_at"]
     for _ in range(50):
-        jobs.end(send(jobs, ended_at=np.inf), 2.0)
-    assert jobs.n_in_memory == 50
+        send(jobs)
+    jobs.end(jobs[0], 7.0)
+    assert column[0] == 7.0
 
 
-def test_a_job_that_is_read_back_is_over():
-    jobs = ended(50)
-    assert jobs.n_in_memory < 20
-    job = jobs[3]
-    assert (job.visible_at, job.delivered_at, job.is_waiting) == (1.0, 1.0, False)
+def test_a_job_that_is_over_can_still_be_read():
+    job = ended(50)[3]
+    assert (job.delivered_at, job.is_waiting) == (1.0, False)
 
 
-def test_a_row_that_is_used_again_remembers_nothing_of_the_job_before():
-    jobs = JobTable()
-    for _ in range(40):
-        job = send(jobs)
-        job.aggregate(3, 4, 1, 0.5)
-        job.status, job.reason, job.error_code = REJECTED, "NaN", 5
-        jobs.end(job, 1.0)
-    fresh = JobRow(jobs, int(jobs.add(1)[0]))
+def test_a_fresh_row_holds_the_defaults():
+    jobs = ended(40)
+    fresh = jobs[jobs.add(1).start]
     assert fresh.job_id == 40
     for name, column in vars(JobRow).items():
         if isinstance(column, jobs_module.Column) and name != "job_id":
@@ -155,12 +162,20 @@ def test_a_full_disk_is_one_error_and_no_job_is_lost(monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    jobs = ended(7)
-    last = send(jobs)
+    jobs = ended(8)
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(FedstaleError, match="No space left on device"):
-        jobs.end(last, 1.0)
-    assert kept(jobs)["job_id"].tolist() == list(range(len(jobs)))
+    for _ in range(2):
+        with pytest.raises(FedstaleError, match="No space left on device"):
+            send(jobs)
+    assert kept(jobs)["job_id"].tolist() == list(range(8))
+    monkeypatch.undo()
+    assert send(jobs).job_id == 8
+
+
+def test_no_folder_for_the_file_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(FedstaleError, match="set TMPDIR to another folder"):
+        JobTable()
 
 
 def test_rows_of_another_release_are_refused():

@@ -8,7 +8,7 @@ from flwr.app import Message, RecordDict
 from tiny import COSTS, counting_app, message_to
 
 from fedstale.client import FORECAST_RECORD, QUERY, ForecastMod
-from fedstale.client.history import MessageHistory
+from fedstale.client.device import MessageHistory
 from fedstale.simulation import ProcessExecutor, TraceGrid
 from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.recording.monitor import ResourceMonitor

@@ -49,9 +49,9 @@ class PowerCutError(BaseException):
 def test_a_run_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(
     tmp_path, traces, whole, cut, monkeypatch
 ):
-    version, written_together = cut
-    # With few of them written together, most jobs are on disk when the run is cut off.
-    monkeypatch.setattr(jobs, "_WRITTEN_TOGETHER", written_together)
+    version, growth = cut
+    # With little growth, the file of the jobs has been mapped many times when the run is cut off.
+    monkeypatch.setattr(jobs, "_GROWTH", growth)
     monkeypatch.setattr(run, "_LARGEST_SHARE", np.inf)
     keep = run.SimulationCheckpointer.keep
 

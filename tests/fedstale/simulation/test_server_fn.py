@@ -346,7 +346,7 @@ def test_the_final_model_equals_that_of_flowers_own_engine_bit_for_bit():
     from flwr.simulation import run_simulation
 
     from fedstale.simulation import Costs, TraceGrid
-    from fedstale.simulation.old_api import server_fn_on
+    from fedstale.simulation.stock_strategies import server_fn_on
 
     theirs, ours = [], []
     server, client = older_api_apps(4, theirs)
