@@ -25,9 +25,9 @@ from fedstale.strategies.selection.base import Random, Selector
 from fedstale.strategies.selection.forecast_request import ForecastRequest
 from fedstale.strategies.server.buffer import Normalise
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
+from fedstale.strategies.server.driven import DrivenLoop
 from fedstale.strategies.server.loop import EventLoop, Parts
 from fedstale.strategies.server.metrics import Progress
-from fedstale.strategies.server.rounds import Rounds
 from fedstale.strategies.server.runtime import RECHECK_S, NoCheckpoints
 from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server.validation import Validation
@@ -233,7 +233,7 @@ class StaleStrategy(Strategy):
         self.version_memory_bytes = version_memory_bytes
         self.result = Result()
         """What the latest run has reached so far; the same object that `start` returns."""
-        self._rounds: Rounds | None = None
+        self._rounds: DrivenLoop | None = None
         self._check()
 
     def _check(self) -> None:
@@ -353,7 +353,7 @@ class StaleStrategy(Strategy):
         if server_round == 1 or self._rounds is None:
             self._check_rounds()
             self.result = Result()
-            self._rounds = Rounds(self, self._fresh_parts(), grid, arrays)
+            self._rounds = DrivenLoop(self, self._fresh_parts(), grid, arrays)
         return self._rounds.configure_train(server_round, arrays, config)
 
     def aggregate_train(
@@ -390,7 +390,7 @@ class StaleStrategy(Strategy):
                         "strategy without it, such as FedAvg, FedProx or FedAdam"
                     )
 
-    def _running_rounds(self) -> Rounds:
+    def _running_rounds(self) -> DrivenLoop:
         if self._rounds is None:
             raise FedstaleError(f"{type(self).__name__}: configure_train begins a round")
         return self._rounds
