@@ -343,7 +343,7 @@ class History(Stateful):
         array([1, 0])
     """
 
-    saved = ("_rows", "_reported")
+    saved = ("_reported",)
 
     def __init__(self) -> None:
         """Start empty."""
@@ -454,6 +454,7 @@ class History(Stateful):
         """Return everything known."""
         n = len(self._rows) + 1
         return super().state_dict() | {
+            "node_ids": np.fromiter(self._rows, dtype=np.uint64, count=n - 1),
             "columns": {name: column[:n].copy() for name, column in self._table.columns.items()},
             "forecasts": self._table.forecasts,
         }
@@ -466,6 +467,7 @@ class History(Stateful):
             shift_s: how much later every instant is by the clock of today.
         """
         super().load_state_dict(state)
+        self._rows = {node: i for i, node in enumerate(state["node_ids"].tolist(), start=1)}
         n = len(self._rows) + 1
         self._indexed, self._row_of = self._indexed[:0], self._row_of[:0]
         self._table = Table(max(64, 2 * n))

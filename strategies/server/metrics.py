@@ -32,7 +32,7 @@ class Progress(Stateful):
     sent_bytes: int = 0
     """Bytes of arrays sent to devices."""
     received_bytes: int = 0
-    """Bytes of arrays in the replies, refused ones too."""
+    """Bytes of arrays in the replies, rejected ones too."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Latest value of each metric, from training, evaluation on devices or on the server."""
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 def shown_with_flowers() -> Iterator[None]:
     """Let fedstale's log lines, from INFO on, take the way of Flower's.
 
-    In the process of a ServerApp nobody else has said where they go, and they would be lost;
+    In the process of a ServerApp no handler is configured, and they would be lost;
     whoever has configured a handler for them keeps it.
     """
     ours = logging.getLogger("fedstale")
@@ -136,7 +136,7 @@ class _Answered:
         """Whether the upload was broken off; objects that others still upload do not matter."""
 
     def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
-        """Return what the SuperLink has said already."""
+        """Return what the SuperLink has answered already."""
         return self._claim
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
@@ -256,7 +256,7 @@ class Uploads(Clock):
                 reply.look_at = self.now() + reply.wait_s
                 reply.wait_s = min(2 * reply.wait_s, _LAST_LOOK_S)
             else:
-                # Nothing is fetched if the size is refused; at the next poll the job then fails.
+                # Nothing is fetched if the size is rejected; at the next poll the job then fails.
                 del self._claimed[reply.job]
                 self._arrived.update((reply.job, message) for message in fetched)
             self._changed.notify_all()

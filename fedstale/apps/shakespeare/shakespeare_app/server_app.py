@@ -19,8 +19,8 @@ SELECTORS = {
     "fedcs": selection.Fastest,
     "oort": selection.Oort,
     "refl": selection.LeastAvailable,
-    "likeliest": selection.MostReliable,
-    "likely": selection.ExpectedUtility,
+    "most-reliable": selection.MostReliable,
+    "expected-utility": selection.ExpectedUtility,
     "agent": AgentSelector,
 }
 
