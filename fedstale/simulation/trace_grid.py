@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 
@@ -218,17 +218,6 @@ class TraceGrid(Stateful, RuntimeGrid):
     def run(self) -> Run:
         """The run that this grid belongs to."""
         return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message, as old apps do; new ones call `Message`."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes that are online now; see `online_nodes`."""

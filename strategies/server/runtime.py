@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedstale.strategies.server.node_set import NodeSet
@@ -323,3 +323,14 @@ class RuntimeGrid(Grid, Clock):
         A grid that answers this itself gives the nodes each time among the same everyone.
         """
         return NodeSet.of(np.array(list(self.get_node_ids()), dtype=np.uint64))
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message, as older apps do; new ones call `Message`."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)

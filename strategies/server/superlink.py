@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Self, TypeGuard
 
-from flwr.app import DEFAULT_TTL, Message, RecordDict
+from flwr.app import DEFAULT_TTL, Message
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
@@ -287,17 +287,6 @@ class ForwardingGrid(RuntimeGrid):
     def run(self) -> Run:
         """The run."""
         return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message, as older apps do."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
