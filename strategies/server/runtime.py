@@ -10,7 +10,6 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from math import inf
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
@@ -164,23 +163,6 @@ class Callback:
 
 
 _EVENTS = [name for name in vars(Callback) if not name.startswith("_")]
-
-
-class Pace:
-    """Tells when it is time to look again, in wall time; for displays."""
-
-    def __init__(self, every_s: float) -> None:
-        """Be due at once, and then at most every so many s."""
-        self._every_s, self._due_at = every_s, -inf
-
-    def is_due(self) -> bool:
-        """Return whether it is time, and if so, count from now."""
-        # The thread of a simulated ServerApp sees virtual time in `time.monotonic`.
-        now = time.perf_counter()
-        if now < self._due_at:
-            return False
-        self._due_at = now + self._every_s
-        return True
 
 
 class RunLogger(Callback):
