@@ -34,7 +34,6 @@ from fedstale.traces.io.mapped import Shared, share
 
 _OWN = ("seeds", "seed-key", "target", "reference", "variants")
 _TABLES = ("run-config", "costs")
-_NUMBERS = ("devices", "workers", "checkpoint-every")
 _SETTINGS = tuple(f.name.replace("_", "-") for f in fields(SimulationConfig) if f.name != "seed")
 _SEED_KEY = "seed"
 _REPORT_EVERY_S = 0.5
@@ -111,8 +110,9 @@ class Plan:
         )
         for name in variants:
             for key in ("app", "traces"):
-                if key not in plan._table(name):
+                if key not in shared and key not in variants[name]:
                     raise ConfigError(f"{where}: {key} is missing, for all or for {name!r}")
+            plan._given(name, seed=0)
         return plan
 
     def config(self, variant: str, seed: int) -> SimulationConfig:
@@ -121,12 +121,8 @@ class Plan:
         Raises:
             ConfigError: the app, or a value, is not usable.
         """
-        table = self._table(variant)
-        given = {key.replace("-", "_"): value for key, value in table.items()}
-        # Runs are already side by side: processes for clients would only get in their way.
-        given.setdefault("executor", "inline" if given.get("workers") is None else "auto")
+        config = self._given(variant, seed)
         try:
-            config = SimulationConfig(**given, seed=seed)
             app = FlowerApp.find(config.app)
             overrides = dict(config.run_config)
             key = _SEED_KEY if self.seed_key is None else self.seed_key
@@ -165,10 +161,17 @@ class Plan:
         own |= {} if self.seed_key is None else {"seed-key": self.seed_key}
         return {**self.shared, **own, "variants": {k: dict(v) for k, v in self.variants.items()}}
 
-    def _table(self, variant: str) -> dict[str, Any]:
+    def _given(self, variant: str, seed: int) -> SimulationConfig:
+        """Return the settings of a run as the plan gives them."""
         shared, own = self.shared, self.variants[variant]
         merged = {name: {**shared.get(name, {}), **own.get(name, {})} for name in _TABLES}
-        return {**shared, **own, **merged}
+        table = {key.replace("-", "_"): v for key, v in {**shared, **own, **merged}.items()}
+        # Runs are already side by side: processes for clients would only get in their way.
+        table.setdefault("executor", "inline" if table.get("workers") is None else "auto")
+        try:
+            return SimulationConfig(**table, seed=seed)
+        except ConfigError as problem:
+            raise ConfigError(f"variant {variant!r}: {problem}") from None
 
 
 def folder_name(variant: str) -> str:
@@ -392,20 +395,7 @@ def _settings(table: Mapping[str, Any], where: str, *, known: Sequence[str]) -> 
             raise ConfigError(f"{where}: unknown key {given!r}: expected {nearest(key, known)}")
         if key in found:
             raise ConfigError(f"{where}: {key} is there twice, with and without underscores")
-        _check_kind(key, value, where)
+        if key in _TABLES and not isinstance(value, dict):
+            raise ConfigError(f"{where}: {key} = {value!r}: expected a table")
         found[key] = value
     return found
-
-
-def _check_kind(key: str, value: object, where: str) -> None:
-    if key in _TABLES:
-        fine = isinstance(value, dict) and all(
-            isinstance(inner, bool | int | float | str) for inner in value.values()
-        )
-        accepted = "a table of numbers, texts, true and false"
-    elif key in _NUMBERS:
-        fine, accepted = type(value) is int, "a whole number"
-    else:
-        fine, accepted = isinstance(value, str), "a text"
-    if not fine:
-        raise ConfigError(f"{where}: {key} = {value!r}: expected {accepted}")

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from flwr.common.config import flatten_dict, get_project_config
 from flwr.serverapp import ServerApp
 from flwr.supercore.object_ref import load_app as load_reference
 
+from fedstale.config import nearest
 from fedstale.errors import ConfigError
 from fedstale.simulation.costs import Costs
 
@@ -200,11 +200,8 @@ class FlowerApp:
         """
         for key in overrides:
             if key not in self.defaults:
-                near = get_close_matches(key, list(self.defaults), n=1)
-                raise ConfigError(
-                    f"run-config key {key!r} is unknown: expected "
-                    + (f"{near[0]!r}" if near else f"one of {sorted(self.defaults)}")
-                )
+                accepted = nearest(key, sorted(self.defaults))
+                raise ConfigError(f"run-config key {key!r} is unknown: expected {accepted}")
         return {**self.defaults, **overrides}
 
     @contextmanager

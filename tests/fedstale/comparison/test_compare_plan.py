@@ -57,6 +57,7 @@ def test_runs_train_in_their_own_process_unless_asked_otherwise():
     assert plan().config("FedAvg", 1).executor == "inline"
     assert plan(executor="batched").config("FedAvg", 1).executor == "batched"
     assert plan(workers=2).config("FedAvg", 1).executor == "auto"
+    assert plan(executor="ray", gpus=0.25).config("FedAvg", 1).gpus == 0.25
 
 
 def test_a_plan_as_a_table_reads_back_to_an_equal_plan():
@@ -93,6 +94,7 @@ def test_the_first_variant_is_the_reference_if_none_is_named():
         ({"until": 3}, "until = 3: expected a text"),
         ({"devices": "all"}, "devices = 'all': expected a whole number"),
         ({"run-config": {"a": {"b": 1}}}, "expected a table of numbers"),
+        ({"run-config": 3}, "run-config = 3: expected a table"),
         ({"run_config": {"concurrency": 1}}, "run-config is there twice"),
         ({"app": None}, "app is missing, for all or for 'FedAvg'"),
         ({"traces": None}, "traces is missing, for all or for 'FedAvg'"),
