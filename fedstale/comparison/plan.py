@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedstale.config import SimulationConfig, Until, nearest, read_toml
+from fedstale.config import SimulationConfig, Until, nearest
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.live.watching import Watcher
 from fedstale.parallel import Report, WorkerPool
@@ -41,6 +41,8 @@ _REPORT_EVERY_S = 0.5
 State = Literal["new", "half", "failed", "done"]
 Watch = Callable[[Mapping[Path, float]], None]
 """Called with the share of each run that is over, by folder, whenever one has moved."""
+_Job = tuple["PlannedRun", State, Shared[TraceSet] | None]
+"""What a process is given: the run, how far it is, and its traces if others need them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +72,6 @@ class Plan:
     seed_key: str | None = None
     """Run-config key of the app that gets the seed too; empty for none, None for `seed` if the app
     has it."""
-
-    @classmethod
-    def read(cls, path: Path) -> "Plan":
-        """Read a plan.
-
-        Raises:
-            ConfigError: the file cannot be read, or does not say what to compare.
-        """
-        return cls.from_table(read_toml(path), where=str(path))
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], *, where: str) -> "Plan":
@@ -232,11 +225,11 @@ def run_all(
     try:
         with ExitStack() as stack, WorkerPool(_simulated, log) as pool:
             shared = _shared_traces(todo, log.parent, stack)
-            jobs = (_Job(run=run, begun=states[run.folder], traces=shared(run)) for run in todo)
-            for job, news, what in pool.work(jobs, workers):
-                folder = job.run.folder
+            jobs = ((run, states[run.folder], shared(run)) for run in todo)
+            for (run, *_), news, what in pool.work(jobs, workers):
+                folder = run.folder
                 if news == "rejected":
-                    raise _not_begun(job.run, what)
+                    raise _not_begun(run, what)
                 if news == "died" or (news == "done" and what):
                     failed[folder] = " ".join(what.split())
                 shares[folder] = what if news == "progress" else 1.0
@@ -280,16 +273,6 @@ def state_of(run: PlannedRun) -> State:
         ) from None
     ended: dict[str, State] = {"interrupted": "half", "failed": "failed"}
     return ended.get(str(status), "done")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """What a process is given."""
-
-    run: PlannedRun
-    begun: State
-    traces: Shared[TraceSet] | None
-    """None if it reads them itself."""
 
 
 def _shared_traces(
@@ -343,13 +326,13 @@ class _ShareDone(Watcher):
 def _simulated(job: _Job, report: Report) -> str:
     """Simulate, in a process of its own, and return why the run failed if it did."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    run, traces = job.run, job.traces
+    run, begun, traces = job
     result = simulate(
         run.config,
         run.folder,
         traces=traces.open() if traces else TraceSet.load(run.config.traces, seed=run.seed),
-        overwrite=job.begun == "failed",
-        resume=job.begun == "half",
+        overwrite=begun == "failed",
+        resume=begun == "half",
         callbacks=[_ShareDone(Until.parse(run.config.until), report)],
     )
     if result.status == "interrupted":

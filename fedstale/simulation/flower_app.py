@@ -171,27 +171,6 @@ class FlowerApp:
             batched=batched,
         )
 
-    @classmethod
-    def given(
-        cls,
-        name: str,
-        server: ServerApp,
-        client: ClientApp,
-        *,
-        run_config: Mapping[str, Any],
-        costs: Costs,
-    ) -> "FlowerApp":
-        """Return an app of objects, which no other process can load.
-
-        Args:
-            name: of the app.
-            server: its ServerApp.
-            client: its ClientApp.
-            run_config: what both see as their run config.
-            costs: what its messages cost.
-        """
-        return cls(Path.cwd(), name, server, client, dict(run_config), costs)
-
     def run_config(self, overrides: Mapping[str, Any]) -> UserConfig:
         """Return the run config with some values replaced.
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedstale.comparison.plan import Plan
+from fedstale.config import read_toml
 from fedstale.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -125,12 +126,12 @@ def test_a_file_that_is_no_toml_is_one_sentence(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text("seeds = [")
     with pytest.raises(ConfigError, match="cannot be read as TOML"):
-        Plan.read(path)
+        Plan.from_table(read_toml(path), where=str(path))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "compare").glob("*.toml")))
 def test_the_plans_of_the_benchmarks_can_run(path):
-    given = Plan.read(path)
+    given = Plan.from_table(read_toml(path), where=str(path))
     for variant in given.variants:
         given.config(variant, given.seeds[0])
 
