@@ -117,9 +117,8 @@ def simulate(
             else app
         )
         name = "ServerApp" if strategy is None else type(strategy).__name__
-        objects = FlowerApp.given(
-            name, server, client, run_config=run_config or {}, costs=_complete(stated)
-        )
+        costs_of_app = _complete(stated)
+        objects = FlowerApp(Path.cwd(), name, server, client, dict(run_config or {}), costs_of_app)
     config = SimulationConfig(
         app=str(app) if objects is None else objects.name,
         traces="a TraceSet" if isinstance(traces, TraceSet) else str(traces),

@@ -18,6 +18,7 @@ ExecutorKind = Literal["auto", "inline", "processes", "batched", "ray"]
 """The executors that can run clients."""
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_PLAIN = "a table of numbers, texts, true and false"
 _LOWER_IS_BETTER = ("loss", "error", "perplexity")
 
 
@@ -120,13 +121,13 @@ class SimulationConfig:
             ("app", isinstance(self.app, str), "a text"),
             ("traces", isinstance(self.traces, str), "a text"),
             ("executor", self.executor in kinds, f"one of {kinds}"),
-            ("devices", _is_number(self.devices, 1), "a number >= 1"),
-            ("workers", _is_number(self.workers, 1), "a number of processes >= 1"),
-            ("seed", _is_number(self.seed, 0), "a number >= 0"),
+            ("devices", _is_number(self.devices, 1), "a whole number >= 1"),
+            ("workers", _is_number(self.workers, 1), "a whole number of processes >= 1"),
+            ("seed", _is_number(self.seed, 0), "a whole number >= 0"),
             (
                 "checkpoint_every",
                 _is_number(self.checkpoint_every, 0),
-                "a number of versions >= 0 (0 writes no checkpoints)",
+                "a whole number of versions >= 0 (0 writes no checkpoints)",
             ),
             (
                 "gpus",
@@ -135,8 +136,8 @@ class SimulationConfig:
             ),
             ("on_interrupt", self.on_interrupt in ("abort", "pause"), "'abort' or 'pause'"),
             ("after_end", self.after_end in ("repeat", "stop"), "'repeat' or 'stop'"),
-            ("run_config", isinstance(self.run_config, Mapping), "a table"),
-            ("costs", isinstance(self.costs, Mapping), "a table"),
+            ("run_config", _is_plain(self.run_config), _PLAIN),
+            ("costs", _is_plain(self.costs), _PLAIN),
         ):
             value = getattr(self, name)
             if not holds and not (value is None and name in optional):
@@ -189,6 +190,12 @@ class SimulationConfig:
 
 def _is_number(value: object, least: float, kind: Any = int) -> bool:  # noqa: ANN401 - of types
     return isinstance(value, kind) and not isinstance(value, bool) and least <= value < inf
+
+
+def _is_plain(table: object) -> bool:
+    return isinstance(table, Mapping) and all(
+        isinstance(value, bool | int | float | str) for value in table.values()
+    )
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

@@ -307,12 +307,8 @@ def measured(run: Run, sources: Mapping[str, str]) -> dict[str, float]:
         sources: the source of each metric.
     """
     last = {source: run.last(source) for source in SOURCES}
-    metrics = {
-        f"{source} {name}": last[source][name]
-        for name, source in sources.items()
-        if name in last[source]
-    }
-    return {**metrics, **run.costs}
+    found = {f"{source} {name}": last[source].get(name) for name, source in sources.items()}
+    return {**{key: value for key, value in found.items() if value is not None}, **run.costs}
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -382,8 +378,7 @@ def _time(one: Variant, length_s: float) -> str:
     """Return the mean time to the target in words."""
     if one.time is None:
         return NOTHING
-    mean, half = one.time.mean / length_s, (one.time.high - one.time.low) / 2 / length_s
     if one.is_bound:
         # A bound has no interval that would hold anything.
-        return f"at least {mean:.2f}"
-    return f"{mean:.2f}" if np.isnan(half) else f"{mean:.2f} ± {half:.2f}"
+        return f"at least {one.time.mean / length_s:.2f}"
+    return one.time.half_width(lambda value: f"{value / length_s:.2f}")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedstale.config import SimulationConfig, Until, nearest, read_toml
+from fedstale.config import SimulationConfig, Until, nearest
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.live.watching import Watcher
 from fedstale.parallel import Report, WorkerPool
@@ -34,7 +34,6 @@ from fedstale.traces.io.mapped import Shared, share
 
 _OWN = ("seeds", "seed-key", "target", "reference", "variants")
 _TABLES = ("run-config", "costs")
-_NUMBERS = ("devices", "workers", "checkpoint-every")
 _SETTINGS = tuple(f.name.replace("_", "-") for f in fields(SimulationConfig) if f.name != "seed")
 _SEED_KEY = "seed"
 _REPORT_EVERY_S = 0.5
@@ -42,6 +41,8 @@ _REPORT_EVERY_S = 0.5
 State = Literal["new", "half", "failed", "done"]
 Watch = Callable[[Mapping[Path, float]], None]
 """Called with the share of each run that is over, by folder, whenever one has moved."""
+_Job = tuple["PlannedRun", State, Shared[TraceSet] | None]
+"""What a process is given: the run, how far it is, and its traces if others need them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +74,6 @@ class Plan:
     has it."""
 
     @classmethod
-    def read(cls, path: Path) -> "Plan":
-        """Read a plan.
-
-        Raises:
-            ConfigError: the file cannot be read, or does not say what to compare.
-        """
-        return cls.from_table(read_toml(path), where=str(path))
-
-    @classmethod
     def from_table(cls, table: Mapping[str, Any], *, where: str) -> "Plan":
         """Return the plan in a table, rejecting what means nothing.
 
@@ -111,8 +103,9 @@ class Plan:
         )
         for name in variants:
             for key in ("app", "traces"):
-                if key not in plan._table(name):
+                if key not in shared and key not in variants[name]:
                     raise ConfigError(f"{where}: {key} is missing, for all or for {name!r}")
+            plan._given(name, seed=0)
         return plan
 
     def config(self, variant: str, seed: int) -> SimulationConfig:
@@ -121,12 +114,8 @@ class Plan:
         Raises:
             ConfigError: the app, or a value, is not usable.
         """
-        table = self._table(variant)
-        given = {key.replace("-", "_"): value for key, value in table.items()}
-        # Runs are already side by side: processes for clients would only get in their way.
-        given.setdefault("executor", "inline" if given.get("workers") is None else "auto")
+        config = self._given(variant, seed)
         try:
-            config = SimulationConfig(**given, seed=seed)
             app = FlowerApp.find(config.app)
             overrides = dict(config.run_config)
             key = _SEED_KEY if self.seed_key is None else self.seed_key
@@ -165,10 +154,17 @@ class Plan:
         own |= {} if self.seed_key is None else {"seed-key": self.seed_key}
         return {**self.shared, **own, "variants": {k: dict(v) for k, v in self.variants.items()}}
 
-    def _table(self, variant: str) -> dict[str, Any]:
+    def _given(self, variant: str, seed: int) -> SimulationConfig:
+        """Return the settings of a run as the plan gives them."""
         shared, own = self.shared, self.variants[variant]
         merged = {name: {**shared.get(name, {}), **own.get(name, {})} for name in _TABLES}
-        return {**shared, **own, **merged}
+        table = {key.replace("-", "_"): v for key, v in {**shared, **own, **merged}.items()}
+        # Runs are already side by side: processes for clients would only get in their way.
+        table.setdefault("executor", "inline" if table.get("workers") is None else "auto")
+        try:
+            return SimulationConfig(**table, seed=seed)
+        except ConfigError as problem:
+            raise ConfigError(f"variant {variant!r}: {problem}") from None
 
 
 def folder_name(variant: str) -> str:
@@ -229,11 +225,11 @@ def run_all(
     try:
         with ExitStack() as stack, WorkerPool(_simulated, log) as pool:
             shared = _shared_traces(todo, log.parent, stack)
-            jobs = (_Job(run=run, begun=states[run.folder], traces=shared(run)) for run in todo)
-            for job, news, what in pool.work(jobs, workers):
-                folder = job.run.folder
+            jobs = ((run, states[run.folder], shared(run)) for run in todo)
+            for (run, *_), news, what in pool.work(jobs, workers):
+                folder = run.folder
                 if news == "rejected":
-                    raise _not_begun(job.run, what)
+                    raise _not_begun(run, what)
                 if news == "died" or (news == "done" and what):
                     failed[folder] = " ".join(what.split())
                 shares[folder] = what if news == "progress" else 1.0
@@ -277,16 +273,6 @@ def state_of(run: PlannedRun) -> State:
         ) from None
     ended: dict[str, State] = {"interrupted": "half", "failed": "failed"}
     return ended.get(str(status), "done")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """What a process is given."""
-
-    run: PlannedRun
-    begun: State
-    traces: Shared[TraceSet] | None
-    """None if it reads them itself."""
 
 
 def _shared_traces(
@@ -340,13 +326,13 @@ class _ShareDone(Watcher):
 def _simulated(job: _Job, report: Report) -> str:
     """Simulate, in a process of its own, and return why the run failed if it did."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    run, traces = job.run, job.traces
+    run, begun, traces = job
     result = simulate(
         run.config,
         run.folder,
         traces=traces.open() if traces else TraceSet.load(run.config.traces, seed=run.seed),
-        overwrite=job.begun == "failed",
-        resume=job.begun == "half",
+        overwrite=begun == "failed",
+        resume=begun == "half",
         callbacks=[_ShareDone(Until.parse(run.config.until), report)],
     )
     if result.status == "interrupted":
@@ -392,20 +378,7 @@ def _settings(table: Mapping[str, Any], where: str, *, known: Sequence[str]) -> 
             raise ConfigError(f"{where}: unknown key {given!r}: expected {nearest(key, known)}")
         if key in found:
             raise ConfigError(f"{where}: {key} is there twice, with and without underscores")
-        _check_kind(key, value, where)
+        if key in _TABLES and not isinstance(value, dict):
+            raise ConfigError(f"{where}: {key} = {value!r}: expected a table")
         found[key] = value
     return found
-
-
-def _check_kind(key: str, value: object, where: str) -> None:
-    if key in _TABLES:
-        fine = isinstance(value, dict) and all(
-            isinstance(inner, bool | int | float | str) for inner in value.values()
-        )
-        accepted = "a table of numbers, texts, true and false"
-    elif key in _NUMBERS:
-        fine, accepted = type(value) is int, "a whole number"
-    else:
-        fine, accepted = isinstance(value, str), "a text"
-    if not fine:
-        raise ConfigError(f"{where}: {key} = {value!r}: expected {accepted}")

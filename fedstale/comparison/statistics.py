@@ -8,7 +8,7 @@ Reference:
     Student. The Probable Error of a Mean. Biometrika 6 (1908).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,14 @@ import numpy as np
 _LEVEL = 0.95
 NOTHING = "-"
 """What stands in a table where there is no value."""
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.4g}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}" if abs(value) < 10 else f"{value:+,.4g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +40,8 @@ class Estimate:
     n: int = 0
     """How many values it comes from."""
 
-    def half_width(self) -> str:
-        """Return the mean and half of its interval in words.
+    def half_width(self, number: Callable[[float], str] = _number) -> str:
+        """Return the mean and half of its interval in words, each number as a function says it.
 
         Example:
             >>> Estimate(mean=0.5, low=0.4, high=0.6, n=5).half_width()
@@ -42,10 +50,10 @@ class Estimate:
         if self.n == 0:
             return NOTHING
         half = (self.high - self.low) / 2
-        return _number(self.mean) if np.isnan(half) else f"{_number(self.mean)} ± {_number(half)}"
+        return number(self.mean) if np.isnan(half) else f"{number(self.mean)} ± {number(half)}"
 
-    def ends(self) -> str:
-        """Return a difference and its interval in words.
+    def ends(self, number: Callable[[float], str] = _signed) -> str:
+        """Return the mean and its interval in words; numbers have signs, as of a difference.
 
         Example:
             >>> Estimate(mean=0.1, low=-0.05, high=0.25, n=5).ends()
@@ -53,7 +61,7 @@ class Estimate:
         """
         if self.n == 0:
             return NOTHING
-        mean, low, high = (_number(value, "+") for value in (self.mean, self.low, self.high))
+        mean, low, high = map(number, (self.mean, self.low, self.high))
         return mean if np.isnan(self.low) else f"{mean} ({low} to {high})"
 
 
@@ -83,8 +91,7 @@ class SpeedUp:
     def __str__(self) -> str:
         """Return the ratio, its interval, and what it is a bound of; ~ bounds nothing."""
         before = {"exact": "", "unknown": "~"}.get(self.bound, f"{self.bound} ")
-        mean, low, high = self.ratio.mean, self.ratio.low, self.ratio.high
-        return f"{before}{mean:.2f}" + ("" if np.isnan(low) else f" ({low:.2f} to {high:.2f})")
+        return before + self.ratio.ends("{:.2f}".format)
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -135,13 +142,6 @@ def speed_up(own: Mapping[int, Reached], reference: Mapping[int, Reached]) -> Sp
     ):
         return None
     logs = estimate([float(np.log(b.at_s / a.at_s)) for a, b in pairs])
-    mean, low, high = (float(np.exp(value)) for value in (logs.mean, logs.low, logs.high))
+    ratio = {name: float(np.exp(getattr(logs, name))) for name in ("mean", "low", "high")}
     own_never, reference_never = (any(not pair[i].ever for pair in pairs) for i in (0, 1))
-    return SpeedUp(
-        ratio=Estimate(mean=mean, low=low, high=high, n=logs.n),
-        bound=_BOUNDS[own_never][reference_never],
-    )
-
-
-def _number(value: float, sign: str = "") -> str:
-    return format(value, f"{sign}.3f" if abs(value) < 10 else f"{sign},.4g")
+    return SpeedUp(ratio=Estimate(**ratio, n=logs.n), bound=_BOUNDS[own_never][reference_never])

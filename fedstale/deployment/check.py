@@ -11,7 +11,6 @@ import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
@@ -27,6 +26,7 @@ from flwr.supercore.utils import get_flwr_home
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from fedstale.config import nearest
 from fedstale.deployment.commands import Address
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError
@@ -254,7 +254,7 @@ def _settings(
             if key not in known:
                 yield Finding(
                     f"{user}, line {line}, reads the run-config key {key!r}, which "
-                    f"[tool.flwr.app.config] does not have{_nearest(key, known)}",
+                    f"[tool.flwr.app.config] does not have: expected {nearest(key, sorted(known))}",
                     is_fault=True,
                 )
         for key, line in source.node_config.items():
@@ -273,12 +273,8 @@ def _settings(
         yield Finding(f"run-config = {run_config!r}: {problem}", is_fault=True)
     for key in overrides:
         if key not in known:
-            yield Finding(f"run-config key {key!r} is unknown{_nearest(key, known)}", is_fault=True)
-
-
-def _nearest(key: str, known: Mapping[str, object]) -> str:
-    near = get_close_matches(key, list(known), n=1)
-    return f": expected {near[0]!r}" if near else f": expected one of {sorted(known)}"
+            accepted = nearest(key, sorted(known))
+            yield Finding(f"run-config key {key!r} is unknown: expected {accepted}", is_fault=True)
 
 
 def _modules(names: set[str]) -> set[str]:

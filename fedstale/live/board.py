@@ -110,16 +110,7 @@ class Board(Watcher):
         if reply.has_error():
             self._failed(run, message_id, status, reply.error.reason or "")
 
-    def aggregated(
-        self,
-        run: Runtime,
-        message_id: str,
-        *,
-        base_version: int,
-        version: int,
-        staleness: int,
-        weight: float,
-    ) -> None:
+    def aggregated(self, run: Runtime, message_id: str, *, staleness: int, **facts: float) -> None:
         """Count an update that was used."""
         self._names.pop(message_id, None)
         with self._lock:

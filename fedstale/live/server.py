@@ -23,7 +23,6 @@ from fedstale.reports.figure import plotly_js, why_missing
 
 PORT = 8760
 _TOKEN_BYTES = 18
-_LOCAL = {"localhost", "127.0.0.1", "::1"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
     "img-src data: blob:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -121,8 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, b"there is no such page\n")
 
     def _asks_this_machine(self) -> bool:
-        name = urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        return name in _LOCAL
+        return _is_loopback(urlsplit(f"//{self.headers.get('Host', '')}").hostname or "")
 
     def _has_token(self, query: str) -> bool:
         given = parse_qs(query).get("token", [""])[0]

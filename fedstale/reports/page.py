@@ -192,16 +192,24 @@ def lead(run: "Run") -> str:
 
 def cards(run: "Run") -> list[tuple[str, str]]:
     """Return the figures at the head of the page as names and values."""
-    wasted = f"{run.costs['device_time_wasted']:.0%}"
-    return [
-        *_last_values(run)[:2],
-        ("device time", time_text(run.end_s)),
-        ("rounds", f"{run.summary['rounds']:,}"),
-        ("jobs", f"{len(run.jobs):,}"),
-        ("devices used", f"{(used_jobs(run) > 0).sum():,} of {run.summary['devices']:,}"),
-        *([("device time wasted", wasted)] if run.busy_s.any() else []),
-        ("traffic", _traffic(run)),
-    ]
+    facts = _facts(run)
+    if not run.busy_s.any():
+        del facts["device time wasted"]
+    return [*_last_values(run)[:2], *facts.items()]
+
+
+def _facts(run: "Run") -> dict[str, str]:
+    """Return what a run took, in words, by name."""
+    n_bytes = float(run.moved_bytes.sum())
+    unit, size = byte_unit(n_bytes)
+    return {
+        "device time": time_text(run.end_s),
+        "rounds": f"{run.summary['rounds']:,}",
+        "jobs": f"{len(run.jobs):,}",
+        "devices used": f"{(used_jobs(run) > 0).sum():,} of {run.summary['devices']:,}",
+        "device time wasted": f"{run.costs['device_time_wasted']:.0%}",
+        "traffic": f"{n_bytes / size:.3g} {unit}",
+    }
 
 
 def _clock(runs: "Sequence[Run]") -> str:
@@ -217,21 +225,17 @@ def _compared(runs: "Sequence[Run]") -> Table:
     """Return the header and the rows of a table with one row a run."""
     last = [dict(_last_values(run)) for run in runs]
     metrics = list(dict.fromkeys(name for values in last for name in values))[:6]
-    header = ["run", "app", "seed", "ended", *metrics, "device time", "rounds", "jobs"]
-    header += ["device time wasted", "traffic", "devices used", "Gini"]
-    rows = []
-    for run, values in zip(runs, last, strict=True):
-        counts = used_jobs(run)
-        rows.append(
-            [
-                *(run.name, str(run.summary["app"]), str(run.seed), run.status),
-                *(values.get(name, "-") for name in metrics),
-                *(time_text(run.end_s), f"{run.summary['rounds']:,}", f"{len(run.jobs):,}"),
-                *(f"{run.costs['device_time_wasted']:.0%}", _traffic(run)),
-                *(f"{(counts > 0).sum():,}", f"{gini(counts):.2f}" if counts.any() else "-"),
-            ]
-        )
-    return header, rows
+    rows = [
+        {
+            **{"run": run.name, "app": str(run.summary["app"])},
+            **{"seed": str(run.seed), "ended": run.status},
+            **{name: values.get(name, "-") for name in metrics},
+            **_facts(run),
+            "Gini": f"{gini(counts):.2f}" if (counts := used_jobs(run)).any() else "-",
+        }
+        for run, values in zip(runs, last, strict=True)
+    ]
+    return list(rows[0]), [list(row.values()) for row in rows]
 
 
 def _last_values(run: "Run") -> list[tuple[str, str]]:
@@ -247,12 +251,6 @@ def _last_values(run: "Run") -> list[tuple[str, str]]:
             rank = ranks.get(source, len(ranks)), is_loss
             found.append((rank, label, metric_text(name, value)))
     return [(label, text) for _, label, text in sorted(found)]
-
-
-def _traffic(run: "Run") -> str:
-    n_bytes = float(run.moved_bytes.sum())
-    unit, size = byte_unit(n_bytes)
-    return f"{n_bytes / size:.3g} {unit}"
 
 
 def _hidden(run: "Run", figures: Sequence[Figure]) -> str:

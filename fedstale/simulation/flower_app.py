@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from flwr.common.config import flatten_dict, get_project_config
 from flwr.serverapp import ServerApp
 from flwr.supercore.object_ref import load_app as load_reference
 
+from fedstale.config import nearest
 from fedstale.errors import ConfigError
 from fedstale.simulation.costs import Costs
 
@@ -171,27 +171,6 @@ class FlowerApp:
             batched=batched,
         )
 
-    @classmethod
-    def given(
-        cls,
-        name: str,
-        server: ServerApp,
-        client: ClientApp,
-        *,
-        run_config: Mapping[str, Any],
-        costs: Costs,
-    ) -> "FlowerApp":
-        """Return an app of objects, which no other process can load.
-
-        Args:
-            name: of the app.
-            server: its ServerApp.
-            client: its ClientApp.
-            run_config: what both see as their run config.
-            costs: what its messages cost.
-        """
-        return cls(Path.cwd(), name, server, client, dict(run_config), costs)
-
     def run_config(self, overrides: Mapping[str, Any]) -> UserConfig:
         """Return the run config with some values replaced.
 
@@ -200,11 +179,8 @@ class FlowerApp:
         """
         for key in overrides:
             if key not in self.defaults:
-                near = get_close_matches(key, list(self.defaults), n=1)
-                raise ConfigError(
-                    f"run-config key {key!r} is unknown: expected "
-                    + (f"{near[0]!r}" if near else f"one of {sorted(self.defaults)}")
-                )
+                accepted = nearest(key, sorted(self.defaults))
+                raise ConfigError(f"run-config key {key!r} is unknown: expected {accepted}")
         return {**self.defaults, **overrides}
 
     @contextmanager

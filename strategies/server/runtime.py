@@ -10,7 +10,8 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from math import inf
+from functools import wraps
+from typing import Concatenate, ParamSpec
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -20,6 +21,7 @@ from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.state import State
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
 
 REPORTED, CLIENT_ERROR, REJECTED = "reported", "client-error", "rejected"
 """How a job ended, in the words of events.parquet, as far as any server can know."""
@@ -166,23 +168,6 @@ class Callback:
 _EVENTS = [name for name in vars(Callback) if not name.startswith("_")]
 
 
-class Pace:
-    """Tells when it is time to look again, in wall time; for displays."""
-
-    def __init__(self, every_s: float) -> None:
-        """Be due at once, and then at most every so many s."""
-        self._every_s, self._due_at = every_s, -inf
-
-    def is_due(self) -> bool:
-        """Return whether it is time, and if so, count from now."""
-        # The thread of a simulated ServerApp sees virtual time in `time.monotonic`.
-        now = time.perf_counter()
-        if now < self._due_at:
-            return False
-        self._due_at = now + self._every_s
-        return True
-
-
 class RunLogger(Callback):
     """Writes to the log: jobs at DEBUG, rejections and metrics at INFO."""
 
@@ -217,8 +202,33 @@ class RunLogger(Callback):
         logger.info("version %d, %s: %s", version, source, dict(values))
 
 
+def _told(
+    event: Callable[Concatenate[Callback, "Runtime", P], None],
+) -> Callable[Concatenate["Runtime", P], None]:
+    """Return a method of `Runtime` that tells an event to all callbacks.
+
+    It raises RunEnded, once all have been told, if one of them ends the run.
+    """
+
+    @wraps(event)
+    def tell(run: "Runtime", /, *what: P.args, **facts: P.kwargs) -> None:
+        end: RunEnded | None = None
+        for method in run.told[event.__name__]:
+            try:
+                method(run, *what, **facts)
+            except RunEnded as asked:
+                end = end or asked
+        if end is not None:
+            raise end
+
+    return tell
+
+
 class Runtime:
-    """The clock, the checkpointer and the callbacks of one run."""
+    """The clock, the checkpointer and the callbacks of one run.
+
+    It has the methods of a `Callback`, without the run: each tells all callbacks that have it.
+    """
 
     def __init__(
         self,
@@ -238,7 +248,7 @@ class Runtime:
             name_of: returns the name of a node for people.
         """
         self.clock = clock
-        self._told: dict[str, list[Callable[..., None]]] = {name: [] for name in _EVENTS}
+        self.told: dict[str, list[Callable[..., None]]] = {name: [] for name in _EVENTS}
         self.checkpointer: Checkpointer | None = None
         """Keeps the strategy's state along with the grid's; None leaves it to the strategy."""
         self.n_online, self.n_in_flight, self.name_of = n_online, n_in_flight, name_of
@@ -247,7 +257,7 @@ class Runtime:
 
     def add(self, callback: Callback) -> None:
         """Tell one more callback what happens from now on, as far as it overrides methods."""
-        for name, told in self._told.items():
+        for name, told in self.told.items():
             if getattr(type(callback), name) is not getattr(Callback, name):
                 told.append(getattr(callback, name))
 
@@ -255,61 +265,14 @@ class Runtime:
         """Return the instant in s."""
         return self.clock.now()
 
-    def _tell(self, name: str, *what: object, **facts: object) -> None:
-        """Tell all callbacks something, then end the run if one of them asks for it.
-
-        Raises:
-            RunEnded: a callback ends the run.
-        """
-        end: RunEnded | None = None
-        for method in self._told[name]:
-            try:
-                method(self, *what, **facts)
-            except RunEnded as asked:
-                end = end or asked
-        if end is not None:
-            raise end
-
-    def job_sent(self, message_id: str, message: Message) -> None:
-        """Tell that a message was sent; see `Callback`, here and below."""
-        self._tell("job_sent", message_id, message)
-
-    def reply(self, message_id: str, reply: Message, status: str) -> None:
-        """Tell that a reply was handed to the strategy."""
-        self._tell("reply", message_id, reply, status)
-
-    def aggregated(
-        self, message_id: str, *, base_version: int, version: int, staleness: int, weight: float
-    ) -> None:
-        """Tell that a reply was used."""
-        self._tell(
-            "aggregated",
-            message_id,
-            base_version=base_version,
-            version=version,
-            staleness=staleness,
-            weight=weight,
-        )
-
-    def rejected(self, message_id: str, *, reason: str) -> None:
-        """Tell that a reply was not used, or that a job was given up."""
-        self._tell("rejected", message_id, reason=reason)
-
-    def new_version(self, version: int, arrays: ArrayRecord) -> None:
-        """Tell that there is a new model."""
-        self._tell("new_version", version, arrays)
-
-    def metrics(self, version: int, source: str, values: Mapping[str, float]) -> None:
-        """Tell that metrics were measured."""
-        self._tell("metrics", version, source, values)
-
-    def time_moved(self) -> None:
-        """Tell that the clock has moved."""
-        self._tell("time_moved")
-
-    def ended(self, status: str, reason: str) -> None:
-        """Tell that the run is over."""
-        self._tell("ended", status, reason)
+    job_sent = _told(Callback.job_sent)
+    reply = _told(Callback.reply)
+    aggregated = _told(Callback.aggregated)
+    rejected = _told(Callback.rejected)
+    new_version = _told(Callback.new_version)
+    metrics = _told(Callback.metrics)
+    time_moved = _told(Callback.time_moved)
+    ended = _told(Callback.ended)
 
 
 class RuntimeGrid(Grid, Clock):

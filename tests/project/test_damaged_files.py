@@ -31,7 +31,7 @@ from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 from fedstale.comparison.analysis import finished, measured
 from fedstale.comparison.plan import Plan
-from fedstale.config import SimulationConfig
+from fedstale.config import SimulationConfig, read_toml
 from fedstale.errors import FedstaleError
 from fedstale.reports.costs import ledger
 from fedstale.reports.folder import RunFolder
@@ -79,7 +79,7 @@ def read_measured(folder):
 
 
 def read_plan(path):
-    plan = Plan.read(path)
+    plan = Plan.from_table(read_toml(path), where=str(path))
     return [plan.config(variant, 1) for variant in plan.variants]
 
 

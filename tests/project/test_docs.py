@@ -26,8 +26,7 @@ def modules():
         root = importlib.import_module(package)
         yield package
         for found in pkgutil.walk_packages(root.__path__, package + "."):
-            # The built-in apps are directories of Flower, not modules of this package.
-            if not found.name.startswith("fedstale.apps.") and not found.name.endswith("__main__"):
+            if not found.name.endswith("__main__"):
                 yield found.name
 
 

@@ -7,7 +7,6 @@ from virtual_grid import Notes, VirtualGrid
 
 from fedstale.strategies.server.runtime import (
     Callback,
-    Pace,
     RunEnded,
     RunLogger,
     Runtime,
@@ -77,13 +76,6 @@ def test_a_jump_of_the_machines_clock_ends_no_job(monkeypatch):
     for jump_s in (-7200.0, 86_400.0):
         monkeypatch.setattr(time, "time", lambda jump_s=jump_s: real() + jump_s)
         assert 0.0 <= clock.now() - start < 60.0
-
-
-def test_a_display_looks_at_once_and_then_no_more_often_than_it_wants():
-    pace = Pace(1e6)
-    assert [pace.is_due(), pace.is_due(), pace.is_due()] == [True, False, False]
-    always = Pace(0.0)
-    assert [always.is_due(), always.is_due()] == [True, True]
 
 
 def test_the_log_names_the_job_and_the_reason(caplog):

@@ -91,7 +91,7 @@ def test_flowers_bundle_holds_every_file_of_the_app(folder):
 def test_an_app_imports_of_fedstale_only_what_its_side_needs(folder):
     needed = {
         "server_app.py": {
-            "fedstale.agents",
+            "fedstale.apps",
             "fedstale.deployment.run_folder",
             "fedstale.strategies",
         },

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedstale.comparison.plan import Plan
+from fedstale.config import read_toml
 from fedstale.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -57,6 +58,7 @@ def test_runs_train_in_their_own_process_unless_asked_otherwise():
     assert plan().config("FedAvg", 1).executor == "inline"
     assert plan(executor="batched").config("FedAvg", 1).executor == "batched"
     assert plan(workers=2).config("FedAvg", 1).executor == "auto"
+    assert plan(executor="ray", gpus=0.25).config("FedAvg", 1).gpus == 0.25
 
 
 def test_a_plan_as_a_table_reads_back_to_an_equal_plan():
@@ -93,6 +95,7 @@ def test_the_first_variant_is_the_reference_if_none_is_named():
         ({"until": 3}, "until = 3: expected a text"),
         ({"devices": "all"}, "devices = 'all': expected a whole number"),
         ({"run-config": {"a": {"b": 1}}}, "expected a table of numbers"),
+        ({"run-config": 3}, "run-config = 3: expected a table"),
         ({"run_config": {"concurrency": 1}}, "run-config is there twice"),
         ({"app": None}, "app is missing, for all or for 'FedAvg'"),
         ({"traces": None}, "traces is missing, for all or for 'FedAvg'"),
@@ -123,12 +126,12 @@ def test_a_file_that_is_no_toml_is_one_sentence(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text("seeds = [")
     with pytest.raises(ConfigError, match="cannot be read as TOML"):
-        Plan.read(path)
+        Plan.from_table(read_toml(path), where=str(path))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "compare").glob("*.toml")))
 def test_the_plans_of_the_benchmarks_can_run(path):
-    given = Plan.read(path)
+    given = Plan.from_table(read_toml(path), where=str(path))
     for variant in given.variants:
         given.config(variant, given.seeds[0])
 

@@ -9,6 +9,7 @@ from told_run import ToldRun
 from fedstale.config import Until
 from fedstale.live import Board
 from fedstale.live import board as board_module
+from fedstale.live.watching import Watcher
 
 HOSTILE = "</script><img src=x onerror='window.hurt=1'>"
 
@@ -105,3 +106,17 @@ def test_a_metric_that_is_not_finite_is_a_gap(value):
     run.moved(1.0)
     run.measured(1.0, 1, "server", "loss", value)
     assert figure(board, "loss")["traces"][0]["y"] == [None]
+
+
+@pytest.mark.parametrize(("every_s", "n_looks"), [(1e6, 1), (0.0, 3)])
+def test_a_display_looks_at_once_and_then_no_more_often_than_it_wants(every_s, n_looks):
+    looks = []
+
+    class Looks(Watcher):
+        def look(self, run):
+            looks.append(run.now())
+
+    told = ToldRun(Looks(every_s=every_s))
+    for now in (1.0, 2.0, 3.0):
+        told.moved(now)
+    assert looks == [1.0, 2.0, 3.0][:n_looks]
