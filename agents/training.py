@@ -31,7 +31,7 @@ import numpy as np
 from fedstale.agents.env.rounds import TERMS, rollout, training_picks_of
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
-from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES, SCHEMA
+from fedstale.agents.policy.features import SCHEMA
 from fedstale.agents.policy.scorer import (
     Agent,
     Floats,
@@ -105,7 +105,7 @@ class Training:
 
     def start_weights(self) -> Weights:
         """Return the weights to begin with: those of the heuristic, or without it from scratch."""
-        weights = initial(N_FEATURES, N_CONTEXT, stream(self.seed, 6))
+        weights = initial(stream(self.seed, 6))
         weights["beta"][:] = float(self.residual)
         return weights
 
@@ -204,7 +204,7 @@ class EvolutionLearner(Evolution, Learner):
 
     def weights(self) -> Weights:
         """Return the mean of the population."""
-        return unflat(self.mean, N_FEATURES, N_CONTEXT)
+        return unflat(self.mean)
 
 
 def ranks(fitness: Array) -> Array:

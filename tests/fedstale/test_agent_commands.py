@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from fedstale.agents.evaluation import HEURISTIC
 from fedstale.agents.policy import scorer
-from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 from fedstale.cli import learn as agent_commands
 
@@ -24,7 +23,7 @@ def run(*words):
 
 
 def agent_in(folder):
-    weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
+    weights = initial(np.random.default_rng(0))
     scorer.save(scorer.Agent(weights=weights, provenance={}), folder)
     return folder
 
