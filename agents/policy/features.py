@@ -159,7 +159,7 @@ def _medians(get: Callable[[str], Array], mask: Mask) -> dict[str, Single]:
     for name in _COMPARED:
         few = get(name)[:, every]
         logs = np.log1p(few) if name == "times_picked" else _log(few)
-        medians[name] = _median(logs, mask[:, every]).astype(np.float32)
+        medians[name] = row_medians(logs, mask[:, every]).astype(np.float32)
     return medians
 
 
@@ -275,7 +275,7 @@ def heuristic_scores(candidates: Candidates, mask: Mask) -> Array:
             x.reshape(mask.shape) for x in (candidates.p_finish, candidates.utility)
         )
         logs, largest = _log(utility), _largest(np.where(mask, utility, np.nan))
-        found = _likely(p_finish, logs, utility == 0.0, largest, _median(logs, mask))
+        found = _likely(p_finish, logs, utility == 0.0, largest, row_medians(logs, mask))
     return np.where(mask, found, 0.0)
 
 
@@ -311,7 +311,7 @@ def _age(x: AnyFloats) -> AnyFloats:
     )
 
 
-def _median(x: AnyFloats, mask: Mask) -> Array:
+def row_medians(x: AnyFloats, mask: Mask) -> Array:
     """Return the median of each row over what is known of candidates, NaN if nothing; (b, 1)."""
     known = mask & ~np.isnan(x)
     if len(x) == 1:

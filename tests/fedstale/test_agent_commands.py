@@ -55,7 +55,7 @@ def test_without_tensorboard_it_is_said_how_to_install_it(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     result = run("train-agent", "--traces", "synthetic:20", "--out", tmp_path, "--tensorboard")
     assert result.exit_code == 2
-    assert "pip install tensorboard" in result.stderr
+    assert "pip install 'fedstale[tensorboard]'" in result.stderr
 
 
 def test_an_agent_without_rivals_to_beat_is_rejected(tmp_path):
