@@ -7,15 +7,15 @@ import typer
 from small_deployment import PYPROJECT, write_app
 from typer.testing import CliRunner
 
-from fedstale.cli import deploy as deploy_commands
+from fedstale.cli import apps as app_commands
 from fedstale.deployment.check import check_app, check_superlink, read_source
 from fedstale.deployment.local import free_port
 from fedstale.errors import ConfigError
 from fedstale.simulation.flower_app import BUILT_IN, built_in_apps
 
 commands = typer.Typer()
-commands.command()(deploy_commands.up)
-commands.command()(deploy_commands.check)
+commands.command()(app_commands.up)
+commands.command()(app_commands.check)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import typer
 from small_deployment import write_app
 from typer.testing import CliRunner
 
-from fedstale.cli import deploy as deploy_commands
+from fedstale.cli import apps as app_commands
 from fedstale.config import SimulationConfig
 from fedstale.deployment.paced import PacedApp
 from fedstale.deployment.replay import (
@@ -68,7 +68,7 @@ def test_what_cannot_be_replayed_is_said_before_anything_starts():
 
 def test_a_speed_without_a_trace_or_a_wrong_one_is_rejected(tmp_path):
     app = typer.Typer()
-    app.command()(deploy_commands.up)
+    app.command()(app_commands.up)
     out = ["--out", str(tmp_path / "deployment")]
     for options, said in (
         (["--speed-up", "3"], "speed-up = 3: expected --traces with it"),
