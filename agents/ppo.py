@@ -10,6 +10,7 @@ Reference:
     Huang, Ontanon. A Closer Look at Invalid Action Masking in Policy Gradient Algorithms. 2020.
 """
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -25,7 +26,8 @@ from fedstale.agents.env.gym_env import VectorSelectionEnv
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.policy.scorer import POOLED, Weights
-from fedstale.agents.training import Learner, State, Training
+from fedstale.agents.training import Learner, Training
+from fedstale.strategies.state import State
 
 PICKS = 64
 """Picks of each window between updates."""
@@ -180,27 +182,20 @@ class PPOLearner(Learner):
     def state_dict(self) -> State:
         """Return weights, the optimizer's moments and the generator's state."""
         policy = self._policy
-        state: State = {f"policy.{k}": v.numpy() for k, v in policy.state_dict().items()}
-        for i, moments in policy.optimizer.state_dict()["state"].items():
-            state |= {f"optimizer.{i}.{k}": v.numpy() for k, v in moments.items()}
-        return state | {
-            "updates": np.array([self._updates]),
-            "torch": torch.get_rng_state().numpy(),
+        moments = policy.optimizer.state_dict()["state"]
+        return {
+            "policy": {k: v.numpy() for k, v in policy.state_dict().items()},
+            "moments": {i: {k: v.numpy() for k, v in of.items()} for i, of in moments.items()},
+            "generator": torch.get_rng_state().numpy(),
+            "updates": self._updates,
         }
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue, with new windows."""
-        policy = self._policy
-        tensors = {k: torch.from_numpy(v.copy()) for k, v in state.items()}
-        policy.load_state_dict(
-            {k.removeprefix("policy."): v for k, v in tensors.items() if k.startswith("policy.")}
-        )
-        optimizer = policy.optimizer.state_dict()
-        for name, value in tensors.items():
-            if name.startswith("optimizer."):
-                _, i, moment = name.split(".")
-                optimizer["state"].setdefault(int(i), {})[moment] = value
-        policy.optimizer.load_state_dict(optimizer)
-        self._updates = int(state["updates"][0])
-        torch.set_rng_state(tensors["torch"])
+        policy, tensor = self._policy, torch.tensor
+        policy.load_state_dict({k: tensor(v) for k, v in state["policy"].items()})
+        moments = {i: {k: tensor(v) for k, v in of.items()} for i, of in state["moments"].items()}
+        policy.optimizer.load_state_dict({**policy.optimizer.state_dict(), "state": moments})
+        self._updates = state["updates"]
+        torch.set_rng_state(tensor(state["generator"]))
         self._env.seed(self._training.seed + 1_000_003 * self._updates)

@@ -27,14 +27,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
-import safetensors
-import safetensors.numpy
 
 from fedstale.agents.env.rounds import TERMS, rollout, training_picks_of
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
-from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES, SCHEMA
+from fedstale.agents.policy.features import SCHEMA
 from fedstale.agents.policy.scorer import (
     Agent,
     Floats,
@@ -46,19 +43,17 @@ from fedstale.agents.policy.scorer import (
     flat,
     initial,
     save,
-    shapes,
     unflat,
 )
 from fedstale.errors import ConfigError, ResumeError
+from fedstale.strategies.server.checkpoint import read_checkpoint, write_checkpoint
 from fedstale.strategies.settings import is_count
+from fedstale.strategies.state import Stateful
 from fedstale.traces.arrays import Array, stream
-from fedstale.traces.io.atomic import replacing
 
 CHECKPOINT, PROGRESS = "training.safetensors", "progress.jsonl"
 _AT_A_TIME = 256
 _BETA1, _BETA2, _EPSILON = 0.9, 0.99, 1e-8
-
-State = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +105,13 @@ class Training:
 
     def start_weights(self) -> Weights:
         """Return the weights to begin with: those of the heuristic, or without it from scratch."""
-        weights = initial(N_FEATURES, N_CONTEXT, stream(self.seed, 6))
+        weights = initial(stream(self.seed, 6))
         weights["beta"][:] = float(self.residual)
         return weights
 
 
-class Learner(ABC):
-    """Changes an agent's weights."""
+class Learner(Stateful, ABC):
+    """Changes an agent's weights; its state is all that later updates depend on."""
 
     @abstractmethod
     def update(self) -> dict[str, float]:
@@ -126,16 +121,8 @@ class Learner(ABC):
     def weights(self) -> Weights:
         """Return the agent as it is now."""
 
-    @abstractmethod
-    def state_dict(self) -> State:
-        """Return everything that later updates depend on."""
 
-    @abstractmethod
-    def load_state_dict(self, state: State) -> None:
-        """Continue from what `state_dict` returned."""
-
-
-class Evolution:
+class Evolution(Stateful):
     """Adam on the estimated gradient.
 
     Args:
@@ -144,11 +131,14 @@ class Evolution:
         training: how.
     """
 
+    # The changes of a generation and its windows follow from its number.
+    saved = ("mean", "first", "second", "generation")
+
     def __init__(self, start: Floats, scale: Floats, training: Training) -> None:
         self.mean, self.scale = start.astype(np.float64), scale.astype(np.float64)
         self.training = training
         self.generation = 0
-        self._first, self._second = np.zeros_like(self.mean), np.zeros_like(self.mean)
+        self.first, self.second = np.zeros_like(self.mean), np.zeros_like(self.mean)
 
     def ask(self) -> Array:
         """Return the members of this generation; shape (2 pairs, d), mirrored ones apart."""
@@ -166,25 +156,11 @@ class Evolution:
         pairs = self.training.pairs
         gradient = (shaped[:pairs] - shaped[pairs:]) @ self._changes() / pairs
         self.generation += 1
-        self._first = _BETA1 * self._first + (1 - _BETA1) * gradient
-        self._second = _BETA2 * self._second + (1 - _BETA2) * np.square(gradient)
-        first = self._first / (1 - _BETA1**self.generation)
-        second = self._second / (1 - _BETA2**self.generation)
+        self.first = _BETA1 * self.first + (1 - _BETA1) * gradient
+        self.second = _BETA2 * self.second + (1 - _BETA2) * np.square(gradient)
+        first = self.first / (1 - _BETA1**self.generation)
+        second = self.second / (1 - _BETA2**self.generation)
         self.mean = self.mean + rate * self.scale * first / (np.sqrt(second) + _EPSILON)
-
-    def state_dict(self) -> State:
-        """Return everything that a later `ask` depends on; windows follow from the generation."""
-        return {
-            "mean": self.mean,
-            "first": self._first,
-            "second": self._second,
-            "generation": np.array([self.generation]),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """Continue from what `state_dict` returned."""
-        self.mean, self._first, self._second = (state[k] for k in ("mean", "first", "second"))
-        self.generation = int(state["generation"][0])
 
     def _changes(self) -> Array:
         """Return the changes of this generation, which follow from its number."""
@@ -228,7 +204,7 @@ class EvolutionLearner(Evolution, Learner):
 
     def weights(self) -> Weights:
         """Return the mean of the population."""
-        return unflat(self.mean, N_FEATURES, N_CONTEXT)
+        return unflat(self.mean)
 
 
 def ranks(fitness: Array) -> Array:
@@ -310,7 +286,7 @@ def train(
     done, best = 0, _Best(value=-np.inf, weights=learner.weights(), update=0)
     belongs = {**asdict(training), "schema": SCHEMA["version"], "scenario": _fingerprint(scenario)}
     if resume and (folder / CHECKPOINT).exists():
-        done, best = _read(folder / CHECKPOINT, belongs, learner)
+        done, best = _resumed(folder / CHECKPOINT, belongs, learner)
     # Later updates than the checkpoint's are made again.
     path = folder / PROGRESS
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
@@ -328,7 +304,8 @@ def train(
             rounded = {k: round(float(v), 6) for k, v in metrics.items()}
             file.write(json.dumps({"update": done, **rounded}) + "\n")
         if validated:
-            _write(folder / CHECKPOINT, belongs, learner, done, best)
+            state = {"belongs": belongs, "done": done, "best": asdict(best)}
+            write_checkpoint(folder / CHECKPOINT, {**state, "learner": learner.state_dict()})
         if watch is not None:
             left = (time.monotonic() - begin) / (done - before) * (training.updates - done)
             progress = TrainingProgress(
@@ -408,30 +385,15 @@ def _fingerprint(scenario: Scenario) -> str:
     return digest.hexdigest()[:16]
 
 
-def _write(path: Path, belongs: dict[str, Any], learner: Learner, done: int, best: _Best) -> None:
-    state = {f"learner.{k}": np.ascontiguousarray(v) for k, v in learner.state_dict().items()}
-    state |= {f"best.{k}": v for k, v in best.weights.items()}
-    about = {"belongs": belongs, "done": done, "value": best.value, "update": best.update}
-    with replacing(path) as file:
-        file.write(safetensors.numpy.save(state, metadata={"about": json.dumps(about)}))
-
-
-def _read(path: Path, belongs: dict[str, Any], learner: Learner) -> tuple[int, _Best]:
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            about = json.loads((file.metadata() or {})["about"])
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        for name, value in belongs.items():
-            if about["belongs"].get(name) != value:
-                raise ResumeError(
-                    f"{path}: {name} was {about['belongs'].get(name)!r} and is {value!r}; go on "
-                    "with the settings of before, or train into a new folder"
-                )
-        learner.load_state_dict(
-            {k.removeprefix("learner."): v for k, v in state.items() if k.startswith("learner.")}
-        )
-        weights = {name: state[f"best.{name}"] for name in shapes(N_FEATURES, N_CONTEXT)}
-        best = _Best(value=about["value"], weights=weights, update=about["update"])
-        return int(about["done"]), best
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as problem:
-        raise ResumeError(f"{path}: damaged ({problem!r}); train into a new folder") from None
+def _resumed(path: Path, belongs: dict[str, Any], learner: Learner) -> tuple[int, _Best]:
+    """Let a learner continue from a checkpoint; return the updates made and the best agent."""
+    state = read_checkpoint(path)
+    for name, value in belongs.items():
+        before = state["belongs"].get(name)
+        if before != value:
+            raise ResumeError(
+                f"{path}: {name} was {before!r} and is {value!r}; go on with the settings of "
+                "before, or train into a new folder"
+            )
+    learner.load_state_dict(state["learner"])
+    return state["done"], _Best(**state["best"])

@@ -7,7 +7,7 @@ forecasts or has those that came with the last replies.
 """
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -151,7 +151,21 @@ class EpisodeSettings:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Episodes:
+class Rows:
+    """Arrays with a row for each episode."""
+
+    def take(self, which: npt.NDArray[Any]) -> Self:
+        """Return some rows, by position or by a mask."""
+        return type(self)(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
+
+    def put(self, rows: Index, other: Self) -> None:
+        """Write other rows, of as many devices, into some."""
+        for f in fields(self):
+            getattr(self, f.name)[rows] = getattr(other, f.name)
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Episodes(Rows):
     """Some episodes, as arrays; b episodes of at most n devices."""
 
     devices: Index
@@ -191,15 +205,6 @@ class Episodes:
 
     def __len__(self) -> int:
         return self.start.size
-
-    def take(self, which: npt.NDArray[Any]) -> "Episodes":
-        """Return some episodes, by position or by a mask."""
-        return Episodes(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
-
-    def put(self, rows: Index, episodes: "Episodes") -> None:
-        """Write other episodes, of as many devices, into some rows."""
-        for f in fields(self):
-            getattr(self, f.name)[rows] = getattr(episodes, f.name)
 
     @property
     def n_max(self) -> int:

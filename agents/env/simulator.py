@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes
+from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, Rows
 from fedstale.agents.env.learning_proxy import entropy_of
-from fedstale.agents.policy.features import Inputs, features, heuristic_scores
+from fedstale.agents.policy.features import Inputs, features, heuristic_scores, row_medians
 from fedstale.errors import TraceError
 from fedstale.strategies.server.clients import DURATIONS_KEPT, UNKNOWN, Candidates, Situation, Table
 from fedstale.strategies.server.runtime import HEARTBEAT_S, RECHECK_S
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class RoundOutcome:
+class RoundOutcome(Rows):
     """What happened between one choice and the next; arrays of shape (b,)."""
 
     gain: Array
@@ -60,19 +60,10 @@ class RoundOutcome:
         """Return rounds in which nothing has happened."""
         return cls(**{f.name: np.zeros(b) for f in fields(cls)})
 
-    def take(self, rows: Index) -> "RoundOutcome":
-        """Return the outcomes of some episodes."""
-        return RoundOutcome(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
-
     def add(self, rows: Index, other: "RoundOutcome") -> None:
         """Add the outcomes of some episodes."""
         for f in fields(self):
             getattr(self, f.name)[rows] += getattr(other, f.name)
-
-    def clear(self, rows: Index) -> None:
-        """Set the outcomes of some episodes to 0."""
-        for f in fields(self):
-            getattr(self, f.name)[rows] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +149,7 @@ class Simulator:
             column[rows] = UNKNOWN[name]
         self.done[rows] = False
         self._find_candidates(rows)
-        self._outcome.clear(rows)
+        self._outcome.put(rows, RoundOutcome.zeros(len(rows)))
 
     # What a selector sees.
 
@@ -267,7 +258,7 @@ class Simulator:
         self._find_candidates(rows)
         self._outcome.time_s[rows] = self.now[rows] - before
         outcome = self._outcome.take(rows)
-        self._outcome.clear(rows)
+        self._outcome.put(rows, RoundOutcome.zeros(len(rows)))
         return outcome
 
     def _train(self, at: tuple[Index, Index]) -> None:
@@ -331,7 +322,7 @@ class Simulator:
         durations[np.arange(row.size), place] = self.visible_at[at] - self.sent_at[at]
         known["durations_s"][at] = durations
         if row.size:
-            known["duration_s"][at] = _median(durations)
+            known["duration_s"][at] = row_medians(durations, np.isfinite(durations))[:, 0]
         examples = self.episodes.examples
         known["examples"][at], known["loss"][at] = examples[at], self.job_loss[at]
         known["square_loss"][at] = self.job_square_loss[at]
@@ -432,10 +423,3 @@ class Simulator:
         known["forecast_p_available"][at] = np.clip(available, 0.0, 1.0)
         known["forecast_duration_s"][at] = duration
         known["forecast_at"][at] = np.where(np.isnan(p), np.nan, now)
-
-
-def _median(durations: Array) -> Array:
-    """Return the median of each row; NaN comes last and does not count; shape (m,)."""
-    ordered, n = np.sort(durations, axis=1), (~np.isnan(durations)).sum(axis=1)
-    each = np.arange(n.size)
-    return np.asarray(0.5 * (ordered[each, (n - 1) // 2] + ordered[each, n // 2]))

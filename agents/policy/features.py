@@ -6,7 +6,8 @@ id or a position, and nothing is summed or maximised over candidates, so what is
 holds for a hundred thousand.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -65,26 +66,6 @@ LIMIT = 8.0
 """No feature is larger than this, or smaller than its negative."""
 HEURISTIC_LIMIT = 20.0
 """No score of the heuristic is larger than this, or smaller than its negative."""
-
-COLUMNS = (
-    "forecast_p_finish",
-    "forecast_p_available",
-    "forecast_duration_s",
-    "forecast_at",
-    "duration_s",
-    "loss",
-    "examples",
-    "staleness",
-    "last_version",
-    "picked_at",
-    "expected_finishes",
-    "times_picked",
-    "times_finished",
-    "times_failed",
-    "p_finish",
-    "utility",
-)
-"""Fields of `Candidates` that features are made of."""
 
 # Log-odds beyond these are no longer evidence: a device that claims certainty is a candidate like
 # any other of 98 %.
@@ -145,19 +126,19 @@ def features(
     x = np.moveaxis(np.empty((N_FEATURES, b, n), dtype=np.float32), 0, -1)
     x = x if b == 1 else np.empty(x.shape, dtype=np.float32)
     heuristic = np.empty((b, n), dtype=np.float32)
+
+    @cache
+    def column(name: str) -> Array:
+        return np.asarray(getattr(candidates, name), dtype=np.float64).reshape(b, n)
+
     # Reports are not trusted: infinity times zero is unknown here.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        get: dict[str, Array] = {
-            name: np.asarray(getattr(candidates, name), dtype=np.float64).reshape(b, n)
-            for name in COLUMNS
-        }
         limit = _log(deadline_s)
-        medians = _medians(get, mask)
+        medians = _medians(column, mask)
         for start in range(0, n, _CHUNK):
             part = slice(start, start + _CHUNK)
-            some = {name: values[:, part] for name, values in get.items()}
             heuristic[:, part] = _fill(
-                x[:, part], some, medians, now=now, version=version, limit=limit
+                x, column, part, medians, now=now, version=version, limit=limit
             )
         heuristic[~mask] = 0.0
         x[..., _PLACE["heuristic_rank"]] = _rank(heuristic, mask)
@@ -170,15 +151,15 @@ def features(
 _COMPARED = ("forecast_duration_s", "duration_s", "utility", "loss", "examples", "times_picked")
 
 
-def _medians(get: Mapping[str, Array], mask: Mask) -> dict[str, Single]:
+def _medians(get: Callable[[str], Array], mask: Mask) -> dict[str, Single]:
     """Return medians over the candidates of each row, and the largest utility; (b, 1) each."""
-    largest = _largest(np.where(mask, get["utility"], np.nan))
+    largest = _largest(np.where(mask, get("utility"), np.nan))
     medians = {"largest": largest.astype(np.float32)}
     every = slice(None) if mask.shape[1] <= _CHUNK else _sample(np.arange(mask.shape[1]))
     for name in _COMPARED:
-        few = get[name][:, every]
+        few = get(name)[:, every]
         logs = np.log1p(few) if name == "times_picked" else _log(few)
-        medians[name] = _median(logs, mask[:, every]).astype(np.float32)
+        medians[name] = row_medians(logs, mask[:, every]).astype(np.float32)
     return medians
 
 
@@ -191,28 +172,29 @@ def _largest(utility: Array) -> Array:
 
 def _fill(
     x: Single,
-    get: Mapping[str, Array],
+    get: Callable[[str], Array],
+    part: slice,
     medians: Mapping[str, Single],
     *,
     now: Array,
     version: Array,
     limit: AnyFloats,
 ) -> AnyFloats:
-    """Write all features but the rank, and return the heuristic's scores; shape (b, n)."""
+    """Write all features but the rank of some columns, and return the heuristic's scores."""
 
     # 32 bits are enough from here on, but not for instants, only for their differences.
     def put(name: str, values: Single | Mask) -> None:
-        x[..., _PLACE[name]] = values
+        x[:, part, _PLACE[name]] = values
 
     def single(name: str) -> Single:
-        return get[name].astype(np.float32)
+        return get(name)[:, part].astype(np.float32)
 
     def since(then: Array, name: str) -> Single:
-        return (then - get[name]).astype(np.float32)
+        return (then - get(name)[:, part]).astype(np.float32)
 
     p_finish, p_available = single("p_finish"), single("forecast_p_available")
     put("p_finish_logit", _logit(p_finish))
-    put("forecast_unknown", ~np.isfinite(get["forecast_p_finish"]))
+    put("forecast_unknown", ~np.isfinite(get("forecast_p_finish")[:, part]))
     put("forecast_age", _age(since(now, "forecast_at")))
     put("p_available_logit", _logit(p_available))
     put("p_available_unknown", ~np.isfinite(p_available))
@@ -293,7 +275,7 @@ def heuristic_scores(candidates: Candidates, mask: Mask) -> Array:
             x.reshape(mask.shape) for x in (candidates.p_finish, candidates.utility)
         )
         logs, largest = _log(utility), _largest(np.where(mask, utility, np.nan))
-        found = _likely(p_finish, logs, utility == 0.0, largest, _median(logs, mask))
+        found = _likely(p_finish, logs, utility == 0.0, largest, row_medians(logs, mask))
     return np.where(mask, found, 0.0)
 
 
@@ -329,7 +311,7 @@ def _age(x: AnyFloats) -> AnyFloats:
     )
 
 
-def _median(x: AnyFloats, mask: Mask) -> Array:
+def row_medians(x: AnyFloats, mask: Mask) -> Array:
     """Return the median of each row over what is known of candidates, NaN if nothing; (b, 1)."""
     known = mask & ~np.isnan(x)
     if len(x) == 1:

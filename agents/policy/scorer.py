@@ -46,6 +46,18 @@ HIDDEN = 24
 """Width of the two hidden layers."""
 POOLED = 8
 """Numbers that the context is reduced to before it meets the candidates."""
+SHAPES: Mapping[str, tuple[int, ...]] = {
+    "beta": (1,),
+    "pool": (N_CONTEXT + 2 * N_FEATURES, POOLED),
+    "pool_bias": (POOLED,),
+    "context": (POOLED, HIDDEN),
+    "candidate": (N_FEATURES, HIDDEN),
+    "candidate_bias": (HIDDEN,),
+    "hidden": (HIDDEN, HIDDEN),
+    "hidden_bias": (HIDDEN,),
+    "last": (HIDDEN, 1),
+}
+"""Name and shape of every weight, in the order of the flat vector."""
 
 # As TOML has it.
 _SCHEMA = {k: list(v) if isinstance(v, tuple) else v for k, v in SCHEMA.items()}
@@ -53,36 +65,14 @@ _SCHEMA = {k: list(v) if isinstance(v, tuple) else v for k, v in SCHEMA.items()}
 _CHUNK = 8_192
 
 
-def shapes(n_features: int, n_context: int) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every weight, in the order of the flat vector.
-
-    Example:
-        >>> sum(int(np.prod(shape)) for shape in shapes(20, 6).values())
-        1697
-    """
-    return {
-        "beta": (1,),
-        "pool": (n_context + 2 * n_features, POOLED),
-        "pool_bias": (POOLED,),
-        "context": (POOLED, HIDDEN),
-        "candidate": (n_features, HIDDEN),
-        "candidate_bias": (HIDDEN,),
-        "hidden": (HIDDEN, HIDDEN),
-        "hidden_bias": (HIDDEN,),
-        "last": (HIDDEN, 1),
-    }
-
-
-def initial(n_features: int, n_context: int, rng: np.random.Generator) -> Weights:
+def initial(rng: np.random.Generator) -> Weights:
     """Return weights that rank as the heuristic does, whatever is drawn for the rest.
 
     Args:
-        n_features: features of a candidate.
-        n_context: features of a round.
         rng: of the layers before the last.
     """
     weights: Weights = {}
-    for name, shape in shapes(n_features, n_context).items():
+    for name, shape in SHAPES.items():
         if len(shape) == 2 and name != "last":
             drawn = rng.standard_normal(shape) / np.sqrt(shape[0])
             weights[name] = drawn.astype(np.float32)
@@ -92,36 +82,26 @@ def initial(n_features: int, n_context: int, rng: np.random.Generator) -> Weight
     return weights
 
 
-def sizes(weights: Mapping[str, npt.NDArray[Any]]) -> tuple[int, int]:
-    """Return the number of features of a candidate and of a round that weights are for."""
-    n_features = weights["candidate"].shape[-2]
-    return n_features, weights["pool"].shape[-2] - 2 * n_features
-
-
 def flat(weights: Weights) -> Single:
     """Return all weights in one vector."""
-    return np.concatenate([weights[name].ravel() for name in shapes(*sizes(weights))])
+    return np.concatenate([weights[name].ravel() for name in SHAPES])
 
 
-def unflat(vectors: Floats, n_features: int, n_context: int) -> Weights:
+def unflat(vectors: Floats) -> Weights:
     """Return the weights that vectors hold.
 
     Args:
         vectors: one vector of all weights, or many; shape (..., number of weights).
-        n_features: features of a candidate.
-        n_context: features of a round.
 
     Returns:
         Arrays whose leading axes are those of `vectors`.
     """
-    weights: Weights = {}
-    at = 0
-    for name, shape in shapes(n_features, n_context).items():
-        size = int(np.prod(shape))
-        part = vectors[..., at : at + size]
-        weights[name] = part.reshape(*vectors.shape[:-1], *shape).astype(np.float32)
-        at += size
-    return weights
+    ends = np.cumsum([np.prod(shape) for shape in SHAPES.values()])
+    parts = np.split(vectors, ends[:-1], axis=-1)
+    return {
+        name: part.reshape(*vectors.shape[:-1], *shape).astype(np.float32)
+        for (name, shape), part in zip(SHAPES.items(), parts, strict=True)
+    }
 
 
 def pooled(features: Floats, mask: Mask | None = None) -> Floats:
@@ -210,12 +190,7 @@ def by_population(vectors: Floats, each: int) -> Score:
         vectors: flat weights of the agents; shape (agents, d).
         each: episodes of an agent.
     """
-
-    def scores(rows: Index, given: Inputs, mask: Mask) -> Floats:
-        n_features, n_context = given.features.shape[-1], given.context.shape[-1]
-        return score(unflat(vectors[rows // each], n_features, n_context), *given, mask)
-
-    return scores
+    return lambda rows, given, mask: score(unflat(vectors[rows // each]), *given, mask)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -281,10 +256,9 @@ def _difference(found: object, expected: object) -> str:
 
 def _weights(folder: Path, about: dict[str, Any]) -> Weights:
     weights: Weights = FILES.arrays(folder, about)
-    expected = shapes(N_FEATURES, N_CONTEXT)
     found = {name: array.shape for name, array in weights.items()}
-    if found != expected:
-        raise ProtocolError(f"{folder / FILES.safetensors}: holds {found}, expected {expected}")
+    if found != SHAPES:
+        raise ProtocolError(f"{folder / FILES.safetensors}: holds {found}, expected {SHAPES}")
     for name, array in weights.items():
         if array.dtype != np.float32:
             raise ProtocolError(f"{folder / FILES.safetensors}: {name} holds no 32-bit numbers")

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from fedstale.cli.output import AsJson, end_on_signals, one_sentence, say_json
+from fedstale.cli.output import App, AsJson, end_on_signals, note, one_sentence, say, say_json
 from fedstale.errors import ConfigError
 
 TEMPLATE = Path(__file__).parent.parent / "apps" / "template" / "starter-app"
@@ -35,18 +35,12 @@ def new(
 ) -> None:
     """Write a starting app that runs under fedstale simulate and under flwr run."""
     create(path, name=path.name)
-    if as_json:
-        say_json(path)
-    else:
-        typer.echo(f"wrote {path}; try: fedstale simulate {path}")
+    say(f"wrote {path}; try: fedstale simulate {path}", path, as_json=as_json)
 
 
 @one_sentence()
 def check(
-    app: Annotated[
-        str,
-        typer.Argument(metavar="APP", help="Directory of a Flower app, or a built-in one."),
-    ],
+    app: App,
     superlink: Annotated[
         str | None,
         typer.Argument(help="Name of a SuperLink in Flower's config.toml, to be reached too."),
@@ -54,7 +48,7 @@ def check(
     run_config: Annotated[
         str, typer.Option("--run-config", "-c", help="Overrides that the run will have.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what would go wrong before an app goes out to devices.
 
@@ -80,10 +74,7 @@ def check(
 
 @one_sentence()
 def up(
-    app: Annotated[
-        str,
-        typer.Argument(metavar="APP", help="Directory of a Flower app, or a built-in one."),
-    ],
+    app: App,
     nodes: Annotated[int, typer.Option("--nodes", "-n", help="Number of SuperNodes.")] = 2,
     run_config: Annotated[
         str, typer.Option("--run-config", "-c", help="Overrides as in flwr run.")
@@ -117,7 +108,6 @@ def up(
     """
     from fedstale.deployment.check import check_app
     from fedstale.deployment.local import LocalDeployment, run_app
-    from fedstale.errors import ConfigError
     from fedstale.simulation.flower_app import FlowerApp
 
     found = FlowerApp.find(app)
@@ -135,23 +125,23 @@ def up(
         config = replay_config(found, traces, nodes=nodes, run_config=run_config, seed=seed)
     folder = out or Path("runs") / f"up-{found.directory.name}"
 
-    def say(line: str) -> None:
-        typer.echo(f"fedstale: {line}", err=True)
+    def tell(line: str) -> None:
+        note(f"fedstale: {line}")
 
     with (
         end_on_signals(),
-        LocalDeployment(folder, nodes=nodes, overwrite=overwrite, say=say) as deployment,
+        LocalDeployment(folder, nodes=nodes, overwrite=overwrite, say=tell) as deployment,
     ):
         show = (lambda line: None) if quiet or as_json else typer.echo
         if config is None:
             run_id = run_app(deployment, found.directory, run_config=run_config, show=show)
-            say(f"run {run_id} completed; logs are in {folder}")
+            tell(f"run {run_id} completed; logs are in {folder}")
             facts: dict[str, object] = {"run_id": run_id}
         else:
             run = replay_app(
                 deployment, config, speed_up=speed_up, run_config=run_config, show=show
             )
-            say(f"the replay completed; its run is in {run}, logs are in {folder}")
+            tell(f"the replay completed; its run is in {run}, logs are in {folder}")
             facts = {"run": str(run)}
     if as_json:
         say_json(folder, **facts)

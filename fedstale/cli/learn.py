@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedstale import __version__
-from fedstale.cli.output import AsJson, Quiet, one_sentence, say_json
+from fedstale.cli.output import AsJson, Quiet, note, one_sentence, say
 from fedstale.errors import ConfigError, FedstaleError
 
 if TYPE_CHECKING:
@@ -98,10 +98,7 @@ def train_forecaster(
     }
     forecaster.save(out, provenance)
     (out / "training.safetensors").unlink(missing_ok=True)
-    if as_json:
-        say_json(out, kind=kind, **provenance)
-    else:
-        typer.echo(f"forecaster: {out}")
+    say(f"forecaster: {out}", out, as_json=as_json, kind=kind, **provenance)
 
 
 @one_sentence()
@@ -361,7 +358,7 @@ def _best(agents: Sequence["Agent"], folders: Sequence[Path]) -> "Agent":
     for agent, folder in zip(agents, folders, strict=True):
         found = faults(AgentSelector(folder))
         for fault in found:
-            typer.echo(f"fedstale: {folder}: {fault}", err=True)
+            note(f"fedstale: {folder}: {fault}")
         if not found:
             sound.append(agent)
     return max(sound or agents, key=lambda agent: agent.provenance["validation"])
@@ -415,7 +412,7 @@ def _evaluate(
 
     def watch(name: str, done: int, total: int) -> None:
         if not (quiet or as_json):
-            typer.echo(f"evaluation {done + 1}/{total}: {name}", err=True)
+            note(f"evaluation {done + 1}/{total}: {name}")
 
     persistence = testing.with_forecasts("persistence")
     playing = contenders(testing, agents, persistence=persistence, **rivals)
@@ -448,7 +445,11 @@ def _watching(out: Path, *, is_shown: bool, tensorboard: bool) -> Iterator[Watch
     bars = Progress(*columns, *times, console=Console(stderr=True))
     has_bars, rows = is_shown and sys.stderr.isatty(), {}
     with ExitStack() as stack:
-        writer = stack.enter_context(_event_writer(out)) if tensorboard else None
+        writer = None
+        if tensorboard:
+            from fedstale.live.watching import event_writer
+
+            writer = stack.enter_context(event_writer(out / "tensorboard"))
         if has_bars:
             stack.enter_context(bars)
 
@@ -464,26 +465,14 @@ def _watching(out: Path, *, is_shown: bool, tensorboard: bool) -> Iterator[Watch
                 if "validation" in metrics:
                     bars.update(rows[seed], validation=f"held out {metrics['validation']:+.2f}")
             elif is_shown and "validation" in metrics:
-                typer.echo(
+                note(
                     f"seed {seed}  update {progress.update}/{progress.updates}  held out "
                     f"{metrics['validation']:+.3f} +- {metrics['validation_error']:.3f} over the "
-                    f"heuristic, {progress.left_s / 60:.1f} min left",
-                    err=True,
+                    f"heuristic, {progress.left_s / 60:.1f} min left"
                 )
 
         yield watch
 
 
-def _event_writer(out: Path) -> Any:  # noqa: ANN401 - of an extra
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ConfigError(
-            "tensorboard: not installed; run `pip install tensorboard`, or leave out --tensorboard "
-            "(the same numbers are in progress.jsonl)"
-        ) from None
-    return SummaryWriter(str(out / "tensorboard"))
-
-
 def _show_epoch(epoch: int, loss: float, held_out: float) -> None:
-    typer.echo(f"epoch {epoch:3d}  loss {loss:.4f}  held out {held_out:.4f}", err=True)
+    note(f"epoch {epoch:3d}  loss {loss:.4f}  held out {held_out:.4f}")

@@ -26,7 +26,7 @@ def one_sentence() -> Iterator[None]:
     try:
         yield
     except FedstaleError as problem:
-        typer.echo(f"fedstale: {problem}", err=True)
+        note(f"fedstale: {problem}")
         raise typer.Exit(2) from None
 
 
@@ -53,6 +53,9 @@ def end_on_signals() -> AbstractContextManager[None]:
     return on_signals(end, signal.SIGTERM, signal.SIGHUP)
 
 
+App = Annotated[
+    str, typer.Argument(metavar="APP", help="Directory of a Flower app, or a built-in one.")
+]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Native file to write, NAME.parquet.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace the file if there is one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -83,14 +86,25 @@ def write(traces: "TraceSet", out: Path, *, as_json: bool) -> None:
     """Write a native file, and say what was repaired or dropped."""
     traces.write(out)
     said = f"wrote {out}: {traces.n_devices:,} devices, {', '.join(traces.known)}"
-    typer.echo(
-        "\n".join([said, *(f"  {n:,} {kind}" for kind, n in traces.repairs.items())]), err=True
-    )
+    note("\n".join([said, *(f"  {n:,} {kind}" for kind, n in traces.repairs.items())]))
     if as_json:
         made = {"devices": traces.n_devices, "channels": list(traces.known)}
         say_json(out, **made, repairs=dict(traces.repairs))
 
 
+def say(line: str, out: Path, *, as_json: bool, **facts: object) -> None:
+    """Print what was made in a line, or as JSON."""
+    if as_json:
+        say_json(out, **facts)
+    else:
+        typer.echo(line)
+
+
 def say_json(out: Path, **facts: object) -> None:
     """Print what was made, and where it is, as one JSON object."""
     typer.echo(json.dumps({"out": str(out), **facts}))
+
+
+def note(text: str) -> None:
+    """Print what is no result, on stderr."""
+    typer.echo(text, err=True)

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedstale.cli.output import AsJson, Out, Overwrite, check_free, on_signals, one_sentence, write
+from fedstale.cli.output import (
+    AsJson,
+    Out,
+    Overwrite,
+    check_free,
+    note,
+    on_signals,
+    one_sentence,
+    write,
+)
 from fedstale.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,10 +97,10 @@ def record(
     rates = dict(zip(("downlink", "uplink"), recorded.highest_rates(parts), strict=True))
     seen = [f"{name} {rate:,.0f} bit/s" for name, rate in rates.items() if not isnan(rate)]
     if seen:
-        typer.echo(f"highest traffic seen (links carry at least that): {', '.join(seen)}", err=True)
+        note(f"highest traffic seen (links carry at least that): {', '.join(seen)}")
     if rules.link_bit_per_s is None:
-        typer.echo("downlink and uplink are unknown; --link-capacity DOWN,UP states them", err=True)
-    typer.echo(f"kept {journal}: the same command goes on from it; delete it when done", err=True)
+        note("downlink and uplink are unknown; --link-capacity DOWN,UP states them")
+    note(f"kept {journal}: the same command goes on from it; delete it when done")
 
 
 @one_sentence()
@@ -140,12 +149,10 @@ def _record(
     ended = on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
     with Journal(journal, about, max_bytes=max_bytes) as opened, ended:
         every = f"{about.interval_s:g} s"
-        typer.echo(
-            f"recording {about.device_id} every {every} into {journal}; Ctrl-C ends", err=True
-        )
+        note(f"recording {about.device_id} every {every} into {journal}; Ctrl-C ends")
         monitor = PsutilMonitor(steady=steady_clock)
         count = record(monitor, opened, wait=stop.wait, steady=steady_clock, **length)
-    typer.echo(f"{count:,} readings", err=True)
+    note(f"{count:,} readings")
 
 
 def _rules(
@@ -178,7 +185,7 @@ def _rules(
                 f"compute-unit = {compute_unit!r}: expected none, since --calibrate has its own"
             )
         speed, unit = monitor.calibrate(), monitor.CALIBRATION_UNIT
-        typer.echo(f"calibrated: {speed:,.1f} units/s, 1 unit = {unit}", err=True)
+        note(f"calibrated: {speed:,.1f} units/s, 1 unit = {unit}")
     return RecordingRules(available=available, speed=speed, compute_unit=unit, link_bit_per_s=links)
 
 

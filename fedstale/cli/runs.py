@@ -1,6 +1,5 @@
 """`fedstale simulate`, `report` and `compare`: make runs, show them, and compare them."""
 
-import json
 import logging
 import shutil
 import sys
@@ -21,7 +20,7 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
-from fedstale.cli.output import AsJson, Quiet, end_on_signals, one_sentence, say_json
+from fedstale.cli.output import AsJson, Quiet, end_on_signals, note, one_sentence, say, say_json
 from fedstale.config import ExecutorKind
 
 if TYPE_CHECKING:
@@ -187,7 +186,7 @@ def simulate(
     else:
         _show_run(run)
     if run.status in _WORDS:
-        typer.echo(f"fedstale: the run {_WORDS[run.status]}: {run.reason}", err=True)
+        note(f"fedstale: the run {_WORDS[run.status]}: {run.reason}")
         raise typer.Exit(1)
 
 
@@ -215,10 +214,7 @@ def report(
         written = read[0].report(out)
     else:
         written = write_comparison(read, out or Path("comparison.html"))
-    if as_json:
-        say_json(written, runs=[str(run) for run in runs])
-    else:
-        typer.echo(f"report: {written}")
+    say(f"report: {written}", written, as_json=as_json, runs=[str(run) for run in runs])
 
 
 @one_sentence()
@@ -275,18 +271,17 @@ def compare(
             )
         except KeyboardInterrupt as stop:
             why = str(stop) or "interrupted"
-            typer.echo(f"fedstale: {why}; the same command goes on", err=True)
+            note(f"fedstale: {why}; the same command goes on")
             raise typer.Exit(130) from None
     if as_json:
-        typer.echo(json.dumps({"out": str(folder), **plain(comparison, root=folder)}))
+        say_json(folder, **plain(comparison, root=folder))
     else:
         _show_comparison(comparison, folder)
     if comparison.failures:
         variant, seed, reason = comparison.failures[0]
-        typer.echo(
+        note(
             f"fedstale: {len(comparison.failures)} of the runs failed; the first: {variant}, seed "
-            f"{seed}: {reason}",
-            err=True,
+            f"{seed}: {reason}"
         )
         raise typer.Exit(1)
 
@@ -319,7 +314,7 @@ def _watching(
 
             board = Board(f"{config.app} on {config.traces}", until=until)
             url = stack.enter_context(serving(board, *parse_address(live_at)))
-            typer.echo(f"live page: {url}", err=True)
+            note(f"live page: {url}")
             callbacks.append(board)
         yield callbacks
 

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedstale import __version__
-from fedstale.cli.output import AsJson, Out, Overwrite, check_free, one_sentence, say_json, write
+from fedstale.cli.output import (
+    AsJson,
+    Out,
+    Overwrite,
+    check_free,
+    note,
+    one_sentence,
+    say,
+    say_json,
+    write,
+)
 from fedstale.cli.record import merge, record
 
 if TYPE_CHECKING:
@@ -40,7 +50,7 @@ _Seed = Annotated[int, typer.Option(min=0, help="Seeds everything that is random
 def describe(
     traces: Annotated[str, typer.Argument(metavar="PATH|synthetic:N", help="What to look at.")],
     seed: _Seed = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show how many devices there are, what was repaired, when they come and how fast they are."""
     from fedstale.traces import TraceSet
@@ -170,7 +180,7 @@ def fit(
         "compute": [compute],
     }
     population.save(fitted, out, provenance=_provenance(files), targets=targets)
-    typer.echo(f"wrote {out}", err=True)
+    note(f"wrote {out}")
     if as_json:
         say_json(out)
 
@@ -188,7 +198,7 @@ def fetch(
     from fedstale.traces.sources import fetch as download
 
     if name in SOURCES:
-        typer.echo(SOURCES[name].licence_line, err=True)
+        note(SOURCES[name].licence_line)
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
@@ -202,10 +212,7 @@ def fetch(
             url=url,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    if as_json:
-        say_json(path)
-    else:
-        typer.echo(path)
+    say(str(path), path, as_json=as_json)
 
 
 app.command(epilog="Example: fedstale traces record --out phone.parquet --speed 1 --for 1h")(record)

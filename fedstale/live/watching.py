@@ -84,6 +84,28 @@ class ProgressLine(Watcher):
         )
 
 
+def event_writer(folder: Path) -> Any:  # noqa: ANN401 - of an extra
+    """Return TensorBoard's writer of event files in a folder.
+
+    Raises:
+        ConfigError: TensorBoard is not installed, or the folder cannot be written to.
+    """
+    try:
+        # An extra, and slow to import.
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+
+        return SummaryWriter(str(folder))
+    except ImportError:
+        raise ConfigError(
+            f"tensorboard = {str(folder)!r} needs the package tensorboard: "
+            "pip install 'fedstale[tensorboard]'"
+        ) from None
+    except OSError as problem:
+        raise ConfigError(
+            f"tensorboard = {str(folder)!r} cannot be written to: {problem.strerror}"
+        ) from None
+
+
 class TensorBoard(Watcher):
     """Writes event files, beside whatever else is logged there; close it at the end.
 
@@ -93,26 +115,9 @@ class TensorBoard(Watcher):
     """
 
     def __init__(self, folder: Path, *, every_s: float = 0.25) -> None:
-        """Open event files in a folder.
-
-        Raises:
-            ConfigError: TensorBoard is not installed, or the folder cannot be written to.
-        """
+        """Open event files in a folder; see `event_writer`."""
         super().__init__(every_s=every_s)
-        try:
-            # An extra, and slow to import.
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
-        except ImportError:
-            raise ConfigError(
-                f"tensorboard = {str(folder)!r} needs the package tensorboard: "
-                "pip install 'fedstale[tensorboard]'"
-            ) from None
-        try:
-            self._writer: Any = SummaryWriter(str(folder))
-        except OSError as problem:
-            raise ConfigError(
-                f"tensorboard = {str(folder)!r} cannot be written to: {problem.strerror}"
-            ) from None
+        self._writer = event_writer(folder)
         self._staleness: list[float] = []
         self._failed: set[str] = set()
 

@@ -28,7 +28,7 @@ from fedstale.strategies.state import State
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 SUFFIX = ".checkpoint"
 
 _HELD: set[tuple[int, int]] = set()  # device and inode of the folders that this process holds
@@ -162,7 +162,9 @@ def _flattened(state: State) -> tuple[dict[str, Array], dict[str, str]]:
         return value.item() if isinstance(value, np.generic) else value
 
     text = json.dumps(taken(state))
-    return arrays, {"format": str(FORMAT), "state": text, "checksum": _checksum(text, arrays)}
+    about = {"format": FORMAT, "checksum": _checksum(text, arrays), "state": text}
+    # One entry: safetensors writes several in any order, and equal states make equal files.
+    return arrays, {"about": json.dumps(about)}
 
 
 def unpacked(data: bytes) -> State:
@@ -174,11 +176,12 @@ def unpacked(data: bytes) -> State:
     try:
         length = struct.unpack("<Q", data[:8])[0]
         header = json.loads(data[8 : 8 + length])["__metadata__"]
-        version, text, checksum = header["format"], header["state"], header["checksum"]
+        about = json.loads(header["about"]) if "about" in header else header
+        version, text, checksum = about["format"], about["state"], about["checksum"]
         arrays = load(data)
     except Exception as problem:  # whatever a torn header leads to
         raise ResumeError(f"no checkpoint, or a damaged one ({type(problem).__name__})") from None
-    if version != str(FORMAT):
+    if version != FORMAT:
         raise ResumeError(f"a checkpoint of format {version}: this release reads {FORMAT}")
     if checksum != _checksum(text, arrays):
         raise ResumeError("a damaged checkpoint: its checksum does not match")

@@ -12,7 +12,6 @@ from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.evaluation import episode_metrics
 from fedstale.agents.policy import scorer
-from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import by_agent, by_population, flat, initial, score, unflat
 from fedstale.agents.training import Evolution, Training, ranks, train
 from fedstale.errors import ConfigError, ResumeError
@@ -81,7 +80,7 @@ def rng(seed):
 
 def random_weights():
     n = flat(settings().start_weights()).size
-    return unflat(rng(1).normal(size=n) * 0.3, N_FEATURES, N_CONTEXT)
+    return unflat(rng(1).normal(size=n) * 0.3)
 
 
 @cache
@@ -181,12 +180,12 @@ def test_an_agent_from_scratch_never_uses_the_heuristics_score(tmp_path):
 def test_a_population_plays_as_each_of_its_members_alone():
     ground = scenario()
     episodes = ground.draw(3, np.random.default_rng(0))
-    vectors = np.stack([flat(initial(N_FEATURES, N_CONTEXT, rng(seed))) for seed in range(2)])
+    vectors = np.stack([flat(initial(rng(seed))) for seed in range(2)])
     vectors = vectors + rng(9).normal(size=vectors.shape) * 0.3
     repeated = episodes.take(np.tile(np.arange(3), 2))
     together = rewards(ground, repeated, by_population(vectors, 3))["reward"].reshape(2, 3)
     for member in range(2):
-        weights = unflat(vectors[member], N_FEATURES, N_CONTEXT)
+        weights = unflat(vectors[member])
         alone = rewards(ground, episodes, by_agent(weights))["reward"]
         np.testing.assert_allclose(together[member], alone, atol=1e-9)
 

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from fedstale.agents.evaluation import HEURISTIC
 from fedstale.agents.policy import scorer
-from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 from fedstale.cli import learn as agent_commands
 
@@ -24,7 +23,7 @@ def run(*words):
 
 
 def agent_in(folder):
-    weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
+    weights = initial(np.random.default_rng(0))
     scorer.save(scorer.Agent(weights=weights, provenance={}), folder)
     return folder
 
@@ -56,7 +55,7 @@ def test_without_tensorboard_it_is_said_how_to_install_it(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     result = run("train-agent", "--traces", "synthetic:20", "--out", tmp_path, "--tensorboard")
     assert result.exit_code == 2
-    assert "pip install tensorboard" in result.stderr
+    assert "pip install 'fedstale[tensorboard]'" in result.stderr
 
 
 def test_an_agent_without_rivals_to_beat_is_rejected(tmp_path):

@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 
 from fedstale.agents.env.learning_proxy import fitted, read_proxy
 from fedstale.agents.policy import scorer as agent_files
-from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 from fedstale.comparison.analysis import finished, measured
 from fedstale.comparison.plan import Plan
@@ -90,7 +89,7 @@ def write_forecaster(folder):
 
 
 def write_agent(folder):
-    weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
+    weights = initial(np.random.default_rng(0))
     agent_files.save(agent_files.Agent(weights=weights, provenance={}), folder)
 
 

@@ -5,20 +5,19 @@ import pytest
 import safetensors.numpy
 
 from fedstale.agents.policy import scorer
-from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import initial
 from fedstale.errors import ProtocolError
 
 
 @pytest.fixture
 def saved(tmp_path):
-    weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
+    weights = initial(np.random.default_rng(0))
     scorer.save(scorer.Agent(weights=weights, provenance={"seed": 3}), tmp_path)
     return tmp_path
 
 
 def test_an_agent_comes_back_as_it_was_saved(saved):
-    weights = initial(N_FEATURES, N_CONTEXT, np.random.default_rng(0))
+    weights = initial(np.random.default_rng(0))
     agent = scorer.load(saved)
     assert agent.provenance == {"seed": 3}
     assert agent.weights.keys() == weights.keys()

@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.agents.policy import scorer
+from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.selector import top
 
-F, G = 5, 3
+F, G = N_FEATURES, N_CONTEXT
 
 
 def drawn(seed=0, n=7, batch=()):
@@ -20,13 +21,13 @@ def drawn(seed=0, n=7, batch=()):
 
 def trained(seed=0):
     rng = np.random.default_rng(seed)
-    n = scorer.flat(scorer.initial(F, G, rng)).size
-    return scorer.unflat(rng.normal(size=n) * 0.3, F, G)
+    n = scorer.flat(scorer.initial(rng)).size
+    return scorer.unflat(rng.normal(size=n) * 0.3)
 
 
 def test_an_untrained_scorer_gives_exactly_the_heuristics_score():
     features, context, heuristic = drawn()
-    weights = scorer.initial(F, G, np.random.default_rng(1))
+    weights = scorer.initial(np.random.default_rng(1))
     np.testing.assert_array_equal(scorer.score(weights, features, context, heuristic), heuristic)
 
 
@@ -78,7 +79,7 @@ def test_many_candidates_score_as_they_would_in_one_piece(monkeypatch):
 def test_a_population_of_scorers_scores_as_each_alone():
     vectors = np.stack([scorer.flat(trained(seed)) for seed in range(3)])
     features, context, heuristic = drawn(batch=(3, 4))
-    spread = scorer.unflat(vectors[:, None], F, G)
+    spread = scorer.unflat(vectors[:, None])
     together = scorer.score(spread, features, context, heuristic)
     for p in range(3):
         for e in range(4):
@@ -88,7 +89,7 @@ def test_a_population_of_scorers_scores_as_each_alone():
 
 def test_weights_survive_being_flattened():
     weights = trained()
-    again = scorer.unflat(scorer.flat(weights), F, G)
+    again = scorer.unflat(scorer.flat(weights))
     assert weights.keys() == again.keys()
     for name, value in weights.items():
         np.testing.assert_array_equal(again[name], value)
@@ -103,7 +104,7 @@ def test_the_network_in_torch_gives_the_same_scores_and_exports_its_weights():
     mask = np.random.default_rng(3).random(heuristic.shape) < 0.6
     seen = {"features": features, "context": context, "heuristic": heuristic, "mask": mask}
     space = spaces.Dict({k: spaces.Box(-9.0, 9.0, v.shape[1:]) for k, v in seen.items()})
-    for weights in (scorer.initial(F, G, np.random.default_rng(1)), trained()):
+    for weights in (scorer.initial(np.random.default_rng(1)), trained()):
         network = ScorerNetwork(space, weights)
         found = network({k: torch.from_numpy(v.astype(np.float32)) for k, v in seen.items()})
         assert found.shape == (4, network.features_dim)
