@@ -151,7 +151,7 @@ class EpisodeSettings:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Rows:
+class RowArrays:
     """Arrays with a row for each episode."""
 
     def take(self, which: npt.NDArray[Any]) -> Self:
@@ -165,7 +165,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Episodes(Rows):
+class Episodes(RowArrays):
     """Some episodes, as arrays; b episodes of at most n devices."""
 
     devices: Index

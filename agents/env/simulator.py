@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, Rows
+from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, RowArrays
 from fedstale.agents.env.learning_proxy import entropy_of
 from fedstale.agents.policy.features import Inputs, features, heuristic_scores, row_medians
 from fedstale.errors import TraceError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class RoundOutcome(Rows):
+class RoundOutcome(RowArrays):
     """What happened between one choice and the next; arrays of shape (b,)."""
 
     gain: Array

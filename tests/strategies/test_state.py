@@ -1,6 +1,7 @@
 """What is named in `saved` survives a file, with its kinds of containers."""
 
 from collections import Counter, deque
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -43,6 +44,7 @@ class Whole(Stateful):
 @given(st.dictionaries(st.text(max_size=5), VALUES, max_size=4))
 def test_file_gives_back_what_was_written_with_kinds_and_keys(state):
     assert repr(unpacked(packed(state))) == repr(state)
+    assert packed(state) == packed(deepcopy(state)), "equal states make equal files"
 
 
 @pytest.mark.parametrize("name", ["array", "tuple", "dict", "", "a/b"])
