@@ -27,9 +27,9 @@ from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
-from flwr.app import ConfigRecord, Metadata, RecordDict
+from flwr.app import Metadata, RecordDict
 
-from fedstale.client.device import Cost, Device, MessageHistory
+from fedstale.client.device import Cost, Device, MessageHistory, store, stored
 from fedstale.errors import ProtocolError
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, STATED
 from fedstale.traces.arrays import Array
@@ -312,44 +312,34 @@ class OwnCalibration:
     @classmethod
     def read(cls, state: RecordDict) -> "OwnCalibration":
         """Return what a node's state holds; a new one if there is none to be read."""
-        record = state.config_records.get(CALIBRATION_RECORD)
-        if record is None:
+        found = stored(
+            state,
+            CALIBRATION_RECORD,
+            version=CALIBRATION_VERSION,
+            asked=(len(PHASES), 2),
+            scores=(-1, len(PHASES), 2),
+            open_times=(2, len(PHASES), 3),
+            open_job=str,
+            open_training_s=float,
+        )
+        if found is None:
             return cls()
-        try:
-            if record["version"] != CALIBRATION_VERSION:
-                raise ValueError("of another version")
-            asked, scores, times = (_floats(record[k]) for k in ("asked", "scores", "open_times"))
-            miscoverage = asked.reshape(len(PHASES), 2)
-            open_job, training_s = record["open_job"], record["open_training_s"]
-            if not np.isfinite(miscoverage).all():
-                raise ValueError("not finite")
-            if not isinstance(open_job, str) or not isinstance(training_s, float):
-                raise TypeError("of another kind")
-            return cls(
-                miscoverage=miscoverage.copy(),
-                scores=scores.reshape(-1, len(PHASES), 2)[-2 * JOBS_KEPT :].copy(),
-                open_job=open_job,
-                open_times=times.reshape(2, len(PHASES), 3).copy(),
-                open_training_s=training_s,
-            )
-        except (KeyError, TypeError, ValueError) as problem:
-            logger.warning("this device's calibration cannot be read (%s): it begins anew", problem)
+        del found["version"]
+        miscoverage, scores = found.pop("asked"), found.pop("scores")[-2 * JOBS_KEPT :]
+        if not np.isfinite(miscoverage).all():
+            logger.warning("this device's calibration is not finite: it begins anew")
             return cls()
+        return cls(miscoverage=miscoverage, scores=scores, **found)
 
     def write(self, state: RecordDict) -> None:
         """Put it into a node's state."""
-        arrays = {"asked": self.miscoverage, "scores": self.scores, "open_times": self.open_times}
-        state[CALIBRATION_RECORD] = ConfigRecord(
-            {
-                "version": CALIBRATION_VERSION,
-                **{k: np.ascontiguousarray(v, "<f8").tobytes() for k, v in arrays.items()},
-                "open_job": self.open_job,
-                "open_training_s": self.open_training_s,
-            }
+        store(
+            state,
+            CALIBRATION_RECORD,
+            version=CALIBRATION_VERSION,
+            asked=self.miscoverage,
+            scores=self.scores,
+            open_times=self.open_times,
+            open_job=self.open_job,
+            open_training_s=self.open_training_s,
         )
-
-
-def _floats(data: object) -> Array:
-    if not isinstance(data, bytes):
-        raise TypeError("of another kind")
-    return np.frombuffer(data, "<f8")
