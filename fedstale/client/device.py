@@ -249,10 +249,19 @@ class Device(ResourceMonitor, Protocol):
         """Return how long the message was under way, in s; NaN if unknown."""
 
     def uploaded_s(self, message_id: str) -> float:
-        """Return how long the reply to an earlier message was under way, in s, or NaN."""
+        """Return how long the reply to an earlier message was under way, in s.
+
+        NaN where it is unknown: no real device knows when its reply has arrived.
+        """
+        del message_id
+        return np.nan
 
     def cost(self) -> Cost | None:
-        """Return what the message costs, where that is known before the work is done."""
+        """Return what the message costs, where that is known before the work is done.
+
+        None on real devices: only the server or the app knows how much work a message is.
+        """
+        return None
 
     def observed(self, history: MessageHistory) -> Observation:
         """Return what the device knew of itself before the work and after it; two observations."""
@@ -284,7 +293,7 @@ class CountingMonitor:
         return reading
 
 
-class Machine:
+class Machine(Device):
     """The device that this process runs on.
 
     Args:
@@ -335,14 +344,6 @@ class Machine:
         """
         took = self._instants[0] - self._created_at
         return took if took > 0 else np.nan
-
-    def uploaded_s(self, message_id: str) -> float:
-        """Return NaN: no device knows when its reply has arrived."""
-        del message_id
-        return np.nan
-
-    def cost(self) -> Cost | None:
-        """Return None: only the server or the app knows how much work a message is."""
 
     def observed(self, history: MessageHistory) -> Observation:
         """Return what the device's messages showed at its last answer, and what they show now."""

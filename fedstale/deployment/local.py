@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Self
 
 import httpx
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_public_key,
+)
 from flwr.common.serde import run_from_proto
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedstale.deployment import commands
 from fedstale.deployment.commands import Address
@@ -229,28 +230,19 @@ class Control:
     def register(self, public_key: Path) -> int:
         """Let the owner of a key join.
 
+        Args:
+            public_key: file from `write_node_key`, or as `ssh-keygen -t ecdsa -b 384` makes it.
+
         Returns:
             The node's id, which stays the same for this key.
 
         Raises:
-            ConfigError: the file holds no key that Flower accepts.
             FedstaleError: the SuperLink rejects it.
         """
+        key = load_ssh_public_key(public_key.read_bytes())
+        pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         try:
-            key = load_ssh_public_key(public_key.read_bytes())
-        except (ValueError, UnsupportedAlgorithm) as problem:
-            raise ConfigError(
-                f"public-key = {str(public_key)!r}: expected the .pub file of an ECDSA key as "
-                f"ssh-keygen -t ecdsa -b 384 makes it; {problem}"
-            ) from None
-        if not isinstance(key, EllipticCurvePublicKey):
-            raise ConfigError(
-                f"public-key = {str(public_key)!r} is no ECDSA key: expected one as "
-                "ssh-keygen -t ecdsa -b 384 makes it"
-            )
-        request = RegisterNodeRequest(public_key=public_key_to_bytes(key))
-        try:
-            return int(self._client.RegisterNode(request).node_id)
+            return int(self._client.RegisterNode(RegisterNodeRequest(public_key=pem)).node_id)
         except httpx.HTTPError as problem:
             raise FedstaleError(
                 f"the SuperLink at {self._at} did not register {public_key}: {problem}"
@@ -319,10 +311,8 @@ def run_app(
 
 def free_port() -> int:
     """Return a TCP port of this machine that nothing uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def _ended(control: Control, run_id: int) -> tuple[str, str]:

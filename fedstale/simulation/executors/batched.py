@@ -119,7 +119,11 @@ class BatchedExecutor(Executor):
         functions = self._functions
         if functions.fit_many is not None:
             many = functions.fit_many
-            return lambda models, tasks: many(_writable(models), [task.given for task in tasks])
+            # Models of one version share their memory, which an app may write to.
+            return lambda models, tasks: many(
+                {name: stack.contiguous() for name, stack in models.items()},
+                [task.given for task in tasks],
+            )
         assert functions.network is not None
         assert functions.losses is not None
         return ManySGD(functions.network, functions.losses, self._device)
@@ -162,28 +166,19 @@ class BatchedExecutor(Executor):
         self, call: ClientCall, name: str, arrays: dict[str, Any], loss: float, task: TrainingTask
     ) -> ClientReply:
         """Return a client's reply, with what the app adds around every one, such as a forecast."""
-        made = self._made(call, name, arrays, loss, task)
-        around = getattr(self._client_app, "around", None)
-        if around is None or made.reply.has_error():
-            return made
+        given, around = self._functions.reply, getattr(self._client_app, "around", None)
         try:
-            reply = around(call.message, call.context, lambda *_: made.reply)
+            if given is not None:
+                made = given(call.message, arrays, loss, task.given)
+            else:
+                metrics = {"train_loss": loss, "num-examples": task.n_examples}
+                records = {name: filled(_ARRAYS, arrays), "metrics": filled(_METRICS, metrics)}
+                made = reply_with(call.message, filled(_CONTENT, records))
+            if around is not None and not made.has_error():
+                made = around(call.message, call.context, lambda *_: made)
         except (Exception, SystemExit) as problem:
             return failed_reply(call, problem)
-        return ClientReply(reply, call.context)
-
-    def _made(
-        self, call: ClientCall, name: str, arrays: dict[str, Any], loss: float, task: TrainingTask
-    ) -> ClientReply:
-        if self._functions.reply is not None:
-            try:
-                reply = self._functions.reply(call.message, arrays, loss, task.given)
-                return ClientReply(reply, call.context)
-            except (Exception, SystemExit) as problem:
-                return failed_reply(call, problem)
-        metrics = {"train_loss": loss, "num-examples": task.n_examples}
-        records = {name: filled(_ARRAYS, arrays), "metrics": filled(_METRICS, metrics)}
-        return ClientReply(reply_with(call.message, filled(_CONTENT, records)), call.context)
+        return ClientReply(made, call.context)
 
 
 def _model_of(call: ClientCall) -> tuple[str, ArrayRecord]:
@@ -210,7 +205,10 @@ def _stacked(records: Sequence[ArrayRecord]) -> Models:
         which.append(versions[key])
     if any(list(record) != list(distinct[0]) for record in distinct):
         raise ConfigError("training messages hold arrays of different names: expected one model")
-    stacks = {name: [_tensor(record[name]) for record in distinct] for name in distinct[0]}
+    stacks = {
+        name: [torch.from_numpy(read_array(record[name])) for record in distinct]
+        for name in distinct[0]
+    }
     if len(distinct) == 1:
         return {name: one.expand(len(records), *one.shape) for name, (one,) in stacks.items()}
     place = torch.tensor(which)
@@ -220,15 +218,6 @@ def _stacked(records: Sequence[ArrayRecord]) -> Models:
 def written_each(stack: npt.NDArray[Any]) -> list[Array]:
     """Return the arrays of a stack, one for each place of its first axis, as Flower stores them."""
     return [written_array(np.asarray(stack[i, ...], order="C")) for i in range(len(stack))]
-
-
-def _writable(models: Models) -> Models:
-    """Return models each of which has memory of its own."""
-    return {name: stack.contiguous() for name, stack in models.items()}
-
-
-def _tensor(array: Array) -> torch.Tensor:
-    return torch.from_numpy(read_array(array))
 
 
 def _is_out_of_memory(problem: Exception) -> bool:
