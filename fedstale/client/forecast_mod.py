@@ -7,6 +7,7 @@ ignore. Whatever goes wrong in a forecast, the app's own reply goes out as it is
 
 import logging
 import math
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,6 @@ class ForecastMod:
             raise ConfigError(f"work = {work}: expected work units of one training, > 0, or None")
         self._folder, self._work = forecaster, work
         self._enabled_by, self._monitor = enabled_by, monitor
-        self._forecasting: Forecasting | None = None
         self._logged = ""
 
     def client_app(self, mods: list[Mod] | None = None) -> "ForecastingApp":
@@ -105,7 +105,7 @@ class ForecastMod:
         if reply.has_error():
             return reply
         try:
-            record = self._ready().record(
+            record = self._forecasting.record(
                 device,
                 arrived,
                 message.metadata,
@@ -120,12 +120,11 @@ class ForecastMod:
         reply.content[FORECAST_RECORD] = ConfigRecord({**record})
         return reply
 
-    def _ready(self) -> "Forecasting":
+    @cached_property
+    def _forecasting(self) -> "Forecasting":
         from fedstale.client.forecasting import Forecasting  # noqa: PLC0415 - see __call__
 
-        if self._forecasting is None:
-            self._forecasting = Forecasting(self._folder, self._work)
-        return self._forecasting
+        return Forecasting(self._folder, self._work)
 
     def _failed(self, problem: Exception) -> str:
         """Log why there is no forecast, once in a row, and return what the server may know."""

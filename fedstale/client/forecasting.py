@@ -23,6 +23,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
 
@@ -35,7 +36,7 @@ from fedstale.strategies.selection.forecast_request import JOB_RECORD, STATED
 from fedstale.traces.arrays import Array
 from fedstale.traces.forecast.base import Forecaster, embedded
 from fedstale.traces.forecast.conformal import Adaptation, Calibration
-from fedstale.traces.forecast.observation import AVAILABLE_S, LEVELS, Observation
+from fedstale.traces.forecast.observation import AVAILABLE_S, LEVELS
 from fedstale.traces.forecast.survival import PHASES, DeviceForecast, JobForecast, survival_at
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.trip import Job
@@ -71,7 +72,6 @@ class Forecasting:
 
     def __init__(self, folder: str | Path | None, work: float | None) -> None:
         self._folder, self._work = folder, work
-        self._forecaster: Forecaster | None = None
 
     def record(
         self,
@@ -123,9 +123,11 @@ class Forecasting:
             **training,
         )
         history.write(state)
-        forecaster = self._loaded()
-        history = history.scaled(float(forecaster.fleet.rates[0, 1, 1]))
-        forecasts = forecaster.forecast(_bounded(device.observed(history)))
+        history = history.scaled(float(self._forecaster.fleet.rates[0, 1, 1]))
+        observed = device.observed(history)
+        # A network in float32 cannot hold the rates that ideal devices have.
+        rates = np.clip(observed.rates, 0.0, _HIGHEST_RATE)
+        forecasts = self._forecaster.forecast(replace(observed, rates=rates))
         if training:
             # The forecast of this job before it came, against what it took.
             this = _job(_last_training(history) | {"download_bytes": 0.0})
@@ -148,16 +150,9 @@ class Forecasting:
             return float(work)
         return math.nan if self._work is None else self._work
 
-    def _loaded(self) -> Forecaster:
-        if self._forecaster is None:
-            folder = self._folder
-            self._forecaster = embedded() if folder is None else Forecaster.load(folder)
-        return self._forecaster
-
-
-def _bounded(observed: Observation) -> Observation:
-    """Cut rates that a network in float32 cannot hold, as ideal devices have."""
-    return replace(observed, rates=np.clip(observed.rates, 0.0, _HIGHEST_RATE))
+    @cached_property
+    def _forecaster(self) -> Forecaster:
+        return embedded() if self._folder is None else Forecaster.load(self._folder)
 
 
 def _last_training(history: MessageHistory) -> dict[str, float]:

@@ -6,7 +6,6 @@ All are Flower's own processes, with TLS and registered keys. They live for the 
 
 import os
 import re
-import secrets
 import shutil
 import socket
 import time
@@ -56,7 +55,6 @@ class LocalDeployment:
         nodes: int,
         overwrite: bool = False,
         limit_s: float = 120.0,
-        executor_apart: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Write certificates; start nothing.
@@ -66,8 +64,6 @@ class LocalDeployment:
             nodes: number of SuperNodes, which apps see as num-partitions.
             overwrite: whether an earlier deployment's folder may be replaced.
             limit_s: to wait for the SuperLink, or for nodes, to answer.
-            executor_apart: whether ServerApps run under a SuperExec of their own, and so outlive
-                the SuperLink.
             say: is told each step.
 
         Raises:
@@ -81,10 +77,6 @@ class LocalDeployment:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         self.tls = commands.write_certificates(self.folder, ["localhost", "127.0.0.1"])
-        self._secret: Path | None = None
-        if executor_apart:
-            self._secret = self.folder / "superexec.secret"
-            commands.write_secret(self._secret, secrets.token_hex(32).encode())
         self.node_ids: dict[int, int] = {}
         self.at = Address("127.0.0.1", free_port())
         """Where the SuperLink is."""
@@ -122,9 +114,8 @@ class LocalDeployment:
         Raises:
             FedstaleError: it does not start.
         """
-        again = self._has_started
-        for left in reversed(range(1 if again else _TRIES)):
-            command = commands.superlink(self.at, self.tls, self._database, secret=self._secret)
+        for left in reversed(range(1 if self._has_started else _TRIES)):
+            command = commands.superlink(self.at, self.tls, self._database)
             self._start("superlink", command)
             try:
                 self._wait("superlink", lambda: is_healthy(self.at, self.tls.ca))
@@ -141,8 +132,6 @@ class LocalDeployment:
         (home / "config.toml").write_text(
             commands.connection(LINK, self.at, self.tls.ca), encoding="utf-8"
         )
-        if self._secret is not None and not again:
-            self._start("superexec", commands.superexec(self.at, self.tls.ca, self._secret))
         self._say(f"SuperLink at {self.at} with TLS; state in {self._database.name}")
 
     def add_node(self, number: int) -> None:

@@ -112,15 +112,11 @@ def replay_app(
         simulates the same.
 
     Raises:
-        ConfigError: there are other devices than nodes.
+        ConfigError: the app has something of the names that its copy adds.
         FedstaleError: the run did not complete.
     """
-    if config.devices != len(deployment.node_ids):
-        raise ConfigError(
-            f"devices = {config.devices}: expected {len(deployment.node_ids)}, as many as nodes"
-        )
     out = deployment.folder / RUN
-    nodes = [deployment.node_ids[device] for device in range(config.devices)]
+    nodes = [deployment.node_ids[device] for device in range(len(deployment.node_ids))]
     app = deployment.folder / "app"
     write_replayed(config, app, speed_up=speed_up, nodes=nodes, run=out)
     run_app(deployment, app, run_config=run_config, show=show)
@@ -184,9 +180,9 @@ class ReplayedServerApp(ServerApp):
         Args:
             app: what runs the strategy.
             config: table of a `SimulationConfig`.
-            speed_up: seconds of the trace in one real second.
-            nodes: Flower's id of the node that acts each device, by position.
-            run: folder of the run.
+            speed_up: as of `write_replayed`, and so are the others.
+            nodes: by position of the device.
+            run: folder.
         """
         super().__init__()
         self._app, self._speed_up, self._nodes, self._run = app, speed_up, nodes, Path(run)
