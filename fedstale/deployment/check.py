@@ -40,7 +40,7 @@ class Finding:
     """One thing that a check has found."""
 
     text: str
-    is_fault: bool
+    is_fault: bool = True
     """Whether the app will fail; else it may, or something is worth knowing."""
 
 
@@ -140,7 +140,7 @@ def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
         bundled = _names(build_fab_from_disk(app.directory))
     except (AppPathDepthError, ValueError, OSError) as problem:
         text = " ".join(str(problem).split())
-        return [Finding(f"Flower cannot make a bundle of the app: {text}", is_fault=True)]
+        return [Finding(f"Flower cannot make a bundle of the app: {text}")]
     sources, findings = _sources(files, bundled)
     findings += _left_out(set(files) - bundled, sources)
     findings += _hidden(bundled, app)
@@ -174,7 +174,7 @@ def check_superlink(name: str) -> list[Finding]:
     except ConfigError:
         raise
     except FedstaleError as problem:
-        return [Finding(str(problem), is_fault=True)]
+        return [Finding(str(problem))]
     return []
 
 
@@ -192,7 +192,7 @@ def _sources(
             try:
                 sources[name] = SourceFile(files[name].read_text(encoding="utf-8"))
             except (SyntaxError, ValueError) as problem:
-                findings.append(Finding(f"{name} is no Python: {problem}", is_fault=True))
+                findings.append(Finding(f"{name} is no Python: {problem}"))
     return sources, findings
 
 
@@ -209,7 +209,6 @@ def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Fi
                 f"{name} is not sent to devices, but {users[0]} names it: Flower bundles only "
                 f"{_allowed()} that .gitignore does not name; let devices download it, or turn it "
                 "into one of these",
-                is_fault=True,
             )
         else:
             unnamed.append(name)
@@ -240,7 +239,6 @@ def _hidden(bundled: set[str], app: FlowerApp) -> Iterator[Finding]:
             yield Finding(
                 f"the app's {name} hides the package {name} ({hidden}) on every device, because "
                 "an app comes first on the path: rename it",
-                is_fault=True,
             )
 
 
@@ -263,7 +261,6 @@ def _packages(
                     yield Finding(
                         f"{where}, which Flower leaves out of the bundle (test_*.py, *_test.py, "
                         "folders named build, lib, env and the like, and what .gitignore names)",
-                        is_fault=True,
                     )
                 seen.add(dotted)
                 continue
@@ -281,7 +278,6 @@ def _packages(
                     + ("" if is_declared else " and not declared")
                     + f": install {package} on every device"
                     + ("" if is_declared else ", and add it to [project] dependencies"),
-                    is_fault=True,
                 )
             elif not is_declared:
                 yield Finding(
@@ -307,7 +303,6 @@ def _settings(
                     f"{user}, line {line}, reads the run-config key {key!r}, which "
                     "[tool.flwr.app.config] does not have: expected "
                     + nearest(key, sorted(app.defaults)),
-                    is_fault=True,
                 )
         for key, line in source.node_config.items():
             if key not in _NODE_KEYS:
@@ -319,7 +314,7 @@ def _settings(
     try:
         app.run_config(run_config)
     except ConfigError as problem:
-        yield Finding(str(problem), is_fault=True)
+        yield Finding(str(problem))
 
 
 def _modules(names: set[str]) -> set[str]:

@@ -31,6 +31,7 @@ from fedstale.deployment.commands import Address
 from fedstale.deployment.diagnosis import explain, is_healthy
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.reports.folder import has_earlier
 
 LINK = "up"
 """Name of the SuperLink in Flower's config.toml, as in `flwr run APP up`."""
@@ -69,9 +70,11 @@ class LocalDeployment:
         Raises:
             ConfigError: the folder holds something else, or there is no node.
         """
-        _make_room(folder, overwrite=overwrite)
+        is_taken = has_earlier(folder, ("superlink.log", "ca.crt"), overwrite=overwrite)
         if nodes < 1:
             raise ConfigError(f"nodes = {nodes}: expected at least 1")
+        if is_taken:
+            shutil.rmtree(folder)
         self.folder, self.n_nodes, self.limit_s, self._say = folder.resolve(), nodes, limit_s, say
         self.processes, self._ends = ProcessGroup(), ExitStack()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -318,14 +321,3 @@ def _plain(lines: list[str]) -> str:
     """Return the text of lines without frames."""
     words = " ".join(line.strip("│╭╮╰╯─ ") for line in lines)
     return re.sub(r"\s+", " ", words).strip()
-
-
-def _make_room(folder: Path, *, overwrite: bool) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        ours = (folder / "superlink.log").is_file() and (folder / "ca.crt").is_file()
-        if not (overwrite and ours):
-            raise ConfigError(
-                f"out = {str(folder)!r} is not empty: expected a new folder, or "
-                + ("pass --overwrite" if ours else "another path")
-            )
-        shutil.rmtree(folder)

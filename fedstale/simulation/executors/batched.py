@@ -76,7 +76,8 @@ class BatchedExecutor(Executor):
                 "by the declared functions alone; use 'inline' or 'processes'"
             )
         self._client_app, self._functions = client_app, functions
-        self._device, self.batch = device, batch
+        self._device = device
+        self._limit(batch)
         self._fit = self._program()
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
@@ -110,10 +111,9 @@ class BatchedExecutor(Executor):
                 replies.update(zip(now, trained, strict=True))
         return [replies[i] for i in range(len(calls))]
 
-    @property
-    def description(self) -> str:
-        """What runs the clients, in words."""
-        return f"batched on {self._device}, up to {self.batch} clients in a program"
+    def _limit(self, batch: int) -> None:
+        self.batch = batch
+        self.description = f"batched on {self._device}, up to {batch} clients in a program"
 
     def _program(self) -> FitMany:
         functions = self._functions
@@ -142,7 +142,7 @@ class BatchedExecutor(Executor):
                 raise _not_one_program(problem) from problem
             if len(calls) == 1:
                 return [run_client(self._client_app, calls[0])]
-            self.batch = max(1, min(self.batch, len(calls)) // 2)
+            self._limit(max(1, min(self.batch, len(calls)) // 2))
             logger.warning("out of memory: from now on %d clients in a batch", self.batch)
             return None
         except Exception as problem:

@@ -170,6 +170,7 @@ class ProcessExecutor(WorkerExecutor[str]):
             workers: number of processes, >= 1.
         """
         super().__init__(workers, parts_per_worker=_PARTS_PER_WORKER)
+        self.description = f"{workers} processes"
         self._load = load
         self._memory: dict[str, SharedMemory] = {}
         self._pool = self._new_pool()
@@ -178,11 +179,6 @@ class ProcessExecutor(WorkerExecutor[str]):
         """Stop the workers."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._drop_all_but(0)
-
-    @property
-    def description(self) -> str:
-        """What runs the clients, in words."""
-        return f"{self._workers} processes"
 
     def _run_parts(self, parts: Sequence[Part[str]]) -> list[list[ClientReply] | None]:
         sent: list[Future[list[ClientReply]]] = []
@@ -258,17 +254,15 @@ class RayExecutor(WorkerExecutor[_Reference]):
         self,
         load: Callable[[], ClientApp],
         workers: int | None = None,
-        address: str | None = None,
         *,
         gpus: float | None = None,
     ) -> None:
-        """Join or start a cluster, and start the actors.
+        """Join the cluster that RAY_ADDRESS names, or start one here, and start the actors.
 
         Args:
             load: returns the ClientApp; pickled to the actors.
             workers: number of actors, of one core each; None takes all cores of the cluster, or as
                 many as it has GPUs for.
-            address: of a cluster; None takes what RAY_ADDRESS names, or starts one here.
             gpus: of each actor, such as 0.25 where four share one.
 
         Raises:
@@ -284,8 +278,9 @@ class RayExecutor(WorkerExecutor[_Reference]):
         self._load = load
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
-            ray.init(address=address, log_to_driver=False, include_dashboard=False)
+            ray.init(log_to_driver=False, include_dashboard=False)
         super().__init__(workers or self._n_workers(gpus), parts_per_worker=1)
+        self.description = f"{self._workers} Ray actors"
         try:
             self._check_gpus(gpus)
         except ConfigError:
@@ -318,11 +313,6 @@ class RayExecutor(WorkerExecutor[_Reference]):
                 f"gpus = {gpus} for each of {self._workers} Ray actors: the cluster has "
                 f"{gpus_found:g}; ask for a smaller share or for fewer workers"
             )
-
-    @property
-    def description(self) -> str:
-        """What runs the clients, in words."""
-        return f"{self._workers} Ray actors"
 
     def _run_parts(self, parts: Sequence[Part[_Reference]]) -> list[list[ClientReply] | None]:
         actors = self._actors[: len(parts)]
