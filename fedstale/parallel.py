@@ -17,7 +17,7 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from fedstale.errors import FedstaleError
@@ -90,12 +90,7 @@ class WorkerPool(Generic[Job]):
     def __enter__(self) -> "WorkerPool[Job]":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         for process, _ in self._busy.values():
             process.terminate()
         for connection, _ in self._idle:

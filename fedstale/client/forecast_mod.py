@@ -20,7 +20,8 @@ from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
 from fedstale.strategies.server.validation import FORECAST_RECORD
 
 if TYPE_CHECKING:
-    from fedstale.client.forecasting import Forecasting, Record
+    from fedstale.client.forecasting import Record
+    from fedstale.traces.forecast.base import Forecaster
     from fedstale.traces.recording.monitor import ResourceMonitor
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,10 @@ class ForecastMod:
         if reply.has_error():
             return reply
         try:
-            record = self._forecasting.record(
+            from fedstale.client import forecasting  # noqa: PLC0415 - see above
+
+            record = forecasting.record(
+                lambda: self._forecaster,
                 device,
                 arrived,
                 message.metadata,
@@ -113,6 +117,7 @@ class ForecastMod:
                 received_bytes=received_bytes,
                 reply_bytes=array_bytes(reply.content),
                 state=context.state,
+                work=self._work,
             )
         except Exception as problem:
             # Whatever it was, it must not cost a training.
@@ -121,10 +126,10 @@ class ForecastMod:
         return reply
 
     @cached_property
-    def _forecasting(self) -> "Forecasting":
-        from fedstale.client.forecasting import Forecasting  # noqa: PLC0415 - see __call__
+    def _forecaster(self) -> "Forecaster":
+        from fedstale.traces.forecast.base import Forecaster, embedded  # noqa: PLC0415
 
-        return Forecasting(self._folder, self._work)
+        return embedded() if self._folder is None else Forecaster.load(self._folder)
 
     def _failed(self, problem: Exception) -> str:
         """Log why there is no forecast, once in a row, and return what the server may know."""
