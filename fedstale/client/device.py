@@ -85,9 +85,10 @@ class MessageHistory:
         self.rows = np.concatenate([self.rows, [row]])[-MESSAGES_KEPT:]
 
     @property
-    def trainings(self) -> "MessageHistory":
-        """The rows of trainings."""
-        return MessageHistory(self.rows[self["training_s"] >= 0])
+    def last_training(self) -> dict[str, float]:
+        """The row of the last training, by column; empty before the first."""
+        trainings = self.rows[self["training_s"] >= 0]
+        return dict(zip(COLUMNS, trainings[-1].tolist(), strict=True)) if len(trainings) else {}
 
     def scaled(self, fleet_rate: float) -> "MessageHistory":
         """Return the history with a work for the jobs whose work was not stated.

@@ -121,14 +121,14 @@ def record(
     forecasts = forecaster.forecast(replace(observed, rates=rates))
     if training:
         # The forecast of this job before it came, against what it took.
-        this = _job(_last_training(history) | {"download_bytes": 0.0})
+        this = _job(history.last_training | {"download_bytes": 0.0})
         raw = _one(forecasts, 0).of_job(this)
         calibration.trained(about.message_id, raw, training["training_s"])
     calibration.write(state)
     now = _one(forecasts, 1)
-    known = {"deadline_s": math.inf} | _last_training(history) | _checked(stated)
+    known = {"deadline_s": math.inf} | history.last_training | _checked(stated)
     forecast = None
-    if len(known) == len(STATED):
+    if known.keys() >= set(STATED):
         forecast = calibration.corrected(now.of_job(_job(known)))
     return _record(now, forecast)
 
@@ -141,12 +141,6 @@ def _work_of(stated: Mapping[str, object], cost: Cost | None, default: float | N
     if isinstance(work, int | float) and 0 <= work < math.inf:
         return float(work)
     return math.nan if default is None else default
-
-
-def _last_training(history: MessageHistory) -> dict[str, float]:
-    """Return the numbers of the device's last training; none before the first."""
-    trainings = history.trainings
-    return {name: float(trainings[name][-1]) for name in STATED if trainings.rows.size}
 
 
 def _checked(stated: Mapping[str, object]) -> dict[str, float]:

@@ -233,7 +233,7 @@ def _hidden(bundled: set[str], app: FlowerApp) -> Iterator[Finding]:
     """Report folders and modules of the app that hide something installed."""
     own = canonicalize_name(app.name)
     for name in sorted(_modules(bundled)):
-        owners = {canonicalize_name(owner) for owner in _owners().get(name, ())} - {own}
+        owners = _owners().get(name, set()) - {own}
         hidden = "Python's own" if name in sys.stdlib_module_names else ", ".join(sorted(owners))
         if hidden:
             yield Finding(
@@ -250,7 +250,7 @@ def _packages(
 ) -> Iterator[Finding]:
     """Report imports that a device may not satisfy."""
     declared = _declared(app.dependencies)
-    own, on_disk = _modules(bundled), _modules(set(files))
+    on_disk = _modules(set(files))
     seen = set()
     for user, source in sources.items():
         for dotted, line in source.imports.items():
@@ -264,12 +264,10 @@ def _packages(
                     )
                 seen.add(dotted)
                 continue
-            if name in sys.stdlib_module_names or name in seen or name in own:
+            if name in sys.stdlib_module_names or name in seen:
                 continue
             seen.add(name)
-            owners = {canonicalize_name(owner) for owner in _owners().get(name, ())} or {
-                canonicalize_name(name)
-            }
+            owners = _owners().get(name, {str(canonicalize_name(name))})
             is_declared = bool(owners & declared)
             package = sorted(owners)[0]
             if not _is_installed(name):
@@ -337,9 +335,10 @@ def _declared(dependencies: Iterable[str]) -> set[str]:
 
 
 @cache
-def _owners() -> Mapping[str, list[str]]:
+def _owners() -> dict[str, set[str]]:
     """Return the distributions that bring each importable name."""
-    return packages_distributions()
+    found = packages_distributions()
+    return {name: {str(canonicalize_name(owner)) for owner in found[name]} for name in found}
 
 
 def _is_installed(name: str) -> bool:
