@@ -17,7 +17,7 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from fedstale.errors import FedstaleError
@@ -50,35 +50,26 @@ class WorkerPool(Generic[Job]):
         self._busy: dict[Connection, tuple[BaseProcess, Job]] = {}
         self._idle: list[tuple[Connection, BaseProcess]] = []
 
-    @property
-    def n_busy(self) -> int:
-        """Number of jobs under way."""
-        return len(self._busy)
-
     def work(self, jobs: Iterable[Job], workers: int) -> Iterator[tuple[Job, Event, Any]]:
-        """Do jobs, so many at a time, and yield what `events` does until all are over."""
-        waiting = iter(jobs)
-        while True:
-            for job in islice(waiting, workers - self.n_busy):
-                self.submit(job)
-            if not self.n_busy:
-                return
-            yield from self.events()
-
-    def submit(self, job: Job) -> None:
-        """Let a process do a job, a new one if all are busy."""
-        ours, process = self._idle.pop() if self._idle else self._started()
-        self._busy[ours] = (process, job)
-        ours.send((self._work, job))
-
-    def events(self) -> Iterator[tuple[Job, Event, Any]]:
-        """Yield what processes have sent, as soon as there is something or after a moment.
+        """Do jobs, so many at a time, and yield what processes send until all are over.
 
         Yields:
             The job, and with "progress" what its work reported, with "done" what it returned, with
             "rejected" the FedstaleError that it raised as a string, with "died" how its process
             ended.
         """
+        waiting = iter(jobs)
+        while True:
+            for job in islice(waiting, workers - len(self._busy)):
+                ours, process = self._idle.pop() if self._idle else self._started()
+                self._busy[ours] = (process, job)
+                ours.send((self._work, job))
+            if not self._busy:
+                return
+            yield from self._events()
+
+    def _events(self) -> Iterator[tuple[Job, Event, Any]]:
+        """Yield what processes have sent, as soon as there is something or after a moment."""
         for ready in wait(list(self._busy), timeout=_WAIT_S):
             assert isinstance(ready, Connection)
             process, job = self._busy[ready]
@@ -99,12 +90,7 @@ class WorkerPool(Generic[Job]):
     def __enter__(self) -> "WorkerPool[Job]":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *problem: object) -> None:
         for process, _ in self._busy.values():
             process.terminate()
         for connection, _ in self._idle:

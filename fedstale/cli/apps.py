@@ -58,7 +58,7 @@ def check(
     from fedstale.simulation.flower_app import FlowerApp
 
     found = FlowerApp.find(app)
-    findings = check_app(found.directory, run_config)
+    findings = check_app(found, run_config)
     if superlink is not None:
         findings += check_superlink(superlink)
     if as_json:
@@ -111,7 +111,7 @@ def up(
     from fedstale.simulation.flower_app import FlowerApp
 
     found = FlowerApp.find(app)
-    faults = [f.text for f in check_app(found.directory, run_config) if f.is_fault]
+    faults = [f.text for f in check_app(found, run_config) if f.is_fault]
     if faults and not force:
         raise ConfigError("; ".join(faults) + "; to run anyway, pass --force")
     if speed_up != 1.0 and traces is None:

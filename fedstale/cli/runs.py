@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -142,6 +142,8 @@ def simulate(
             from fedstale.simulation.costs import FLOWER_OVERHEAD
 
             costs |= FLOWER_OVERHEAD
+        from fedstale.simulation.flower_app import run_config_overrides
+
         config = SimulationConfig(
             app=app_,
             traces=traces,
@@ -154,7 +156,7 @@ def simulate(
             workers=workers,
             gpus=gpus,
             checkpoint_every=checkpoint_every,
-            run_config=_parsed(run_config),
+            run_config=run_config_overrides(run_config or []),
             costs={k: v for k, v in costs.items() if v is not None},
         )
     name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
@@ -380,19 +382,3 @@ def _progress(*, shown: bool) -> "Iterator[Watch | None]":
                 bar.add_task("runs", total=len(shares), completed=int(done))
 
         yield watch
-
-
-def _parsed(run_config: list[str] | None) -> dict[str, Any]:
-    """Return overrides of a run config, read as Flower reads them."""
-    import click
-    from flwr.common.config import parse_config_args
-
-    from fedstale.errors import ConfigError
-
-    try:
-        overrides = parse_config_args(run_config)
-    except (click.ClickException, ValueError, OSError) as problem:
-        raise ConfigError(f"run-config = {run_config}: {problem}") from None
-    if any(text.strip() for text in run_config or ()) and not overrides:
-        raise ConfigError(f"run-config = {run_config}: expected 'key=value' pairs or a .toml file")
-    return overrides

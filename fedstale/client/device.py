@@ -12,12 +12,10 @@ device's trainings, how long models took to come, and what was left of the proce
 a sample is unknown. The uplink is unknown too: no device knows when its reply has arrived.
 """
 
-import importlib
 import logging
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +24,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from fedstale.errors import ConfigError
 from fedstale.traces.arrays import Array, Mask
 from fedstale.traces.forecast.observation import DAY_S, EDGES_S, RATES, STEPS, Observation
-from fedstale.traces.recording.monitor import PsutilMonitor, Reading, ResourceMonitor
+from fedstale.traces.recording.monitor import (
+    ProcessorTimes,
+    PsutilMonitor,
+    Reading,
+    ResourceMonitor,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +63,6 @@ _POSITION = {name: i for i, name in enumerate(COLUMNS)}
 
 COUNTERS_RECORD = "fedstale.counters"
 """Name of the record of the kernel's counters in the Context's state."""
-_COUNTERS = ("boot", "idle", "total")
-# Kernels derive the instant of their start from a clock that time servers adjust.
-_SAME_BOOT_S = 60.0
-_SHORTEST_S = 1.0
 
 Cost = tuple[float, float, float]
 """Work units, bytes down and bytes up of a message."""
@@ -86,9 +85,10 @@ class MessageHistory:
         self.rows = np.concatenate([self.rows, [row]])[-MESSAGES_KEPT:]
 
     @property
-    def trainings(self) -> "MessageHistory":
-        """The rows of trainings."""
-        return MessageHistory(self.rows[self["training_s"] >= 0])
+    def last_training(self) -> dict[str, float]:
+        """The row of the last training, by column; empty before the first."""
+        trainings = self.rows[self["training_s"] >= 0]
+        return dict(zip(COLUMNS, trainings[-1].tolist(), strict=True)) if len(trainings) else {}
 
     def scaled(self, fleet_rate: float) -> "MessageHistory":
         """Return the history with a work for the jobs whose work was not stated.
@@ -144,22 +144,53 @@ class MessageHistory:
     @classmethod
     def read(cls, state: RecordDict) -> "MessageHistory":
         """Return the history in a node's state; an empty one if there is none to be read."""
-        record = state.config_records.get(HISTORY_RECORD)
-        if record is None:
-            return cls()
-        data = record.get("rows")
-        if record.get("version") != HISTORY_VERSION or not isinstance(data, bytes):
-            logger.warning("this device's history is of another version: it begins anew")
-            return cls()
-        if len(data) % (8 * len(COLUMNS)):
-            logger.warning("this device's history is cut short: it begins anew")
-            return cls()
-        return cls(np.frombuffer(data, "<f8").reshape(-1, len(COLUMNS))[-MESSAGES_KEPT:].copy())
+        rows = (-1, len(COLUMNS))
+        found = stored(state, HISTORY_RECORD, version=HISTORY_VERSION, rows=rows)
+        return cls() if found is None else cls(found["rows"][-MESSAGES_KEPT:])
 
     def write(self, state: RecordDict) -> None:
         """Put the history into a node's state."""
-        data = np.ascontiguousarray(self.rows, "<f8").tobytes()
-        state[HISTORY_RECORD] = ConfigRecord({"version": HISTORY_VERSION, "rows": data})
+        store(state, HISTORY_RECORD, version=HISTORY_VERSION, rows=self.rows)
+
+
+def store(state: RecordDict, name: str, **values: Array | int | float | str) -> None:
+    """Put a record into a node's state; arrays become bytes of float64."""
+    state[name] = ConfigRecord(
+        {
+            key: np.ascontiguousarray(v, "<f8").tobytes() if isinstance(v, np.ndarray) else v
+            for key, v in values.items()
+        }
+    )
+
+
+def stored(
+    state: RecordDict, name: str, **fields: int | type | tuple[int, ...]
+) -> dict[str, Any] | None:
+    """Return what `store` put into a node's state, or None if there is none that can be read.
+
+    Args:
+        state: of the node.
+        name: of the record.
+        fields: what the record must hold: a number that is equal, such as a version, a value of
+            this type, or an array of this shape.
+    """
+    record, values = state.config_records.get(name), dict[str, Any]()
+    if record is None:
+        return None
+    try:
+        for key, expected in fields.items():
+            value: Any = record[key]
+            if isinstance(expected, tuple):
+                value = np.frombuffer(value, "<f8").reshape(expected).copy()
+            elif value != expected and not (
+                isinstance(expected, type) and isinstance(value, expected)
+            ):
+                raise ValueError(f"{key} = {value!r}: expected {expected}")
+            values[key] = value
+    except (KeyError, TypeError, ValueError) as problem:
+        logger.warning("this device's %s cannot be read (%s): it begins anew", name, problem)
+        return None
+    return values
 
 
 def _expected_pace(pace: Array, processor_left: Array) -> Array:
@@ -219,10 +250,19 @@ class Device(ResourceMonitor, Protocol):
         """Return how long the message was under way, in s; NaN if unknown."""
 
     def uploaded_s(self, message_id: str) -> float:
-        """Return how long the reply to an earlier message was under way, in s, or NaN."""
+        """Return how long the reply to an earlier message was under way, in s.
+
+        NaN where it is unknown: no real device knows when its reply has arrived.
+        """
+        del message_id
+        return np.nan
 
     def cost(self) -> Cost | None:
-        """Return what the message costs, where that is known before the work is done."""
+        """Return what the message costs, where that is known before the work is done.
+
+        None on real devices: only the server or the app knows how much work a message is.
+        """
+        return None
 
     def observed(self, history: MessageHistory) -> Observation:
         """Return what the device knew of itself before the work and after it; two observations."""
@@ -231,58 +271,30 @@ class Device(ResourceMonitor, Protocol):
 class CountingMonitor:
     """Reads the machine it runs on; its first reading covers the time since the last message.
 
-    psutil compares with its own last call, which another process may have made. The counters of the
-    kernel are older than any process: kept in the node's state, they measure what happened since
-    the last message.
+    That is since the reading before by another process: the counters of the kernel, which are older
+    than any process, are kept in the node's state.
 
     Args:
-        state: of the node; counters are read from it at the first reading, and written at each.
+        state: of the node; counters are read from it now, and written at each reading.
 
     Raises:
         ConfigError: psutil is not installed.
     """
 
     def __init__(self, state: RecordDict) -> None:
-        self._monitor = PsutilMonitor()
-        self._psutil: Any = importlib.import_module("psutil")
+        found = stored(state, COUNTERS_RECORD, **dict.fromkeys(ProcessorTimes._fields, float))
+        self._monitor = PsutilMonitor(times=None if found is None else ProcessorTimes(**found))
         self._state = state
 
     def read(self) -> Reading:
         """Return the machine as it is now."""
         reading = self._monitor.read()
-        before, now = self._stored(), self._counted()
-        if now is None:
-            return reading
-        self._state[COUNTERS_RECORD] = ConfigRecord(dict(zip(_COUNTERS, now, strict=True)))
-        if before is None or not math.isnan(reading.processor_left):
-            return reading
-        idle, total = now[1] - before[1], now[2] - before[2]
-        restarted = abs(now[0] - before[0]) > _SAME_BOOT_S or idle < 0
-        if restarted or not total >= _SHORTEST_S:
-            return reading
-        return replace(reading, processor_left=min(idle / total, 1.0))
-
-    def _counted(self) -> tuple[float, float, float] | None:
-        try:
-            times = self._psutil.cpu_times()
-            boot = float(self._psutil.boot_time())
-        # What psutil lets through from hidden files and unknown platforms.
-        except (OSError, AttributeError, NotImplementedError, RuntimeError, ValueError):
-            return None
-        idle = times.idle + getattr(times, "iowait", 0.0)
-        # Linux counts guests within user and nice; they must not count twice.
-        guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-        return boot, float(idle), float(sum(times) - guests)
-
-    def _stored(self) -> tuple[float, ...] | None:
-        record = self._state.config_records.get(COUNTERS_RECORD, ConfigRecord())
-        values = [record.get(name) for name in _COUNTERS]
-        if any(not isinstance(v, float) or not math.isfinite(v) for v in values):
-            return None
-        return tuple(v for v in values if isinstance(v, float))
+        if self._monitor.times is not None:
+            store(self._state, COUNTERS_RECORD, **self._monitor.times._asdict())
+        return reading
 
 
-class Machine:
+class Machine(Device):
     """The device that this process runs on.
 
     Args:
@@ -333,14 +345,6 @@ class Machine:
         """
         took = self._instants[0] - self._created_at
         return took if took > 0 else np.nan
-
-    def uploaded_s(self, message_id: str) -> float:
-        """Return NaN: no device knows when its reply has arrived."""
-        del message_id
-        return np.nan
-
-    def cost(self) -> Cost | None:
-        """Return None: only the server or the app knows how much work a message is."""
 
     def observed(self, history: MessageHistory) -> Observation:
         """Return what the device's messages showed at its last answer, and what they show now."""

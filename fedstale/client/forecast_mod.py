@@ -7,6 +7,7 @@ ignore. Whatever goes wrong in a forecast, the app's own reply goes out as it is
 
 import logging
 import math
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,8 @@ from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
 from fedstale.strategies.server.validation import FORECAST_RECORD
 
 if TYPE_CHECKING:
-    from fedstale.client.forecasting import Forecasting, Record
+    from fedstale.client.forecasting import Record
+    from fedstale.traces.forecast.base import Forecaster
     from fedstale.traces.recording.monitor import ResourceMonitor
 
 logger = logging.getLogger(__name__)
@@ -74,7 +76,6 @@ class ForecastMod:
             raise ConfigError(f"work = {work}: expected work units of one training, > 0, or None")
         self._folder, self._work = forecaster, work
         self._enabled_by, self._monitor = enabled_by, monitor
-        self._forecasting: Forecasting | None = None
         self._logged = ""
 
     def client_app(self, mods: list[Mod] | None = None) -> "ForecastingApp":
@@ -105,7 +106,10 @@ class ForecastMod:
         if reply.has_error():
             return reply
         try:
-            record = self._ready().record(
+            from fedstale.client import forecasting  # noqa: PLC0415 - see above
+
+            record = forecasting.record(
+                lambda: self._forecaster,
                 device,
                 arrived,
                 message.metadata,
@@ -113,6 +117,7 @@ class ForecastMod:
                 received_bytes=received_bytes,
                 reply_bytes=array_bytes(reply.content),
                 state=context.state,
+                work=self._work,
             )
         except Exception as problem:
             # Whatever it was, it must not cost a training.
@@ -120,12 +125,11 @@ class ForecastMod:
         reply.content[FORECAST_RECORD] = ConfigRecord({**record})
         return reply
 
-    def _ready(self) -> "Forecasting":
-        from fedstale.client.forecasting import Forecasting  # noqa: PLC0415 - see __call__
+    @cached_property
+    def _forecaster(self) -> "Forecaster":
+        from fedstale.traces.forecast.base import Forecaster, embedded  # noqa: PLC0415
 
-        if self._forecasting is None:
-            self._forecasting = Forecasting(self._folder, self._work)
-        return self._forecasting
+        return embedded() if self._folder is None else Forecaster.load(self._folder)
 
     def _failed(self, problem: Exception) -> str:
         """Log why there is no forecast, once in a row, and return what the server may know."""

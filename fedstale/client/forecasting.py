@@ -21,21 +21,20 @@ correction until the device has an outcome. `SPREAD` is chosen, not measured.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
-from flwr.app import ConfigRecord, Metadata, RecordDict
+from flwr.app import Metadata, RecordDict
 
-from fedstale.client.device import Cost, Device, MessageHistory
+from fedstale.client.device import Cost, Device, MessageHistory, store, stored
 from fedstale.errors import ProtocolError
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, STATED
 from fedstale.traces.arrays import Array
-from fedstale.traces.forecast.base import Forecaster, embedded
+from fedstale.traces.forecast.base import Forecaster
 from fedstale.traces.forecast.conformal import Adaptation, Calibration
-from fedstale.traces.forecast.observation import AVAILABLE_S, LEVELS, Observation
+from fedstale.traces.forecast.observation import AVAILABLE_S, LEVELS
 from fedstale.traces.forecast.survival import PHASES, DeviceForecast, JobForecast, survival_at
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.trip import Job
@@ -61,109 +60,87 @@ _ADAPTATION = Adaptation()
 Record = dict[str, int | float | list[float] | str]
 
 
-class Forecasting:
-    """Forecasts the device's next job after each message.
+def record(
+    load: Callable[[], Forecaster],
+    device: Device,
+    arrived: Reading,
+    about: Metadata,
+    *,
+    stated: Mapping[str, object],
+    received_bytes: float,
+    reply_bytes: float,
+    state: RecordDict,
+    work: float | None,
+) -> Record:
+    """Add a message to the history, learn from it, and return the record of the forecast.
 
     Args:
-        folder: of a trained forecaster; None takes the one that comes with fedstale.
+        load: returns the forecaster; called when the message is in the history.
+        device: which has just worked on the message.
+        arrived: its reading when the message came.
+        about: metadata of the message.
+        stated: `JOB_RECORD` of the message, unchecked.
+        received_bytes: bytes of the message's arrays.
+        reply_bytes: bytes of the reply's arrays.
+        state: of the node; the history and the calibration in it go on.
         work: work units of one training where none are stated; None where unknown.
+
+    Raises:
+        TraceError: the forecaster cannot be read.
+        ProtocolError: the server states a job that is none.
+        ArithmeticError: the forecaster made something else than numbers.
     """
-
-    def __init__(self, folder: str | Path | None, work: float | None) -> None:
-        self._folder, self._work = folder, work
-        self._forecaster: Forecaster | None = None
-
-    def record(
-        self,
-        device: Device,
-        arrived: Reading,
-        about: Metadata,
-        *,
-        stated: Mapping[str, object],
-        received_bytes: float,
-        reply_bytes: float,
-        state: RecordDict,
-    ) -> Record:
-        """Add a message to the history, learn from it, and return the record of the forecast.
-
-        Args:
-            device: which has just worked on the message.
-            arrived: its reading when the message came.
-            about: metadata of the message.
-            stated: `JOB_RECORD` of the message, unchecked.
-            received_bytes: bytes of the message's arrays.
-            reply_bytes: bytes of the reply's arrays.
-            state: of the node; the history and the calibration in it go on.
-
-        Raises:
-            TraceError: the forecaster cannot be read.
-            ProtocolError: the server states a job that is none.
-            ArithmeticError: the forecaster made something else than numbers.
-        """
-        ready, cost = device.read(), device.cost()
-        history, calibration = MessageHistory.read(state), OwnCalibration.read(state)
-        calibration.uploaded(device.uploaded_s(calibration.open_job))
-        training: dict[str, float] = {}
-        if about.message_type.split(".")[0] == "train":
-            training = {
-                "training_s": device.worked_s(),
-                "upload_bytes": reply_bytes if cost is None else cost[2],
-                "work": self._work_of(stated, cost),
-                "deadline_s": about.ttl if about.ttl > 0 else math.inf,
-            }
-        history.add(
-            arrived=arrived.instant,
-            ready=ready.instant,
-            travel_s=device.travel_s(),
-            download_bytes=received_bytes if cost is None else cost[1],
-            processor_left=arrived.processor_left,
-            battery=arrived.battery,
-            charging=_number(arrived.charging),
-            online=_number(arrived.online),
-            **training,
-        )
-        history.write(state)
-        forecaster = self._loaded()
-        history = history.scaled(float(forecaster.fleet.rates[0, 1, 1]))
-        forecasts = forecaster.forecast(_bounded(device.observed(history)))
-        if training:
-            # The forecast of this job before it came, against what it took.
-            this = _job(_last_training(history) | {"download_bytes": 0.0})
-            raw = _one(forecasts, 0).of_job(this)
-            calibration.trained(about.message_id, raw, training["training_s"])
-        calibration.write(state)
-        now = _one(forecasts, 1)
-        known = {"deadline_s": math.inf} | _last_training(history) | _checked(stated)
-        forecast = None
-        if len(known) == len(STATED):
-            forecast = calibration.corrected(now.of_job(_job(known)))
-        return _record(now, forecast)
-
-    def _work_of(self, stated: Mapping[str, object], cost: Cost | None) -> float:
-        if cost is not None:
-            return cost[0]
-        work = stated.get("work")
-        # A bad number is rejected later, once the message is in the history.
-        if isinstance(work, int | float) and 0 <= work < math.inf:
-            return float(work)
-        return math.nan if self._work is None else self._work
-
-    def _loaded(self) -> Forecaster:
-        if self._forecaster is None:
-            folder = self._folder
-            self._forecaster = embedded() if folder is None else Forecaster.load(folder)
-        return self._forecaster
+    ready, cost = device.read(), device.cost()
+    history, calibration = MessageHistory.read(state), OwnCalibration.read(state)
+    calibration.uploaded(device.uploaded_s(calibration.open_job))
+    training: dict[str, float] = {}
+    if about.message_type.split(".")[0] == "train":
+        training = {
+            "training_s": device.worked_s(),
+            "upload_bytes": reply_bytes if cost is None else cost[2],
+            "work": _work_of(stated, cost, work),
+            "deadline_s": about.ttl if about.ttl > 0 else math.inf,
+        }
+    history.add(
+        arrived=arrived.instant,
+        ready=ready.instant,
+        travel_s=device.travel_s(),
+        download_bytes=received_bytes if cost is None else cost[1],
+        processor_left=arrived.processor_left,
+        battery=arrived.battery,
+        charging=_number(arrived.charging),
+        online=_number(arrived.online),
+        **training,
+    )
+    history.write(state)
+    forecaster = load()
+    history = history.scaled(float(forecaster.fleet.rates[0, 1, 1]))
+    observed = device.observed(history)
+    # A network in float32 cannot hold the rates that ideal devices have.
+    rates = np.clip(observed.rates, 0.0, _HIGHEST_RATE)
+    forecasts = forecaster.forecast(replace(observed, rates=rates))
+    if training:
+        # The forecast of this job before it came, against what it took.
+        this = _job(history.last_training | {"download_bytes": 0.0})
+        raw = _one(forecasts, 0).of_job(this)
+        calibration.trained(about.message_id, raw, training["training_s"])
+    calibration.write(state)
+    now = _one(forecasts, 1)
+    known = {"deadline_s": math.inf} | history.last_training | _checked(stated)
+    forecast = None
+    if known.keys() >= set(STATED):
+        forecast = calibration.corrected(now.of_job(_job(known)))
+    return _record(now, forecast)
 
 
-def _bounded(observed: Observation) -> Observation:
-    """Cut rates that a network in float32 cannot hold, as ideal devices have."""
-    return replace(observed, rates=np.clip(observed.rates, 0.0, _HIGHEST_RATE))
-
-
-def _last_training(history: MessageHistory) -> dict[str, float]:
-    """Return the numbers of the device's last training; none before the first."""
-    trainings = history.trainings
-    return {name: float(trainings[name][-1]) for name in STATED if trainings.rows.size}
+def _work_of(stated: Mapping[str, object], cost: Cost | None, default: float | None) -> float:
+    if cost is not None:
+        return cost[0]
+    work = stated.get("work")
+    # A bad number is rejected later, once the message is in the history.
+    if isinstance(work, int | float) and 0 <= work < math.inf:
+        return float(work)
+    return math.nan if default is None else default
 
 
 def _checked(stated: Mapping[str, object]) -> dict[str, float]:
@@ -312,44 +289,34 @@ class OwnCalibration:
     @classmethod
     def read(cls, state: RecordDict) -> "OwnCalibration":
         """Return what a node's state holds; a new one if there is none to be read."""
-        record = state.config_records.get(CALIBRATION_RECORD)
-        if record is None:
+        found = stored(
+            state,
+            CALIBRATION_RECORD,
+            version=CALIBRATION_VERSION,
+            asked=(len(PHASES), 2),
+            scores=(-1, len(PHASES), 2),
+            open_times=(2, len(PHASES), 3),
+            open_job=str,
+            open_training_s=float,
+        )
+        if found is None:
             return cls()
-        try:
-            if record["version"] != CALIBRATION_VERSION:
-                raise ValueError("of another version")
-            asked, scores, times = (_floats(record[k]) for k in ("asked", "scores", "open_times"))
-            miscoverage = asked.reshape(len(PHASES), 2)
-            open_job, training_s = record["open_job"], record["open_training_s"]
-            if not np.isfinite(miscoverage).all():
-                raise ValueError("not finite")
-            if not isinstance(open_job, str) or not isinstance(training_s, float):
-                raise TypeError("of another kind")
-            return cls(
-                miscoverage=miscoverage.copy(),
-                scores=scores.reshape(-1, len(PHASES), 2)[-2 * JOBS_KEPT :].copy(),
-                open_job=open_job,
-                open_times=times.reshape(2, len(PHASES), 3).copy(),
-                open_training_s=training_s,
-            )
-        except (KeyError, TypeError, ValueError) as problem:
-            logger.warning("this device's calibration cannot be read (%s): it begins anew", problem)
+        del found["version"]
+        miscoverage, scores = found.pop("asked"), found.pop("scores")[-2 * JOBS_KEPT :]
+        if not np.isfinite(miscoverage).all():
+            logger.warning("this device's calibration is not finite: it begins anew")
             return cls()
+        return cls(miscoverage=miscoverage, scores=scores, **found)
 
     def write(self, state: RecordDict) -> None:
         """Put it into a node's state."""
-        arrays = {"asked": self.miscoverage, "scores": self.scores, "open_times": self.open_times}
-        state[CALIBRATION_RECORD] = ConfigRecord(
-            {
-                "version": CALIBRATION_VERSION,
-                **{k: np.ascontiguousarray(v, "<f8").tobytes() for k, v in arrays.items()},
-                "open_job": self.open_job,
-                "open_training_s": self.open_training_s,
-            }
+        store(
+            state,
+            CALIBRATION_RECORD,
+            version=CALIBRATION_VERSION,
+            asked=self.miscoverage,
+            scores=self.scores,
+            open_times=self.open_times,
+            open_job=self.open_job,
+            open_training_s=self.open_training_s,
         )
-
-
-def _floats(data: object) -> Array:
-    if not isinstance(data, bytes):
-        raise TypeError("of another kind")
-    return np.frombuffer(data, "<f8")

@@ -7,29 +7,26 @@ installed on a device. What the bundle lacks, hides or leaves out only shows on 
 import ast
 import io
 import sys
-import tomllib
 import zipfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import click
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.utils import AppPathDepthError, collect_files
-from flwr.common.config import flatten_dict, get_project_config, parse_config_args
 from flwr.common.constant import FAB_INCLUDE_PATTERNS
 from flwr.supercore.utils import get_flwr_home
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from fedstale.config import nearest
+from fedstale.config import nearest, read_toml
 from fedstale.deployment.commands import Address
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.simulation.flower_app import FlowerApp
 
 # What no bundle is expected to hold.
 _OF_TOOLS = {".git", "__pycache__", ".venv", ".flwr", "node_modules", "runs"}
@@ -43,52 +40,112 @@ class Finding:
     """One thing that a check has found."""
 
     text: str
-    is_fault: bool
+    is_fault: bool = True
     """Whether the app will fail; else it may, or something is worth knowing."""
 
 
-@dataclass(frozen=True, slots=True)
 class SourceFile:
-    """What one Python file of an app needs, read without running it."""
+    r"""What one Python file of an app needs, read without running it.
 
-    imports: dict[str, int] = field(default_factory=dict)
-    """Dotted names that must be importable, with the line of the first import."""
-    run_config: dict[str, int] = field(default_factory=dict)
-    """Keys without which it fails, with a line."""
-    node_config: dict[str, int] = field(default_factory=dict)
-    """The same of the node config."""
-    strings: frozenset[str] = frozenset()
-    """All texts in it, such as names of files."""
+    Imports that may fail (in `try: ... except ImportError`) or that only type checkers see do not
+    count, nor do settings that are read with a default.
+
+    Raises:
+        SyntaxError: it is no Python.
+
+    Example:
+        >>> SourceFile("import numpy as np\nx = context.run_config['rate']").run_config
+        {'rate': 2}
+    """
+
+    def __init__(self, text: str) -> None:
+        self.imports: dict[str, int] = {}
+        """Dotted names that must be importable, with the line of the first import."""
+        self.run_config: dict[str, int] = {}
+        """Keys without which it fails, with a line."""
+        self.node_config: dict[str, int] = {}
+        """The same of the node config."""
+        self.strings: set[str] = set()
+        """All texts in it, such as names of files."""
+        self._keys = {"run_config": self.run_config, "node_config": self.node_config}
+        self._read(ast.parse(text), {}, is_needed=True)
+
+    def _read(self, node: ast.AST, tables: Mapping[str, str], *, is_needed: bool) -> None:
+        """Note what a node of the syntax tree needs.
+
+        Args:
+            node: with all below it.
+            tables: variables that stand for a config, with its name.
+            is_needed: whether imports must succeed here.
+        """
+        optional: list[ast.AST] = []
+        match node:
+            case ast.Constant(value=str(text)):
+                self.strings.add(text)
+            case ast.Import() if is_needed:
+                for alias in node.names:
+                    self.imports.setdefault(alias.name, node.lineno)
+            case ast.ImportFrom(module=str(name), level=0) if is_needed:
+                # An imported name may be a module too; whether it is, only its place tells.
+                self.imports.setdefault(name, node.lineno)
+            case ast.Try() if any(_catches_imports(handler) for handler in node.handlers):
+                optional = [*node.body, *node.handlers]
+            case ast.If() if "TYPE_CHECKING" in ast.dump(node.test):
+                optional = [*node.body]
+            case ast.FunctionDef():
+                tables = {**tables, **self._variables(node)}
+            case ast.Subscript(slice=ast.Constant(value=str(key)), ctx=ast.Load()):
+                table = (
+                    node.value.attr
+                    if isinstance(node.value, ast.Attribute)
+                    else tables.get(getattr(node.value, "id", ""))
+                )
+                if table in self._keys:
+                    self._keys[table].setdefault(key, node.lineno)
+        for child in ast.iter_child_nodes(node):
+            self._read(child, tables, is_needed=is_needed and child not in optional)
+
+    def _variables(self, function: ast.FunctionDef) -> dict[str, str]:
+        """Return the variables that a function gives a config, with the config's name."""
+        return {
+            target.id: node.value.attr
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Attribute)
+            and node.value.attr in self._keys
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
 
 
-def check_app(directory: Path, run_config: str = "") -> list[Finding]:
+def _catches_imports(handler: ast.ExceptHandler) -> bool:
+    if handler.type is None:
+        return True
+    names = {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)}
+    return bool(names & {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+
+
+def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
     """Check an app.
 
     Args:
-        directory: of the app.
+        app: in a directory.
         run_config: overrides of the run, as `flwr run` takes them.
 
     Returns:
         What was found, faults first.
-
-    Raises:
-        ConfigError: it is no Flower app.
     """
+    files = collect_files(app.directory)
     try:
-        project = get_project_config(directory)
-    except (FileNotFoundError, ValueError) as problem:
-        raise ConfigError(f"app = {str(directory)!r} is no Flower app: {problem}") from None
-    files = collect_files(directory)
-    try:
-        bundled = _names(build_fab_from_disk(directory))
+        bundled = _names(build_fab_from_disk(app.directory))
     except (AppPathDepthError, ValueError, OSError) as problem:
         text = " ".join(str(problem).split())
-        return [Finding(f"Flower cannot make a bundle of the app: {text}", is_fault=True)]
+        return [Finding(f"Flower cannot make a bundle of the app: {text}")]
     sources, findings = _sources(files, bundled)
     findings += _left_out(set(files) - bundled, sources)
-    findings += _hidden(bundled, project)
-    findings += _packages(files, bundled, sources, project)
-    findings += _settings(sources, project, run_config)
+    findings += _hidden(bundled, app)
+    findings += _packages(files, bundled, sources, app)
+    findings += _settings(sources, app, run_config)
     return sorted(findings, key=lambda finding: not finding.is_fault)
 
 
@@ -96,15 +153,10 @@ def check_superlink(name: str) -> list[Finding]:
     """Check that a SuperLink of Flower's config.toml can be reached from here.
 
     Raises:
-        ConfigError: config.toml has none of this name, or names files that cannot be used.
+        ConfigError: config.toml cannot be read, has none of this name, or names unusable files.
     """
     path = get_flwr_home() / "config.toml"
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))["superlink"]
-    except (OSError, KeyError):
-        table = {}
-    except tomllib.TOMLDecodeError as problem:
-        raise ConfigError(f"{path} is no TOML: {problem}") from None
+    table = read_toml(path).get("superlink", {}) if path.is_file() else {}
     links = {key: value for key, value in table.items() if isinstance(value, dict)}
     if name not in links:
         known = f"expected one of {sorted(links)}" if links else "it names none"
@@ -122,7 +174,7 @@ def check_superlink(name: str) -> list[Finding]:
     except ConfigError:
         raise
     except FedstaleError as problem:
-        return [Finding(str(problem), is_fault=True)]
+        return [Finding(str(problem))]
     return []
 
 
@@ -138,9 +190,9 @@ def _sources(
     for name in sorted(bundled):
         if name.endswith(".py"):
             try:
-                sources[name] = read_source(files[name].read_text(encoding="utf-8"))
+                sources[name] = SourceFile(files[name].read_text(encoding="utf-8"))
             except (SyntaxError, ValueError) as problem:
-                findings.append(Finding(f"{name} is no Python: {problem}", is_fault=True))
+                findings.append(Finding(f"{name} is no Python: {problem}"))
     return sources, findings
 
 
@@ -157,7 +209,6 @@ def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Fi
                 f"{name} is not sent to devices, but {users[0]} names it: Flower bundles only "
                 f"{_allowed()} that .gitignore does not name; let devices download it, or turn it "
                 "into one of these",
-                is_fault=True,
             )
         else:
             unnamed.append(name)
@@ -178,17 +229,16 @@ def _allowed() -> str:
     return ", ".join(pattern.rpartition("/")[2] for pattern in FAB_INCLUDE_PATTERNS)
 
 
-def _hidden(bundled: set[str], project: Mapping[str, Any]) -> Iterator[Finding]:
+def _hidden(bundled: set[str], app: FlowerApp) -> Iterator[Finding]:
     """Report folders and modules of the app that hide something installed."""
-    own = canonicalize_name(project["project"]["name"])
+    own = canonicalize_name(app.name)
     for name in sorted(_modules(bundled)):
-        owners = {canonicalize_name(owner) for owner in _owners().get(name, ())} - {own}
+        owners = _owners().get(name, set()) - {own}
         hidden = "Python's own" if name in sys.stdlib_module_names else ", ".join(sorted(owners))
         if hidden:
             yield Finding(
                 f"the app's {name} hides the package {name} ({hidden}) on every device, because "
                 "an app comes first on the path: rename it",
-                is_fault=True,
             )
 
 
@@ -196,11 +246,11 @@ def _packages(
     files: Mapping[str, Path],
     bundled: set[str],
     sources: Mapping[str, SourceFile],
-    project: Mapping[str, Any],
+    app: FlowerApp,
 ) -> Iterator[Finding]:
     """Report imports that a device may not satisfy."""
-    declared = _declared(project)
-    own, on_disk = _modules(bundled), _modules(set(files))
+    declared = _declared(app.dependencies)
+    on_disk = _modules(set(files))
     seen = set()
     for user, source in sources.items():
         for dotted, line in source.imports.items():
@@ -211,16 +261,13 @@ def _packages(
                     yield Finding(
                         f"{where}, which Flower leaves out of the bundle (test_*.py, *_test.py, "
                         "folders named build, lib, env and the like, and what .gitignore names)",
-                        is_fault=True,
                     )
                 seen.add(dotted)
                 continue
-            if name in sys.stdlib_module_names or name in seen or name in own:
+            if name in sys.stdlib_module_names or name in seen:
                 continue
             seen.add(name)
-            owners = {canonicalize_name(owner) for owner in _owners().get(name, ())} or {
-                canonicalize_name(name)
-            }
+            owners = _owners().get(name, {str(canonicalize_name(name))})
             is_declared = bool(owners & declared)
             package = sorted(owners)[0]
             if not _is_installed(name):
@@ -229,7 +276,6 @@ def _packages(
                     + ("" if is_declared else " and not declared")
                     + f": install {package} on every device"
                     + ("" if is_declared else ", and add it to [project] dependencies"),
-                    is_fault=True,
                 )
             elif not is_declared:
                 yield Finding(
@@ -245,17 +291,16 @@ def _is_lost(dotted: str, files: set[str], bundled: set[str]) -> bool:
 
 
 def _settings(
-    sources: Mapping[str, SourceFile], project: Mapping[str, Any], run_config: str
+    sources: Mapping[str, SourceFile], app: FlowerApp, run_config: str
 ) -> Iterator[Finding]:
     """Report settings that are read but not defined, or given but unknown."""
-    known = flatten_dict(project["tool"]["flwr"]["app"].get("config", {}))
     for user, source in sources.items():
         for key, line in source.run_config.items():
-            if key not in known:
+            if key not in app.defaults:
                 yield Finding(
                     f"{user}, line {line}, reads the run-config key {key!r}, which "
-                    f"[tool.flwr.app.config] does not have: expected {nearest(key, sorted(known))}",
-                    is_fault=True,
+                    "[tool.flwr.app.config] does not have: expected "
+                    + nearest(key, sorted(app.defaults)),
                 )
         for key, line in source.node_config.items():
             if key not in _NODE_KEYS:
@@ -265,16 +310,9 @@ def _settings(
                     is_fault=False,
                 )
     try:
-        overrides = parse_config_args([run_config] if run_config.strip() else None)
-        problem = "" if overrides or not run_config.strip() else "expected 'key=value' pairs"
-    except (click.ClickException, ValueError, OSError) as raised:
-        overrides, problem = {}, str(raised)
-    if problem:
-        yield Finding(f"run-config = {run_config!r}: {problem}", is_fault=True)
-    for key in overrides:
-        if key not in known:
-            accepted = nearest(key, sorted(known))
-            yield Finding(f"run-config key {key!r} is unknown: expected {accepted}", is_fault=True)
+        app.run_config(run_config)
+    except ConfigError as problem:
+        yield Finding(str(problem))
 
 
 def _modules(names: set[str]) -> set[str]:
@@ -286,9 +324,9 @@ def _modules(names: set[str]) -> set[str]:
     }
 
 
-def _declared(project: Mapping[str, Any]) -> set[str]:
+def _declared(dependencies: Iterable[str]) -> set[str]:
     found = set()
-    for text in project["project"].get("dependencies", []):
+    for text in dependencies:
         try:
             found.add(str(canonicalize_name(Requirement(text).name)))
         except InvalidRequirement:
@@ -297,9 +335,10 @@ def _declared(project: Mapping[str, Any]) -> set[str]:
 
 
 @cache
-def _owners() -> Mapping[str, list[str]]:
+def _owners() -> dict[str, set[str]]:
     """Return the distributions that bring each importable name."""
-    return packages_distributions()
+    found = packages_distributions()
+    return {name: {str(canonicalize_name(owner)) for owner in found[name]} for name in found}
 
 
 def _is_installed(name: str) -> bool:
@@ -307,87 +346,3 @@ def _is_installed(name: str) -> bool:
         return name in sys.modules or find_spec(name) is not None
     except (ImportError, ValueError):
         return False
-
-
-def read_source(text: str) -> SourceFile:
-    r"""Read a Python file.
-
-    Imports that may fail (in `try: ... except ImportError`) or that only type checkers see do not
-    count, nor do settings that are read with a default.
-
-    Raises:
-        SyntaxError: it is no Python.
-
-    Example:
-        >>> read_source("import numpy as np\nx = context.run_config['rate']").run_config
-        {'rate': 2}
-    """
-    tree = ast.parse(text)
-    source = SourceFile(
-        strings=frozenset(
-            node.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        )
-    )
-    for name, line in _imports(tree):
-        source.imports.setdefault(name, line)
-    for table, found in (("run_config", source.run_config), ("node_config", source.node_config)):
-        for key, line in _keys(tree, table):
-            found.setdefault(key, line)
-    return source
-
-
-def _imports(node: ast.AST) -> Iterator[tuple[str, int]]:
-    if isinstance(node, ast.Import):
-        yield from ((alias.name, node.lineno) for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-        # A name may be a module of its own; whether it is, only the place of its parent tells.
-        yield node.module, node.lineno
-    for child in _required_children(node):
-        yield from _imports(child)
-
-
-def _required_children(node: ast.AST) -> Iterator[ast.AST]:
-    if isinstance(node, ast.Try) and any(_catches_imports(h) for h in node.handlers):
-        yield from (*node.orelse, *node.finalbody)
-    elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-        yield from node.orelse
-    else:
-        yield from ast.iter_child_nodes(node)
-
-
-def _catches_imports(handler: ast.ExceptHandler) -> bool:
-    if handler.type is None:
-        return True
-    names = {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)}
-    return bool(names & {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
-
-
-def _keys(tree: ast.Module, table: str) -> Iterator[tuple[str, int]]:
-    """Find `....run_config["key"]`, also through a variable that a function gives it."""
-    for scope in (tree, *(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))):
-        names = {
-            target.id
-            for node in ast.walk(scope)
-            if isinstance(node, ast.Assign) and _is_table(node.value, table, set())
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        # At the top level, a variable of the same name in some function is another one.
-        names = set() if isinstance(scope, ast.Module) else names
-        for node in ast.walk(scope):
-            if (
-                isinstance(node, ast.Subscript)
-                and isinstance(node.slice, ast.Constant)
-                and isinstance(node.slice.value, str)
-                and isinstance(node.ctx, ast.Load)
-                and _is_table(node.value, table, names)
-            ):
-                yield node.slice.value, node.lineno
-
-
-def _is_table(node: ast.AST, table: str, names: set[str]) -> bool:
-    return (isinstance(node, ast.Attribute) and node.attr == table) or (
-        isinstance(node, ast.Name) and node.id in names
-    )

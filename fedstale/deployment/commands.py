@@ -34,34 +34,26 @@ class TlsFiles:
     """Of the SuperLink; secret."""
 
 
-def write_certificates(folder: Path, hosts: list[str], *, days: int = 30) -> TlsFiles:
-    """Make an authority and a certificate of a SuperLink.
+def write_certificates(folder: Path, hosts: list[str]) -> TlsFiles:
+    """Make an authority and a certificate of a SuperLink, which end in 30 days.
 
     Args:
         folder: where to write; secret keys are readable by their owner only. The authority's own
             key is not kept, so no further certificate can be signed in its name.
-        hosts: names and addresses under which the SuperLink is reached.
-        days: until both end.
-
-    Raises:
-        ConfigError: there is no host, or an odd number of days.
+        hosts: names and addresses under which the SuperLink is reached, at least one.
     """
-    if not hosts:
-        raise ConfigError("hosts = []: expected names or addresses of the SuperLink")
-    if days < 1:
-        raise ConfigError(f"days = {days}: expected at least 1")
     files = TlsFiles(folder / "ca.crt", folder / "server.pem", folder / "server.key")
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     ca_name = _name("fedstale authority")
     authority = (
-        _builder(ca_name, ca_name, ca_key.public_key(), days)
+        _builder(ca_name, ca_name, ca_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), False)
         .sign(ca_key, hashes.SHA256())
     )
     certificate = (
-        _builder(_name(hosts[0]), ca_name, key.public_key(), days)
+        _builder(_name(hosts[0]), ca_name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
@@ -107,7 +99,7 @@ def write_node_key(path: Path) -> Path:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
     # A device's clock may be behind, and would find a certificate of this second not valid yet.
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
@@ -118,7 +110,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - day)
-        .not_valid_after(now + days * day)
+        .not_valid_after(now + 30 * day)
     )
 
 
@@ -183,19 +175,14 @@ class Address:
         return cls(host, int(port))
 
 
-def superlink(
-    at: Address, tls: TlsFiles, database: Path, *, secret: Path | None = None
-) -> list[str]:
+def superlink(at: Address, tls: TlsFiles, database: Path) -> list[str]:
     """Return the command of a SuperLink with TLS and registered nodes only.
 
     Args:
         at: where it listens.
         tls: its certificate and key.
         database: SQLite file of its state.
-        secret: that it shares with a SuperExec; if given, ServerApps run under that one, and so
-            outlive the SuperLink.
     """
-    apart = ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
     return [
         "flower-superlink",
         *("--ssl-ca-certfile", str(tls.ca)),
@@ -207,17 +194,6 @@ def superlink(
         *("--port", str(at.port)),
         # Else the SuperLink would install what the app declares, from the network.
         "--disable-runtime-dependency-installation",
-        *(apart if secret is not None else ()),
-    ]
-
-
-def superexec(link: Address, ca: Path, secret: Path) -> list[str]:
-    """Return the command of what starts ServerApps, apart from the SuperLink."""
-    return [
-        "flower-superexec",
-        *("--root-certificates", str(ca)),
-        *("--runtime-api-address", str(link)),
-        *("--superexec-auth-secret-file", str(secret)),
     ]
 
 

@@ -6,7 +6,6 @@ All are Flower's own processes, with TLS and registered keys. They live for the 
 
 import os
 import re
-import secrets
 import shutil
 import socket
 import time
@@ -17,20 +16,22 @@ from pathlib import Path
 from typing import Self
 
 import httpx
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_public_key,
+)
 from flwr.common.serde import run_from_proto
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedstale.deployment import commands
 from fedstale.deployment.commands import Address
 from fedstale.deployment.diagnosis import explain, is_healthy
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.reports.folder import has_earlier
 
 LINK = "up"
 """Name of the SuperLink in Flower's config.toml, as in `flwr run APP up`."""
@@ -55,7 +56,6 @@ class LocalDeployment:
         nodes: int,
         overwrite: bool = False,
         limit_s: float = 120.0,
-        executor_apart: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Write certificates; start nothing.
@@ -65,25 +65,21 @@ class LocalDeployment:
             nodes: number of SuperNodes, which apps see as num-partitions.
             overwrite: whether an earlier deployment's folder may be replaced.
             limit_s: to wait for the SuperLink, or for nodes, to answer.
-            executor_apart: whether ServerApps run under a SuperExec of their own, and so outlive
-                the SuperLink.
             say: is told each step.
 
         Raises:
             ConfigError: the folder holds something else, or there is no node.
         """
-        _make_room(folder, overwrite=overwrite)
+        is_taken = has_earlier(folder, ("superlink.log", "ca.crt"), overwrite=overwrite)
         if nodes < 1:
             raise ConfigError(f"nodes = {nodes}: expected at least 1")
+        if is_taken:
+            shutil.rmtree(folder)
         self.folder, self.n_nodes, self.limit_s, self._say = folder.resolve(), nodes, limit_s, say
         self.processes, self._ends = ProcessGroup(), ExitStack()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         self.tls = commands.write_certificates(self.folder, ["localhost", "127.0.0.1"])
-        self._secret: Path | None = None
-        if executor_apart:
-            self._secret = self.folder / "superexec.secret"
-            commands.write_secret(self._secret, secrets.token_hex(32).encode())
         self.node_ids: dict[int, int] = {}
         self.at = Address("127.0.0.1", free_port())
         """Where the SuperLink is."""
@@ -121,9 +117,8 @@ class LocalDeployment:
         Raises:
             FedstaleError: it does not start.
         """
-        again = self._has_started
-        for left in reversed(range(1 if again else _TRIES)):
-            command = commands.superlink(self.at, self.tls, self._database, secret=self._secret)
+        for left in reversed(range(1 if self._has_started else _TRIES)):
+            command = commands.superlink(self.at, self.tls, self._database)
             self._start("superlink", command)
             try:
                 self._wait("superlink", lambda: is_healthy(self.at, self.tls.ca))
@@ -140,8 +135,6 @@ class LocalDeployment:
         (home / "config.toml").write_text(
             commands.connection(LINK, self.at, self.tls.ca), encoding="utf-8"
         )
-        if self._secret is not None and not again:
-            self._start("superexec", commands.superexec(self.at, self.tls.ca, self._secret))
         self._say(f"SuperLink at {self.at} with TLS; state in {self._database.name}")
 
     def add_node(self, number: int) -> None:
@@ -229,28 +222,19 @@ class Control:
     def register(self, public_key: Path) -> int:
         """Let the owner of a key join.
 
+        Args:
+            public_key: file from `write_node_key`, or as `ssh-keygen -t ecdsa -b 384` makes it.
+
         Returns:
             The node's id, which stays the same for this key.
 
         Raises:
-            ConfigError: the file holds no key that Flower accepts.
             FedstaleError: the SuperLink rejects it.
         """
+        key = load_ssh_public_key(public_key.read_bytes())
+        pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         try:
-            key = load_ssh_public_key(public_key.read_bytes())
-        except (ValueError, UnsupportedAlgorithm) as problem:
-            raise ConfigError(
-                f"public-key = {str(public_key)!r}: expected the .pub file of an ECDSA key as "
-                f"ssh-keygen -t ecdsa -b 384 makes it; {problem}"
-            ) from None
-        if not isinstance(key, EllipticCurvePublicKey):
-            raise ConfigError(
-                f"public-key = {str(public_key)!r} is no ECDSA key: expected one as "
-                "ssh-keygen -t ecdsa -b 384 makes it"
-            )
-        request = RegisterNodeRequest(public_key=public_key_to_bytes(key))
-        try:
-            return int(self._client.RegisterNode(request).node_id)
+            return int(self._client.RegisterNode(RegisterNodeRequest(public_key=pem)).node_id)
         except httpx.HTTPError as problem:
             raise FedstaleError(
                 f"the SuperLink at {self._at} did not register {public_key}: {problem}"
@@ -319,10 +303,8 @@ def run_app(
 
 def free_port() -> int:
     """Return a TCP port of this machine that nothing uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def _ended(control: Control, run_id: int) -> tuple[str, str]:
@@ -339,14 +321,3 @@ def _plain(lines: list[str]) -> str:
     """Return the text of lines without frames."""
     words = " ".join(line.strip("│╭╮╰╯─ ") for line in lines)
     return re.sub(r"\s+", " ", words).strip()
-
-
-def _make_room(folder: Path, *, overwrite: bool) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        ours = (folder / "superlink.log").is_file() and (folder / "ca.crt").is_file()
-        if not (overwrite and ours):
-            raise ConfigError(
-                f"out = {str(folder)!r} is not empty: expected a new folder, or "
-                + ("pass --overwrite" if ours else "another path")
-            )
-        shutil.rmtree(folder)

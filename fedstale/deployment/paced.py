@@ -28,15 +28,13 @@ def pacing(record: Mapping[str, object]) -> tuple[float, float]:
     Raises:
         ProtocolError: an instant is missing or is no finite number.
     """
-    train_at, reply_at = (_instant(record, name) for name in ("train_at", "reply_at"))
+    instants = [record.get(name) for name in ("train_at", "reply_at")]
+    train_at, reply_at = (i if isinstance(i, int | float) else math.nan for i in instants)
+    if not (math.isfinite(train_at) and math.isfinite(reply_at)):
+        raise ProtocolError(
+            f"{PACING_RECORD}: train_at, reply_at = {instants}: expected seconds since 1970"
+        )
     return train_at, reply_at
-
-
-def _instant(record: Mapping[str, object], name: str) -> float:
-    value = record.get(name)
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise ProtocolError(f"{PACING_RECORD}: {name} = {value!r}: expected seconds since 1970")
-    return float(value)
 
 
 class PacedApp(ClientApp):

@@ -9,7 +9,7 @@ when a SuperLink would. Everything else is real: processes, messages, the order 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 import numpy as np
@@ -63,7 +63,7 @@ class ReplayGrid(ForwardingGrid):
         self,
         grid: SuperLinkGrid,
         traces: TraceSet,
-        nodes: Mapping[int, int],
+        nodes: Sequence[int],
         *,
         costs: Costs,
         speed_up: float,
@@ -95,7 +95,7 @@ class ReplayGrid(ForwardingGrid):
         self._out: set[str] = set()
         self._book = CostBook(costs)
         self._fleet = Fleet(traces, self._book, on_interrupt)
-        self._nodes, self._speed_up, self._until_s = dict(nodes), speed_up, until_s
+        self._nodes, self._speed_up, self._until_s = nodes, speed_up, until_s
         self._device_ids: pd.Index = traces.device_ids
         self._planned: dict[int, tuple[float, float]] = {}
         self._first_lead_s = lead_s
@@ -148,7 +148,7 @@ class ReplayGrid(ForwardingGrid):
         connected = set(self._superlink.get_node_ids())
         return [
             FIRST_NODE_ID + i
-            for i, node in sorted(self._nodes.items())
+            for i, node in enumerate(self._nodes)
             if node in connected and is_online[i]
         ]
 

@@ -39,6 +39,26 @@ METRICS_SCHEMA = pa.schema(
 )
 
 
+def has_earlier(path: Path, marks: Sequence[str], *, overwrite: bool) -> bool:
+    """Return whether a folder holds an earlier result, which may be removed.
+
+    Args:
+        path: of the folder; it need not exist.
+        marks: files by which a result is known.
+        overwrite: whether an earlier result may be removed; anything else never is.
+
+    Raises:
+        ConfigError: the folder holds something that must stay.
+    """
+    if not path.exists() or (path.is_dir() and all(f.name == LOCK for f in path.iterdir())):
+        return False
+    is_ours = all((path / mark).is_file() for mark in marks)
+    if not (overwrite and is_ours):
+        hint = "or pass --overwrite" if is_ours else "or another path"
+        raise ConfigError(f"out = {str(path)!r} is not empty: expected a new folder, {hint}")
+    return True
+
+
 class RunFolder:
     """A folder that holds one run; a context manager that keeps other processes out of it."""
 
@@ -79,12 +99,7 @@ class RunFolder:
         Raises:
             ConfigError: the folder holds something, or cannot be made.
         """
-        if path.exists() and (not path.is_dir() or any(f.name != LOCK for f in path.iterdir())):
-            if not (overwrite and (path / CONFIG).is_file()):
-                hint = "or pass --overwrite" if (path / CONFIG).is_file() else "or another path"
-                raise ConfigError(
-                    f"out = {str(path)!r} is not empty: expected a new folder, {hint}"
-                )
+        if has_earlier(path, (CONFIG,), overwrite=overwrite):
             with cls(path):
                 shutil.rmtree(path)
         make_folder(path)

@@ -6,16 +6,17 @@ how clients can be trained together.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import click
 from flwr.app import Context, Message
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
-from flwr.common.config import flatten_dict, get_project_config
+from flwr.common.config import flatten_dict, get_project_config, parse_config_args
 from flwr.serverapp import ServerApp
 from flwr.supercore.object_ref import load_app as load_reference
 
@@ -133,6 +134,8 @@ class FlowerApp:
     costs: Costs
     batched: Mapping[str, str] | None = None
     """How its clients are trained as one program, if it declares so; see `BatchedFunctions`."""
+    dependencies: Sequence[str] = ()
+    """The packages that pyproject.toml declares, as requirements."""
 
     @classmethod
     def find(cls, app: str | Path) -> "FlowerApp":
@@ -169,18 +172,27 @@ class FlowerApp:
             defaults=flatten_dict(flower.get("config", {})),
             costs=Costs.from_table(own),
             batched=batched,
+            dependencies=project["project"].get("dependencies", []),
         )
 
-    def run_config(self, overrides: Mapping[str, Any]) -> UserConfig:
+    def run_config(self, overrides: str | Mapping[str, Any]) -> UserConfig:
         """Return the run config with some values replaced.
 
+        Args:
+            overrides: values by key, or a text of them as `flwr run` takes it.
+
         Raises:
-            ConfigError: a key is not in the app's pyproject.toml.
+            ConfigError: the text is none, or a key is not in the app's pyproject.toml.
         """
-        for key in overrides:
-            if key not in self.defaults:
-                accepted = nearest(key, sorted(self.defaults))
-                raise ConfigError(f"run-config key {key!r} is unknown: expected {accepted}")
+        if isinstance(overrides, str):
+            overrides = run_config_overrides([overrides])
+        unknown = [
+            f"run-config key {key!r} is unknown: expected {nearest(key, sorted(self.defaults))}"
+            for key in overrides
+            if key not in self.defaults
+        ]
+        if unknown:
+            raise ConfigError("; ".join(unknown))
         return {**self.defaults, **overrides}
 
     @contextmanager
@@ -244,6 +256,23 @@ def load_client(reference: str, directory: Path) -> ClientApp:
         ConfigError: it cannot be imported or is no ClientApp.
     """
     return _load(reference, directory, ClientApp)
+
+
+def run_config_overrides(texts: Sequence[str]) -> UserConfig:
+    """Return the overrides in texts of the form key=value, or in .toml files, as Flower does.
+
+    Raises:
+        ConfigError: there is a text, but it is no such thing.
+    """
+    given = [text for text in texts if text.strip()]
+    where = f"run-config = {' '.join(map(repr, given))}"
+    try:
+        overrides = flatten_dict(parse_config_args(given))
+    except (click.ClickException, ValueError, OSError) as problem:
+        raise ConfigError(f"{where}: {problem}") from None
+    if given and not overrides:
+        raise ConfigError(f"{where}: expected 'key=value' pairs or a .toml file")
+    return overrides
 
 
 def built_in_apps() -> list[str]:

@@ -8,7 +8,6 @@ import pytest
 from flwr.cli.supernode.register import try_load_public_key
 
 from fedstale.deployment.commands import write_certificates, write_node_key
-from fedstale.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +38,3 @@ def test_openssl_verifies_the_chain(tls):
     command += ["-CAfile", str(tls.ca), str(tls.certificate)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-
-
-@pytest.mark.parametrize(("hosts", "days"), [([], 1), (["a"], 0)])
-def test_what_no_certificate_can_be_made_of(tmp_path, hosts, days):
-    with pytest.raises(ConfigError, match="expected"):
-        write_certificates(tmp_path, hosts, days=days)

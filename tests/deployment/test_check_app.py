@@ -8,10 +8,10 @@ from small_deployment import PYPROJECT, write_app
 from typer.testing import CliRunner
 
 from fedstale.cli import apps as app_commands
-from fedstale.deployment.check import check_app, check_superlink, read_source
+from fedstale.deployment.check import SourceFile, check_app, check_superlink
 from fedstale.deployment.local import free_port
 from fedstale.errors import ConfigError
-from fedstale.simulation.flower_app import BUILT_IN, built_in_apps
+from fedstale.simulation.flower_app import BUILT_IN, FlowerApp, built_in_apps
 
 commands = typer.Typer()
 commands.command()(app_commands.up)
@@ -24,11 +24,13 @@ def app(tmp_path):
 
 
 def faults(app, run_config=""):
-    return [finding.text for finding in check_app(app, run_config) if finding.is_fault]
+    return [
+        finding.text for finding in check_app(FlowerApp.find(app), run_config) if finding.is_fault
+    ]
 
 
 def notes(app):
-    return [finding.text for finding in check_app(app) if not finding.is_fault]
+    return [finding.text for finding in check_app(FlowerApp.find(app)) if not finding.is_fault]
 
 
 def append(app, text, file="client_app.py"):
@@ -37,7 +39,7 @@ def append(app, text, file="client_app.py"):
 
 
 def test_a_sound_app_has_no_findings(app):
-    assert check_app(app, "rounds=2 strategy='fedavg'") == []
+    assert check_app(FlowerApp.find(app), "rounds=2 strategy='fedavg'") == []
 
 
 @pytest.mark.parametrize("name", built_in_apps())
@@ -107,7 +109,7 @@ def test_fedstale_must_be_declared(app):
 def test_an_import_that_may_fail_does_not_count(app):
     append(app, "try:\n    import no_such_package\nexcept ImportError:\n    pass")
     append(app, "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import no_such_stub")
-    assert check_app(app) == []
+    assert check_app(FlowerApp.find(app)) == []
 
 
 def test_a_setting_that_pyproject_does_not_have(app):
@@ -140,11 +142,11 @@ def test_a_bundle_that_is_too_big_or_too_deep(app):
 
 def test_a_folder_without_an_app(tmp_path):
     with pytest.raises(ConfigError, match="no Flower app"):
-        check_app(tmp_path)
+        FlowerApp.find(tmp_path)
 
 
 def test_sources_are_read_without_running_them():
-    source = read_source("import a.b\nfrom c import d\nfrom . import e\nf('g.npz')\n1 / 0")
+    source = SourceFile("import a.b\nfrom c import d\nfrom . import e\nf('g.npz')\n1 / 0")
     assert source.imports == {"a.b": 1, "c": 2}
     assert "g.npz" in source.strings
 
@@ -175,7 +177,7 @@ def test_without_flowers_configuration_or_with_a_broken_one(tmp_path, monkeypatc
     with pytest.raises(ConfigError, match="it names none"):
         check_superlink("a")
     links(tmp_path, monkeypatch, "= =")
-    with pytest.raises(ConfigError, match="no TOML"):
+    with pytest.raises(ConfigError, match="cannot be read as TOML"):
         check_superlink("a")
 
 

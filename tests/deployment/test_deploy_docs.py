@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_deployment import apart, superexec
 
 from fedstale.deployment import commands
 from fedstale.deployment.commands import Address, TlsFiles
@@ -21,10 +22,10 @@ UNITS = sorted(FILES.glob("*.service"))
 AT = Address("127.0.0.1", 8000)
 ANY = Path("any")
 
-# What fedstale itself starts, and so what is known to work.
+# What fedstale and its tests start, and so what is known to work.
 OURS = {
-    "flower-superlink": commands.superlink(AT, TlsFiles(ANY, ANY, ANY), ANY, secret=ANY),
-    "flower-superexec": commands.superexec(AT, ANY, ANY),
+    "flower-superlink": commands.superlink(AT, TlsFiles(ANY, ANY, ANY), ANY) + apart(ANY),
+    "flower-superexec": superexec(AT, ANY, ANY),
     "flower-supernode": commands.supernode(AT, ANY, ANY, port=9094, config={"a": 1}),
     "flwr": commands.run(ANY, "name", "a=1"),
 }

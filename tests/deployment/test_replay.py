@@ -1,5 +1,6 @@
 """The copy of an app that acts a trace, and its settings."""
 
+import math
 from importlib import import_module
 
 import pytest
@@ -12,46 +13,47 @@ from fedstale.config import SimulationConfig
 from fedstale.deployment.paced import PacedApp
 from fedstale.deployment.replay import (
     ReplayedServerApp,
-    ReplaySettings,
     replay_config,
     write_replayed,
 )
-from fedstale.errors import ConfigError, ProtocolError, TraceError
+from fedstale.errors import ConfigError, TraceError
 from fedstale.simulation.flower_app import BUILT_IN, FlowerApp
 
-
-def settings(tmp_path, app="digits"):
-    config = SimulationConfig(app=app, traces="synthetic:3", devices=3, run_config={"seed": 2})
-    nodes = {0: 2**63 + 5, 1: 7, 2: 9}
-    return ReplaySettings(config=config, speed_up=30.0, nodes=nodes, out=tmp_path / "run")
+NODES = [2**63 + 5, 7, 9]
 
 
-def test_settings_come_back_and_nonsense_is_one_error(tmp_path):
-    path = tmp_path / "replay.json"
-    settings(tmp_path).write(path)
-    assert ReplaySettings.read(path) == settings(tmp_path)
-    for text in ("", "[]", "{}", path.read_text().replace("synthetic:3", "x").replace('"7"', "[]")):
-        path.write_text(text)
-        with pytest.raises(ProtocolError, match="no settings of a replay"):
-            ReplaySettings.read(path)
+def copied(app, tmp_path):
+    """Write the copy of an app that is replayed, and return its folder and its settings."""
+    run_config = {"seed": 2, "rate": math.inf}
+    config = SimulationConfig(
+        app=str(app), traces="synthetic:3", devices=3, run_config=run_config, costs={"epochs": 2}
+    )
+    out, run = tmp_path / "copy", tmp_path / "run"
+    write_replayed(config, out, speed_up=30.0, nodes=NODES, run=run)
+    return out, config
 
 
 def test_the_copy_wraps_both_halves_and_the_app_stays_as_it_is(tmp_path):
     app = write_app(tmp_path / "adder")
     before = {p: p.read_bytes() for p in app.rglob("*") if p.is_file()}
-    copy = FlowerApp.find(write_replayed(app, tmp_path / "copy", settings(tmp_path)))
+    folder, config = copied(app, tmp_path)
+    copy = FlowerApp.find(folder)
     assert {p: p.read_bytes() for p in app.rglob("*") if p.is_file()} == before
     assert copy.defaults == FlowerApp.find(app).defaults
     with copy.importable():
         assert isinstance(copy.load_client(), PacedApp)
-        assert isinstance(import_module("replayed_server").app, ReplayedServerApp)
+        server = import_module("replayed_server").app
+    assert isinstance(server, ReplayedServerApp)
+    assert (server._simulation, server._run) == (config, tmp_path / "run")
+    assert (server._speed_up, server._nodes) == (30.0, NODES)
 
 
-def test_an_app_that_has_such_a_file_is_rejected(tmp_path):
+@pytest.mark.parametrize("name", ["replayed_server.py", "replayed_client"])
+def test_an_app_that_has_such_a_file_is_rejected(tmp_path, name):
     app = write_app(tmp_path / "adder")
-    (app / "replay.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"has a replay\.json"):
-        write_replayed(app, tmp_path / "copy", settings(tmp_path))
+    (app / name).write_text("{}")
+    with pytest.raises(ConfigError, match=f"has a {name}"):
+        copied(app, tmp_path)
 
 
 def test_what_cannot_be_replayed_is_said_before_anything_starts():

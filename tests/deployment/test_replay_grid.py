@@ -142,7 +142,7 @@ def simulated(traces, strategy, timeout, **options):
 
 def replayed(traces, strategy, timeout, *, speed_up=40.0, overhead_s=0.0, **options):
     acting = ActingGrid(traces.n_devices, trainer(), overhead_s=overhead_s)
-    nodes = {i: 90 + i for i in range(traces.n_devices)}
+    nodes = [90 + i for i in range(traces.n_devices)]
     grid = ReplayGrid(
         SuperLinkGrid(acting, clock=acting),
         traces,

@@ -28,12 +28,7 @@ def work(job, report):
 
 
 def events_of(pool, *jobs):
-    for job in jobs:
-        pool.submit(job)
-    heard = []
-    while pool.n_busy:
-        heard += pool.events()
-    return heard
+    return list(pool.work(jobs, workers=2))
 
 
 def test_a_process_tells_what_it_does_and_takes_the_next_job(tmp_path):
@@ -64,11 +59,7 @@ def test_a_process_that_dies_is_told_and_the_next_job_gets_a_new_one(tmp_path, j
 def test_leaving_interrupts_jobs_and_they_can_write_down_what_they_have(tmp_path):
     job = ("sleep", tmp_path / "written")
     with WorkerPool(work, tmp_path / "log") as pool:
-        pool.submit(job)
-        heard = []
-        while not heard:
-            heard += pool.events()
-        assert heard == [(job, "progress", "asleep")]
+        assert next(pool.work([job], workers=1)) == (job, "progress", "asleep")
         begin = time.monotonic()
     assert time.monotonic() - begin < 30
     assert (tmp_path / "written").exists()

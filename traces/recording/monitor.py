@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,9 @@ _T = TypeVar("_T")
 # What psutil lets through from hidden files, absent sensors and unknown platforms.
 _UNREADABLE = (OSError, AttributeError, NotImplementedError, RuntimeError, ValueError)
 
+# Kernels derive the instant of their start from a clock that time servers adjust.
+_SAME_BOOT_S = 60.0
+_SHORTEST_S = 1.0
 _LINK_LOCAL = ("127.", "169.254.", "::1", "fe80")
 
 
@@ -48,6 +51,28 @@ class Reading:
     """Whether the device has a link that leaves it."""
 
 
+class ProcessorTimes(NamedTuple):
+    """Counters of the kernel, in s; those of all processors together."""
+
+    boot: float
+    """When the kernel started, since 1970, UTC."""
+    idle: float
+    """Time since then in which processors had nothing to do."""
+    total: float
+    """Time since then."""
+
+    def share_left(self, before: "ProcessorTimes | None") -> float:
+        """Return the idle share since earlier counters, in [0, 1].
+
+        NaN if there are none, if they are of another start of the machine, or if hardly any time
+        has passed.
+        """
+        if before is None or not abs(self.boot - before.boot) <= _SAME_BOOT_S:
+            return math.nan
+        idle, total = self.idle - before.idle, self.total - before.total
+        return min(idle / total, 1.0) if idle >= 0 and total >= _SHORTEST_S else math.nan
+
+
 class ResourceMonitor(Protocol):
     """Reads one device; each reading covers the time since the reading before."""
 
@@ -66,13 +91,17 @@ class PsutilMonitor:
     Args:
         wall: returns the instant in s since 1970, UTC.
         steady: returns s of a clock that cannot be set.
+        times: of the processors at the last reading by another process; load is known since then.
 
     Raises:
         ConfigError: psutil is not installed.
     """
 
     def __init__(
-        self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
+        self,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+        times: ProcessorTimes | None = None,
     ) -> None:
         try:
             self._psutil: Any = importlib.import_module("psutil")
@@ -83,6 +112,8 @@ class PsutilMonitor:
             ) from None
         self._wall = wall
         self._steady = steady
+        self.times = times
+        """Of the processors at the last reading; None if there was none or it cannot be told."""
         self._read_before: float | None = None
         self._moved: tuple[int, int] | None = None
 
@@ -92,11 +123,10 @@ class PsutilMonitor:
         span_s = math.nan if self._read_before is None else now - self._read_before
         received, sent = self._rates(span_s)
         battery, charging = self._power()
-        left = _or(math.nan, self._processor_left)
+        before, self.times = self.times, _or(None, self._processor_times)
         reading = Reading(
             instant=self._wall(),
-            # psutil compares with its last call: the first answer means nothing.
-            processor_left=left if span_s > 0 else math.nan,
+            processor_left=math.nan if self.times is None else self.times.share_left(before),
             received_bit_per_s=received,
             sent_bit_per_s=sent,
             battery=battery,
@@ -106,8 +136,13 @@ class PsutilMonitor:
         self._read_before = now
         return reading
 
-    def _processor_left(self) -> float:
-        return min(max(1.0 - self._psutil.cpu_percent(interval=None) / 100.0, 0.0), 1.0)
+    def _processor_times(self) -> ProcessorTimes:
+        times = self._psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Linux counts guests within user and nice; they must not count twice.
+        guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        boot = float(self._psutil.boot_time())
+        return ProcessorTimes(boot, float(idle), float(sum(times) - guests))
 
     def _rates(self, span_s: float) -> tuple[float, float]:
         before, self._moved = self._moved, _or(None, self._bytes_moved)

@@ -57,6 +57,8 @@ class Executor(ABC):
     """Calls that are worth bringing together; a grid may train jobs ahead to reach so many."""
     is_remote: bool = False
     """Whether clients run in other processes, which calls are pickled to."""
+    description: str = ""
+    """What runs the clients, in words."""
 
     @abstractmethod
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
@@ -69,14 +71,11 @@ class Executor(ABC):
         """Release the workers, if there are any."""
         return
 
-    @property
-    def description(self) -> str:
-        """What runs the clients, in words."""
-        return type(self).__name__
-
 
 class InlineExecutor(Executor):
     """Runs clients one after the other in this process; nothing is serialised."""
+
+    description = "inline, in this process"
 
     def __init__(self, client_app: ClientApp) -> None:
         self._client_app = client_app
@@ -85,11 +84,6 @@ class InlineExecutor(Executor):
         """Return the replies in the order of the calls."""
         with own_random_streams(), quick_arrays():
             return [run_client(self._client_app, call) for call in calls]
-
-    @property
-    def description(self) -> str:
-        """What runs the clients, in words."""
-        return "inline, in this process"
 
 
 def version_of(record: ArrayRecord) -> tuple[int, ...]:

@@ -76,7 +76,8 @@ class BatchedExecutor(Executor):
                 "by the declared functions alone; use 'inline' or 'processes'"
             )
         self._client_app, self._functions = client_app, functions
-        self._device, self.batch = device, batch
+        self._device = device
+        self._limit(batch)
         self._fit = self._program()
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
@@ -110,16 +111,19 @@ class BatchedExecutor(Executor):
                 replies.update(zip(now, trained, strict=True))
         return [replies[i] for i in range(len(calls))]
 
-    @property
-    def description(self) -> str:
-        """What runs the clients, in words."""
-        return f"batched on {self._device}, up to {self.batch} clients in a program"
+    def _limit(self, batch: int) -> None:
+        self.batch = batch
+        self.description = f"batched on {self._device}, up to {batch} clients in a program"
 
     def _program(self) -> FitMany:
         functions = self._functions
         if functions.fit_many is not None:
             many = functions.fit_many
-            return lambda models, tasks: many(_writable(models), [task.given for task in tasks])
+            # Models of one version share their memory, which an app may write to.
+            return lambda models, tasks: many(
+                {name: stack.contiguous() for name, stack in models.items()},
+                [task.given for task in tasks],
+            )
         assert functions.network is not None
         assert functions.losses is not None
         return ManySGD(functions.network, functions.losses, self._device)
@@ -138,7 +142,7 @@ class BatchedExecutor(Executor):
                 raise _not_one_program(problem) from problem
             if len(calls) == 1:
                 return [run_client(self._client_app, calls[0])]
-            self.batch = max(1, min(self.batch, len(calls)) // 2)
+            self._limit(max(1, min(self.batch, len(calls)) // 2))
             logger.warning("out of memory: from now on %d clients in a batch", self.batch)
             return None
         except Exception as problem:
@@ -162,28 +166,19 @@ class BatchedExecutor(Executor):
         self, call: ClientCall, name: str, arrays: dict[str, Any], loss: float, task: TrainingTask
     ) -> ClientReply:
         """Return a client's reply, with what the app adds around every one, such as a forecast."""
-        made = self._made(call, name, arrays, loss, task)
-        around = getattr(self._client_app, "around", None)
-        if around is None or made.reply.has_error():
-            return made
+        given, around = self._functions.reply, getattr(self._client_app, "around", None)
         try:
-            reply = around(call.message, call.context, lambda *_: made.reply)
+            if given is not None:
+                made = given(call.message, arrays, loss, task.given)
+            else:
+                metrics = {"train_loss": loss, "num-examples": task.n_examples}
+                records = {name: filled(_ARRAYS, arrays), "metrics": filled(_METRICS, metrics)}
+                made = reply_with(call.message, filled(_CONTENT, records))
+            if around is not None and not made.has_error():
+                made = around(call.message, call.context, lambda *_: made)
         except (Exception, SystemExit) as problem:
             return failed_reply(call, problem)
-        return ClientReply(reply, call.context)
-
-    def _made(
-        self, call: ClientCall, name: str, arrays: dict[str, Any], loss: float, task: TrainingTask
-    ) -> ClientReply:
-        if self._functions.reply is not None:
-            try:
-                reply = self._functions.reply(call.message, arrays, loss, task.given)
-                return ClientReply(reply, call.context)
-            except (Exception, SystemExit) as problem:
-                return failed_reply(call, problem)
-        metrics = {"train_loss": loss, "num-examples": task.n_examples}
-        records = {name: filled(_ARRAYS, arrays), "metrics": filled(_METRICS, metrics)}
-        return ClientReply(reply_with(call.message, filled(_CONTENT, records)), call.context)
+        return ClientReply(made, call.context)
 
 
 def _model_of(call: ClientCall) -> tuple[str, ArrayRecord]:
@@ -210,7 +205,10 @@ def _stacked(records: Sequence[ArrayRecord]) -> Models:
         which.append(versions[key])
     if any(list(record) != list(distinct[0]) for record in distinct):
         raise ConfigError("training messages hold arrays of different names: expected one model")
-    stacks = {name: [_tensor(record[name]) for record in distinct] for name in distinct[0]}
+    stacks = {
+        name: [torch.from_numpy(read_array(record[name])) for record in distinct]
+        for name in distinct[0]
+    }
     if len(distinct) == 1:
         return {name: one.expand(len(records), *one.shape) for name, (one,) in stacks.items()}
     place = torch.tensor(which)
@@ -220,15 +218,6 @@ def _stacked(records: Sequence[ArrayRecord]) -> Models:
 def written_each(stack: npt.NDArray[Any]) -> list[Array]:
     """Return the arrays of a stack, one for each place of its first axis, as Flower stores them."""
     return [written_array(np.asarray(stack[i, ...], order="C")) for i in range(len(stack))]
-
-
-def _writable(models: Models) -> Models:
-    """Return models each of which has memory of its own."""
-    return {name: stack.contiguous() for name, stack in models.items()}
-
-
-def _tensor(array: Array) -> torch.Tensor:
-    return torch.from_numpy(read_array(array))
 
 
 def _is_out_of_memory(problem: Exception) -> bool:

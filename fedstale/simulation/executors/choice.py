@@ -51,7 +51,8 @@ class AutoExecutor(Executor):
         self._now: Executor = InlineExecutor(client_app)
         self._is_chosen, self._is_checked = self._workers == 1, False
         self._spent_s, self._n_calls, self._n_runs = 0.0, 0, 0
-        self._why = "not enough training yet to choose anything else"
+        why = "not enough training yet to choose anything else"
+        self.description = f"{self._now.description}: {why}"
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
         """Return the replies in the order of the calls.
@@ -76,11 +77,6 @@ class AutoExecutor(Executor):
         """Stop the workers, if there are any."""
         self._now.__exit__(*problem)
 
-    @property
-    def description(self) -> str:
-        """What runs the clients, and why."""
-        return f"{self._now.description}: {self._why}"
-
     def _choose(self) -> None:
         self._is_chosen = True
         each_s, together = self._spent_s / self._n_calls, self._n_calls / self._n_runs
@@ -88,7 +84,7 @@ class AutoExecutor(Executor):
         if each_s >= _SHORT_CALL_S and together >= min(2, self._workers):
             self._now = ProcessExecutor(self._load, self._workers)
             self.batch, self.is_remote = self._now.batch, self._now.is_remote
-        self._why = measured
+        self.description = f"{self._now.description}: {measured}"
         logger.info("clients run in %s", self.description)
 
     def _check(self, first: ClientCall, before: ClientReply) -> None:

@@ -12,15 +12,15 @@ import pickle
 import signal
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import lru_cache
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any, Generic, TypeVar
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 
@@ -133,21 +133,19 @@ class ClientWorker:
         if torch is not None:
             torch.set_num_threads(1)
 
-    def run(
-        self, calls: Sequence[ClientCall], arrays: Sequence[Mapping[str, ArrayRecord]]
-    ) -> list[ClientReply]:
+    def run(self, part: Part[Place], fetch: Callable[[Place], ArrayRecord]) -> list[ClientReply]:
         """Return the replies in the order of the calls.
 
         Args:
-            calls: with empty array records.
-            arrays: the array records of each call, by name.
+            part: the calls.
+            fetch: returns the arrays at a place.
         """
         replies = []
         with quick_manual_seed(), quick_arrays():
-            for call, records in zip(calls, arrays, strict=True):
+            for call, places in part:
                 content = call.message.content
-                for name, record in records.items():
-                    content[name] = record
+                for name, place in places.items():
+                    content[name] = fetch(place)
                 with identity(call.message.metadata.run_id):
                     message = with_content(call.message, own_copy(content))
                     own = ClientCall(message, call.context, call.seed)
@@ -158,16 +156,11 @@ class ClientWorker:
 _PARTS_PER_WORKER = 4
 
 
-@dataclass(frozen=True, slots=True)
-class SharedArrays:
-    """Arrays of a message that lie in shared memory."""
+class ProcessExecutor(WorkerExecutor[str]):
+    """Runs clients in spawned worker processes, each of which loads the app once.
 
-    memory: str
-    n_bytes: int
-
-
-class ProcessExecutor(WorkerExecutor[SharedArrays]):
-    """Runs clients in spawned worker processes, each of which loads the app once."""
+    The place of arrays is the name of a shared memory.
+    """
 
     def __init__(self, load: Callable[[], ClientApp], workers: int) -> None:
         """Start the pool.
@@ -177,6 +170,7 @@ class ProcessExecutor(WorkerExecutor[SharedArrays]):
             workers: number of processes, >= 1.
         """
         super().__init__(workers, parts_per_worker=_PARTS_PER_WORKER)
+        self.description = f"{workers} processes"
         self._load = load
         self._memory: dict[str, SharedMemory] = {}
         self._pool = self._new_pool()
@@ -186,30 +180,19 @@ class ProcessExecutor(WorkerExecutor[SharedArrays]):
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._drop_all_but(0)
 
-    @property
-    def description(self) -> str:
-        """What runs the clients, in words."""
-        return f"{self._workers} processes"
-
-    def _run_parts(self, parts: Sequence[Part[SharedArrays]]) -> list[list[ClientReply] | None]:
-        replies: list[list[ClientReply] | None] = []
-        for future in [self._submitted(part) for part in parts]:
-            try:
-                replies.append(future.result())
-            except BrokenProcessPool:
-                replies.append(None)
+    def _run_parts(self, parts: Sequence[Part[str]]) -> list[list[ClientReply] | None]:
+        sent: list[Future[list[ClientReply]]] = []
+        replies: list[list[ClientReply] | None] = [None] * len(parts)
+        with suppress(BrokenProcessPool):
+            # Parts that were submitted before the pool broke stay in the list.
+            sent.extend(self._pool.submit(_run_in_worker, part) for part in parts)
+        for i, future in enumerate(sent):
+            with suppress(BrokenProcessPool):
+                replies[i] = future.result()
         if None in replies:
             self._pool.shutdown(cancel_futures=True)
             self._pool = self._new_pool()
         return replies
-
-    def _submitted(self, part: Part[SharedArrays]) -> Future[list[ClientReply]]:
-        try:
-            return self._pool.submit(_run_in_worker, part)
-        except BrokenProcessPool as problem:
-            failed: Future[list[ClientReply]] = Future()
-            failed.set_exception(problem)
-            return failed
 
     def _new_pool(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
@@ -220,17 +203,16 @@ class ProcessExecutor(WorkerExecutor[SharedArrays]):
             initargs=(self._load,),
         )
 
-    def _put(self, record: ArrayRecord) -> SharedArrays:
-        arrays = [(n, a.dtype, a.shape, a.stype, a.data) for n, a in record.items()]
-        data = pickle.dumps(arrays, protocol=pickle.HIGHEST_PROTOCOL)
+    def _put(self, record: ArrayRecord) -> str:
+        data = pickle.dumps(record, protocol=pickle.HIGHEST_PROTOCOL)
         memory = SharedMemory(create=True, size=len(data))
         assert memory.buf is not None
         memory.buf[: len(data)] = data
         self._memory[memory.name] = memory
-        return SharedArrays(memory.name, len(data))
+        return memory.name
 
-    def _drop(self, place: SharedArrays) -> None:
-        memory = self._memory.pop(place.memory)
+    def _drop(self, place: str) -> None:
+        memory = self._memory.pop(place)
         memory.close()
         memory.unlink()
 
@@ -244,22 +226,22 @@ def _start_worker(load: Callable[[], ClientApp]) -> None:
     _workers.append(ClientWorker(load))
 
 
-def _run_in_worker(part: Part[SharedArrays]) -> list[ClientReply]:
+def _run_in_worker(part: Part[str]) -> list[ClientReply]:
     (worker,) = _workers
-    arrays = [{name: _read(place) for name, place in places.items()} for _, places in part]
-    return worker.run([call for call, _ in part], arrays)
+    return worker.run(part, _read)
 
 
 @lru_cache(maxsize=VERSIONS_KEPT)
-def _read(place: SharedArrays) -> ArrayRecord:
-    memory = SharedMemory(place.memory)
+def _read(place: str) -> ArrayRecord:
+    memory = SharedMemory(place)
     try:
         assert memory.buf is not None
-        # Written by this run's main process a moment ago, for its own workers.
-        arrays = pickle.loads(memory.buf[: place.n_bytes])
+        # Written by this run's main process a moment ago, for its own workers. The system rounds
+        # the memory up to whole pages: pickle stops at its own end.
+        record: ArrayRecord = pickle.loads(memory.buf)
     finally:
         memory.close()
-    return ArrayRecord({name: Array(*fields) for name, *fields in arrays})
+    return record
 
 
 _Reference = Any  # Ray is an extra, whose types may be missing
@@ -272,17 +254,15 @@ class RayExecutor(WorkerExecutor[_Reference]):
         self,
         load: Callable[[], ClientApp],
         workers: int | None = None,
-        address: str | None = None,
         *,
         gpus: float | None = None,
     ) -> None:
-        """Join or start a cluster, and start the actors.
+        """Join the cluster that RAY_ADDRESS names, or start one here, and start the actors.
 
         Args:
             load: returns the ClientApp; pickled to the actors.
             workers: number of actors, of one core each; None takes all cores of the cluster, or as
                 many as it has GPUs for.
-            address: of a cluster; None takes what RAY_ADDRESS names, or starts one here.
             gpus: of each actor, such as 0.25 where four share one.
 
         Raises:
@@ -298,8 +278,9 @@ class RayExecutor(WorkerExecutor[_Reference]):
         self._load = load
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
-            ray.init(address=address, log_to_driver=False, include_dashboard=False)
+            ray.init(log_to_driver=False, include_dashboard=False)
         super().__init__(workers or self._n_workers(gpus), parts_per_worker=1)
+        self.description = f"{self._workers} Ray actors"
         try:
             self._check_gpus(gpus)
         except ConfigError:
@@ -333,14 +314,9 @@ class RayExecutor(WorkerExecutor[_Reference]):
                 f"{gpus_found:g}; ask for a smaller share or for fewer workers"
             )
 
-    @property
-    def description(self) -> str:
-        """What runs the clients, in words."""
-        return f"{self._workers} Ray actors"
-
     def _run_parts(self, parts: Sequence[Part[_Reference]]) -> list[list[ClientReply] | None]:
         actors = self._actors[: len(parts)]
-        sent = [a.run.remote(*_flat(part)) for a, part in zip(actors, parts, strict=True)]
+        sent = [a.run_part.remote(part) for a, part in zip(actors, parts, strict=True)]
         replies: list[list[ClientReply] | None] = []
         for i, future in enumerate(sent):
             try:
@@ -357,23 +333,11 @@ class RayExecutor(WorkerExecutor[_Reference]):
         """Let Ray free the arrays, which it does when the last reference is gone."""
 
 
-class _Actor:
-    def __init__(self, load: Callable[[], ClientApp]) -> None:
-        self._worker = ClientWorker(load)
+class _Actor(ClientWorker):
+    def run_part(self, part: Part[_Reference]) -> list[ClientReply]:
+        """Run some calls; the arrays at each place are fetched once."""
+        import ray  # noqa: PLC0415 - an extra
 
-    def run(
-        self, calls: list[ClientCall], names: list[list[tuple[str, int]]], *records: ArrayRecord
-    ) -> list[ClientReply]:
-        """Run some calls, whose arrays come as arguments so that Ray fetches each one once."""
-        arrays = [{name: records[place] for name, place in places} for places in names]
-        return self._worker.run(calls, arrays)
-
-
-def _flat(part: Part[_Reference]) -> tuple[Any, ...]:
-    """Return the arguments of an actor's `run`: only top-level arguments are fetched by Ray."""
-    places: dict[Any, int] = {}
-    names = [
-        [(name, places.setdefault(ref, len(places))) for name, ref in refs.items()]
-        for _, refs in part
-    ]
-    return ([call for call, _ in part], names, *places)
+        references = list({place for _, places in part for place in places.values()})
+        arrays = dict(zip(references, ray.get(references), strict=True))
+        return self.run(part, arrays.__getitem__)

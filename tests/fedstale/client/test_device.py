@@ -22,7 +22,7 @@ def machine(monkeypatch):
 
     def start():
         monitor = CountingMonitor(state)
-        monitor._psutil = SimpleNamespace(
+        monitor._monitor._psutil = SimpleNamespace(
             # A guest of 30 s is counted within user.
             cpu_times=lambda: Times(kernel["busy"], 0.0, 0.0, kernel["idle"], 0.0, 30.0, 0.0),
             boot_time=lambda: kernel["boot"],
@@ -65,7 +65,7 @@ def test_counters_that_cannot_be_read_say_nothing(machine, stored):
 def test_a_kernel_without_counters_says_nothing(machine):
     _, state, start = machine
     monitor = start()
-    monitor._psutil = SimpleNamespace()
+    monitor._monitor._psutil = SimpleNamespace()
     assert math.isnan(monitor.read().processor_left)
     assert COUNTERS_RECORD not in state
 

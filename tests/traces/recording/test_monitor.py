@@ -1,6 +1,8 @@
 import math
 import socket
 import sys
+import time
+from collections import namedtuple
 from types import SimpleNamespace
 
 import pytest
@@ -11,19 +13,25 @@ from fedstale.traces.recording.monitor import PsutilMonitor, Reading
 psutil = pytest.importorskip("psutil", reason="needs fedstale[client]")
 
 
+Times = namedtuple("Times", "user idle iowait guest")
+
+
 class FakePsutil:
-    """A machine that moves 1000 bytes in and 500 out between readings."""
+    """A machine that is busy for a quarter, moves 1000 bytes in and 500 out between readings."""
 
     def __init__(self):
-        self.percent = 25.0
+        self.busy, self.idle, self.boot = 100.0, 900.0, 1e9
         self.received, self.sent = 0, 0
         self.battery = SimpleNamespace(percent=80, power_plugged=True)
         self.up = True
         self.address = "10.0.0.7"
 
-    def cpu_percent(self, interval):
-        assert interval is None
-        return self.percent
+    def cpu_times(self):
+        self.busy, self.idle = self.busy + 0.5, self.idle + 1.5
+        return Times(user=self.busy, idle=self.idle - 200.0, iowait=200.0, guest=30.0)
+
+    def boot_time(self):
+        return self.boot
 
     def net_io_counters(self, pernic):
         assert pernic
@@ -126,7 +134,7 @@ def test_what_cannot_be_read_is_missing_and_no_error(machine, monitor, problem):
     def refuse(*args, **kwargs):
         raise problem("hidden")
 
-    names = ("cpu_percent", "net_io_counters", "sensors_battery", "net_if_stats", "net_if_addrs")
+    names = ("cpu_times", "net_io_counters", "sensors_battery", "net_if_stats", "net_if_addrs")
     monitor.read()
     for name in names:
         setattr(machine, name, refuse)
@@ -156,7 +164,7 @@ def test_without_psutil_the_error_says_what_to_install(monkeypatch):
 def test_this_machine_can_be_read():
     monitor = PsutilMonitor()
     monitor.read()
-    sum(range(10**6))
+    time.sleep(1.1)
     reading = monitor.read()
     assert 0 <= reading.processor_left <= 1
     assert reading.instant > 1.6e9
