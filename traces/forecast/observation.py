@@ -21,10 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Channel, Index, Mask, last_at_or_before
+from fedstale.traces.arrays import Array, Channel, Index, Mask, last_at_or_before, running_sums
 from fedstale.traces.availability import Availability
-from fedstale.traces.segments import BLOCK, Rows
-from fedstale.traces.series import Series
+from fedstale.traces.series import BLOCK, Series
 from fedstale.traces.trace_set import TraceSet
 
 RATES = ("compute", "downlink", "uplink")
@@ -229,13 +228,11 @@ class CarriedAmounts:
 
     def __init__(self, series: Series) -> None:
         self.series = series
-        stored = series.stored
-        self._starts = None if stored.starts is None else stored.starts.reshape(-1)
-        self._values = stored.values.reshape(-1)
-        before, after = _running(stored)
-        self._before = before
+        self._starts = None if series.starts is None else series.starts.reshape(-1)
+        self._values = series.values.reshape(-1)
+        self._before, after = _running(series)
         # The totals of the same sums: a rate of zero around the end of a record is zero exactly.
-        self._totals = after[stored.first_block[1:] * BLOCK - 1]
+        self._totals = after[series.first_block[1:] * BLOCK - 1]
 
     def upto(self, devices: Index, t: Array) -> Array:
         """Return what has been carried up to each instant, from a start of each device's own.
@@ -250,12 +247,12 @@ class CarriedAmounts:
         Returns:
             Shape (n, m).
         """
-        series, stored = self.series, self.series.stored
+        series = self.series
         row = series.rows[devices]
         x, cycles = _row_time(series, devices, t)
         np.maximum(x, 0.0, out=x)
         if not series.repeat:
-            np.minimum(x, stored.lengths[row][:, None], out=x)
+            np.minimum(x, series.lengths[row][:, None], out=x)
         slot = self._slot_at(x, row)
         # In place: what is needed at each instant comes once.
         result: Array = x
@@ -268,7 +265,7 @@ class CarriedAmounts:
         return result
 
     def _slot_at(self, x: Array, row: npt.NDArray[np.int32]) -> Index:
-        stored = self.series.stored
+        stored = self.series
         first = stored.first_block[row] * BLOCK
         if self._starts is None:
             assert stored.step_s is not None
@@ -287,15 +284,15 @@ class CarriedAmounts:
     def _start_of(self, slot: Index, row: npt.NDArray[np.int32]) -> Array:
         if self._starts is not None:
             return self._starts[slot]
-        stored = self.series.stored
+        stored = self.series
         assert stored.step_s is not None
         first = stored.first_block[row][:, None] * BLOCK
         return np.asarray((slot - first) * stored.step_s, dtype=np.float64)
 
 
-def _running(stored: Rows) -> tuple[Array, Array]:
+def _running(stored: Series) -> tuple[Array, Array]:
     """Return the integral of a row before and after each of its slots; shape (slots,)."""
-    row = np.repeat(np.arange(stored.n), np.diff(stored.first_block))
+    row = np.repeat(np.arange(stored.lengths.size), np.diff(stored.first_block))
     starts = stored.starts_of(np.arange(row.size), row)
     starts = np.minimum(starts, stored.lengths[row][:, None])
     ends = np.empty(starts.shape)
@@ -324,16 +321,7 @@ class OnlineTime:
     def __init__(self, availability: Availability) -> None:
         self.availability = availability
         self._widths = availability.ends - availability.starts
-        self._before = np.zeros(self._widths.size)
-        self._totals = np.zeros(availability.lengths.size)
-        counts = np.diff(availability.offsets)
-        # Rows are summed apart, so that late ones lose no digits to one long sum.
-        for count in np.unique(counts[counts > 0]):
-            alike = np.flatnonzero(counts == count)
-            windows = availability.offsets[alike][:, None] + np.arange(count)
-            sums = np.cumsum(self._widths[windows], axis=1)
-            self._before[windows[:, 1:]] = sums[:, :-1]
-            self._totals[alike] = sums[:, -1]
+        self._before, self._totals = running_sums(self._widths, availability.offsets)
 
     def upto(self, devices: Index, t: Array) -> Array:
         """Return the time online up to each instant, in s; as `CarriedAmounts.upto`."""

@@ -70,7 +70,7 @@ def write(traces: TraceSet, path: Path) -> None:
         n_rows = int(used[name][0].size)
         channels[name] = {"n_rows": n_rows, "repeat": channel.repeat, "until_s": until}
         if isinstance(channel, Series):
-            channels[name]["step_s"] = channel.stored.step_s
+            channels[name]["step_s"] = channel.step_s
     about = {
         "format": FORMAT,
         "version": VERSION,
@@ -131,7 +131,7 @@ def _window_groups(channel: Availability, rows: Index) -> Iterator[dict[str, pa.
 
 
 def _segment_groups(channel: Series, rows: Index) -> Iterator[dict[str, pa.Array]]:
-    stored = channel.stored
+    stored = channel
     blocks = np.diff(stored.first_block)[rows]
     for part in _groups(blocks * stored.values.shape[1]):
         block = ranges(stored.first_block[rows[part]], blocks[part])

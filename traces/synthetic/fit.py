@@ -66,7 +66,7 @@ def fit(
         raise TraceError(
             "compute to fit: compute_unit is missing: expected what one unit of work is"
         )
-    if left.stored.step_s is None:
+    if left.step_s is None:
         raise TraceError("background to fit: expected loads on a regular grid")
     links, epoch_s = _grids(network), availability.midnight_s or 0.0
     classes = np.array_split(np.sort(speeds), min(_CLASSES, speeds.size))
@@ -75,7 +75,7 @@ def fit(
     population = Population(
         availability=diurnal.fit(online, epoch_s),
         links=_fit_links(links),
-        background=background_model.fit(loads, left.stored.step_s),
+        background=background_model.fit(loads, left.step_s),
         # The geometric mean of a class: speeds differ by factors.
         speed=tuple(float(f"{np.exp(np.log(c).mean()):.5g}") for c in classes),
         compute_unit=compute.compute_unit,
@@ -172,7 +172,7 @@ def load_marginal(traces: Series) -> Marginal:
     """
     rows = []
     for row in _spread(traces.lengths.size, _MOST_DEVICES):
-        _, left = traces.stored.segments(row)
+        _, left = traces.row_segments(row)
         rows.append(1.0 - left)
     pooled = np.concatenate(rows)
     lagged = [
