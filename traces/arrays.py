@@ -1,7 +1,8 @@
 """Array types, the search that every query on a trace uses, and what channels have in common."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +10,7 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[np.float64]
 Index: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+T = TypeVar("T", bound=Any)
 
 
 def last_at_or_before(keys: Array, first: Index, last: Index, x: Array) -> Index:
@@ -112,6 +114,19 @@ def spread_over(x: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
     array = np.asarray(x, dtype=np.float64)
     # Small queries call this many times, and broadcast_to alone takes ten microseconds.
     return array if array.shape == shape else np.broadcast_to(array, shape)
+
+
+def rounded(x: Array, digits: int) -> tuple[float, ...]:
+    """Return numbers to so many significant digits, as files hold them."""
+    return tuple(float(f"{v:.{digits}g}") for v in x)
+
+
+def joined(parts: Sequence[T]) -> T:
+    """Return one dataclass of arrays out of several, joined along the first axis."""
+    if len(parts) == 1:
+        return parts[0]
+    names = [field.name for field in fields(parts[0])]
+    return type(parts[0])(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
 
 
 def stream(seed: int, *key: int) -> np.random.Generator:

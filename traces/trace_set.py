@@ -280,13 +280,10 @@ class TraceSet:
         """Raise a TraceError that names the channels which are needed and unknown."""
         missing = [name for name in channels if name not in self.known]
         if missing:
-            raise self._unknown(*missing)
-
-    def _unknown(self, *channels: str) -> TraceError:
-        return TraceError(
-            f"these traces know {', '.join(self.known) or 'nothing'} but not "
-            f"{', '.join(channels)}: compose them with a source that does"
-        )
+            raise TraceError(
+                f"these traces know {', '.join(self.known) or 'nothing'} but not "
+                f"{', '.join(missing)}: compose them with a source that does"
+            )
 
     @overload
     def channel(self, name: Literal["availability"]) -> Availability: ...
@@ -298,9 +295,8 @@ class TraceSet:
         Raises:
             TraceError: it is not.
         """
-        found: Availability | Series | None = getattr(self, name)
-        if found is None:
-            raise self._unknown(name)
+        self.require(name)
+        found: Availability | Series = getattr(self, name)
         return found
 
     def position(self, device_id: str) -> int:

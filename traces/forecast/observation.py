@@ -21,7 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Channel, Index, Mask, last_at_or_before, running_sums
+from fedstale.traces.arrays import (
+    Array,
+    Channel,
+    Index,
+    Mask,
+    joined,
+    last_at_or_before,
+    running_sums,
+)
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import BLOCK, Series
 from fedstale.traces.trace_set import TraceSet
@@ -140,7 +148,7 @@ class TraceObserver:
             raise TraceError("now, history_s: expected seconds >= 0, now finite")
         begin = np.maximum(now - memory, 0.0)
         parts = [slice(i, i + _CHUNK) for i in range(0, max(n, 1), _CHUNK)]
-        return _joined([self._observed(devices[p], now[p], begin[p]) for p in parts])
+        return joined([self._observed(devices[p], now[p], begin[p]) for p in parts])
 
     def _observed(self, devices: Index, now: Array, begin: Array) -> Observation:
         online, since = np.ones(devices.size, dtype=bool), now - begin
@@ -166,15 +174,6 @@ class TraceObserver:
             online_share=means[:, 0],
             rates=means[:, 1:],
         )
-
-
-def _joined(parts: list[Observation]) -> Observation:
-    if len(parts) == 1:
-        return parts[0]
-    names = [f.name for f in fields(Observation)]
-    return Observation(
-        **{name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
-    )
 
 
 def time_to_change(availability: Availability, devices: Index, t: Array) -> Array:
