@@ -227,11 +227,18 @@ class CarriedAmounts:
 
     def __init__(self, series: Series) -> None:
         self.series = series
-        self._starts = None if series.starts is None else series.starts.reshape(-1)
         self._values = series.values.reshape(-1)
-        self._before, after = _running(series)
+        row = np.repeat(np.arange(series.lengths.size), np.diff(series.first_block))
+        starts = series.starts_of(np.arange(row.size), row)
+        starts = np.minimum(starts, series.lengths[row][:, None])
+        ends = np.append(starts.ravel()[1:], 0.0).reshape(starts.shape)
+        last = series.first_block[1:] - 1
+        ends[last, -1] = series.lengths
+        after = series.totals[:, None] + np.cumsum((ends - starts) * series.values, axis=1)
+        # The integral of a row before each of its slots.
+        self._before = np.concatenate([series.totals[:, None], after[:, :-1]], axis=1).ravel()
         # The totals of the same sums: a rate of zero around the end of a record is zero exactly.
-        self._totals = after[series.first_block[1:] * BLOCK - 1]
+        self._totals = after[last, -1]
 
     def upto(self, devices: Index, t: Array) -> Array:
         """Return what has been carried up to each instant, from a start of each device's own.
@@ -252,10 +259,10 @@ class CarriedAmounts:
         np.maximum(x, 0.0, out=x)
         if not series.repeat:
             np.minimum(x, series.lengths[row][:, None], out=x)
-        slot = self._slot_at(x, row)
+        slot, start = self._segment_of(x, row)
         # In place: what is needed at each instant comes once.
         result: Array = x
-        result -= self._start_of(slot, row)
+        result -= start
         result *= self._values[slot]
         result += self._before[slot]
         if series.repeat:
@@ -263,46 +270,23 @@ class CarriedAmounts:
         result *= series.scales[devices][:, None]
         return result
 
-    def _slot_at(self, x: Array, row: npt.NDArray[np.int32]) -> Index:
-        stored = self.series
-        first = stored.first_block[row] * BLOCK
-        if self._starts is None:
-            assert stored.step_s is not None
-            k = (x / stored.step_s).astype(np.int64)
-            count = np.rint(stored.lengths[row] / stored.step_s).astype(np.int64)
-            np.minimum(k, count[:, None] - 1, out=k)
-            k += first[:, None]
-            return k
-        last = stored.first_block[row + 1] * BLOCK
-        m = x.shape[1]
-        found = last_at_or_before(
-            self._starts, np.repeat(first, m), np.repeat(last, m), x.reshape(-1)
-        )
-        return np.maximum(found.reshape(x.shape), first[:, None])
-
-    def _start_of(self, slot: Index, row: npt.NDArray[np.int32]) -> Array:
-        if self._starts is not None:
-            return self._starts[slot]
-        stored = self.series
-        assert stored.step_s is not None
-        first = stored.first_block[row][:, None] * BLOCK
-        return np.asarray((slot - first) * stored.step_s, dtype=np.float64)
-
-
-def _running(stored: Series) -> tuple[Array, Array]:
-    """Return the integral of a row before and after each of its slots; shape (slots,)."""
-    row = np.repeat(np.arange(stored.lengths.size), np.diff(stored.first_block))
-    starts = stored.starts_of(np.arange(row.size), row)
-    starts = np.minimum(starts, stored.lengths[row][:, None])
-    ends = np.empty(starts.shape)
-    ends[:, :-1] = starts[:, 1:]
-    ends[:-1, -1] = starts[1:, 0]
-    ends[stored.first_block[1:] - 1, -1] = stored.lengths
-    gains = (ends - starts) * stored.values
-    inside = np.cumsum(gains, axis=1)
-    after = stored.totals[:, None] + inside
-    before = np.concatenate([stored.totals[:, None], after[:, :-1]], axis=1)
-    return before.ravel(), after.ravel()
+    def _segment_of(self, x: Array, row: npt.NDArray[np.int32]) -> tuple[Index, Array]:
+        """Return the slot of each instant's segment, and when it starts, in row time; as x."""
+        series = self.series
+        first = series.first_block[row][:, None] * BLOCK
+        if series.step_s is not None:
+            count = np.rint(series.lengths[row] / series.step_s).astype(np.int64)[:, None]
+            k = (x / series.step_s).astype(np.int64)
+            np.minimum(k, count - 1, out=k)
+            start = k * series.step_s
+            k += first
+            return k, start
+        assert series.starts is not None
+        starts = series.starts.reshape(-1)
+        begin, end = (np.repeat(series.first_block[r] * BLOCK, x.shape[1]) for r in (row, row + 1))
+        found = last_at_or_before(starts, begin, end, x.reshape(-1)).reshape(x.shape)
+        slot = np.maximum(found, first)
+        return slot, starts[slot]
 
 
 class OnlineTime:
