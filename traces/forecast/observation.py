@@ -278,7 +278,7 @@ class CarriedAmounts:
             count = np.rint(series.lengths[row] / series.step_s).astype(np.int64)[:, None]
             k = (x / series.step_s).astype(np.int64)
             np.minimum(k, count - 1, out=k)
-            start = k * series.step_s
+            start = np.multiply(k, series.step_s, dtype=np.float64)
             k += first
             return k, start
         assert series.starts is not None
