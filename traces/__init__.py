@@ -2,12 +2,11 @@
 
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
-from fedstale.traces.trace_set import DeviceTrace, TraceSet
+from fedstale.traces.trace_set import TraceSet
 from fedstale.traces.trip import Job, Phase, Status, TripOutcomes
 
 __all__ = [
     "Availability",
-    "DeviceTrace",
     "Job",
     "Phase",
     "Series",

@@ -1,8 +1,8 @@
 """Array types, the search that every query on a trace uses, and what channels have in common."""
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, ClassVar, Self, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[np.float64]
 Index: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+T = TypeVar("T", bound=Any)
 
 
 def last_at_or_before(keys: Array, first: Index, last: Index, x: Array) -> Index:
@@ -75,6 +76,34 @@ def ranges(first: Index, counts: Index) -> Index:
     return np.arange(int(counts.sum())) + np.repeat(first - offsets_of(counts)[:-1], counts)
 
 
+def running_sums(x: Array, offsets: Index) -> tuple[Array, Array]:
+    """Return the sum before each entry of its run, and the sum of each run.
+
+    Runs are summed apart, never by differences of one long sum, which would lose the last digits
+    of late runs. Runs of equal length are summed together.
+
+    Args:
+        x: the runs, one after the other; shape (m,).
+        offsets: where each run begins in x, and the end of the last; shape (n + 1,).
+
+    Returns:
+        Shapes (m,) and (n,).
+
+    Example:
+        >>> running_sums(np.array([1.0, 2.0, 5.0]), np.array([0, 2, 2, 3]))
+        (array([0., 1., 0.]), array([3., 0., 5.]))
+    """
+    before, counts = np.zeros(x.size), np.diff(offsets)
+    totals = np.zeros(counts.size)
+    for count in np.unique(counts[counts > 0]):
+        alike = np.flatnonzero(counts == count)
+        places = offsets[alike][:, None] + np.arange(count)
+        sums = np.cumsum(x[places], axis=1)
+        before[places[:, 1:]] = sums[:, :-1]
+        totals[alike] = sums[:, -1]
+    return before, totals
+
+
 def spread_over(x: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
     """Return numbers in a shape, as numpy.broadcast_to does, at no cost where they have it.
 
@@ -87,13 +116,26 @@ def spread_over(x: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
     return array if array.shape == shape else np.broadcast_to(array, shape)
 
 
+def rounded(x: Array, digits: int) -> tuple[float, ...]:
+    """Return numbers to so many significant digits, as files hold them."""
+    return tuple(float(f"{v:.{digits}g}") for v in x)
+
+
+def joined(parts: Sequence[T]) -> T:
+    """Return one dataclass of arrays out of several, joined along the first axis."""
+    if len(parts) == 1:
+        return parts[0]
+    names = [field.name for field in fields(parts[0])]
+    return type(parts[0])(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
+
+
 def stream(seed: int, *key: int) -> np.random.Generator:
     """Return the random numbers of one purpose: the same whatever else is drawn with the seed."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Channel(ABC):
+class Channel:
     """What is known of one side of many devices: when they are online, or a rate.
 
     A device is a row and a shift, so a million devices can share a thousand recorded rows without
@@ -109,11 +151,14 @@ class Channel(ABC):
     until: float = np.inf
     """Instant from which on there is nothing, whatever the rows say."""
 
+    lengths: Array
+    """End of each row's record in s; shape (rows,)."""
+
     per_device: ClassVar[tuple[str, ...]] = ("rows", "shifts")
 
-    @abstractmethod
     def record_s(self) -> Array:
         """Return the length of each device's row in s; shape (devices,)."""
+        return self.lengths[self.rows]
 
     @property
     def n_devices(self) -> int:
@@ -123,7 +168,8 @@ class Channel(ABC):
     @property
     def nbytes(self) -> int:
         """Memory of all arrays, in bytes."""
-        return _bytes_of(self)
+        values = (getattr(self, field.name) for field in fields(self))
+        return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
     def take(self, devices: npt.ArrayLike) -> Self:
         """Return the channel of some devices, in the order given; rows stay shared."""
@@ -142,9 +188,3 @@ class Channel(ABC):
     def between(self, start: float, end: float) -> Self:
         """Return what happens in [start, end), with start as the new 0 and nothing from end on."""
         return replace(self.shifted(start), until=min(self.until, end) - start)
-
-
-def _bytes_of(part: Any) -> int:  # noqa: ANN401 - a field of a dataclass
-    if not is_dataclass(part):
-        return part.nbytes if isinstance(part, np.ndarray) else 0
-    return sum(_bytes_of(getattr(part, field.name)) for field in fields(part))

@@ -36,8 +36,6 @@ class Availability(Channel):
     """End of each window in s, exclusive, at most the next start; shape (windows,)."""
     offsets: Index
     """First window of each row; shape (rows + 1,)."""
-    lengths: Array
-    """End of each row's record in s; shape (rows,)."""
 
     @classmethod
     def of(
@@ -185,10 +183,6 @@ class Availability(Channel):
         """
         one = cls.of([[(0.0, 1.0)]], 1.0)
         return replace(one, rows=np.zeros(n, dtype=np.int32), shifts=np.zeros(n))
-
-    def record_s(self) -> Array:
-        """Return the length of each device's row in s; shape (devices,)."""
-        return self.lengths[self.rows]
 
     def windows(self, device: int) -> tuple[Array, float]:
         """Return the windows of one device's row, shape (windows, 2), and the row's length in s.

@@ -105,7 +105,7 @@ def _computing(
         )
     rng = stream(seed, _BACKGROUND)
     rows = left.take(_drawn(left.n_devices, n, rng))
-    if left.stored.values.max() * rows.scales.max() > 1 + 1e-6:
+    if left.values.max() * rows.scales.max() > 1 + 1e-6:
         raise TraceError("background: expected the share of a processor that is left, at most 1")
     return anywhere(rows).scaled(speed.value_at(np.arange(n), 0.0))
 
@@ -139,10 +139,10 @@ def _linked(
 
 def _is_constant(series: Series) -> bool:
     rows = np.unique(series.rows)
-    blocks = np.diff(series.stored.first_block)[rows]
+    blocks = np.diff(series.first_block)[rows]
     if not series.repeat or np.isfinite(series.until) or np.any(blocks != 1):
         return False
-    return all(np.ptp(series.stored.segments(int(row))[1]) == 0 for row in rows)
+    return all(np.ptp(series.row_segments(int(row))[1]) == 0 for row in rows)
 
 
 def _drawn(available: int, n: int, rng: np.random.Generator) -> Index:

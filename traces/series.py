@@ -5,7 +5,10 @@ segments. What a device moves between two instants is the integral; when it will
 amount is the inverse. Both are closed forms found by binary search, for many devices in one call,
 so a query costs the same wherever it falls in the trace.
 
-A device is a row, a shift and a scale: `rate_d(t) = scale_d * row(t + shift_d)`.
+A device is a row, a shift and a scale: `rate_d(t) = scale_d * row(t + shift_d)`. A row lives in
+blocks of 16 segments with one running integral a block. A query halves over blocks and finishes
+inside one block, which is one cache line of values; storing an integral for every segment would
+treble the memory.
 
 Deliberately absent: interpolation, and any moving pointer.
 """
@@ -18,8 +21,21 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Channel, Index, offsets_of, spread_over
-from fedstale.traces.segments import Rows, check_rates, flatten, pack
+from fedstale.traces.arrays import (
+    Array,
+    Channel,
+    Index,
+    last_at_or_before,
+    offsets_of,
+    ranges,
+    running_sums,
+    spread_over,
+)
+
+BLOCK = 16
+
+# Keeps an instant at the very end of a row in its last segment.
+_TINY = 2.0**-50
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -29,8 +45,18 @@ class Series(Channel):
     Build one with `Series.constant`, `Series.regular` or `Series.irregular`.
     """
 
-    stored: Rows
-    """The rows that devices read."""
+    values: npt.NDArray[np.float32]
+    """Rate on each segment; shape (blocks, 16), zero beyond the end of a row."""
+    starts: Array | None
+    """Start of each segment in s; shape (blocks, 16), inf beyond the end; None on a grid."""
+    step_s: float | None
+    """Length of every segment on a regular grid, else None."""
+    totals: Array
+    """Integral of the row up to the start of each block; shape (blocks,)."""
+    first_block: Index
+    """First block of each row; shape (rows + 1,)."""
+    row_totals: Array
+    """Integral over the whole of each row; shape (rows,)."""
     scales: Array
     """Factor of each device, >= 0; shape (devices,)."""
 
@@ -145,6 +171,7 @@ class Series(Channel):
                 raise TraceError(f"step_s = {step_s}: expected a time in seconds > 0")
             if not np.array_equal(ends, counts * float(step_s)):
                 raise TraceError(f"lengths: expected the number of values times {step_s} s")
+            widths = np.full(values.size, float(step_s))
         else:
             if np.any(starts[offsets[:-1]] != 0.0):
                 raise TraceError("the first segment of a series must start at 0 s")
@@ -156,24 +183,37 @@ class Series(Channel):
                 raise TraceError(
                     "a series must end after its last segment starts, at a finite time"
                 )
-        step = None if step_s is None else float(step_s)
-        stored = pack(values, starts, step, counts, ends)
+            widths = np.diff(starts, append=0.0)
+            widths[offsets[1:] - 1] = ends - starts[offsets[1:] - 1]
+        check_rates(values, "rate")
+        if values.max() > np.finfo(np.float32).max:
+            raise TraceError(f"rate {values.max()}: expected at most {np.finfo(np.float32).max}")
+        first_block = offsets_of(-(-counts // BLOCK))
+        # Where each sample goes: its row's first slot plus its place in the row.
+        place = ranges(first_block[:-1] * BLOCK, counts)
+
+        def in_blocks(flat: Array, beyond: float) -> Array:
+            blocks: Array = np.full((int(first_block[-1]), BLOCK), beyond)
+            blocks.ravel()[place] = flat
+            return blocks
+
+        packed = in_blocks(values, 0.0).astype(np.float32)
+        totals, row_totals = running_sums(
+            (in_blocks(widths, 0.0) * packed).sum(axis=1), first_block
+        )
         return cls(
-            stored=stored,
-            rows=np.arange(stored.n, dtype=np.int32),
-            shifts=np.zeros(stored.n),
-            scales=np.ones(stored.n),
+            values=packed,
+            starts=None if starts is None else in_blocks(starts, np.inf),
+            step_s=None if step_s is None else float(step_s),
+            totals=totals,
+            first_block=first_block,
+            lengths=ends,
+            row_totals=row_totals,
+            rows=np.arange(ends.size, dtype=np.int32),
+            shifts=np.zeros(ends.size),
+            scales=np.ones(ends.size),
             repeat=repeat,
         )
-
-    @property
-    def lengths(self) -> Array:
-        """End of each row in s; shape (rows,)."""
-        return self.stored.lengths
-
-    def record_s(self) -> Array:
-        """Return the length of each device's row in s; shape (devices,)."""
-        return self.lengths[self.rows]
 
     def scaled(self, factors: npt.ArrayLike) -> "Series":
         """Return the series with each device's rate multiplied by a factor >= 0."""
@@ -199,7 +239,8 @@ class Series(Channel):
             >>> Series.regular([[1.0, 3.0], [2.0, 0.0]], step_s=10.0).fastest()
             array([3., 2.])
         """
-        return self.stored.largest()[self.rows] * self.scales
+        most = np.maximum.reduceat(self.values.max(axis=1), self.first_block[:-1])
+        return most.astype(np.float64)[self.rows] * self.scales
 
     def segments(self, device: int) -> tuple[Array, Array, float]:
         """Return the segments of one device's row as (starts in s, scaled rates, length in s).
@@ -207,8 +248,15 @@ class Series(Channel):
         The device's shift is not applied: the first start is 0 in the row's own time.
         """
         row = int(self.rows[device])
-        starts, rates = self.stored.segments(row)
+        starts, rates = self.row_segments(row)
         return starts, rates * self.scales[device], float(self.lengths[row])
+
+    def row_segments(self, row: int) -> tuple[Array, Array]:
+        """Return the segments of one row as (starts in s, rates)."""
+        blocks = np.arange(self.first_block[row], self.first_block[row + 1])
+        starts = self.starts_of(blocks, np.full(blocks.size, row)).ravel()
+        inside = starts < self.lengths[row]
+        return starts[inside], self.values[blocks].ravel()[inside].astype(np.float64)
 
     def value_at(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> Array:
         """Return the rate of each device at its instant t.
@@ -223,7 +271,7 @@ class Series(Channel):
         devices, t = _broadcast(devices, t)
         row = self.rows[devices]
         x = self._row_time(t + self.shifts[devices], row)
-        rate, _ = self.stored.segment_at(x, row)
+        rate, _ = self._segment_at(x, row)
         inside = (x < self.lengths[row]) & (t < self.until)
         return np.where(inside, rate * self.scales[devices], 0.0)
 
@@ -242,12 +290,12 @@ class Series(Channel):
         row = self.rows[devices]
         span = np.maximum(np.minimum(end, self.until) - start, 0.0)
         x = self._row_time(start + self.shifts[devices], row)
-        rate, segment_end = self.stored.segment_at(x, row)
+        rate, segment_end = self._segment_at(x, row)
         amount = rate * span
         # Most spans of a job end in the segment in which they begin: only the rest is summed.
         long = np.flatnonzero(x + span > segment_end)
         if long.size:
-            amount[long] = self.stored.integral(row[long], x[long], span[long], repeat=self.repeat)
+            amount[long] = self._sum(row[long], x[long], span[long])
         return amount * self.scales[devices]
 
     def time_to_accumulate(
@@ -266,7 +314,7 @@ class Series(Channel):
         devices, amount, start = _broadcast(devices, amount, start)
         row = self.rows[devices]
         x = self._row_time(start + self.shifts[devices], row)
-        rate, segment_end = self.stored.segment_at(x, row)
+        rate, segment_end = self._segment_at(x, row)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             needed = np.where(amount > 0, amount / self.scales[devices], 0.0)
             duration = needed / rate
@@ -274,20 +322,143 @@ class Series(Channel):
             # As in `integral`: what is not reached within its first segment is searched for.
             long = np.flatnonzero(~(x + duration <= segment_end))
             if long.size:
-                duration[long] = self.stored.time_to_accumulate(
-                    row[long], needed[long], x[long], repeat=self.repeat
-                )
+                duration[long] = self._search(row[long], needed[long], x[long])
         duration = np.where(start + duration <= self.until, duration, np.inf)
         return np.where(amount > 0, duration, 0.0)
 
     @property
     def _is_constant(self) -> bool:
-        return self.repeat and self.stored.n == 1 and self.lengths[0] == self.stored.step_s
+        return self.repeat and self.lengths.size == 1 and self.lengths[0] == self.step_s
 
     def _row_time(self, x: Array, row: npt.NDArray[np.int32]) -> Array:
         return np.mod(x, self.lengths[row]) if self.repeat else x
+
+    def _sum(self, row: npt.NDArray[np.int32], x: Array, span: Array) -> Array:
+        """Return the integral of rows over [x, x + span), with x in row time."""
+        end, length = x + span, self.lengths[row]
+        if not self.repeat:
+            end = np.minimum(end, length)
+            gain = self._accumulated(end, row) - self._accumulated(np.minimum(x, length), row)
+        else:
+            cycles = np.floor(end / length)
+            end = np.maximum(end - cycles * length, 0.0)
+            gain = self._accumulated(end, row) - self._accumulated(x, row)
+            gain += cycles * self.row_totals[row]
+        return np.maximum(gain, 0.0)
+
+    def _search(self, row: npt.NDArray[np.int32], needed: Array, x: Array) -> Array:
+        """Return how long rows take from x, in row time, to accumulate what is needed."""
+        length, total = self.lengths[row], self.row_totals[row]
+        target = self._accumulated(np.minimum(x, length), row) + needed
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if self.repeat:
+                # The target is first reached at the end of a cycle, not at the start of the next.
+                cycles = np.maximum(np.ceil(target / total) - 1.0, 0.0)
+                within = np.clip(target - cycles * total, 0.0, total)
+                reachable = (total > 0) & np.isfinite(target)
+            else:
+                cycles, within, reachable = np.zeros(target.shape), target, target <= total
+            within = np.where(reachable, within, 0.0)
+            duration = self._reached(within, row) + cycles * length - x
+        return np.where(reachable, np.maximum(duration, 0.0), np.inf)
+
+    def _segment_at(self, x: Array, row: npt.NDArray[np.int32]) -> tuple[Array, Array]:
+        """Return the unscaled rate of rows at x and the end of the segment, in row time.
+
+        Before the end of a row; beyond it, those of the last segment.
+        """
+        first, length = self.first_block[row], self.lengths[row]
+        rates = self.values.reshape(-1)
+        if self.step_s is not None:
+            k = np.minimum(x, length * (1.0 - _TINY)) // self.step_s
+            rate = rates[first * BLOCK + k.astype(np.int64)]
+            return rate.astype(np.float64), np.minimum((k + 1.0) * self.step_s, length)
+        assert self.starts is not None
+        block = self._block_at(x, row)
+        column = np.maximum((self.starts[block] <= x[:, None]).sum(axis=1) - 1, 0)
+        slot = block * BLOCK + column
+        following = np.minimum(slot + 1, rates.size - 1)
+        is_last = slot + 1 >= self.first_block[row + 1] * BLOCK
+        end = np.where(is_last, np.inf, self.starts.reshape(-1)[following])
+        return rates[slot].astype(np.float64), np.minimum(end, length)
+
+    def _block_at(self, x: Array, row: npt.NDArray[np.int32]) -> Index:
+        first, last = self.first_block[row], self.first_block[row + 1]
+        if self.step_s is not None:
+            block = first + (x / (self.step_s * BLOCK)).astype(np.int64)
+        else:
+            assert self.starts is not None
+            block = last_at_or_before(self.starts[:, 0], first, last, x)
+        return np.clip(block, first, last - 1)
+
+    def starts_of(self, block: Index, row: npt.NDArray[np.integer]) -> Array:
+        """Return the start of each segment of blocks of rows, in row time; shape (n, 16)."""
+        if self.starts is not None:
+            return self.starts[block]
+        assert self.step_s is not None
+        samples = (block - self.first_block[row]) * BLOCK
+        return (samples[:, None] + np.arange(BLOCK)) * self.step_s
+
+    def _edges_of(self, block: Index, row: npt.NDArray[np.int32], upto: Array) -> Array:
+        """Return the edges of a block's segments, none beyond upto; shape (n, 17)."""
+        edges = np.empty((block.size, BLOCK + 1))
+        np.minimum(self.starts_of(block, row), upto[:, None], out=edges[:, :-1])
+        edges[:, -1] = upto
+        return edges
+
+    def _accumulated(self, x: Array, row: npt.NDArray[np.int32]) -> Array:
+        """Return the integral of a row from 0 to x, with 0 <= x <= its length."""
+        block = self._block_at(x, row)
+        widths = np.diff(self._edges_of(block, row, x))
+        return self.totals[block] + np.einsum("ij,ij->i", widths, self.values[block])
+
+    def _reached(self, target: Array, row: npt.NDArray[np.int32]) -> Array:
+        """Return the first instant at which the integral of a row from 0 is at least target."""
+        first, last = self.first_block[row], self.first_block[row + 1]
+        block = last_at_or_before(self.totals, first, last, np.nextafter(target, -np.inf))
+        block = np.maximum(block, first)
+        following = self.starts_of(np.minimum(block + 1, last - 1), row)[:, 0]
+        block_end = np.where(block + 1 < last, following, self.lengths[row])
+        edges = self._edges_of(block, row, block_end)
+        gained = np.cumsum(np.diff(edges) * self.values[block], axis=1)
+        missing = target - self.totals[block]
+        column = (gained < missing[:, None]).sum(axis=1)
+        # Rounding may leave the last segment a hair short of its target: it ends where it ends.
+        found = np.minimum(column, BLOCK - 1)
+        each = np.arange(block.size)
+        before = np.where(found > 0, gained[each, found - 1], 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inside = edges[each, found] + (missing - before) / self.values[block, found]
+        return np.where(
+            missing <= 0,
+            edges[:, 0],
+            np.where(column < BLOCK, np.minimum(inside, block_end), block_end),
+        )
 
 
 def _broadcast(devices: npt.ArrayLike, *others: npt.ArrayLike) -> tuple[npt.NDArray[Any], ...]:
     devices = np.asarray(devices, dtype=np.int64)
     return devices, *(spread_over(x, devices.shape) for x in others)
+
+
+def check_rates(rates: Array, name: str) -> None:
+    """Raise a TraceError that names the first rate which is negative or not finite."""
+    wrong = ~(np.isfinite(rates) & (rates >= 0))
+    if wrong.any():
+        where = int(np.flatnonzero(wrong)[0])
+        raise TraceError(
+            f"{name} {rates.flat[where]} at position {where}: expected a finite number >= 0"
+        )
+
+
+def flatten(rows: Sequence[npt.ArrayLike] | npt.NDArray[Any]) -> tuple[Array, Index]:
+    """Return the entries of all rows, one after the other, and how many each row has."""
+    if len(rows) == 0:
+        raise TraceError("a series needs at least one row")
+    if isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.size:
+        return rows.ravel(), np.full(len(rows), rows.shape[1], dtype=np.int64)
+    arrays = [np.asarray(row, dtype=np.float64).ravel() for row in rows]
+    counts = np.array([a.size for a in arrays], dtype=np.int64)
+    if np.any(counts == 0):
+        raise TraceError(f"row {int(np.argmin(counts))} of a series is empty")
+    return np.concatenate(arrays), counts

@@ -5,7 +5,7 @@ generates devices and composes complete devices out of independent sources. A se
 of the channels, as most published recordings do; what is unknown is never guessed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -15,7 +15,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.trip import Job, TripOutcomes, trips
@@ -26,27 +25,6 @@ if TYPE_CHECKING:
 CHANNELS = ("availability", "compute", "downlink", "uplink")
 _SYNTHETIC = "synthetic:"
 _SYNTHETIC_DAYS = 7
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class DeviceTrace:
-    """One device, for people to look at and for small sets built by hand.
-
-    A rate channel is (starts in s, rates, length in s), as `Series.segments` returns it.
-    """
-
-    device_id: str
-    """Name of the device in its source."""
-    available: Array | None
-    """Windows (start, end) in s; shape (windows, 2)."""
-    available_length_s: float | None
-    """End of the record of availability in s."""
-    compute: tuple[Array, Array, float] | None
-    """Work units/s."""
-    downlink: tuple[Array, Array, float] | None
-    """Bit/s."""
-    uplink: tuple[Array, Array, float] | None
-    """Bit/s."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -270,35 +248,6 @@ class TraceSet:
         fast = 1e300
         return cls.constant(n, compute=fast, downlink_bit_per_s=fast, uplink_bit_per_s=fast)
 
-    @classmethod
-    def from_devices(cls, devices: Sequence[DeviceTrace], *, repeat: bool = True) -> "TraceSet":
-        """Return a set of devices built one by one; each channel is known for all or for none.
-
-        Raises:
-            TraceError: a channel is known for some devices only, or a trace is not valid.
-        """
-
-        def channel(name: str) -> Series | None:
-            rows = _all_or_none(name, devices)
-            if rows is None:
-                return None
-            return Series.irregular([r[:2] for r in rows], [r[2] for r in rows], repeat=repeat)
-
-        windows = _all_or_none("available", devices)
-        lengths = _all_or_none("available_length_s", devices)
-        availability = None
-        if windows is not None:
-            if lengths is None:
-                raise TraceError("available_length_s is missing: expected the length of the record")
-            availability = Availability.of(windows, lengths, repeat=repeat)
-        return cls(
-            device_ids=pd.Index([d.device_id for d in devices], dtype="str"),
-            availability=availability,
-            compute=channel("compute"),
-            downlink=channel("downlink"),
-            uplink=channel("uplink"),
-        )
-
     @property
     def n_devices(self) -> int:
         """Number of devices."""
@@ -331,13 +280,10 @@ class TraceSet:
         """Raise a TraceError that names the channels which are needed and unknown."""
         missing = [name for name in channels if name not in self.known]
         if missing:
-            raise self._unknown(*missing)
-
-    def _unknown(self, *channels: str) -> TraceError:
-        return TraceError(
-            f"these traces know {', '.join(self.known) or 'nothing'} but not "
-            f"{', '.join(channels)}: compose them with a source that does"
-        )
+            raise TraceError(
+                f"these traces know {', '.join(self.known) or 'nothing'} but not "
+                f"{', '.join(missing)}: compose them with a source that does"
+            )
 
     @overload
     def channel(self, name: Literal["availability"]) -> Availability: ...
@@ -349,9 +295,8 @@ class TraceSet:
         Raises:
             TraceError: it is not.
         """
-        found: Availability | Series | None = getattr(self, name)
-        if found is None:
-            raise self._unknown(name)
+        self.require(name)
+        found: Availability | Series = getattr(self, name)
         return found
 
     def position(self, device_id: str) -> int:
@@ -366,22 +311,6 @@ class TraceSet:
                 f"such as {self.device_ids[0]!r}"
             )
         return int(self.device_ids.get_indexer(pd.Index([device_id]))[0])
-
-    def device(self, device_id: str) -> DeviceTrace:
-        """Return one device's own record.
-
-        Raises:
-            TraceError: there is no such device.
-        """
-        i = self.position(device_id)
-        windows, length = self.availability.windows(i) if self.availability else (None, None)
-        rates = {name: getattr(self, name) for name in CHANNELS[1:]}
-        return DeviceTrace(
-            device_id=device_id,
-            available=windows,
-            available_length_s=length,
-            **{name: series.segments(i) if series else None for name, series in rates.items()},
-        )
 
     def take(self, devices: npt.ArrayLike) -> "TraceSet":
         """Return some devices, in the order given; the recorded rows stay shared.
@@ -460,15 +389,3 @@ def numbered(prefix: str, n: int) -> pd.Index:
     """Return n device ids that count up, such as device-000 to device-999."""
     width = len(str(max(n - 1, 0)))
     return pd.Index([f"{prefix}-{i:0{width}d}" for i in range(n)], dtype="str")
-
-
-def _all_or_none(name: str, devices: Sequence[DeviceTrace]) -> list[Any] | None:
-    values = [getattr(d, name) for d in devices]
-    unknown = [d.device_id for d, v in zip(devices, values, strict=True) if v is None]
-    if len(unknown) == len(values):
-        return None
-    if unknown:
-        raise TraceError(
-            f"{name} of device {unknown[0]!r} is missing: expected it for all or for none"
-        )
-    return values

@@ -10,7 +10,7 @@ rejected. That is how a Flower SuperLink behaves, and the device-seconds are spe
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, spread_over
+from fedstale.traces.arrays import Array, Index, joined, spread_over
 
 if TYPE_CHECKING:
     from fedstale.traces.trace_set import TraceSet
@@ -193,12 +193,7 @@ def trips(
         some = _Trips(traces, devices[i : i + _CHUNK], [x[i : i + _CHUNK] for x in wide])
         some.resolve(job.on_interrupt)
         parts.append(some.outcomes())
-    if len(parts) == 1:
-        return parts[0]
-    names = [f.name for f in fields(TripOutcomes)]
-    return TripOutcomes(
-        **{name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
-    )
+    return joined(parts)
 
 
 class _Trips:

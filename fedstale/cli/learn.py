@@ -75,7 +75,7 @@ def train_forecaster(
     forecaster = forecaster_class(kind)()
     if forecaster.reads_the_future:
         raise ConfigError(f"kind = {kind!r}: reads the future and learns nothing")
-    if not forecaster.can_be_saved:
+    if not forecaster.saved:
         raise ConfigError(f"kind = {kind!r}: only compared with others, by `fedstale backtest`")
     if not resume and (out / "forecaster.toml").exists():
         raise ConfigError(f"{out}: holds a forecaster; expected a new folder, or --resume")

@@ -57,7 +57,7 @@ def test_a_machine_records_itself_and_the_file_is_a_trace(tmp_path):
     traces = TraceSet.read(out)
     assert list(traces.device_ids) == ["phone"]
     assert traces.known == ("availability", "compute", "downlink", "uplink")
-    windows = traces.device("phone").available
+    windows = traces.availability.windows(0)[0]
     assert windows.shape == (1, 2)
     assert windows[0, 1] == pytest.approx(2.0, abs=0.3)
     assert traces.downlink.value_at([0], 0.5) == 50e6

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
-from fedstale.traces import Availability, DeviceTrace, Job, Series, TraceSet
+from fedstale.traces import Availability, Job, Series, TraceSet
 from fedstale.traces.trace_set import CHANNELS, numbered
 
 RATES = ("compute", "downlink", "uplink")
@@ -141,15 +141,24 @@ def test_position_is_that_of_the_name(five):
     assert [five.position(name) for name in five.device_ids] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("lookup", [TraceSet.position, TraceSet.device])
-def test_an_unknown_device_is_refused_by_its_name(five, lookup):
+def test_an_unknown_device_is_refused_by_its_name(five):
     with pytest.raises(TraceError, match="unknown device 'tablet': expected one of 5, such as"):
-        lookup(five, "tablet")
+        five.position("tablet")
 
 
 def test_devices_taken_apart_and_put_together_are_the_same(five):
-    again = TraceSet.from_devices([five.device(name) for name in five.device_ids])
-    assert again.device_ids.equals(five.device_ids)
+    def together(series):
+        rows = [series.segments(i) for i in range(5)]
+        return Series.irregular([row[:2] for row in rows], [row[2] for row in rows])
+
+    windows, lengths = zip(*(five.availability.windows(i) for i in range(5)), strict=True)
+    again = TraceSet(
+        device_ids=five.device_ids,
+        availability=Availability.of(windows, lengths),
+        compute=together(five.compute),
+        downlink=together(five.downlink),
+        uplink=together(five.uplink),
+    )
     job = Job(work=20.0, download_bytes=2.0, upload_bytes=1.5)
     sent = np.arange(0.0, 100.0, 0.7)
     devices = np.arange(sent.size) % 5
@@ -158,35 +167,11 @@ def test_devices_taken_apart_and_put_together_are_the_same(five):
     np.testing.assert_array_equal(new.status, old.status)
 
 
-def test_a_device_knows_only_the_channels_of_its_set(five):
-    device = replace(five, uplink=None, availability=None).device("phone-2")
-    assert (device.uplink, device.available, device.available_length_s) == (None, None, None)
-    starts, rates, length = device.compute
+def test_segments_of_a_device_are_its_own_scaled_rates(five):
+    starts, rates, length = five.compute.segments(2)
     assert starts.tolist() == [0.0, 5.0, 10.0, 15.0]
     np.testing.assert_array_equal(rates, [five.compute.value_at([2], t)[0] for t in starts])
     assert length == 20.0
-
-
-def _alone(name, **channels):
-    return DeviceTrace(device_id=name, **(dict.fromkeys(DeviceTrace.__slots__[1:]) | channels))
-
-
-def test_a_channel_that_only_some_devices_know_is_refused_by_name():
-    rate = (np.array([0.0]), np.array([1.0]), 5.0)
-    with pytest.raises(TraceError, match="compute of device 'b' is missing: expected it for all"):
-        TraceSet.from_devices([_alone("a", compute=rate), _alone("b")])
-
-
-def test_windows_without_the_length_of_their_record_are_rejected():
-    with pytest.raises(TraceError, match="available_length_s is missing"):
-        TraceSet.from_devices([_alone("a", available=np.array([[0.0, 1.0]]))])
-
-
-def test_devices_that_stop_at_their_end_can_be_built():
-    rate = (np.array([0.0]), np.array([4.0]), 5.0)
-    stopped = TraceSet.from_devices([_alone("a", compute=rate)], repeat=False)
-    assert stopped.known == ("compute",)
-    assert stopped.compute.value_at([0, 0], [4.9, 5.0]).tolist() == [4.0, 0.0]
 
 
 def test_two_devices_of_one_name_are_rejected():

@@ -132,16 +132,16 @@ def shares(survival: Array, bins: Index, n_bins: int, start: Array) -> Array:
 class Forecaster(ABC):
     """Predicts what devices will do, each from its own history only.
 
-    Subclasses have a `kind`, learn in `fit`, and return what they learnt from `state_dict`; those
-    that are only compared with others in a backtest are not saved.
+    Subclasses have a `kind`, learn in `fit`, and name what they learnt in `saved`; those that are
+    only compared with others in a backtest are not saved.
     """
 
     kind: ClassVar[str]
     """Name on the command line and in files; a class that sets it is listed in `KINDS`."""
     reads_the_future: ClassVar[bool] = False
     """Whether it is no forecaster but an upper bound on all of them."""
-    can_be_saved: ClassVar[bool] = True
-    """Whether it has a `state_dict`; else it is only compared with others."""
+    saved: ClassVar[tuple[str, ...]] = ()
+    """Arrays that files hold besides `fleet`; none where it is only compared with others."""
     fleet: FleetStatistics
     """Statistics of the devices that it learnt from; set by `fit`."""
 
@@ -195,7 +195,8 @@ class Forecaster(ABC):
         Raises:
             TraceError: the kind is only compared with others.
         """
-        raise self._not_saved()
+        self._check_saved()
+        return self.fleet.state_dict() | {name: getattr(self, name) for name in self.saved}
 
     def load_state_dict(self, state: State) -> None:
         """Restore what was learnt.
@@ -203,7 +204,10 @@ class Forecaster(ABC):
         Raises:
             TraceError: the kind is only compared with others.
         """
-        raise self._not_saved()
+        self._check_saved()
+        self.fleet = FleetStatistics.from_state(state)
+        for name in self.saved:
+            setattr(self, name, state[name])
 
     def save(self, folder: str | Path, provenance: dict[str, Any] | None = None) -> None:
         """Write forecaster.toml and forecaster.safetensors, the description last.
@@ -242,12 +246,13 @@ class Forecaster(ABC):
             ) from None
         return forecaster
 
-    def _not_saved(self) -> TraceError:
-        kinds = ", ".join(kind for kind, each in KINDS.items() if each.can_be_saved)
-        return TraceError(
-            f"kind = {self.kind!r}: only compared with others, and not saved: expected one of "
-            f"{kinds}"
-        )
+    def _check_saved(self) -> None:
+        if not self.saved:
+            kinds = ", ".join(kind for kind, each in KINDS.items() if each.saved)
+            raise TraceError(
+                f"kind = {self.kind!r}: only compared with others, and not saved: expected one of "
+                f"{kinds}"
+            )
 
 
 def forecaster_class(kind: str) -> type[Forecaster]:

@@ -23,7 +23,6 @@ from fedstale.traces.forecast.base import (
     LEAST_RATE,
     FleetStatistics,
     Forecaster,
-    State,
     log_rate,
     quantiles,
     shares,
@@ -44,7 +43,7 @@ from fedstale.traces.trace_set import TraceSet
 from fedstale.traces.trip import Job, Status
 
 HOURS = 24
-_HALF_LIVES_S = (60.0, 300.0, 900.0, 3600.0, 14400.0)
+_HALF_LIVES_S: Array = np.array([60.0, 300.0, 900.0, 3600.0, 14400.0])
 # Changes are counted within this horizon, 5 min: long enough to observe some, short in an hour.
 _WITHIN = 1
 _HOUR_S, _MINUTE_S, _MINUTES = 3600.0, 60.0, 24 * 60
@@ -55,11 +54,10 @@ _LEAST, _MOST = 1e-4, 1.0 - 1e-6
 class Baseline(Forecaster):
     """A forecaster of one number for each rate and one bin for each device."""
 
+    saved: ClassVar[tuple[str, ...]] = ("spread", "table")
     n_bins: ClassVar[int] = 1
-
-    def __init__(self) -> None:
-        self.spread: Array
-        self.table: Array
+    spread: Array
+    table: Array
 
     @abstractmethod
     def level(self, observed: Observation) -> Array:
@@ -90,15 +88,6 @@ class Baseline(Forecaster):
         """Return the survival beyond each horizon; shape (n, horizons)."""
         return self.table[observed.online * self.n_bins + self.bins(observed)]
 
-    def state_dict(self) -> State:
-        """Return the fleet statistics, the spread and the table."""
-        return self.fleet.state_dict() | {"spread": self.spread, "table": self.table}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restore the fleet statistics, the spread and the table."""
-        self.fleet = FleetStatistics.from_state(state)
-        self.spread, self.table = state["spread"], state["table"]
-
 
 class LastValue(Baseline):
     """Persistence: rates and the state go on as in the last seconds."""
@@ -114,11 +103,11 @@ class Ewma(Baseline):
     """Exponentially weighted average, with its half-life chosen on the validation devices."""
 
     kind = "ewma"
+    saved = ("spread", "table", "half_life_s")
     n_bins = 6
 
     def __init__(self) -> None:
-        super().__init__()
-        self.half_life_s = _HALF_LIVES_S[0]
+        self.half_life_s: Array = _HALF_LIVES_S[:1]
 
     def level(self, observed: Observation) -> Array:
         """Return the exponentially weighted mean of each rate."""
@@ -132,10 +121,10 @@ class Ewma(Baseline):
     def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
         """Fit with each half-life and keep the one of the least median error."""
         losses = []
-        for self.half_life_s in _HALF_LIVES_S:
+        for self.half_life_s in _HALF_LIVES_S[:, None]:
             ratio = log_rate(validation.rates) - log_rate(self.level(validation.observed))
             losses.append(float(np.nanmean(np.abs(ratio))) if np.isfinite(ratio).any() else 0.0)
-        self.half_life_s = _HALF_LIVES_S[int(np.argmin(losses))]
+        self.half_life_s = _HALF_LIVES_S[[int(np.argmin(losses))]]
         return super().fit(training, validation, seed=seed)
 
     def _average(self, steps: Array) -> Array:
@@ -147,15 +136,6 @@ class Ewma(Baseline):
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = (np.nan_to_num(steps) * weights).sum(axis=-1) / total
         return np.where(total > 1e-12, mean, np.nan)
-
-    def state_dict(self) -> State:
-        """Return also the half-life."""
-        return super().state_dict() | {"half_life_s": np.array([self.half_life_s])}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restore also the half-life."""
-        super().load_state_dict(state)
-        self.half_life_s = float(state["half_life_s"][0])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -250,15 +230,15 @@ class HourlyMarkov(Baseline):
     """Hourly chain for survival; links and processors at their own mean times the fleet's hour."""
 
     kind = "hourly-markov"
+    saved = ("spread", "table", "leaving", "profile")
 
     def __init__(self) -> None:
-        super().__init__()
-        self.chain = HourlyChain(leaving=np.zeros((2, HOURS)))
+        self.leaving: Array = np.zeros((2, HOURS))
         self.profile: Array = np.zeros((len(RATES), HOURS))
 
     def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
         """Count changes and mean rates for each hour of the training devices."""
-        self.chain = HourlyChain.of(training)
+        self.leaving = HourlyChain.of(training).leaving
         hour = hour_of(training.observed.time_of_day_s)
         known = hour >= 0
         mean = long_mean(training.observed)
@@ -280,16 +260,8 @@ class HourlyMarkov(Baseline):
 
     def survival(self, observed: Observation) -> Array:
         """Return the probability that the chain does not leave its state."""
-        return self.chain.survival(observed.online, observed.time_of_day_s)
-
-    def state_dict(self) -> State:
-        """Return also the hourly rates."""
-        return super().state_dict() | {"leaving": self.chain.leaving, "profile": self.profile}
-
-    def load_state_dict(self, state: State) -> None:
-        """Restore also the hourly rates."""
-        super().load_state_dict(state)
-        self.chain, self.profile = HourlyChain(leaving=state["leaving"]), state["profile"]
+        chain = HourlyChain(leaving=self.leaving)
+        return chain.survival(observed.online, observed.time_of_day_s)
 
 
 class Oracle(Forecaster):
@@ -301,7 +273,6 @@ class Oracle(Forecaster):
 
     kind = "oracle"
     reads_the_future = True
-    can_be_saved = False
 
     def __init__(self, traces: TraceSet | None = None) -> None:
         self.traces = traces

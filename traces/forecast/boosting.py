@@ -42,7 +42,6 @@ class Boosting(Forecaster):
     """
 
     kind = "boosting"
-    can_be_saved = False
 
     def __init__(self, n_trees: int = 80) -> None:
         self.n_trees = n_trees

@@ -94,6 +94,7 @@ class LSTM(Forecaster):
     """Long short-term memory over a device's history, with quantiles of its rates."""
 
     kind = "lstm"
+    saved = ("leaving", *SHAPES)
 
     def __init__(self) -> None:
         self.chain: HourlyChain

@@ -21,10 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Channel, Index, Mask, last_at_or_before
+from fedstale.traces.arrays import (
+    Array,
+    Channel,
+    Index,
+    Mask,
+    joined,
+    last_at_or_before,
+    running_sums,
+)
 from fedstale.traces.availability import Availability
-from fedstale.traces.segments import BLOCK, Rows
-from fedstale.traces.series import Series
+from fedstale.traces.series import BLOCK, Series
 from fedstale.traces.trace_set import TraceSet
 
 RATES = ("compute", "downlink", "uplink")
@@ -141,7 +148,7 @@ class TraceObserver:
             raise TraceError("now, history_s: expected seconds >= 0, now finite")
         begin = np.maximum(now - memory, 0.0)
         parts = [slice(i, i + _CHUNK) for i in range(0, max(n, 1), _CHUNK)]
-        return _joined([self._observed(devices[p], now[p], begin[p]) for p in parts])
+        return joined([self._observed(devices[p], now[p], begin[p]) for p in parts])
 
     def _observed(self, devices: Index, now: Array, begin: Array) -> Observation:
         online, since = np.ones(devices.size, dtype=bool), now - begin
@@ -167,15 +174,6 @@ class TraceObserver:
             online_share=means[:, 0],
             rates=means[:, 1:],
         )
-
-
-def _joined(parts: list[Observation]) -> Observation:
-    if len(parts) == 1:
-        return parts[0]
-    names = [f.name for f in fields(Observation)]
-    return Observation(
-        **{name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
-    )
 
 
 def time_to_change(availability: Availability, devices: Index, t: Array) -> Array:
@@ -229,13 +227,18 @@ class CarriedAmounts:
 
     def __init__(self, series: Series) -> None:
         self.series = series
-        stored = series.stored
-        self._starts = None if stored.starts is None else stored.starts.reshape(-1)
-        self._values = stored.values.reshape(-1)
-        before, after = _running(stored)
-        self._before = before
+        self._values = series.values.reshape(-1)
+        row = np.repeat(np.arange(series.lengths.size), np.diff(series.first_block))
+        starts = series.starts_of(np.arange(row.size), row)
+        starts = np.minimum(starts, series.lengths[row][:, None])
+        ends = np.append(starts.ravel()[1:], 0.0).reshape(starts.shape)
+        last = series.first_block[1:] - 1
+        ends[last, -1] = series.lengths
+        after = series.totals[:, None] + np.cumsum((ends - starts) * series.values, axis=1)
+        # The integral of a row before each of its slots.
+        self._before = np.concatenate([series.totals[:, None], after[:, :-1]], axis=1).ravel()
         # The totals of the same sums: a rate of zero around the end of a record is zero exactly.
-        self._totals = after[stored.first_block[1:] * BLOCK - 1]
+        self._totals = after[last, -1]
 
     def upto(self, devices: Index, t: Array) -> Array:
         """Return what has been carried up to each instant, from a start of each device's own.
@@ -250,16 +253,16 @@ class CarriedAmounts:
         Returns:
             Shape (n, m).
         """
-        series, stored = self.series, self.series.stored
+        series = self.series
         row = series.rows[devices]
         x, cycles = _row_time(series, devices, t)
         np.maximum(x, 0.0, out=x)
         if not series.repeat:
-            np.minimum(x, stored.lengths[row][:, None], out=x)
-        slot = self._slot_at(x, row)
+            np.minimum(x, series.lengths[row][:, None], out=x)
+        slot, start = self._segment_of(x, row)
         # In place: what is needed at each instant comes once.
         result: Array = x
-        result -= self._start_of(slot, row)
+        result -= start
         result *= self._values[slot]
         result += self._before[slot]
         if series.repeat:
@@ -267,46 +270,23 @@ class CarriedAmounts:
         result *= series.scales[devices][:, None]
         return result
 
-    def _slot_at(self, x: Array, row: npt.NDArray[np.int32]) -> Index:
-        stored = self.series.stored
-        first = stored.first_block[row] * BLOCK
-        if self._starts is None:
-            assert stored.step_s is not None
-            k = (x / stored.step_s).astype(np.int64)
-            count = np.rint(stored.lengths[row] / stored.step_s).astype(np.int64)
-            np.minimum(k, count[:, None] - 1, out=k)
-            k += first[:, None]
-            return k
-        last = stored.first_block[row + 1] * BLOCK
-        m = x.shape[1]
-        found = last_at_or_before(
-            self._starts, np.repeat(first, m), np.repeat(last, m), x.reshape(-1)
-        )
-        return np.maximum(found.reshape(x.shape), first[:, None])
-
-    def _start_of(self, slot: Index, row: npt.NDArray[np.int32]) -> Array:
-        if self._starts is not None:
-            return self._starts[slot]
-        stored = self.series.stored
-        assert stored.step_s is not None
-        first = stored.first_block[row][:, None] * BLOCK
-        return np.asarray((slot - first) * stored.step_s, dtype=np.float64)
-
-
-def _running(stored: Rows) -> tuple[Array, Array]:
-    """Return the integral of a row before and after each of its slots; shape (slots,)."""
-    row = np.repeat(np.arange(stored.n), np.diff(stored.first_block))
-    starts = stored.starts_of(np.arange(row.size), row)
-    starts = np.minimum(starts, stored.lengths[row][:, None])
-    ends = np.empty(starts.shape)
-    ends[:, :-1] = starts[:, 1:]
-    ends[:-1, -1] = starts[1:, 0]
-    ends[stored.first_block[1:] - 1, -1] = stored.lengths
-    gains = (ends - starts) * stored.values
-    inside = np.cumsum(gains, axis=1)
-    after = stored.totals[:, None] + inside
-    before = np.concatenate([stored.totals[:, None], after[:, :-1]], axis=1)
-    return before.ravel(), after.ravel()
+    def _segment_of(self, x: Array, row: npt.NDArray[np.int32]) -> tuple[Index, Array]:
+        """Return the slot of each instant's segment, and when it starts, in row time; as x."""
+        series = self.series
+        first = series.first_block[row][:, None] * BLOCK
+        if series.step_s is not None:
+            count = np.rint(series.lengths[row] / series.step_s).astype(np.int64)[:, None]
+            k = (x / series.step_s).astype(np.int64)
+            np.minimum(k, count - 1, out=k)
+            start = np.multiply(k, series.step_s, dtype=np.float64)
+            k += first
+            return k, start
+        assert series.starts is not None
+        starts = series.starts.reshape(-1)
+        begin, end = (np.repeat(series.first_block[r] * BLOCK, x.shape[1]) for r in (row, row + 1))
+        found = last_at_or_before(starts, begin, end, x.reshape(-1)).reshape(x.shape)
+        slot = np.maximum(found, first)
+        return slot, starts[slot]
 
 
 class OnlineTime:
@@ -324,16 +304,7 @@ class OnlineTime:
     def __init__(self, availability: Availability) -> None:
         self.availability = availability
         self._widths = availability.ends - availability.starts
-        self._before = np.zeros(self._widths.size)
-        self._totals = np.zeros(availability.lengths.size)
-        counts = np.diff(availability.offsets)
-        # Rows are summed apart, so that late ones lose no digits to one long sum.
-        for count in np.unique(counts[counts > 0]):
-            alike = np.flatnonzero(counts == count)
-            windows = availability.offsets[alike][:, None] + np.arange(count)
-            sums = np.cumsum(self._widths[windows], axis=1)
-            self._before[windows[:, 1:]] = sums[:, :-1]
-            self._totals[alike] = sums[:, -1]
+        self._before, self._totals = running_sums(self._widths, availability.offsets)
 
     def upto(self, devices: Index, t: Array) -> Array:
         """Return the time online up to each instant, in s; as `CarriedAmounts.upto`."""

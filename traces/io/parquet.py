@@ -26,7 +26,7 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index, offsets_of, ranges
 from fedstale.traces.availability import Availability
 from fedstale.traces.io.atomic import replacing
-from fedstale.traces.series import Series
+from fedstale.traces.series import BLOCK, Series
 from fedstale.traces.trace_set import CHANNELS, TraceSet
 
 FORMAT = "fedstale-traces"
@@ -70,7 +70,7 @@ def write(traces: TraceSet, path: Path) -> None:
         n_rows = int(used[name][0].size)
         channels[name] = {"n_rows": n_rows, "repeat": channel.repeat, "until_s": until}
         if isinstance(channel, Series):
-            channels[name]["step_s"] = channel.stored.step_s
+            channels[name]["step_s"] = channel.step_s
     about = {
         "format": FORMAT,
         "version": VERSION,
@@ -131,29 +131,20 @@ def _window_groups(channel: Availability, rows: Index) -> Iterator[dict[str, pa.
 
 
 def _segment_groups(channel: Series, rows: Index) -> Iterator[dict[str, pa.Array]]:
-    stored = channel.stored
-    blocks = np.diff(stored.first_block)[rows]
-    for part in _groups(blocks * stored.values.shape[1]):
-        block = ranges(stored.first_block[rows[part]], blocks[part])
+    blocks = np.diff(channel.first_block)[rows]
+    for part in _groups(blocks * BLOCK):
+        block = ranges(channel.first_block[rows[part]], blocks[part])
         owner = np.repeat(np.arange(blocks[part].size), blocks[part])
         lengths = channel.lengths[rows[part]]
-        if stored.starts is None:
-            assert stored.step_s is not None
-            slot = np.arange(block.size) - np.repeat(offsets_of(blocks[part])[:-1], blocks[part])
-            place = slot[:, None] * stored.values.shape[1] + np.arange(stored.values.shape[1])
-            samples = np.rint(lengths / stored.step_s).astype(np.int64)
-            inside = place < samples[owner][:, None]
-            starts = None
-        else:
-            inside = np.isfinite(stored.starts[block])
-            starts = stored.starts[block][inside]
+        starts = channel.starts_of(block, rows[part][owner])
+        inside = starts < lengths[owner][:, None]
         counts = np.bincount(owner, weights=inside.sum(axis=1), minlength=lengths.size)
         columns = {
             "length_s": pa.array(lengths),
-            "values": _lists(stored.values[block][inside], counts.astype(np.int64)),
+            "values": _lists(channel.values[block][inside], counts.astype(np.int64)),
         }
-        if starts is not None:
-            columns["starts_s"] = _lists(starts, counts.astype(np.int64))
+        if channel.starts is not None:
+            columns["starts_s"] = _lists(starts[inside], counts.astype(np.int64))
         yield columns
 
 

@@ -14,7 +14,7 @@ not online until then.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,9 +25,11 @@ import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Mask
+from fedstale.traces.availability import Availability
 from fedstale.traces.recording.journal import JournalPart
 from fedstale.traces.recording.monitor import Reading
-from fedstale.traces.trace_set import CHANNELS, DeviceTrace, TraceSet
+from fedstale.traces.series import Series
+from fedstale.traces.trace_set import CHANNELS, TraceSet
 
 Align = Literal["time-of-day", "calendar"]
 AvailableWhen = Literal["online", "charging", "recording"]
@@ -101,29 +103,24 @@ def traces_of(
     online = _available(readings, rules.available)[:-1] & ~gap
     edges = np.diff(np.concatenate([[0], online.astype(np.int8), [0]]))
     windows, length = np.stack([t[edges == 1], t[edges == -1]], axis=1), float(t[-1])
-    compute = None
+    channels: dict[str, Series] = {}
     share = readings["processor_left"][1:].astype(np.float64)
     if rules.speed is not None and np.isfinite(share).any():
         left, filled = _held(share, gap)
         repairs["filled: share of the processor not read"] = filled
         rates = left * rules.speed
         new = np.concatenate([[True], np.diff(rates) != 0])
-        compute = (t[:-1][new], rates[new], length)
-    links = [(np.zeros(1), np.array([rate]), length) for rate in rules.link_bit_per_s or ()]
+        channels["compute"] = Series.irregular([(t[:-1][new], rates[new])], [length])
+    for name, rate in zip(("downlink", "uplink"), rules.link_bit_per_s or (), strict=False):
+        channels[name] = Series.irregular([([0.0], [rate])], [length])
     about = parts[-1].about
-    device = DeviceTrace(
-        device_id=about.device_id,
-        available=windows,
-        available_length_s=length,
-        compute=compute,
-        downlink=links[0] if links else None,
-        uplink=links[1] if links else None,
-    )
     began = timedelta(seconds=float(readings["instant"][-1]) - length + about.utc_offset_s)
     epoch = datetime(1970, 1, 1, tzinfo=UTC) + began
-    return replace(
-        TraceSet.from_devices([device]),
-        compute_unit=rules.compute_unit if compute else None,
+    return TraceSet(
+        device_ids=pd.Index([about.device_id], dtype="str"),
+        availability=Availability.of([windows], length),
+        **channels,
+        compute_unit=rules.compute_unit if "compute" in channels else None,
         epoch=epoch.replace(tzinfo=None).isoformat(),
         repairs={**(dropped or {}), **repairs},
     )
@@ -225,10 +222,10 @@ def merge(
         raise TraceError("a file is given twice: expected distinct recordings")
     channels = _channels(sets, only)
     _check_alike(sets, channels)
-    left_out: dict[str, Any] = {name: None for name in CHANNELS[1:] if name not in channels}
     begins = {name: pd.Timestamp(traces.epoch or "nat") for name, traces in sets.items()}
     midnight = min(begins.values()).normalize()
-    devices: list[DeviceTrace] = []
+    windows: list[Array] = []
+    lengths: list[float] = []
     leads: list[float] = []
     origin: dict[str, str] = {}
     for name, traces in sets.items():
@@ -236,33 +233,29 @@ def merge(
         if align == "time-of-day":
             lead_s %= 86_400.0
         absent_s = lead_s if align == "calendar" else 0.0
-        for device_id in traces.device_ids:
+        for i, device_id in enumerate(traces.device_ids):
             if device_id in origin:
                 raise TraceError(
                     f"{name}: device {device_id!r} is in {origin[device_id]} too; expected "
                     "distinct devices: record each with a --device of its own"
                 )
             origin[device_id] = name
-            windows, length = traces.channel("availability").windows(traces.position(device_id))
-            devices.append(
-                replace(
-                    traces.device(device_id),
-                    available=windows + absent_s,
-                    available_length_s=length + absent_s,
-                    **left_out,
-                )
-            )
+            online, length = traces.channel("availability").windows(i)
+            windows.append(online + absent_s)
+            lengths.append(length + absent_s)
             leads.append(lead_s)
-    fleet, first = TraceSet.from_devices(devices), next(iter(sets.values()))
-    placed: dict[str, Any] = {}
+    fleet: dict[str, Any] = {"availability": Availability.of(windows, lengths)}
+    for channel in channels[1:]:
+        each = [getattr(s, channel).segments(i) for s in sets.values() for i in range(s.n_devices)]
+        fleet[channel] = Series.irregular([row[:2] for row in each], [row[2] for row in each])
     # Records begin later, and are preceded by their own repetition.
-    for name in fleet.known if align == "time-of-day" else fleet.known[1:]:
-        channel = getattr(fleet, name)
-        placed[name] = channel.shifted(np.mod(-np.array(leads), channel.record_s()))
-    return replace(
-        fleet,
-        **placed,
-        compute_unit=first.compute_unit if "compute" in channels else None,
+    for channel in channels if align == "time-of-day" else channels[1:]:
+        fleet[channel] = fleet[channel].shifted(np.mod(-np.array(leads), fleet[channel].record_s()))
+    unit = next(iter(sets.values())).compute_unit
+    return TraceSet(
+        device_ids=pd.Index(list(origin), dtype="str"),
+        **fleet,
+        compute_unit=unit if "compute" in channels else None,
         epoch=midnight.isoformat(),
         repairs=sum((Counter(traces.repairs) for traces in sets.values()), Counter()),
     )

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, ranges
+from fedstale.traces.arrays import Array, Index, ranges, rounded
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.synthetic import links as regimes
@@ -66,7 +66,7 @@ def fit(
         raise TraceError(
             "compute to fit: compute_unit is missing: expected what one unit of work is"
         )
-    if left.stored.step_s is None:
+    if left.step_s is None:
         raise TraceError("background to fit: expected loads on a regular grid")
     links, epoch_s = _grids(network), availability.midnight_s or 0.0
     classes = np.array_split(np.sort(speeds), min(_CLASSES, speeds.size))
@@ -75,9 +75,9 @@ def fit(
     population = Population(
         availability=diurnal.fit(online, epoch_s),
         links=_fit_links(links),
-        background=background_model.fit(loads, left.stored.step_s),
+        background=background_model.fit(loads, left.step_s),
         # The geometric mean of a class: speeds differ by factors.
-        speed=tuple(float(f"{np.exp(np.log(c).mean()):.5g}") for c in classes),
+        speed=rounded(np.array([np.exp(np.log(c).mean()) for c in classes]), 5),
         compute_unit=compute.compute_unit,
     )
     uplinks = [up for _, up in links if up is not None]
@@ -172,7 +172,7 @@ def load_marginal(traces: Series) -> Marginal:
     """
     rows = []
     for row in _spread(traces.lengths.size, _MOST_DEVICES):
-        _, left = traces.stored.segments(row)
+        _, left = traces.row_segments(row)
         rows.append(1.0 - left)
     pooled = np.concatenate(rows)
     lagged = [
@@ -198,7 +198,7 @@ def _quantiles(x: Array) -> list[float]:
 
 
 def _plain(x: Array) -> list[float]:
-    return [float(f"{v:.5g}") for v in x]
+    return list(rounded(x, 5))
 
 
 def _fit_links(links: Sequence[tuple[Array, Array | None]]) -> Links:
@@ -207,11 +207,13 @@ def _fit_links(links: Sequence[tuple[Array, Array | None]]) -> Links:
     if len(both) < 2 or len(links) < 2:
         raise TraceError("network to fit: expected at least 2 links that know their uplink too")
     share = np.log([regimes.median_of(up) / regimes.median_of(down) for down, up in both])
+    of_both = [moment for x in (middle, share) for moment in (x.mean(), x.std(ddof=1))]
+    mean, sd, share_mean, share_sd = rounded(np.array(of_both), 6)
     return Links(
-        median_log=_short(middle.mean()),
-        median_log_sd=_short(middle.std(ddof=1)),
-        uplink_share_log=_short(share.mean()),
-        uplink_share_log_sd=_short(share.std(ddof=1)),
+        median_log=mean,
+        median_log_sd=sd,
+        uplink_share_log=share_mean,
+        uplink_share_log_sd=share_sd,
         downlink=regimes.fit([down for down, _ in links]),
         uplink=regimes.fit([up for _, up in both]),
     )
@@ -233,7 +235,3 @@ def _grids(network: Sequence[TraceSet]) -> list[tuple[Array, Array | None]]:
 def _grid(series: Series, device: int) -> Array:
     seconds = np.arange(np.floor(series.lengths[series.rows[device]]))
     return series.value_at(np.full(seconds.size, device), seconds + 0.5)
-
-
-def _short(x: float) -> float:
-    return float(f"{x:.6g}")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array
+from fedstale.traces.arrays import Array, rounded
 
 LEVELS = 4
 OUTAGE = 0.01
@@ -114,11 +114,11 @@ def _fit_width(logs: Sequence[Array], width: int) -> Regimes:
         a, b = (np.concatenate(p) - mean[level] for p in zip(*pairs, strict=True))
         phi[level] = np.clip((a * b).sum() / max((a * a).sum(), 1e-12), 0.0, 0.999)
     return Regimes(
-        move=tuple(_rounded(row) for row in moves / moves.sum(axis=1, keepdims=True)),
-        share=_rounded(np.bincount(joined, minlength=k) / joined.size),
-        mean_log=_rounded(mean),
-        sd_log=_rounded(sd),
-        phi=_rounded(phi),
+        move=tuple(rounded(row, 6) for row in moves / moves.sum(axis=1, keepdims=True)),
+        share=rounded(np.bincount(joined, minlength=k) / joined.size, 6),
+        mean_log=rounded(mean, 6),
+        sd_log=rounded(sd, 6),
+        phi=rounded(phi, 6),
     )
 
 
@@ -153,7 +153,3 @@ def autocorrelation(x: Array, lags: Sequence[int]) -> Array:
 def _pairs(x: Array, states: Array, regime: int) -> tuple[Array, Array]:
     both = (states[:-1] == regime) & (states[1:] == regime)
     return x[:-1][both], x[1:][both]
-
-
-def _rounded(x: Array) -> tuple[float, ...]:
-    return tuple(float(f"{v:.6g}") for v in x)

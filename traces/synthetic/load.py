@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array
+from fedstale.traces.arrays import Array, rounded
 
 LEVELS = np.array([0.0005, 0.02, 0.05, *np.arange(0.1, 0.95, 0.1), 0.95, 0.98, 0.99, 0.9995])
 """Levels of the stored quantiles of the load."""
@@ -75,7 +75,7 @@ def fit(loads: Sequence[Array], step_s: float) -> Background:
     if len({len(x) for x in loads}) != 1 or len(loads[0]) <= max(_LAGS):
         raise TraceError("background to fit: expected records of one length, at least 49 steps")
     table = np.array(loads)
-    load = tuple(float(f"{q:.5g}") for q in np.quantile(table, LEVELS))
+    load = rounded(np.quantile(table, LEVELS), 5)
     if np.ptp(table) == 0:
         # Nothing varies, so there is nothing to remember.
         return Background(

@@ -12,10 +12,9 @@ Deliberately absent: weekdays, and devices that know of each other.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, offsets_of, ranges
+from fedstale.traces.arrays import Array, Index, offsets_of, ranges, rounded
 from fedstale.traces.availability import Availability
 
 DAY_S = 86_400.0
@@ -72,7 +71,9 @@ def draw(model: Diurnal, n: int, days: int, rng: np.random.Generator) -> tuple[A
     t = np.full(n, np.inf)
     u = rng.random((2, active.size))
     before = np.full(active.size, -_BURN_IN_S)
-    t[active] = tables.after(group[active], before, u[1] * tables.gap(group[active], u[0]))
+    t[active] = tables.after(
+        group[active], before, u[1] * _interpolated(tables.gap, group[active], u[0])
+    )
     found: list[tuple[Index, Array, Array]] = []
     while active.size:
         # Only devices still on their way draw: the draws depend on the block alone.
@@ -82,9 +83,9 @@ def draw(model: Diurnal, n: int, days: int, rng: np.random.Generator) -> tuple[A
         seen = stop > 0
         found.append((active[seen], np.maximum(start[seen], 0.0), np.minimum(stop[seen], end)))
         again = u[1] < tables.another[of]
-        pause = stop + tables.pause(of, u[2])
+        pause = stop + _interpolated(tables.pause, of, u[2])
         # A gap of less than a second would be no gap to a recorder.
-        gap = np.maximum(tables.after(of, stop, tables.gap(of, u[2])), stop + 1.0)
+        gap = np.maximum(tables.after(of, stop, _interpolated(tables.gap, of, u[2])), stop + 1.0)
         t[active] = np.where(again, pause, gap)
         active = active[t[active] < end]
     if not found:
@@ -167,7 +168,7 @@ def _fit_group(weight: float, starts: Array, ends: Array, following: Array) -> G
     return Group(
         weight=float(weight),
         another=float(1 - long.mean()),
-        hourly=_rounded(hourly),
+        hourly=rounded(hourly, 5),
         gap_s=_quantiles(operational),
         pause_s=_quantiles(gaps[~long] if (~long).any() else np.array([_PAUSE_S])),
         session_s=tuple(_quantiles(s if s.size else lengths) for s in sessions),
@@ -182,15 +183,9 @@ class _Tables:
         self.another = np.array([g.another for g in groups])
         self._flow = np.array([g.hourly for g in groups])
         self._cumulated = offsets_of_hours(self._flow)
-        self._gap = np.log([g.gap_s for g in groups])
-        self._pause = np.log([g.pause_s for g in groups])
+        self.gap = np.log([g.gap_s for g in groups])
+        self.pause = np.log([g.pause_s for g in groups])
         self._session = np.log([g.session_s for g in groups])
-
-    def gap(self, group: Index, u: Array) -> Array:
-        return _interpolated(self._gap, group, u)
-
-    def pause(self, group: Index, u: Array) -> Array:
-        return _interpolated(self._pause, group, u)
 
     def session(self, group: Index, start: Array, u: Array) -> Array:
         part = (np.mod(start, DAY_S) // (DAY_S / PARTS)).astype(np.int64)
@@ -234,8 +229,4 @@ def _time_in_hour(start: Array, end: Array, hour: int) -> Array:
 
 
 def _quantiles(x: Array) -> tuple[float, ...]:
-    return _rounded(np.maximum(np.quantile(x, LEVELS), 1.0))
-
-
-def _rounded(x: npt.ArrayLike) -> tuple[float, ...]:
-    return tuple(float(f"{v:.5g}") for v in np.asarray(x))
+    return rounded(np.maximum(np.quantile(x, LEVELS), 1.0), 5)

@@ -101,7 +101,7 @@ def test_the_forecast_of_one_device_does_not_depend_on_the_others(forecaster, ob
 
 
 def test_a_loaded_forecaster_forecasts_as_the_saved_one(forecaster, observer, tmp_path):
-    if not forecaster.can_be_saved:
+    if not forecaster.saved:
         with pytest.raises(TraceError, match=f"{forecaster.kind!r}: only compared"):
             forecaster.save(tmp_path)
         assert not list(tmp_path.iterdir())

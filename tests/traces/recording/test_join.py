@@ -7,26 +7,20 @@ import pandas as pd
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces import DeviceTrace, TraceSet
+from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.recording.to_traces import merge
 
 HOUR = 3600.0
 
 
 def recording(folder, name, epoch, *, windows=((0.0, 60.0),), speed=2.0, unit="a unit"):
-    rate = None
+    compute = None
     if speed is not None:
-        rate = (np.array([0.0, 30.0]), np.array([speed, 2 * speed]), 100.0)
-    device = DeviceTrace(
-        device_id=name,
-        available=np.array(windows),
-        available_length_s=100.0,
-        compute=rate,
-        downlink=None,
-        uplink=None,
-    )
-    traces = replace(
-        TraceSet.from_devices([device]),
+        compute = Series.irregular([([0.0, 30.0], [speed, 2 * speed])], [100.0])
+    traces = TraceSet(
+        device_ids=pd.Index([name], dtype="str"),
+        availability=Availability.of([windows], 100.0),
+        compute=compute,
         epoch=epoch,
         compute_unit=unit if speed else None,
         repairs={"gap: no reading": 1},
@@ -47,9 +41,9 @@ def test_by_the_calendar_a_device_is_not_there_before_its_recording(pair):
     fleet = merge(pair, align="calendar")
     assert list(fleet.device_ids) == ["b", "a"]
     assert fleet.epoch == "2026-03-01T00:00:00"
-    assert fleet.device("b").available.tolist() == [[30 * HOUR, 30 * HOUR + 60]]
-    assert fleet.device("a").available.tolist() == [[5 * HOUR + 10, 5 * HOUR + 20]]
-    assert fleet.device("a").available_length_s == 5 * HOUR + 100
+    assert fleet.availability.windows(0)[0].tolist() == [[30 * HOUR, 30 * HOUR + 60]]
+    assert fleet.availability.windows(1)[0].tolist() == [[5 * HOUR + 10, 5 * HOUR + 20]]
+    assert fleet.availability.windows(1)[1] == 5 * HOUR + 100
     assert fleet.compute_unit == "a unit"
     assert dict(fleet.repairs) == {"gap: no reading": 2}
 

@@ -40,14 +40,14 @@ def steady(*instants, **row):
 
 
 def windows_of(parts, **rules):
-    return traces_of(parts, RecordingRules(**rules)).device("phone").available.tolist()
+    return traces_of(parts, RecordingRules(**rules)).availability.windows(0)[0].tolist()
 
 
 def test_a_quiet_recording_is_one_window_that_ends_with_the_last_reading():
     traces = traces_of([part(steady(100, 110, 120))], RecordingRules())
-    device = traces.device("phone")
-    assert device.available.tolist() == [[0, 20]]
-    assert device.available_length_s == 20
+    windows, length = traces.availability.windows(0)
+    assert windows.tolist() == [[0, 20]]
+    assert length == 20
     assert traces.known == ("availability",)
     assert dict(traces.repairs) == {}
 
@@ -95,7 +95,7 @@ def test_a_run_that_was_killed_leaves_a_gap_by_the_wall_clock():
     later = [{"steady": s, "instant": NOON + 500 + s} for s in (3.0, 13.0)]
     parts = [part(steady(0, 10)), part(later, run=1)]
     traces = traces_of(parts, RecordingRules())
-    assert traces.device("phone").available.tolist() == [[0, 10], [503, 513]]
+    assert traces.availability.windows(0)[0].tolist() == [[0, 10], [503, 513]]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_clock_that_is_set_is_a_gap_and_time_goes_on_steadily(step, kind):
     for row in rows[2:]:
         row["instant"] = NOON + row["steady"] + step
     traces = traces_of([part(rows)], RecordingRules())
-    assert traces.device("phone").available.tolist() == [[0, 10], [20, 30]]
+    assert traces.availability.windows(0)[0].tolist() == [[0, 10], [20, 30]]
     assert dict(traces.repairs) == {kind: 1}
 
 
@@ -120,7 +120,7 @@ def test_a_clock_that_went_back_between_runs_is_a_gap_of_one_interval():
     later = [{"steady": s, "instant": NOON - 900 + s} for s in (0.0, 10.0)]
     parts = [part(steady(0, 10)), part(later, run=1)]
     traces = traces_of(parts, RecordingRules())
-    assert traces.device("phone").available.tolist() == [[0, 10], [20, 30]]
+    assert traces.availability.windows(0)[0].tolist() == [[0, 10], [20, 30]]
     assert dict(traces.repairs) == {"gap: clock was set back": 1}
 
 
@@ -129,7 +129,7 @@ def test_a_silence_of_decades_between_runs_is_shortened():
     parts = [part(early), part(steady(0, 10), run=1)]
     traces = traces_of(parts, RecordingRules())
     day = 86_400
-    assert traces.device("phone").available.tolist() == [[0, 10], [10 + 31 * day, 20 + 31 * day]]
+    assert traces.availability.windows(0)[0].tolist() == [[0, 10], [10 + 31 * day, 20 + 31 * day]]
     assert traces.repairs["shortened: silence of over 31 days"] == 1
 
 
@@ -138,7 +138,7 @@ def test_a_share_holds_for_the_time_before_its_reading():
     rows = [{"steady": 10.0 * k, "processor_left": s} for k, s in enumerate(shares)]
     rules = RecordingRules(speed=8.0, compute_unit="a unit")
     traces = traces_of([part(rows)], rules)
-    starts, rates, length = traces.device("phone").compute
+    starts, rates, length = traces.compute.segments(0)
     assert starts.tolist() == [0, 10, 30]
     assert rates.tolist() == [2, 6, 8]
     assert length == 40
@@ -264,5 +264,5 @@ def test_whatever_the_clocks_do_time_goes_on_and_every_stretch_is_what_was_read(
         there = bool(traces.availability.is_available([0], t + elapsed / 2)[0])
         assert there == (row["online"] == 1.0 and not silent)
         t += elapsed
-    assert traces.device("phone").available_length_s == t
+    assert traces.availability.windows(0)[1] == t
     assert traces.compute.value_at([0], t / 2)[0] == 0.5

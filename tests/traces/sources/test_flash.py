@@ -18,7 +18,7 @@ def read(tmp_path, data, **options):
 
 
 def windows(traces, phone):
-    return traces.device(phone).available.tolist()
+    return traces.availability.windows(traces.position(phone))[0].tolist()
 
 
 def test_windows_are_read_as_they_are(tmp_path):
@@ -74,7 +74,7 @@ def test_a_phone_without_windows_is_kept_as_one_that_never_comes(tmp_path):
 
 def test_the_record_repeats_after_whole_days(tmp_path):
     traces = read(tmp_path, {"a": [[3600, 7200]]}, days=3)
-    assert traces.device("a").available_length_s == 3 * 86_400
+    assert traces.availability.windows(0)[1] == 3 * 86_400
     start, _ = traces.availability.window_at_or_after([0], 3 * 86_400.0)
     assert start == 3 * 86_400 + 3600
 

@@ -34,7 +34,7 @@ def rates(traces, channel="downlink", device=0):
 def test_rates_are_bits_per_second_on_a_grid_of_one_second(tmp_path):
     traces = read(tmp_path, log((10, 8, 1), (11, 0, 2), (12, 16, 3)))
     assert rates(traces) == [8000, 0, 16000]
-    assert traces.downlink.stored.step_s == 1.0
+    assert traces.downlink.step_s == 1.0
     assert traces.device_ids.tolist() == ["session"]
     assert not traces.repairs
 

@@ -88,7 +88,7 @@ def test_same_seed_gives_the_same_bytes_and_another_seed_does_not():
         TraceSet.synthetic(50, days=2, seed=8),
     )
     assert one.availability.starts.tobytes() == same.availability.starts.tobytes()
-    assert one.downlink.stored.values.tobytes() == same.downlink.stored.values.tobytes()
+    assert one.downlink.values.tobytes() == same.downlink.values.tobytes()
     assert one.compute.scales.tobytes() == same.compute.scales.tobytes()
     assert one.availability.starts.tobytes() != other.availability.starts.tobytes()
     assert one.downlink.scales.tobytes() != other.downlink.scales.tobytes()
