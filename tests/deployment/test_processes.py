@@ -190,3 +190,12 @@ def test_a_process_whose_output_is_not_read_to_the_end_is_ended(tmp_path):
             started = set(psutil.Process().children(recursive=True)) - before
         assert started
         assert all_end(started)
+
+
+@needs_linux
+def test_a_killed_process_that_its_parent_never_waits_for_holds_up_nothing(stubborn, tmp_path):
+    with owned(stubborn, tmp_path) as (owner, supervisor, _):
+        began = time.monotonic()
+        kill_descendants(owner.pid)
+        assert time.monotonic() - began < 5.0
+        assert supervisor.status() == psutil.STATUS_ZOMBIE
