@@ -7,6 +7,7 @@ a client runs when its reply is pulled, so work that a trace loses is never comp
 """
 
 import gc
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
@@ -98,18 +99,21 @@ class TraceGrid(Stateful, RuntimeGrid):
         )
         self._run = Run.create_empty(run_id)
         self._clock = VirtualClock(until_s)
-        self._time = VirtualTime(self.now, self.sleep, self._unix_base)
+        # No cycle: a grid of a million devices must go with its last user, not with the collector.
+        own = weakref.proxy(self)
+        now, sleep = (lambda: own.now()), (lambda s: own.sleep(s))  # noqa: PLW0108 - see above
+        self._time = VirtualTime(now, sleep, self._unix_base)
         self._unfollowed: list[int] = []
         self._unseen_until = np.inf
         self._jobs = JobTable()
         self._arrived: dict[str, JobRow] = {}
         self._open, self._stalls = 0, StallDetection()
         self.runtime = Runtime(
-            self,
+            own,
             self._jobs,
-            n_online=lambda: self.n_online,
-            n_in_flight=lambda: self._open,
-            name_of=lambda node_id: self._fleet.device_id(node_id - FIRST_NODE_ID),
+            n_online=lambda: own.n_online,
+            n_in_flight=lambda: own._open,
+            name_of=lambda node_id: own._fleet.device_id(node_id - FIRST_NODE_ID),
         )
 
     # The run.

@@ -1,4 +1,6 @@
+import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from fedstale.errors import ConfigError, TraceError
 from fedstale.simulation import Costs, RunEnded, TraceGrid
 from fedstale.simulation.compat import ErrorCode
 from fedstale.simulation.costs import content_bytes
+from fedstale.strategies import FedBuff
 from fedstale.traces import TraceSet
 
 ALWAYS = [(0.0, 1000.0)]
@@ -406,3 +409,24 @@ def test_config_record_of_the_reply_survives(make_grid):
     grid = make_grid([ALWAYS], app=app)
     (reply,) = grid.send_and_receive([message_to(1000)])
     assert list(reply.content["c"]["a"]) == [1.0, 2.0]
+
+
+def test_grid_goes_with_its_last_user_and_needs_no_collector():
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        metrics = MetricRecord({"num-examples": 3})
+        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    grid = TraceGrid(TraceSet.ideal(4), app, costs=Costs(work_per_example=1, epochs=1, examples=3))
+    watched = weakref.ref(grid)
+    gc.disable()
+    try:
+        with grid.running():
+            FedBuff(2, 2).start(grid, ArrayRecord([np.zeros(3)]), num_rounds=2)
+        del grid
+        assert watched() is None
+    finally:
+        gc.enable()
