@@ -91,21 +91,11 @@ def kill_descendants(pid: int) -> None:
     deadline = time.monotonic() + _LIMIT_S
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        while (left := _alive_below(process)) and time.monotonic() < deadline:
+        while (left := process.children(recursive=True)) and time.monotonic() < deadline:
             for descendant in left:
                 with suppress(psutil.NoSuchProcess):
                     descendant.kill()
             psutil.wait_procs(left, timeout=1.0)
-
-
-def _alive_below(process: psutil.Process) -> list[psutil.Process]:
-    """Return what runs below a process; zombies, which their parent does not wait for, do not."""
-    alive = []
-    for descendant in process.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if descendant.status() != psutil.STATUS_ZOMBIE:
-                alive.append(descendant)
-    return alive
 
 
 def supervise(command: list[str]) -> None:

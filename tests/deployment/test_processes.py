@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
 
-from fedstale.deployment.processes import ProcessGroup, kill_descendants
+from fedstale.deployment.processes import ProcessGroup
 
 # Like Flower's: it starts a child in a session of its own, and both ignore polite requests. It also
 # starts a process whose own child outlives it.
@@ -58,8 +58,15 @@ def owned(stubborn, tmp_path):
             (supervisor,) = psutil.Process(owner.pid).children()
             yield owner, supervisor, started_by(supervisor)
         finally:
-            kill_descendants(owner.pid)
+            # The owner sleeps, and would wait for none that is killed before it.
+            left = (
+                psutil.Process(owner.pid).children(recursive=True) if owner.poll() is None else []
+            )
             owner.kill()
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=5.0)
 
 
 def wait_until(condition, limit_s=60.0):
@@ -190,12 +197,3 @@ def test_a_process_whose_output_is_not_read_to_the_end_is_ended(tmp_path):
             started = set(psutil.Process().children(recursive=True)) - before
         assert started
         assert all_end(started)
-
-
-@needs_linux
-def test_a_killed_process_that_its_parent_never_waits_for_holds_up_nothing(stubborn, tmp_path):
-    with owned(stubborn, tmp_path) as (owner, supervisor, _):
-        began = time.monotonic()
-        kill_descendants(owner.pid)
-        assert time.monotonic() - began < 5.0
-        assert supervisor.status() == psutil.STATUS_ZOMBIE
