@@ -30,6 +30,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)
 
 
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_xdist_auto_num_workers():
+    """Take one process more than there are cores: tests of deployments often wait."""
+    return (yield) + 1
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Keep the tests of a file in one process, which makes what they share once."""
