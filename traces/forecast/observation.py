@@ -4,6 +4,9 @@ A `TraceObserver` reads traces as the device's own recorder would have. It is th
 trace to a forecaster, so a forecaster cannot see the future by mistake; the oracle, which may, has
 to be given the traces.
 
+A history begins with the device's log: what a repeated record held the last time is not known the
+next, or a forecaster would know it by heart.
+
 A history is 24 steps that grow from seconds to hours, so one short sequence holds both the last
 minute and yesterday. Forecasts are made on a grid of horizons; anything in between follows by
 interpolation, so one forecast serves jobs of every size.
@@ -22,6 +25,7 @@ import numpy.typing as npt
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import (
+    DAY_S,
     Array,
     Channel,
     Index,
@@ -63,8 +67,6 @@ EDGES_S: Array = np.concatenate(
 
 STEPS = EDGES_S.size - 1
 """Number of steps of a history."""
-
-DAY_S = 86_400.0
 
 # Devices are read this many at a time, so that their arrays stay in the cache.
 _CHUNK = 512
@@ -146,7 +148,9 @@ class TraceObserver:
             )
         if not (np.all(np.isfinite(now) & (now >= 0)) and np.all(memory >= 0)):
             raise TraceError("now, history_s: expected seconds >= 0, now finite")
-        begin = np.maximum(now - memory, 0.0)
+        # Where the state is unknown, so is all that came before.
+        began = self.traces.log_at(devices, now)[0].clip(min=0.0)
+        begin = np.maximum(now - memory, began)
         parts = [slice(i, i + _CHUNK) for i in range(0, max(n, 1), _CHUNK)]
         return joined([self._observed(devices[p], now[p], begin[p]) for p in parts])
 
@@ -155,7 +159,7 @@ class TraceObserver:
         availability, midnight_s = self.traces.availability, self.traces.midnight_s
         if availability is not None:
             online = availability.is_available(devices, now)
-            since = np.minimum(_since_change(availability, devices, now), since)
+            since = np.minimum(since_change(availability, devices, now), since)
         clock = np.full(now.shape, np.nan if midnight_s is None else midnight_s)
         clock = (now + clock) % DAY_S
         edges = np.maximum(now[:, None] - EDGES_S, begin[:, None])
@@ -183,7 +187,7 @@ def time_to_change(availability: Availability, devices: Index, t: Array) -> Arra
     return np.where(online, end, start) - t
 
 
-def _since_change(availability: Availability, devices: Index, t: Array) -> Array:
+def since_change(availability: Availability, devices: Index, t: Array) -> Array:
     """Return how long each device has been as it is; inf where the record does not hold it."""
     if availability.starts.size == 0:
         return np.full(t.shape, np.inf)

@@ -23,7 +23,16 @@ import httpx
 
 from fedstale.errors import TraceError
 from fedstale.traces.io.atomic import replacing
-from fedstale.traces.sources import aibenchmark, fedscale, flash, gnettrack, mahimahi, planetlab
+from fedstale.traces.sources import (
+    aibenchmark,
+    charging,
+    fedscale,
+    flash,
+    gnettrack,
+    library,
+    mahimahi,
+    planetlab,
+)
 from fedstale.traces.sources.archives import head, is_tar, names
 from fedstale.traces.trace_set import TraceSet
 
@@ -34,6 +43,9 @@ _CHUNK = 1 << 16
 _ACCEPTED = """accepted are
   native             a .parquet file written by fedstale
   flash              ready_strict.json
+  flash_days         cached_timers.json
+  library_desktops   FullLogonData-NNN.csv, or a folder or zip of them
+  car_charging       Dataset1_charging_reports.csv
   gnettrack          a G-NetTrack CSV, a folder or a zip of them
   mahimahi           NAME.up and NAME.down, plain or gzipped, or a folder of them
   planetlab          a tar.gz, zip or folder of DAY/HOST, or one host file in a folder named DAY
@@ -85,6 +97,9 @@ class TraceSource:
 
 _READERS: dict[str, tuple[Callable[[str | Path], TraceSet], str | None]] = {
     "flash": (flash.read, None),
+    "flash_days": (flash.read_days, None),
+    "library_desktops": (library.read, None),
+    "car_charging": (charging.read, None),
     "gnettrack": (gnettrack.read, None),
     "mahimahi": (mahimahi.read, None),
     "planetlab": (planetlab.read, planetlab.COMPUTE_UNIT),
@@ -129,6 +144,8 @@ def kind_of(path: Path) -> str:
 
 
 def _of_names(inside: list[str]) -> str | None:
+    if any(library.is_log(name) for name in inside):
+        return "library_desktops"
     if any(name.lower().endswith(".csv") for name in inside):
         return "gnettrack"
     if any(planetlab.HOST.search(name) for name in inside):
@@ -139,6 +156,8 @@ def _of_names(inside: list[str]) -> str | None:
 def _of_file(path: Path) -> str | None:
     if mahimahi.parts(path):
         return "mahimahi"
+    if library.is_log(path.name):
+        return "library_desktops"
     start = head(path)
     if start.startswith(b"PAR1") or path.suffix == ".parquet":
         return NATIVE
@@ -152,9 +171,11 @@ def _of_file(path: Path) -> str | None:
 def _of_content(start: bytes) -> str | None:
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith(b"{"):
-        return "flash"
+        return "flash_days" if b'"ready_time"' in text else "flash"
     if text.startswith(b"["):
         return "aibenchmark"
+    if b"plugout_time" in text.split(b"\n")[0]:
+        return "car_charging"
     if b"DL_bitrate" in text.split(b"\n")[0]:
         return "gnettrack"
     if b"finish_time" in start:
