@@ -24,6 +24,7 @@ from fedstale.traces.arrays import (
     Mask,
     last_at_or_before,
     offsets_of,
+    ranges,
     spread_over,
 )
 
@@ -255,6 +256,30 @@ class Availability(Channel):
         row = int(self.rows[device])
         part = slice(self.offsets[row], self.offsets[row + 1])
         return np.stack([self.starts[part], self.ends[part]], axis=1), float(self.lengths[row])
+
+    def sessions(self, devices: Index) -> tuple[Index, Array, Array]:
+        """Return the windows of some devices' rows, those through the end of a record as one.
+
+        Args:
+            devices: positions; shape (n,).
+
+        Returns:
+            Place of the device in `devices`, start and end in s, in the row's time, where an end
+            may lie beyond the record's; shape (sessions,).
+        """
+        rows = self.rows[devices]
+        counts = np.diff(self.offsets)[rows]
+        windows = ranges(self.offsets[rows], counts)
+        owner = np.repeat(np.arange(devices.size), counts)
+        starts, ends = self.starts[windows], self.ends[windows]
+        offsets = offsets_of(counts)
+        first, last = offsets[:-1][counts > 1], offsets[1:][counts > 1] - 1
+        length = self.lengths[rows][counts > 1]
+        through = (starts[first] == 0.0) & (ends[last] == length) & self.repeat
+        ends[last[through]] += ends[first[through]]
+        kept = np.ones(starts.size, dtype=bool)
+        kept[first[through]] = False
+        return owner[kept], starts[kept], ends[kept]
 
     def log_at(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> tuple[Array, Array]:
         """Return from when to when each device was logged, around an instant.

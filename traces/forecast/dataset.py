@@ -16,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, ranges, stream
+from fedstale.traces.arrays import Array, Index, stream
 from fedstale.traces.forecast.observation import (
     HORIZONS_S,
     RATE_HORIZONS_S,
     RATES,
     Observation,
     TraceObserver,
-    since_change,
     time_to_change,
 )
 from fedstale.traces.trace_set import TraceSet
@@ -200,20 +199,14 @@ def _new_session_survival(traces: TraceSet, devices: Index, until: float) -> Arr
     availability = traces.availability
     if availability is None:
         return np.ones(HORIZONS_S.size)
-    row = availability.rows[devices]
-    first, counts = availability.offsets[row], np.diff(availability.offsets)[row]
-    windows, owner = ranges(first, counts), np.repeat(devices, counts)
-    begin = availability.starts[windows] - availability.shifts[owner]
+    which, starts, ends = availability.sessions(devices)
+    owner, lasts_s = devices[which], ends - starts
+    begin = starts - availability.shifts[owner]
     if availability.repeat:
-        length = np.repeat(availability.lengths[row], counts)
-        begin = np.where(begin < 0, begin + length, begin)
-    begin, owner = begin[begin >= 0], owner[begin >= 0]
-    # The rest of a window that began before the end of the record is no session of its own.
-    starts = np.flatnonzero(since_change(availability, owner, begin) == 0.0)
-    begin, owner = begin[starts], owner[starts]
-    last = np.minimum(availability.log_at(owner, begin)[1], until)
-    known = begin[:, None] + HORIZONS_S <= last[:, None]
-    lasts = time_to_change(availability, owner, begin)[:, None] > HORIZONS_S
+        begin = np.where(begin < 0, begin + availability.record_s()[owner], begin)
+    last = np.minimum(availability.log_at(owner, begin.clip(min=0.0))[1], until)
+    known = (begin >= 0)[:, None] & (begin[:, None] + HORIZONS_S <= last[:, None])
+    lasts = lasts_s[:, None] > HORIZONS_S
     result = ((known & lasts).sum(axis=0) + 0.5) / (known.sum(axis=0) + 1.0)
     return np.minimum.accumulate(result)
 

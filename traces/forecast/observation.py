@@ -159,7 +159,7 @@ class TraceObserver:
         availability, midnight_s = self.traces.availability, self.traces.midnight_s
         if availability is not None:
             online = availability.is_available(devices, now)
-            since = np.minimum(since_change(availability, devices, now), since)
+            since = np.minimum(_since_change(availability, devices, now), since)
         clock = np.full(now.shape, np.nan if midnight_s is None else midnight_s)
         clock = (now + clock) % DAY_S
         edges = np.maximum(now[:, None] - EDGES_S, begin[:, None])
@@ -187,7 +187,7 @@ def time_to_change(availability: Availability, devices: Index, t: Array) -> Arra
     return np.where(online, end, start) - t
 
 
-def since_change(availability: Availability, devices: Index, t: Array) -> Array:
+def _since_change(availability: Availability, devices: Index, t: Array) -> Array:
     """Return how long each device has been as it is; inf where the record does not hold it."""
     if availability.starts.size == 0:
         return np.full(t.shape, np.inf)
