@@ -102,8 +102,8 @@ def availability_marginal(traces: Availability, *, epoch_s: float = 0.0) -> Marg
         `hourly` (mean share of devices online, for each hour of the day), `share` (quantiles, over
         devices, of the share of time they are online), `never` (share of devices that never are),
         `autocorrelation` (of being online, around the mean of all, at those of `ONLINE_LAGS_S`
-        that logs reach), `session_s` and `gap_s` (quantiles of lengths of windows, and of gaps inside records; a
-        window that never ends has no length).
+        that logs reach), `session_s` and `gap_s` (quantiles of lengths of windows, and of gaps
+        inside records; a window that never ends has no length).
     """
     devices = _spread(traces.n_devices, _MOST_DEVICES)
     end = float(traces.lengths.max())
