@@ -9,6 +9,7 @@ import io
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -327,10 +328,8 @@ def _modules(names: set[str]) -> set[str]:
 def _declared(dependencies: Iterable[str]) -> set[str]:
     found = set()
     for text in dependencies:
-        try:
+        with suppress(InvalidRequirement):
             found.add(str(canonicalize_name(Requirement(text).name)))
-        except InvalidRequirement:
-            continue
     return found
 
 

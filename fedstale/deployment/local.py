@@ -319,5 +319,4 @@ def _ended(control: Control, run_id: int) -> tuple[str, str]:
 
 def _plain(lines: list[str]) -> str:
     """Return the text of lines without frames."""
-    words = " ".join(line.strip("│╭╮╰╯─ ") for line in lines)
-    return re.sub(r"\s+", " ", words).strip()
+    return " ".join(" ".join(line.strip("│╭╮╰╯─ ") for line in lines).split())
