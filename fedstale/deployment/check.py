@@ -142,7 +142,13 @@ def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
     except (AppPathDepthError, ValueError, OSError) as problem:
         text = " ".join(str(problem).split())
         return [Finding(f"Flower cannot make a bundle of the app: {text}")]
-    sources, findings = _sources(files, bundled)
+    sources: dict[str, SourceFile] = {}
+    findings: list[Finding] = []
+    for name in sorted(name for name in bundled if name.endswith(".py")):
+        try:
+            sources[name] = SourceFile(files[name].read_text(encoding="utf-8"))
+        except (SyntaxError, ValueError) as problem:
+            findings.append(Finding(f"{name} is no Python: {problem}"))
     findings += _left_out(set(files) - bundled, sources)
     findings += _hidden(bundled, app)
     findings += _packages(files, bundled, sources, app)
@@ -182,19 +188,6 @@ def check_superlink(name: str) -> list[Finding]:
 def _names(bundle: bytes) -> set[str]:
     with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
         return {name for name in archive.namelist() if not name.startswith(".info/")}
-
-
-def _sources(
-    files: Mapping[str, Path], bundled: set[str]
-) -> tuple[dict[str, SourceFile], list[Finding]]:
-    sources, findings = {}, []
-    for name in sorted(bundled):
-        if name.endswith(".py"):
-            try:
-                sources[name] = SourceFile(files[name].read_text(encoding="utf-8"))
-            except (SyntaxError, ValueError) as problem:
-                findings.append(Finding(f"{name} is no Python: {problem}"))
-    return sources, findings
 
 
 def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Finding]:
@@ -258,7 +251,9 @@ def _packages(
             name = dotted.split(".")[0]
             where = f"{user}, line {line}, imports {dotted}"
             if name in on_disk:
-                if dotted not in seen and _is_lost(dotted, set(files), bundled):
+                path = dotted.replace(".", "/")
+                places = {f"{path}.py", f"{path}/__init__.py"}
+                if dotted not in seen and places & set(files) and not places & bundled:
                     yield Finding(
                         f"{where}, which Flower leaves out of the bundle (test_*.py, *_test.py, "
                         "folders named build, lib, env and the like, and what .gitignore names)",
@@ -283,12 +278,6 @@ def _packages(
                     f"{where}, which is not declared: add {package!r} to [project] dependencies",
                     is_fault=name == "fedstale",
                 )
-
-
-def _is_lost(dotted: str, files: set[str], bundled: set[str]) -> bool:
-    path = dotted.replace(".", "/")
-    ways = (f"{path}.py", f"{path}/__init__.py")
-    return any(way in files for way in ways) and not any(way in bundled for way in ways)
 
 
 def _settings(

@@ -248,12 +248,11 @@ class Control:
     def runs(self) -> dict[int, tuple[str, str]]:
         """Return status and details of each run: running, or finished:completed and the like."""
         runs = self._client.ListRuns(ListRunsRequest()).run_dict
-        found = {}
-        for run_id, proto in runs.items():
-            status = run_from_proto(proto).status
-            name = f"{status.status}:{status.sub_status}" if status.sub_status else status.status
-            found[int(run_id)] = (name, status.details)
-        return found
+        statuses = {int(run_id): run_from_proto(proto).status for run_id, proto in runs.items()}
+        return {
+            run_id: (":".join(filter(None, (one.status, one.sub_status))), one.details)
+            for run_id, one in statuses.items()
+        }
 
     def close(self) -> None:
         """Disconnect."""

@@ -21,6 +21,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedstale.config import SimulationConfig, Until
+from fedstale.deployment.paced import PacedApp
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import written_at_end
 from fedstale.errors import ConfigError
@@ -37,21 +38,14 @@ from fedstale.traces import TraceSet
 _CLIENT, _SERVER = "replayed_client", "replayed_server"
 _OMITTED = shutil.ignore_patterns("__pycache__", ".git", ".venv", ".flwr", "runs")
 
-_CLIENT_CODE = '''"""The app's ClientApp, which takes as long as the trace says."""
-
-from {module} import {name} as real
-from fedstale.deployment.paced import PacedApp
-
-app = PacedApp(real{rest})
-'''
-_SERVER_CODE = '''"""The app's ServerApp, on nodes that act a trace."""
+_CODE = '''"""One half of the app, on nodes that act a trace."""
 
 import json
 
-from {module} import {name} as real
-from fedstale.deployment.replay import ReplayedServerApp
+from {place} import {name} as real
+from {wrapper.__module__} import {wrapper.__name__}
 
-app = ReplayedServerApp(real{rest}, **json.loads({settings!r}))
+app = {wrapper.__name__}(real{rest}, **json.loads({settings!r}))
 '''
 
 
@@ -110,17 +104,18 @@ def write_replayed(
     shutil.copytree(app, out, ignore=_OMITTED)
     project = tomllib.loads((out / "pyproject.toml").read_text(encoding="utf-8"))
     components = project["tool"]["flwr"]["app"]["components"]
-    for key, module, code in (
-        ("clientapp", _CLIENT, _CLIENT_CODE),
-        ("serverapp", _SERVER, _SERVER_CODE),
+    for key, module, wrapper, options in (
+        ("clientapp", _CLIENT, PacedApp, {}),
+        ("serverapp", _SERVER, ReplayedServerApp, settings),
     ):
         place, _, attribute = components[key].partition(":")
-        name, _, rest = attribute.partition(".")
-        text = code.format(
-            module=place,
+        name, dot, rest = attribute.partition(".")
+        text = _CODE.format(
+            place=place,
             name=name,
-            rest=f".{rest}" if rest else "",
-            settings=json.dumps(settings),
+            rest=dot + rest,
+            wrapper=wrapper,
+            settings=json.dumps(options),
         )
         (out / f"{module}.py").write_text(text, encoding="utf-8")
         components[key] = f"{module}:app"

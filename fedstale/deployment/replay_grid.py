@@ -88,7 +88,6 @@ class ReplayGrid(ForwardingGrid):
         self._superlink, self._unix_now = grid, unix_now
         self.unix_zero = unix_now()
         """Instant 0, in s since 1970, UTC."""
-        self._has_begun = False
         self._log = _PlannedJobs()
         self._book = CostBook(costs)
         self._fleet = Fleet(traces, self._book, on_interrupt)
@@ -112,8 +111,7 @@ class ReplayGrid(ForwardingGrid):
         )
 
     def _begin(self) -> None:
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._superlink.now():
             self._superlink.begin()
             self.unix_zero = self._unix_now()
 

@@ -18,13 +18,13 @@ from fedstale.strategies.server.runtime import Callback, Runtime
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_NO_LIMIT = Until()
+NO_LIMIT = Until()
 
 
 class Watcher(Callback):
     """Counts rounds, and calls `look` a few times a second and at the end of the run."""
 
-    def __init__(self, until: Until = _NO_LIMIT, *, every_s: float = 0.25) -> None:
+    def __init__(self, until: Until = NO_LIMIT, *, every_s: float = 0.25) -> None:
         """Watch a run with a limit, looking every `every_s` s of wall time."""
         self.until, self.rounds = until, 0
         self._every_s, self._due_at = every_s, -inf

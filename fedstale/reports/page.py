@@ -5,7 +5,6 @@ every request. Whatever comes from a run is escaped: in HTML by the template, in
 reads as HTML, and in the embedded JSON. The same run gives the same bytes.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -125,6 +124,7 @@ def write_figures(
     templates = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, keep_trailing_newline=True
     )
+    templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     page = templates.get_template("page.html").render(
         heading=title,
         lead=first,
@@ -136,23 +136,12 @@ def write_figures(
         texts=texts or {},
         version=__version__,
         clock=_clock(runs) if runs else "",
-        plots=embedded([figure.plot() for figure in figures]),
+        plots=[figure.plot() for figure in figures],
         plotly=re.sub(r"</(script)", r"<\\/\1", plotly_js(), flags=re.IGNORECASE),
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         script=(_HERE / "page.js").read_text(encoding="utf-8"),
     )
     return write_text(page, out)
-
-
-def embedded(value: object) -> str:
-    r"""Return JSON that can stand in a script element and can not end it.
-
-    Example:
-        >>> embedded({"name": "</script>"})
-        '{"name":"\\u003c/script\\u003e"}'
-    """
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def write_text(text: str, out: Path) -> Path:
@@ -182,7 +171,7 @@ def lead(run: "Run") -> str:
         f"{summary['app']} on {summary['devices']:,} devices {ending}{reason} after "
         f"{time_text(run.end_s)} of device time and {summary['rounds']:,} rounds{best}."
     )
-    if run.busy_s.sum():
+    if run.jobs["busy_s"].any():
         text += (
             f" Of the device time {run.costs['device_time_wasted']:.0%} was wasted;"
             f" {int((used_jobs(run) > 0).sum()):,} devices had training used."
@@ -193,14 +182,14 @@ def lead(run: "Run") -> str:
 def cards(run: "Run") -> list[tuple[str, str]]:
     """Return the figures at the head of the page as names and values."""
     facts = _facts(run)
-    if not run.busy_s.any():
+    if not run.jobs["busy_s"].any():
         del facts["device time wasted"]
     return [*_last_values(run)[:2], *facts.items()]
 
 
 def _facts(run: "Run") -> dict[str, str]:
     """Return what a run took, in words, by name."""
-    n_bytes = float(run.moved_bytes.sum())
+    n_bytes = float(run.jobs["moved_bytes"].sum())
     unit, size = byte_unit(n_bytes)
     return {
         "device time": time_text(run.end_s),
