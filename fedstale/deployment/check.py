@@ -138,10 +138,12 @@ def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
     """
     files = collect_files(app.directory)
     try:
-        bundled = _names(build_fab_from_disk(app.directory))
+        bundle = io.BytesIO(build_fab_from_disk(app.directory))
     except (AppPathDepthError, ValueError, OSError) as problem:
         text = " ".join(str(problem).split())
         return [Finding(f"Flower cannot make a bundle of the app: {text}")]
+    with zipfile.ZipFile(bundle) as archive:
+        bundled = {name for name in archive.namelist() if not name.startswith(".info/")}
     sources: dict[str, SourceFile] = {}
     findings: list[Finding] = []
     for name in sorted(name for name in bundled if name.endswith(".py")):
@@ -183,11 +185,6 @@ def check_superlink(name: str) -> list[Finding]:
     except FedstaleError as problem:
         return [Finding(str(problem))]
     return []
-
-
-def _names(bundle: bytes) -> set[str]:
-    with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-        return {name for name in archive.namelist() if not name.startswith(".info/")}
 
 
 def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Finding]:

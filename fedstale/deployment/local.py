@@ -70,16 +70,16 @@ class LocalDeployment:
         Raises:
             ConfigError: the folder holds something else, or there is no node.
         """
-        is_taken = has_earlier(folder, ("superlink.log", "ca.crt"), overwrite=overwrite)
         if nodes < 1:
             raise ConfigError(f"nodes = {nodes}: expected at least 1")
-        if is_taken:
+        if has_earlier(folder, ("superlink.log", "ca.crt"), overwrite=overwrite):
             shutil.rmtree(folder)
         self.folder, self.n_nodes, self.limit_s, self._say = folder.resolve(), nodes, limit_s, say
         self.processes, self._ends = ProcessGroup(), ExitStack()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         self.tls = commands.write_certificates(self.folder, ["localhost", "127.0.0.1"])
+        self.database = self.folder / "superlink.db"
         self.node_ids: dict[int, int] = {}
         self.at = Address("127.0.0.1", free_port())
         """Where the SuperLink is."""
@@ -118,7 +118,7 @@ class LocalDeployment:
             FedstaleError: it does not start.
         """
         for left in reversed(range(1 if self._has_started else _TRIES)):
-            command = commands.superlink(self.at, self.tls, self._database)
+            command = commands.superlink(self.at, self.tls, self.database)
             self._start("superlink", command)
             try:
                 self._wait("superlink", lambda: is_healthy(self.at, self.tls.ca))
@@ -135,7 +135,7 @@ class LocalDeployment:
         (home / "config.toml").write_text(
             commands.connection(LINK, self.at, self.tls.ca), encoding="utf-8"
         )
-        self._say(f"SuperLink at {self.at} with TLS; state in {self._database.name}")
+        self._say(f"SuperLink at {self.at} with TLS; state in {self.database.name}")
 
     def add_node(self, number: int) -> None:
         """Make a key for a node, register it and start the node, without waiting for it."""
@@ -161,10 +161,6 @@ class LocalDeployment:
 
     def _is_online(self, number: int) -> bool:
         return self.control.nodes().get(self.node_ids[number]) == "online"
-
-    @property
-    def _database(self) -> Path:
-        return self.folder / "superlink.db"
 
     def _home(self, name: str) -> Path:
         home = self.folder / f"home-{name}"

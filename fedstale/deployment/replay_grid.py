@@ -96,6 +96,8 @@ class ReplayGrid(ForwardingGrid):
         self._first_lead_s = lead_s
         self._lost: dict[str, tuple[float, Message]] = {}
         self._warned = False
+        self.late_s: list[float] = []
+        """Real seconds by which replies came later than planned."""
         self.there_s: list[float] = []
         """Real seconds from sending a message to a ClientApp that has it, if the node was free."""
         self.back_s: list[float] = []
@@ -211,15 +213,6 @@ class ReplayGrid(ForwardingGrid):
 
         return pa.concat_tables(table.tables(as_of, self._fleet.device_ids))
 
-    @property
-    def late_s(self) -> list[float]:
-        """Real seconds by which replies came later than planned, in the order of sending."""
-        return [
-            (reported_at - due_at) / self._speed_up
-            for row, due_at in self._due_at.items()
-            if (reported_at := self._log[row].reported_at) < NEVER
-        ]
-
     def _with_plan(self, job: JobRow) -> Message:
         content = own_copy(job.message.content)
         train_at, due_at = (
@@ -258,7 +251,9 @@ class ReplayGrid(ForwardingGrid):
         job.reported_at = job.ended_at = job.delivered_at
         job.status, job.reason = REPORTED, ""
         self._book.learn(job.kind.split(".")[0], job.node_id, reply.content)
-        late_s = (job.trained_at - self._due_at[job.row]) / self._speed_up
+        due_at = self._due_at[job.row]
+        self.late_s.append((job.delivered_at - due_at) / self._speed_up)
+        late_s = (job.trained_at - due_at) / self._speed_up
         if late_s > _TOO_LATE_S and not self._warned:
             self._warned = True
             logger.warning(
