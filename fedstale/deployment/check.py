@@ -194,7 +194,11 @@ def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Fi
         path = Path(name)
         if set(path.parts) & _OF_TOOLS or path.name in _HARMLESS or path.suffix in {".py", ".pyc"}:
             continue
-        users = [user for user, source in sources.items() if _names_it(source, path.name)]
+        users = [
+            user
+            for user, source in sources.items()
+            if any(f"/{text}".endswith(f"/{path.name}") for text in source.strings)
+        ]
         if users:
             yield Finding(
                 f"{name} is not sent to devices, but {users[0]} names it: Flower bundles only "
@@ -210,10 +214,6 @@ def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Fi
             f"{_allowed()} that .gitignore does not name",
             is_fault=False,
         )
-
-
-def _names_it(source: SourceFile, file: str) -> bool:
-    return any(text == file or text.endswith("/" + file) for text in source.strings)
 
 
 def _allowed() -> str:

@@ -11,6 +11,7 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader
 
 from fedstale import __version__
@@ -31,8 +32,6 @@ _ENDINGS = {
     "stuck": "got stuck",
     "interrupted": "was interrupted",
 }
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""A header and rows."""
 
 
 def write_run(run: "Run", out: Path) -> Path:
@@ -97,7 +96,7 @@ def write_figures(
     out: Path,
     *,
     cards: Sequence[tuple[str, str]] = (),
-    tables: Mapping[str, Table] | None = None,
+    tables: Mapping[str, pd.DataFrame] | None = None,
     hidden: str = "",
     runs: "Sequence[Run]" = (),
     texts: Mapping[str, str] | None = None,
@@ -110,7 +109,7 @@ def write_figures(
         figures: what is drawn, in this order.
         out: file to write.
         cards: names and values at the head of the page.
-        tables: header and rows of tables above the figures, by title.
+        tables: tables of texts above the figures, by title.
         hidden: what has no figure and why, in sentences.
         runs: runs whose settings stand below the figures.
         texts: texts below the figures that are shown as they are, by title.
@@ -210,8 +209,8 @@ def _clock(runs: "Sequence[Run]") -> str:
     return f"Time is {real}." if all(are_real) else f"Time is {virtual}, in deployed runs {real}."
 
 
-def _compared(runs: "Sequence[Run]") -> Table:
-    """Return the header and the rows of a table with one row a run."""
+def _compared(runs: "Sequence[Run]") -> pd.DataFrame:
+    """Return a table of texts with one row a run."""
     last = [dict(_last_values(run)) for run in runs]
     metrics = list(dict.fromkeys(name for values in last for name in values))[:6]
     rows = [
@@ -224,7 +223,7 @@ def _compared(runs: "Sequence[Run]") -> Table:
         }
         for run, values in zip(runs, last, strict=True)
     ]
-    return list(rows[0]), [list(row.values()) for row in rows]
+    return pd.DataFrame(rows)
 
 
 def _last_values(run: "Run") -> list[tuple[str, str]]:
