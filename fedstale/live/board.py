@@ -151,7 +151,7 @@ class Board(Watcher):
                 "title": self.title,
                 "ended": self._ended,
                 "cards": self._cards(f"{now / length_s:.3g} {unit}"),
-                "share": self.share(now) if self._online.kept else None,
+                "share": self.until.share(now, self.rounds) if self._online.kept else None,
                 "figures": [{**f.plot(), "about": f.about} for f in figures if f.traces],
                 "failures": [
                     [f"{at / length_s:.3g} {unit}", *words] for at, *words in self._failures

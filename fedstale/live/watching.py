@@ -32,10 +32,6 @@ class Watcher(Callback):
     def look(self, run: Runtime) -> None:
         """Show where the run is; a subclass says how."""
 
-    def share(self, now: float) -> float | None:
-        """Return how much of the run is done; None where nothing limits it but the app."""
-        return self.until.share(now, self.rounds)
-
     def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
         """Count rounds."""
         if source == "train":
@@ -72,7 +68,7 @@ class ProgressLine(Watcher):
 
     def look(self, run: Runtime) -> None:
         """Draw the line."""
-        share = self.share(run.now())
+        share = self.until.share(run.now(), self.rounds)
         # Together with clock, bar and elapsed time this fits a terminal of 80 columns.
         counts = f"round {self.rounds}  {run.n_online()} online  {run.n_in_flight()} in flight"
         self._bar.update(

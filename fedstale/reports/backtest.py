@@ -97,6 +97,8 @@ def _fan(channel: str, table: pd.DataFrame, forecaster: str) -> Figure:
     minutes = np.concatenate([past["offset_s"], ahead["offset_s"]]) / 60.0
     actual = np.concatenate([past["actual"], ahead["actual"]]) / size
 
+    dots = {"mode": "lines+markers", "marker": {"size": 4}}
+
     def quantile(name: str, column: str, **more: object) -> dict[str, Any]:
         x, y = ahead["offset_s"] / 60.0, ahead[column] / size
         return curve(name, "series-0", x, y, hoverinfo="skip", **more)
@@ -111,14 +113,7 @@ def _fan(channel: str, table: pd.DataFrame, forecaster: str) -> Figure:
             quantile("10 %", "q10", line={"width": 0}, showlegend=False),
             quantile("80 % of futures", "q90", line={"width": 0}, fill="tonexty"),
             quantile("median", "q50", line={"width": 2, "dash": "dash"}),
-            curve(
-                "what the device did",
-                "series-1",
-                minutes,
-                actual,
-                mode="lines+markers",
-                marker={"size": 4},
-            ),
+            curve("what the device did", "series-1", minutes, actual, **dots),
         ],
         x_title="time from now (min)",
         y_title=f"{what} ({unit})",

@@ -252,8 +252,7 @@ def _hidden(run: "Run", figures: Sequence[Figure]) -> str:
         ("staleness" not in drawn, "The strategy states no staleness and no weights."),
     ]
     found = [sentence for holds, sentence in sentences if holds]
-    found += [sentence] if (sentence := learning.hidden([run])) else []
-    return " ".join(found)
+    return " ".join([*found, learning.hidden([run])]).strip()
 
 
 def _distinct(runs: "Sequence[Run]") -> "list[Run]":
