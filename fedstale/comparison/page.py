@@ -43,14 +43,13 @@ def write(comparison: Comparison, folder: Path, *, plan: str = "") -> None:
     write_text(comparison.table.to_csv(index=False, lineterminator="\n"), folder / LINES)
     write_text(markdown(comparison), folder / MARKDOWN)
     n_runs = sum(len(one.runs) for one in comparison.variants)
-    words = comparison.words
     write_figures(
         f"Compared with {comparison.reference}",
         f"{len(comparison.variants)} variants in {n_runs} runs, compared with "
         f"{comparison.reference}. {' '.join(comparison.notes)}",
         figures(comparison),
         folder / PAGE,
-        tables={"The variants": (list(words.columns), words.to_numpy().tolist())},
+        tables={"The variants": comparison.words},
         texts={"What was compared": plan} if plan else {},
     )
 

@@ -317,7 +317,7 @@ class _ShareDone(Watcher):
         self._report = report
 
     def look(self, run: Runtime) -> None:
-        self._report(self.share(run.now()) or 0.0)
+        self._report(self.until.share(run.now(), self.rounds) or 0.0)
 
     def ended(self, run: Runtime, status: str, reason: str) -> None:
         """Report nothing: if the first process is gone, the run's folder is still to be written."""

@@ -18,23 +18,19 @@ from fedstale.strategies.server.runtime import Callback, Runtime
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_NO_LIMIT = Until()
+NO_LIMIT = Until()
 
 
 class Watcher(Callback):
     """Counts rounds, and calls `look` a few times a second and at the end of the run."""
 
-    def __init__(self, until: Until = _NO_LIMIT, *, every_s: float = 0.25) -> None:
+    def __init__(self, until: Until = NO_LIMIT, *, every_s: float = 0.25) -> None:
         """Watch a run with a limit, looking every `every_s` s of wall time."""
         self.until, self.rounds = until, 0
         self._every_s, self._due_at = every_s, -inf
 
     def look(self, run: Runtime) -> None:
         """Show where the run is; a subclass says how."""
-
-    def share(self, now: float) -> float | None:
-        """Return how much of the run is done; None where nothing limits it but the app."""
-        return self.until.share(now, self.rounds)
 
     def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
         """Count rounds."""
@@ -72,7 +68,7 @@ class ProgressLine(Watcher):
 
     def look(self, run: Runtime) -> None:
         """Draw the line."""
-        share = self.share(run.now())
+        share = self.until.share(run.now(), self.rounds)
         # Together with clock, bar and elapsed time this fits a terminal of 80 columns.
         counts = f"round {self.rounds}  {run.n_online()} online  {run.n_in_flight()} in flight"
         self._bar.update(

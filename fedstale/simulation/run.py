@@ -2,6 +2,7 @@
 
 import logging
 import random
+import shutil
 import sys
 import time
 import traceback
@@ -132,7 +133,7 @@ def simulate(
                 }
                 run = write_run(folder, grid.runtime, metrics, facts)
                 if status != "interrupted":
-                    folder.drop_checkpoints()
+                    shutil.rmtree(folder.checkpoints, ignore_errors=True)
                 return run
 
 

@@ -69,7 +69,7 @@ def write_run(folder, status="finished"):
 
 def read_run(folder):
     record = Run(folder / "run")
-    return record.end_s, record.busy_s, record.moved_bytes, record.outcome
+    return record.end_s, record.jobs["busy_s"], record.jobs["moved_bytes"], record.jobs["outcome"]
 
 
 def read_measured(folder):
