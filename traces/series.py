@@ -81,7 +81,7 @@ class Series(Channel):
 
     @classmethod
     def regular(
-        cls, rows: Sequence[npt.ArrayLike], *, step_s: float, repeat: bool = True
+        cls, rows: Sequence[npt.ArrayLike] | Array, *, step_s: float, repeat: bool = True
     ) -> "Series":
         """Return rates sampled on one regular grid, each held until the next sample.
 

@@ -265,13 +265,9 @@ def _fetch_file(
                 "on the way; nothing was kept"
             )
     if file.sha256 is None:
-        with _as_trace_error(str(target)), replacing(checksum_file(target)) as out:
+        checksum = target.with_name(f"{target.name}.sha256")
+        with _as_trace_error(str(target)), replacing(checksum) as out:
             out.write(f"{seen}  {target.name}\n".encode())
-
-
-def checksum_file(target: Path) -> Path:
-    """Return where the checksum of a download is recorded when none was known before."""
-    return target.with_name(target.name + ".sha256")
 
 
 @contextmanager

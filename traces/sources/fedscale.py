@@ -17,6 +17,7 @@ import math
 import pickle
 import pickletools
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -76,13 +77,12 @@ def read_behaviour(path: str | Path) -> TraceSet:
     ids: list[str] = []
     lengths: list[float] = []
     windows: list[Array] = []
-    for client, record in _clients(path).items():
-        known = record if isinstance(record, dict) else {}
+    for client, known in _clients(path):
         length = number(known.get("finish_time"))
         if not 0 < length < math.inf:
             counts["dropped: client without a finish_time above 0"] += 1
             continue
-        ids.append(str(client))
+        ids.append(client)
         lengths.append(length)
         windows.append(_pairs(known, counts))
     if not ids:
@@ -123,8 +123,7 @@ def read_capacity(path: str | Path) -> TraceSet:
     counts: Counter[str] = Counter()
     ids: list[str] = []
     rows: list[tuple[float, float]] = []
-    for client, record in _clients(path).items():
-        known = record if isinstance(record, dict) else {}
+    for client, known in _clients(path):
         ms, kbit = number(known.get("computation")), number(known.get("communication"))
         # A speed must be finite both ways: 1 / 1e-320 is not.
         if not 1e-9 < ms < math.inf:
@@ -132,7 +131,7 @@ def read_capacity(path: str | Path) -> TraceSet:
         elif not 1e-9 < kbit < _MOST_KBIT_PER_S:
             counts["dropped: client whose communication is not a number above 0"] += 1
         else:
-            ids.append(str(client))
+            ids.append(client)
             rows.append((ms, kbit))
     if not rows:
         raise TraceError(
@@ -151,11 +150,13 @@ def read_capacity(path: str | Path) -> TraceSet:
     )
 
 
-def _clients(path: Path) -> dict[object, object]:
+def _clients(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the name of each client, and its record; an empty one for what is none."""
     data = load(path)
     if not isinstance(data, dict) or not data:
         raise TraceError(f"{path}: expected a pickled dictionary of clients")
-    return data
+    for client, record in data.items():
+        yield str(client), record if isinstance(record, dict) else {}
 
 
 def _pairs(record: dict[str, object], counts: Counter[str]) -> Array:

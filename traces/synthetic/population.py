@@ -10,7 +10,7 @@ zeros in its name follow n.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -139,25 +139,23 @@ def _links(
     """Return downlinks and uplinks; both of a device are from one place of one realisation."""
     middle = np.exp(model.median_log + model.median_log_sd * normal[0])
     share = np.exp(model.uplink_share_log + model.uplink_share_log_sd * normal[1])
-    place = _place(which, phase, _LINKS, _LINK_S)
-    rows = {
-        purpose: regimes.draw(one, _LINKS, _LINK_S, stream(seed, purpose, 0))
+    pools = [
+        Series.regular(regimes.draw(one, _LINKS, _LINK_S, stream(seed, purpose, 0)), step_s=1.0)
         for purpose, one in ((_DOWNLINK, model.downlink), (_UPLINK, model.uplink))
-    }
-    down, up = (replace(Series.regular(list(r), step_s=1.0), **place) for r in rows.values())
-    return replace(down, scales=middle), replace(up, scales=middle * share)
+    ]
+    down, up = (_placed(pool, which, phase) for pool in pools)
+    return down.scaled(middle), up.scaled(middle * share)
 
 
 def _compute(model: background.Background, which: Array, phase: Array, seed: int) -> Series:
     """Return what the background leaves of each device's processor, as a share."""
-    load_ = background.draw(model, _LOADS, _LOAD_STEPS, stream(seed, _LOAD, 0))
-    left = Series.regular(list(1.0 - load_), step_s=model.step_s)
-    place = _place(which, phase, _LOADS, _LOAD_STEPS * model.step_s)
-    return replace(left, scales=np.ones(which.size), **place)
+    loads = background.draw(model, _LOADS, _LOAD_STEPS, stream(seed, _LOAD, 0))
+    return _placed(Series.regular(1.0 - loads, step_s=model.step_s), which, phase)
 
 
-def _place(which: Array, phase: Array, rows: int, length_s: float) -> dict[str, Any]:
-    return {"rows": (which * rows).astype(np.int32), "shifts": phase * length_s}
+def _placed(pool: Series, which: Array, phase: Array) -> Series:
+    taken = pool.take((which * pool.n_devices).astype(np.int64))
+    return taken.shifted(phase * taken.record_s())
 
 
 def load(path: str | Path | None = None) -> Population:

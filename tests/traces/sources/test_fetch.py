@@ -10,7 +10,6 @@ import pytest
 from fedstale.errors import TraceError
 from fedstale.traces import TraceSet
 from fedstale.traces.sources import SOURCES, RemoteFile, catalogue, fetch
-from fedstale.traces.sources.catalogue import checksum_file
 
 CONTENT = json.dumps({"a": [[1, 2]], "b": [[3, 4]] * 20_000}).encode()
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -86,7 +85,7 @@ def test_a_file_arrives_whole_and_can_be_read(tmp_path, at):
 
 def test_a_checksum_that_was_not_known_is_recorded(tmp_path, at):
     path = fetch("flash", tmp_path, url=at("ok"))
-    assert checksum_file(path).read_text() == f"{SHA}  ready_strict.json\n"
+    assert path.with_name(f"{path.name}.sha256").read_text() == f"{SHA}  ready_strict.json\n"
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "ready_strict.json",
         "ready_strict.json.sha256",
