@@ -198,7 +198,7 @@ class Availability(Channel):
         devices = np.asarray(devices, dtype=np.int64)
         t = spread_over(t, devices.shape)
         row = self.rows[devices]
-        _, x, k = self._locate(t, row, self.shifts[devices])
+        _, x, k = self.locate(t, row, self.shifts[devices])
         inside = (k >= self.offsets[row]) & (t < self.until)
         return inside & (x < self.ends.take(k, mode="clip")) if self.ends.size else inside
 
@@ -220,7 +220,7 @@ class Availability(Channel):
             return np.full(devices.shape, np.inf), np.full(devices.shape, np.inf)
         row = self.rows[devices]
         length = self.lengths[row]
-        base, x, k = self._locate(t, row, self.shifts[devices])
+        base, x, k = self.locate(t, row, self.shifts[devices])
         first, last = self.offsets[row], self.offsets[row + 1]
         end = self.ends.take(k, mode="clip")
         inside = (k >= first) & (x < end) & (end + base > t)
@@ -240,7 +240,7 @@ class Availability(Channel):
         never = never | (begin >= end)
         return np.where(never, np.inf, begin), np.where(never, np.inf, end)
 
-    def _locate(
+    def locate(
         self, t: Array, row: npt.NDArray[np.int32], shift: Array
     ) -> tuple[Array, Array, Index]:
         """Return (t's time minus row time, t in row time, position of the last start by then)."""

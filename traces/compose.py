@@ -13,12 +13,11 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Index, stream
+from fedstale.traces.arrays import DAY_S, Index, stream
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.trace_set import TraceSet
 
-DAY_S = 86_400.0
 _AVAILABILITY, _COMPUTE, _BACKGROUND, _NETWORK = range(4)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, Mask
+from fedstale.traces.arrays import DAY_S, Array, Index, Mask
 from fedstale.traces.forecast.base import (
     LEAST_RATE,
     FleetStatistics,
@@ -29,7 +29,6 @@ from fedstale.traces.forecast.base import (
 )
 from fedstale.traces.forecast.dataset import Examples, targets_at
 from fedstale.traces.forecast.observation import (
-    DAY_S,
     EDGES_S,
     HORIZONS_S,
     LEVELS,

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import (
+    DAY_S,
     Array,
     Channel,
     Index,
@@ -63,8 +64,6 @@ EDGES_S: Array = np.concatenate(
 
 STEPS = EDGES_S.size - 1
 """Number of steps of a history."""
-
-DAY_S = 86_400.0
 
 # Devices are read this many at a time, so that their arrays stay in the cache.
 _CHUNK = 512
@@ -188,12 +187,9 @@ def _since_change(availability: Availability, devices: Index, t: Array) -> Array
     if availability.starts.size == 0:
         return np.full(t.shape, np.inf)
     row = availability.rows[devices]
+    _, x, k = availability.locate(t, row, availability.shifts[devices])
     length = availability.lengths[row]
-    x = t + availability.shifts[devices]
-    if availability.repeat:
-        x = np.mod(x, length)
     first, last = availability.offsets[row], availability.offsets[row + 1]
-    k = last_at_or_before(availability.starts, first, last, x)
     starts = availability.starts.take(k, mode="clip")
     ends = availability.ends.take(k, mode="clip")
     final_start = availability.starts.take(last - 1, mode="clip")

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Mask
+from fedstale.traces.arrays import DAY_S, Array, Mask
 from fedstale.traces.availability import Availability
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.series import Series
@@ -43,7 +43,7 @@ _GAP_INTERVALS = 3.0
 # Clocks that are disciplined by a time server drift by less than this between two readings.
 _STEP_S = 2.0
 # Between runs only the wall clock counts, and one that starts in 1970 must not add half a century.
-_LONGEST_SILENCE_S = 31 * 86_400.0
+_LONGEST_SILENCE_S = 31 * DAY_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +219,7 @@ def merge(
     for name, traces in sets.items():
         lead_s = (begins[name] - midnight).total_seconds()
         if align == "time-of-day":
-            lead_s %= 86_400.0
+            lead_s %= DAY_S
         absent_s = lead_s if align == "calendar" else 0.0
         for i, device_id in enumerate(traces.device_ids):
             if device_id in origin:

@@ -31,15 +31,6 @@ NATIVE = "native"
 TIMEOUT_S = 30.0
 MAX_BYTES = 1 << 30
 _CHUNK = 1 << 16
-_ACCEPTED = """accepted are
-  native             a .parquet file written by fedstale
-  flash              ready_strict.json
-  gnettrack          a G-NetTrack CSV, a folder or a zip of them
-  mahimahi           NAME.up and NAME.down, plain or gzipped, or a folder of them
-  planetlab          a tar.gz, zip or folder of DAY/HOST, or one host file in a folder named DAY
-  aibenchmark        AI Benchmark's JSON list of phones
-  fedscale_behaviour client_behave_trace
-  fedscale_capacity  client_device_capacity"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +59,12 @@ class TraceSource:
     """Reads a file or folder of this kind."""
     channels: tuple[str, ...]
     """What the reader learns from it by default."""
-    compute_unit: str | None
-    """What one unit of work is; None where compute is not known."""
     origin: str
     """Authors or project, and the repository that publishes it."""
     licence: str
     """Under which terms, as stated there."""
+    accepts: str
+    """Files and folders of this kind."""
     files: tuple[RemoteFile, ...]
     """What `fetch` downloads."""
 
@@ -83,16 +74,15 @@ class TraceSource:
         return f"{self.name}: {self.origin}; licence: {self.licence}"
 
 
-_READERS: dict[str, tuple[Callable[[str | Path], TraceSet], str | None]] = {
-    "flash": (flash.read, None),
-    "gnettrack": (gnettrack.read, None),
-    "mahimahi": (mahimahi.read, None),
-    "planetlab": (planetlab.read, planetlab.COMPUTE_UNIT),
-    "aibenchmark": (aibenchmark.read, aibenchmark.COMPUTE_UNIT),
-    "fedscale_behaviour": (fedscale.read_behaviour, None),
-    "fedscale_capacity": (fedscale.read_capacity, fedscale.COMPUTE_UNIT),
+_READERS: dict[str, Callable[[str | Path], TraceSet]] = {
+    "flash": flash.read,
+    "gnettrack": gnettrack.read,
+    "mahimahi": mahimahi.read,
+    "planetlab": planetlab.read,
+    "aibenchmark": aibenchmark.read,
+    "fedscale_behaviour": fedscale.read_behaviour,
+    "fedscale_capacity": fedscale.read_capacity,
 }
-"""Reader and compute unit of each source."""
 
 
 def _sources() -> dict[str, TraceSource]:
@@ -101,8 +91,7 @@ def _sources() -> dict[str, TraceSource]:
     for name, about in tomllib.loads(text).items():
         about["channels"] = tuple(about["channels"])
         about["files"] = tuple(RemoteFile(**file) for file in about["files"])
-        reader, unit = _READERS[name]
-        found[name] = TraceSource(name=name, reader=reader, compute_unit=unit, **about)
+        found[name] = TraceSource(name=name, reader=_READERS[name], **about)
     return found
 
 
@@ -124,7 +113,10 @@ def kind_of(path: Path) -> str:
     else:
         kind = _of_names([f"{path.absolute().name}/{name}" for name in names(path)])
     if kind is None:
-        raise TraceError(f"{path}: not a trace of a known kind; {_ACCEPTED}")
+        accepted = {NATIVE: "a .parquet file written by fedstale"}
+        accepted |= {name: source.accepts for name, source in SOURCES.items()}
+        lines = (f"\n  {name:<19}{files}" for name, files in accepted.items())
+        raise TraceError(f"{path}: not a trace of a known kind; accepted are{''.join(lines)}")
     return kind
 
 

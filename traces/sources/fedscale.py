@@ -28,7 +28,7 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
-from fedstale.traces.sources.archives import Limits, number, read_file
+from fedstale.traces.sources.archives import number, read_file
 from fedstale.traces.trace_set import TraceSet
 
 COMPUTE_UNIT = "seconds of the median client of the file"
@@ -179,7 +179,7 @@ def load(path: Path, *, max_bytes: int = MAX_BYTES, max_opcodes: int = MAX_OPCOD
     Raises:
         TraceError: the file is missing, too large or damaged, or holds anything but plain data.
     """
-    data = read_file(path, Limits(member_bytes=max_bytes))
+    data = read_file(path, max_bytes)
     try:
         return loads(data, max_opcodes=max_opcodes)
     except TraceError as e:

@@ -21,12 +21,12 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
+from fedstale.traces.arrays import DAY_S
 from fedstale.traces.availability import Availability
 from fedstale.traces.sources.archives import number, read_json
 from fedstale.traces.trace_set import TraceSet
 
 EPOCH = "2018-03-06T00:00:00"
-_DAY_S = 86_400.0
 
 
 def read(path: str | Path, *, days: int = 2) -> TraceSet:
@@ -71,7 +71,7 @@ def read(path: str | Path, *, days: int = 2) -> TraceSet:
                 owner.append(phone)
                 pairs.append(pair)
     flat = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-    lengths = np.full(len(data), days * _DAY_S)
+    lengths = np.full(len(data), days * DAY_S)
     phones, repairs = Availability.repaired(
         np.array(owner, dtype=np.int64), flat[:, 0], flat[:, 1], lengths, join_s=1.0
     )

@@ -20,7 +20,7 @@ import numpy as np
 import tomli_w
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, stream
+from fedstale.traces.arrays import DAY_S, Array, stream
 from fedstale.traces.availability import Availability
 from fedstale.traces.io.atomic import replacing
 from fedstale.traces.series import Series
@@ -130,7 +130,7 @@ def _availability(population: Population, n: int, days: int, seed: int) -> Avail
         kept = int(counts.sum())
         parts.append((starts[:kept], ends[:kept], counts))
     starts, ends, counts = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Availability.packed(starts, ends, counts, days * diurnal.DAY_S)
+    return Availability.packed(starts, ends, counts, days * DAY_S)
 
 
 def _links(
