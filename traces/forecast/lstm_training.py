@@ -155,9 +155,10 @@ class TrainingRun:
     def save(self, folder: Path) -> None:
         """Write the state to a new file, which then replaces the old one."""
         folder.mkdir(parents=True, exist_ok=True)
-        groups = {"w": self.weights, "m": self.first, "v": self.second, "b": self.best}
         arrays = {
-            f"{g}.{k}": t.detach().numpy() for g, group in groups.items() for k, t in group.items()
+            f"{letter}.{name}": each.detach().numpy()
+            for letter, group in self._groups().items()
+            for name, each in group.items()
         }
         counts = {name: getattr(self, name) for name in _COUNTS}
         with replacing(folder / "training.safetensors") as file:
@@ -187,12 +188,15 @@ class TrainingRun:
             )
         if any(f"w.{name}" not in arrays for name in self.weights):
             raise ResumeError(f"{path}: of another version of fedstale; delete it to begin again")
-        for letter, group in (("m", self.first), ("v", self.second), ("b", self.best)):
+        for letter, group in self._groups().items():
             group.update({name: torch.from_numpy(arrays[f"{letter}.{name}"]) for name in group})
-        for name in self.weights:
-            self.weights[name] = torch.from_numpy(arrays[f"w.{name}"]).requires_grad_()
+        for each in self.weights.values():
+            each.requires_grad_()
         for name in _COUNTS:
             setattr(self, name, counts[name])
+
+    def _groups(self) -> dict[str, Weights]:
+        return {"w": self.weights, "m": self.first, "v": self.second, "b": self.best}
 
 
 class _Data(NamedTuple):

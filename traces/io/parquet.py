@@ -238,19 +238,19 @@ def _groups_of(file: pq.ParquetFile, about: dict[str, Any], path: Path) -> Trace
 def _channel(
     name: str, whole: dict[str, pa.Table], about: dict[str, Any], path: Path
 ) -> Availability | Series:
-    stored, devices, said = whole[name], whole["device"], about["channels"][name]
+    stored, devices, described = whole[name], whole["device"], about["channels"][name]
     lengths = _floats(stored, "length_s", path)
     try:
         if name == "availability":
             starts, counts = _flat(stored, "starts_s")
             ends, _ = _flat(stored, "ends_s")
             channel: Availability | Series = Availability.packed(
-                starts, ends, counts, lengths, repeat=said["repeat"]
+                starts, ends, counts, lengths, repeat=described["repeat"]
             )
         else:
             values, counts = _flat(stored, "values")
             starts, start_counts = None, counts
-            if said["step_s"] is None:
+            if described["step_s"] is None:
                 starts, start_counts = _flat(stored, "starts_s")
             if not np.array_equal(start_counts, counts):
                 raise TraceError("starts_s: expected one for each value")
@@ -259,8 +259,8 @@ def _channel(
                 counts,
                 lengths,
                 starts=starts,
-                step_s=said["step_s"],
-                repeat=said["repeat"],
+                step_s=described["step_s"],
+                repeat=described["repeat"],
             )
     except TraceError as problem:
         raise TraceError(f"{path}: {name}: {problem}") from None
@@ -270,7 +270,7 @@ def _channel(
     placed: dict[str, Any] = {
         "rows": rows.astype(np.int32),
         "shifts": _floats(devices, f"{name}_shift_s", path),
-        "until": np.inf if said["until_s"] is None else float(said["until_s"]),
+        "until": np.inf if described["until_s"] is None else float(described["until_s"]),
     }
     if name != "availability":
         placed["scales"] = _floats(devices, f"{name}_scale", path)

@@ -34,6 +34,7 @@ from fedstale.traces.trace_set import TraceSet
 COMPUTE_UNIT = "seconds of the median client of the file"
 MAX_BYTES = 256 << 20
 MAX_OPCODES = 60_000_000
+_CAPACITY = ("computation", "communication")
 _MOST_KBIT_PER_S = 1e9
 _MOST_LARGE_INTEGERS = 1000
 
@@ -121,30 +122,27 @@ def read_capacity(path: str | Path) -> TraceSet:
     """
     path = Path(path)
     counts: Counter[str] = Counter()
-    ids: list[str] = []
-    rows: list[tuple[float, float]] = []
-    for client, known in _clients(path):
-        ms, kbit = number(known.get("computation")), number(known.get("communication"))
-        # A speed must be finite both ways: 1 / 1e-320 is not.
-        if not 1e-9 < ms < math.inf:
-            counts["dropped: client whose computation is not a number above 0"] += 1
-        elif not 1e-9 < kbit < _MOST_KBIT_PER_S:
-            counts["dropped: client whose communication is not a number above 0"] += 1
-        else:
-            ids.append(client)
-            rows.append((ms, kbit))
-    if not rows:
+    table = pd.DataFrame(
+        [(id_, *map(number, map(known.get, _CAPACITY))) for id_, known in _clients(path)],
+        columns=["client", *_CAPACITY],
+    )
+    # A speed must be finite both ways: 1 / 1e-320 is not.
+    for name, most in zip(_CAPACITY, (math.inf, _MOST_KBIT_PER_S), strict=True):
+        good = table[name].between(1e-9, most, inclusive="neither")
+        counts[f"dropped: client whose {name} is not a number above 0"] += int((~good).sum())
+        table = table[good]
+    if table.empty:
         raise TraceError(
             f"{path}: no client with computation and communication: expected a "
             "client_device_capacity"
         )
-    ms_per_sample, kbit_per_s = np.array(rows).T
-    speeds = 1.0 / ms_per_sample
+    speeds = 1.0 / table["computation"].to_numpy(np.float64)
+    bit_per_s = table["communication"].to_numpy(np.float64) * 1e3
     return TraceSet(
-        device_ids=pd.Index(ids, dtype="str"),
+        device_ids=pd.Index(table["client"], dtype="str", name=None),
         compute=Series.constant(speeds / np.median(speeds)),
-        downlink=Series.constant(kbit_per_s * 1e3),
-        uplink=Series.constant(kbit_per_s * 1e3),
+        downlink=Series.constant(bit_per_s),
+        uplink=Series.constant(bit_per_s),
         compute_unit=COMPUTE_UNIT,
         repairs=counts,
     )

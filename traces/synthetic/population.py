@@ -24,14 +24,14 @@ from fedstale.traces.arrays import DAY_S, Array, stream
 from fedstale.traces.availability import Availability
 from fedstale.traces.io.atomic import replacing
 from fedstale.traces.series import Series
+from fedstale.traces.synthetic import diurnal
 from fedstale.traces.synthetic import links as regimes
 from fedstale.traces.synthetic import load as background
-from fedstale.traces.synthetic import presence as diurnal
+from fedstale.traces.synthetic.diurnal import LEVELS, PARTS, Diurnal
 from fedstale.traces.synthetic.links import LEVELS as LINK_LEVELS
 from fedstale.traces.synthetic.links import Regimes
 from fedstale.traces.synthetic.load import LEVELS as LOAD_LEVELS
 from fedstale.traces.synthetic.load import Background
-from fedstale.traces.synthetic.presence import LEVELS, PARTS, Diurnal
 from fedstale.traces.trace_set import TraceSet, numbered
 
 EPOCH = "2024-01-01T00:00:00"

@@ -11,10 +11,9 @@ import pytest
 
 from fedstale.errors import TraceError
 from fedstale.traces import Series, TraceSet
+from fedstale.traces.synthetic import diurnal, population
 from fedstale.traces.synthetic import links as regimes
 from fedstale.traces.synthetic import load as background
-from fedstale.traces.synthetic import population
-from fedstale.traces.synthetic import presence as diurnal
 from fedstale.traces.synthetic.fit import availability_marginal, fit
 from fedstale.traces.trace_set import numbered
 
