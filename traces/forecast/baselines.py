@@ -223,13 +223,12 @@ class HourlyMarkov(Baseline):
     kind = "hourly-markov"
     saved = ("spread", "table", "leaving", "profile")
 
-    def __init__(self) -> None:
-        self.leaving: Array = np.zeros((2, HOURS))
-        self.profile: Array = np.zeros((len(RATES), HOURS))
+    leaving: Array
+    profile: Array
 
     def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
         """Count changes and mean rates for each hour of the training devices."""
-        self.leaving = HourlyChain.of(training).leaving
+        self.leaving, self.profile = HourlyChain.of(training).leaving, np.zeros((len(RATES), HOURS))
         hour = hour_of(training.observed.time_of_day_s)
         known = hour >= 0
         mean = long_mean(training.observed)

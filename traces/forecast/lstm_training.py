@@ -301,8 +301,6 @@ def _loss(weights: Weights, data: _Data, rng: torch.Generator | None = None) -> 
 def _leaving_loss(logits: Tensor, survival: Tensor) -> Tensor:
     before = torch.cat([torch.ones_like(survival[:, :1]), survival[:, :-1]], dim=1)
     at_risk = (before == 1.0) & ~torch.isnan(survival)
-    if not bool(at_risk.any()):
-        return logits.sum() * 0.0
     each = functional.binary_cross_entropy_with_logits(
         logits, torch.nan_to_num(survival), reduction="none"
     )
@@ -312,8 +310,6 @@ def _leaving_loss(logits: Tensor, survival: Tensor) -> Tensor:
 def _pinball_loss(raw: Tensor, truth: Tensor) -> Tensor:
     low, middle, high = raw.reshape(-1, len(RATES), RATE_HORIZONS_S.size, LEVELS.size).unbind(-1)
     known = ~torch.isnan(truth)
-    if not bool(known.any()):
-        return raw.sum() * 0.0
     truth = torch.nan_to_num(truth)
     loss = torch.zeros_like(truth)
     quantiles = (middle - functional.softplus(low), middle, middle + functional.softplus(high))

@@ -62,12 +62,12 @@ _SAMPLES_A_GROUP = 1 << 20
 
 def write(traces: TraceSet, path: Path) -> None:
     """Write a trace set; see `TraceSet.write`. Rows that no device uses are left out."""
-    used, channels = {}, {}
+    used, rows, channels = {}, {}, {}
     for name in traces.known:
         channel: Any = getattr(traces, name)
-        used[name] = np.unique(channel.rows, return_inverse=True)
+        used[name], rows[name] = np.unique(channel.rows, return_inverse=True)
         until = None if np.isinf(channel.until) else float(channel.until)
-        n_rows = int(used[name][0].size)
+        n_rows = int(used[name].size)
         channels[name] = {"n_rows": n_rows, "repeat": channel.repeat, "until_s": until}
         if isinstance(channel, Series):
             channels[name]["step_s"] = channel.step_s
@@ -81,7 +81,6 @@ def write(traces: TraceSet, path: Path) -> None:
         "channels": channels,
     }
     schema = SCHEMA.with_metadata({KEY: json.dumps(about).encode()})
-    rows = {name: index.ravel() for name, (_, index) in used.items()}
     options = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": ["record"]}
     try:
         with replacing(path) as out, pq.ParquetWriter(out, schema, **options) as writer:
@@ -90,7 +89,7 @@ def write(traces: TraceSet, path: Path) -> None:
             for name in traces.known:
                 channel = getattr(traces, name)
                 groups = _window_groups if name == "availability" else _segment_groups
-                for columns in groups(channel, used[name][0].astype(np.int64)):
+                for columns in groups(channel, used[name].astype(np.int64)):
                     columns["record"] = pa.repeat(name, len(columns["length_s"]))
                     writer.write_table(_table(schema, columns))
     except OSError as problem:

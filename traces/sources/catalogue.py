@@ -177,7 +177,6 @@ def fetch(
     *,
     url: str | None = None,
     progress: Progress | None = None,
-    max_bytes: int = MAX_BYTES,
 ) -> Path:
     """Download a published recording and return where it is.
 
@@ -186,7 +185,6 @@ def fetch(
         folder: where to put it; made if missing.
         url: where to get it instead; for a source of several files, the folder that they are in.
         progress: called as bytes arrive; None to report nothing.
-        max_bytes: size beyond which a file is rejected.
 
     Returns:
         The file, or a folder NAME for a source of several files; `TraceSet.read` reads either.
@@ -207,20 +205,18 @@ def fetch(
         from_ = (
             file.url if url is None else f"{url.rstrip('/')}/{file.filename}" if several else url
         )
-        _fetch_file(file, place / file.filename, from_, progress, max_bytes)
+        _fetch_file(file, place / file.filename, from_, progress)
     return place if several else place / source.files[0].filename
 
 
-def _fetch_file(
-    file: RemoteFile, target: Path, url: str, progress: Progress | None, max_bytes: int
-) -> None:
+def _fetch_file(file: RemoteFile, target: Path, url: str, progress: Progress | None) -> None:
     if not url.startswith(("http://", "https://")):
         raise TraceError(f"url = {url!r}: expected http:// or https://")
     if file.sha256 is not None and target.is_file():
         with target.open("rb") as present:
             if hashlib.file_digest(present, "sha256").hexdigest() == file.sha256:
                 return
-    too_large = TraceError(f"{url}: larger than {max_bytes} bytes: expected a trace file")
+    too_large = TraceError(f"{url}: larger than {MAX_BYTES} bytes: expected a trace file")
     digest, done = hashlib.sha256(), 0
     with _as_trace_error(url), replacing(target) as out:
         # Bytes as they are stored: packed ones on the way would not have the size that is stated.
@@ -236,11 +232,11 @@ def _fetch_file(
                 raise TraceError(f"{url}: leads to {response.url}, without encryption: rejected")
             stated = response.headers.get("Content-Length")
             total = int(stated) if stated is not None and stated.isdigit() else None
-            if total is not None and total > max_bytes:
+            if total is not None and total > MAX_BYTES:
                 raise too_large
             for chunk in response.iter_raw(_CHUNK):
                 done += len(chunk)
-                if done > max_bytes:
+                if done > MAX_BYTES:
                     raise too_large
                 digest.update(chunk)
                 out.write(chunk)

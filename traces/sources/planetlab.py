@@ -47,20 +47,14 @@ def read(path: str | Path) -> TraceSet:
     path = Path(path)
     counts: Counter[str] = Counter()
     hosts = _hosts(path, counts)
-    rows: list[Array] = []
-    ids: list[str] = []
-    for name in sorted(hosts):
-        busy = _percent(hosts[name], counts)
-        if busy is None:
-            counts["dropped: host without a readable sample"] += 1
-        else:
-            ids.append(name)
-            rows.append(1.0 - busy / 100.0)
-    if not rows:
+    busy = {name: _percent(hosts[name], counts) for name in sorted(hosts)}
+    left = {name: 1.0 - percent / 100.0 for name, percent in busy.items() if percent is not None}
+    counts["dropped: host without a readable sample"] += len(busy) - len(left)
+    if not left:
         raise TraceError(f"{path}: no readable host: expected files DAY/HOST of percentages")
     return TraceSet(
-        device_ids=pd.Index(ids, dtype="str"),
-        compute=Series.regular(rows, step_s=STEP_S),
+        device_ids=pd.Index(list(left), dtype="str"),
+        compute=Series.regular(list(left.values()), step_s=STEP_S),
         compute_unit=COMPUTE_UNIT,
         repairs=counts,
     )

@@ -164,8 +164,14 @@ def load(path: str | Path | None = None) -> Population:
     Raises:
         TraceError: the file is missing, not TOML, or a number is missing or out of range.
     """
-    table = _table(path)
+    embedded = resources.files("fedstale.traces.synthetic") / "synthetic.toml"
     where = "the embedded population" if path is None else str(path)
+    try:
+        table = tomllib.loads((embedded if path is None else Path(path)).read_text("utf-8"))
+    except OSError as problem:
+        raise TraceError(f"{where}: cannot be read ({problem.strerror})") from None
+    except (ValueError, RecursionError) as problem:
+        raise TraceError(f"{where}: not a TOML file ({problem})") from None
     if "population" not in table:
         raise TraceError(f"{where}: expected a table [population], as fedstale traces fit writes")
     try:
@@ -177,11 +183,6 @@ def load(path: str | Path | None = None) -> Population:
             "expected a file that fedstale traces fit wrote"
         ) from None
     return population
-
-
-def targets() -> Mapping[str, Any]:
-    """Return the marginals of the recordings that the embedded population was fitted on."""
-    return dict(_table(None)["targets"])
 
 
 def save(
@@ -207,18 +208,6 @@ def save(
             tomli_w.dump(document, file)
     except OSError as problem:
         raise TraceError(f"{path}: cannot be written ({problem.strerror})") from None
-
-
-def _table(path: str | Path | None) -> dict[str, Any]:
-    if path is None:
-        text = (resources.files("fedstale.traces.synthetic") / "synthetic.toml").read_text("utf-8")
-        return tomllib.loads(text)
-    try:
-        return tomllib.loads(Path(path).read_text("utf-8"))
-    except OSError as problem:
-        raise TraceError(f"{path}: cannot be read ({problem.strerror})") from None
-    except (ValueError, RecursionError) as problem:
-        raise TraceError(f"{path}: not a TOML file ({problem})") from None
 
 
 def _of(kind: Any, value: Any) -> Any:  # noqa: ANN401 - any type, and any value of TOML

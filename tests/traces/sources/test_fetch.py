@@ -129,9 +129,12 @@ def test_a_download_that_fails_leaves_nothing_behind(tmp_path, at, part, says):
 
 
 @pytest.mark.parametrize("part", ["ok", "unstated"])
-def test_a_file_that_is_too_large_is_refused_whether_or_not_it_says_so(tmp_path, at, part):
+def test_a_file_that_is_too_large_is_refused_whether_or_not_it_says_so(
+    tmp_path, at, part, monkeypatch
+):
+    monkeypatch.setattr(catalogue, "MAX_BYTES", 1000)
     with pytest.raises(TraceError, match="larger than 1000 bytes"):
-        fetch("flash", tmp_path, url=at(part), max_bytes=1000)
+        fetch("flash", tmp_path, url=at(part))
     assert list(tmp_path.iterdir()) == []
 
 
