@@ -204,7 +204,7 @@ def test_missing_files_and_folders_in_place_of_files_say_so(tmp_path):
         everything(tmp_path / "nothing")
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+def test_a_pipe_is_rejected_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(TraceError, match="expected a file"):
         read_file(tmp_path / "pipe")

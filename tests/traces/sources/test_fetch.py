@@ -129,7 +129,7 @@ def test_a_download_that_fails_leaves_nothing_behind(tmp_path, at, part, says):
 
 
 @pytest.mark.parametrize("part", ["ok", "unstated"])
-def test_a_file_that_is_too_large_is_refused_whether_or_not_it_says_so(
+def test_a_file_that_is_too_large_is_rejected_whether_or_not_it_says_so(
     tmp_path, at, part, monkeypatch
 ):
     monkeypatch.setattr(catalogue, "MAX_BYTES", 1000)
