@@ -57,12 +57,8 @@ class Availability(Channel):
             >>> phone.window_at_or_after([0, 0], [15.0, 20.0])
             (array([ 15., 110.]), array([ 20., 120.]))
         """
-        if len(rows) == 0:
-            raise TraceError("availability needs at least one device")
-        windows = [_pairs(row) for row in rows]
-        counts = np.array([len(w) for w in windows], dtype=np.int64)
-        flat = np.concatenate(windows)
-        return cls.packed(flat[:, 0], flat[:, 1], counts, lengths, repeat=repeat)
+        starts, ends, counts = _flat(rows)
+        return cls.packed(starts, ends, counts, lengths, repeat=repeat)
 
     @classmethod
     def packed(
@@ -115,7 +111,7 @@ class Availability(Channel):
 
     @classmethod
     def repaired(
-        cls, owner: Index, starts: Array, ends: Array, lengths: Array, *, join_s: float
+        cls, rows: Sequence[npt.ArrayLike], lengths: npt.ArrayLike, *, join_s: float
     ) -> tuple["Availability", Counter[str]]:
         """Return the availability of devices from windows as recordings have them.
 
@@ -125,24 +121,25 @@ class Availability(Channel):
         dropped.
 
         Args:
-            owner: device of each window, 0 to devices - 1; shape (windows,).
-            starts: in s; shape (windows,).
-            ends: in s; shape (windows,).
-            lengths: end of each device's record in s, > 0; shape (devices,).
+            rows: windows of each device as (start, end) in s, in any order; each of shape
+                (windows, 2).
+            lengths: end of each device's record in s, > 0; scalar or shape (devices,).
             join_s: longest gap that is not a gap, in s, >= 0.
 
         Returns:
             The devices, and counts of repairs by kind.
 
         Example:
-            >>> owner, lengths = np.array([0, 0, 0]), np.array([100.0])
-            >>> starts, ends = np.array([20.0, -5.0, 31.0]), np.array([30.0, 4.0, 31.0])
-            >>> phone, counts = Availability.repaired(owner, starts, ends, lengths, join_s=1.0)
+            >>> windows = [(20.0, 30.0), (-5.0, 4.0), (31.0, 31.0)]
+            >>> phone, counts = Availability.repaired([windows], 100.0, join_s=1.0)
             >>> phone.starts, phone.ends
             (array([ 0., 20.]), array([ 4., 31.]))
             >>> counts["cut: started before instant 0"], counts["merged: at most 1 s apart"]
             (1, 1)
         """
+        starts, ends, n_windows = _flat(rows)
+        owner = np.repeat(np.arange(len(rows)), n_windows)
+        lengths = spread_over(lengths, (len(rows),))
         counts: Counter[str] = Counter()
         counts["sorted: out of order"] = int(
             np.count_nonzero((starts[1:] < starts[:-1]) & (owner[1:] == owner[:-1]))
@@ -198,7 +195,7 @@ class Availability(Channel):
         devices = np.asarray(devices, dtype=np.int64)
         t = spread_over(t, devices.shape)
         row = self.rows[devices]
-        _, x, k = self._locate(t, row, self.shifts[devices])
+        _, x, k = self.locate(devices, t)
         inside = (k >= self.offsets[row]) & (t < self.until)
         return inside & (x < self.ends.take(k, mode="clip")) if self.ends.size else inside
 
@@ -220,7 +217,7 @@ class Availability(Channel):
             return np.full(devices.shape, np.inf), np.full(devices.shape, np.inf)
         row = self.rows[devices]
         length = self.lengths[row]
-        base, x, k = self._locate(t, row, self.shifts[devices])
+        base, x, k = self.locate(devices, t)
         first, last = self.offsets[row], self.offsets[row + 1]
         end = self.ends.take(k, mode="clip")
         inside = (k >= first) & (x < end) & (end + base > t)
@@ -233,17 +230,22 @@ class Availability(Channel):
         end = self.ends.take(k, mode="clip") + base
         never = first == last
         if self.repeat:
-            end = self._through_the_end_of_the_record(end, base, k, first, last, length)
+            # The last window of a record may go on at its beginning, and the only one for ever.
+            goes_on = (k == last - 1) & (self.ends.take(k, mode="clip") == length)
+            if goes_on.any():
+                head = first.clip(max=self.starts.size - 1)
+                goes_on &= self.starts[head] == 0.0
+                end = np.where(goes_on, base + length + self.ends[head], end)
+                end = np.where(goes_on & (last - first == 1), np.inf, end)
         else:
             never = never | wraps
         end = np.minimum(end, self.until)
         never = never | (begin >= end)
         return np.where(never, np.inf, begin), np.where(never, np.inf, end)
 
-    def _locate(
-        self, t: Array, row: npt.NDArray[np.int32], shift: Array
-    ) -> tuple[Array, Array, Index]:
+    def locate(self, devices: Index, t: Array) -> tuple[Array, Array, Index]:
         """Return (t's time minus row time, t in row time, position of the last start by then)."""
+        row, shift = self.rows[devices], self.shifts[devices]
         if self.repeat:
             cycles, x = np.divmod(t + shift, self.lengths[row])
             base = cycles * self.lengths[row] - shift
@@ -251,26 +253,17 @@ class Availability(Channel):
             x, base = t + shift, -shift
         return base, x, last_at_or_before(self.starts, self.offsets[row], self.offsets[row + 1], x)
 
-    def _through_the_end_of_the_record(  # noqa: PLR0917 - one query's arrays
-        self, end: Array, base: Array, k: Index, first: Index, last: Index, length: Array
-    ) -> Array:
-        goes_on = (k == last - 1) & (self.ends.take(k, mode="clip") == length)
-        if not goes_on.any():
-            return end
-        clip_first = first.clip(max=self.starts.size - 1)
-        goes_on &= self.starts[clip_first] == 0.0
-        alone = goes_on & (last - first == 1)
-        end = np.where(goes_on, base + length + self.ends[clip_first], end)
-        return np.where(alone, np.inf, end)
 
-
-def _pairs(row: npt.ArrayLike) -> Array:
-    windows = np.asarray(row, dtype=np.float64)
-    if windows.size == 0:
-        return np.empty((0, 2))
-    if windows.ndim != 2 or windows.shape[1] != 2:
-        raise TraceError(f"windows of shape {windows.shape}: expected (start, end) pairs, (n, 2)")
-    return windows
+def _flat(rows: Sequence[npt.ArrayLike]) -> tuple[Array, Array, Index]:
+    """Return the starts and the ends of all rows, one after the other, and their counts."""
+    if len(rows) == 0:
+        raise TraceError("availability needs at least one device")
+    windows = [np.asarray(row, dtype=np.float64) for row in rows]
+    for row in windows:
+        if row.size and (row.ndim != 2 or row.shape[1] != 2):
+            raise TraceError(f"windows of shape {row.shape}: expected (start, end) pairs, (n, 2)")
+    starts, ends = np.concatenate([row.reshape(-1, 2) for row in windows]).T
+    return starts, ends, np.array([row.size // 2 for row in windows], dtype=np.int64)
 
 
 def _first_of_each_run(

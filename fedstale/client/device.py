@@ -22,8 +22,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedstale.errors import ConfigError
-from fedstale.traces.arrays import Array, Mask
-from fedstale.traces.forecast.observation import DAY_S, EDGES_S, RATES, STEPS, Observation
+from fedstale.traces.arrays import DAY_S, Array, Mask
+from fedstale.traces.forecast.observation import EDGES_S, RATES, STEPS, Observation
 from fedstale.traces.recording.monitor import (
     ProcessorTimes,
     PsutilMonitor,

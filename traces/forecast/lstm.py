@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Mask
+from fedstale.traces.arrays import DAY_S, Array, Mask
 from fedstale.traces.forecast.base import (
     LEAST_RATE,
     FleetStatistics,
@@ -43,7 +43,6 @@ from fedstale.traces.forecast.base import (
 from fedstale.traces.forecast.baselines import HOURS, HourlyChain
 from fedstale.traces.forecast.dataset import Examples
 from fedstale.traces.forecast.observation import (
-    DAY_S,
     EDGES_S,
     HORIZONS_S,
     LEVELS,

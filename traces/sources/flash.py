@@ -21,12 +21,12 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
+from fedstale.traces.arrays import DAY_S
 from fedstale.traces.availability import Availability
 from fedstale.traces.sources.archives import number, read_json
 from fedstale.traces.trace_set import TraceSet
 
 EPOCH = "2018-03-06T00:00:00"
-_DAY_S = 86_400.0
 
 
 def read(path: str | Path, *, days: int = 2) -> TraceSet:
@@ -55,26 +55,17 @@ def read(path: str | Path, *, days: int = 2) -> TraceSet:
     if not isinstance(data, dict) or not data:
         raise TraceError(f"{path}: expected a JSON object {{phone: [[start_s, end_s], ...]}}")
     counts: Counter[str] = Counter()
-    owner: list[int] = []
-    pairs: list[tuple[float, float]] = []
-    for phone, (name, windows) in enumerate(data.items()):
+    pairs: list[list[tuple[float, float]]] = []
+    for name, windows in data.items():
         if not isinstance(windows, list):
             raise TraceError(
                 f"{path}: phone {name!r} has {type(windows).__name__}, expected a list of "
                 "[start_s, end_s]"
             )
-        for window in windows:
-            pair = _pair(window)
-            if pair is None:
-                counts["dropped: not a pair of numbers"] += 1
-            else:
-                owner.append(phone)
-                pairs.append(pair)
-    flat = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-    lengths = np.full(len(data), days * _DAY_S)
-    phones, repairs = Availability.repaired(
-        np.array(owner, dtype=np.int64), flat[:, 0], flat[:, 1], lengths, join_s=1.0
-    )
+        read_pairs = [_pair(window) for window in windows]
+        pairs.append([pair for pair in read_pairs if pair is not None])
+        counts["dropped: not a pair of numbers"] += read_pairs.count(None)
+    phones, repairs = Availability.repaired(pairs, days * DAY_S, join_s=1.0)
     counts += repairs
     counts["kept: phone that is never online"] = int(np.sum(np.diff(phones.offsets) == 0))
     return TraceSet(

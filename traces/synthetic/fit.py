@@ -11,12 +11,12 @@ from typing import TypeAlias
 import numpy as np
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, ranges, rounded
+from fedstale.traces.arrays import DAY_S, Array, Index, ranges, rounded
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
+from fedstale.traces.synthetic import diurnal
 from fedstale.traces.synthetic import links as regimes
 from fedstale.traces.synthetic import load as background_model
-from fedstale.traces.synthetic import presence as diurnal
 from fedstale.traces.synthetic.population import Links, Population
 from fedstale.traces.trace_set import TraceSet
 
@@ -24,7 +24,6 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Levels of the quantiles of marginals."""
 LINK_LAGS_S = (1, 10, 60)
 LOAD_LAGS = (1, 3, 12)
-DAY_S = 86_400.0
 _CLASSES = 10
 _MOST_PROCESSORS = 4000
 _MOST_DEVICES = 4000

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, offsets_of, ranges, rounded
+from fedstale.traces.arrays import DAY_S, Array, Index, offsets_of, ranges, rounded
 from fedstale.traces.availability import Availability
 
-DAY_S = 86_400.0
 LEVELS = np.array([0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0])
 """Levels of all stored quantiles; between them, logarithms are interpolated."""
 PARTS = 8
