@@ -28,7 +28,7 @@ from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
 from fedstale.strategies.server.driven import DrivenLoop
 from fedstale.strategies.server.loop import EventLoop, Parts
 from fedstale.strategies.server.metrics import Progress
-from fedstale.strategies.server.runtime import RECHECK_S, NoCheckpoints
+from fedstale.strategies.server.runtime import RECHECK_S, Checkpointer
 from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
@@ -298,7 +298,7 @@ class StaleStrategy(Strategy):
         self.summary()
         self.result = Result(arrays=initial_arrays)
         with without_stalls(grid) as own:
-            checkpointer = own.runtime.checkpointer or self.checkpoints or NoCheckpoints()
+            checkpointer = own.runtime.checkpointer or self.checkpoints or Checkpointer()
             state = checkpointer.restored()
             # Of another grid's run, nothing is in flight here.
             survive = state is not None and checkpointer.jobs_survive

@@ -39,6 +39,8 @@ _KEPT = 2
 class Checkpoints(Checkpointer):
     """Checkpoints in a folder, one every few versions; the last two are kept.
 
+    `StaleStrategy(resume=...)` says what to continue from.
+
     The folder is held until the process ends, even by kill -9: two runs that go on from the same
     checkpoints would undo each other's versions.
 
@@ -70,10 +72,6 @@ class Checkpoints(Checkpointer):
                 f"checkpoints = {str(folder)!r} cannot be made: {problem.strerror}"
             ) from None
         _hold(self.folder)
-
-    def restored(self) -> State | None:
-        """Return None: `StaleStrategy(resume=...)` says what to continue from."""
-        return None
 
     def keep(self, version: int, state: Callable[[], State]) -> None:
         """Write a checkpoint; one that cannot be written is logged, and training goes on."""

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from fedstale.strategies.server.jobs import Purpose
 from fedstale.strategies.server.loop import EventLoop, Parts
-from fedstale.strategies.server.runtime import NoCheckpoints, RunLogger, Runtime
+from fedstale.strategies.server.runtime import Checkpointer, RunLogger, Runtime
 from fedstale.strategies.server.superlink import connected
 from fedstale.strategies.server.versions import Snapshot
 
@@ -45,7 +45,7 @@ class DrivenLoop(EventLoop):
             timeout_s=DEFAULT_TTL,
             configs={"train": {}, "evaluate": {}},
             evaluate_fn=None,
-            checkpointer=NoCheckpoints(),
+            checkpointer=Checkpointer(),
             # The wrapper's rounds are what a grid's callbacks are told of.
             runtime=Runtime(own.runtime.clock, RunLogger()),
         )

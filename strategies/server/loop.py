@@ -349,13 +349,7 @@ class EventLoop(Stateful):
     def _advance(self, snapshot: Snapshot) -> None:
         version = self.versions.advance(snapshot)
         for update in self.buffer.updates:
-            self.runtime.aggregated(
-                update.message_id,
-                base_version=update.base_version,
-                version=version,
-                staleness=update.staleness,
-                weight=update.weight,
-            )
+            self.runtime.aggregated(update, version)
         if self.schedule.stragglers == "cancel":
             for left in self.jobs.open_jobs("train"):
                 self._end(left, "cancelled")

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from virtual_grid import Notes, VirtualGrid
+from virtual_grid import Notes, VirtualGrid, weighed
 
 from fedstale.strategies.server.runtime import (
     Callback,
@@ -12,6 +12,8 @@ from fedstale.strategies.server.runtime import (
     Runtime,
     WallClock,
 )
+
+UPDATE = weighed("m1", base_version=1, staleness=1)
 
 
 def test_a_callback_is_told_everything_with_the_run_it_happened_in():
@@ -27,10 +29,9 @@ def test_a_callback_is_told_everything_with_the_run_it_happened_in():
     for name in kinds:
         setattr(Names, name, noting(name))
     runtime = Runtime(WallClock(), Names())
-    facts = {"base_version": 1, "version": 3, "staleness": 1, "weight": 0.5}
     runtime.job_sent("m1", None)
     runtime.reply("m1", None, "reported")
-    runtime.aggregated("m1", **facts)
+    runtime.aggregated(UPDATE, 3)
     runtime.rejected("m2", reason="NaN")
     runtime.new_version(3, None)
     runtime.metrics(3, "train", {"loss": 1.0})
@@ -38,7 +39,7 @@ def test_a_callback_is_told_everything_with_the_run_it_happened_in():
     runtime.ended("finished", "")
     assert [name for name, *_ in told] == kinds
     assert all(run is runtime for _, run, *_ in told)
-    assert told[2][2:] == (("m1",), facts)
+    assert told[2][2:] == ((UPDATE, 3), {})
     assert told[5][2:] == ((3, "train", {"loss": 1.0}), {})
 
 
@@ -81,7 +82,7 @@ def test_a_jump_of_the_machines_clock_ends_no_job(monkeypatch):
 def test_the_log_names_the_job_and_the_reason(caplog):
     caplog.set_level("DEBUG")
     runtime = Runtime(WallClock(), RunLogger())
-    runtime.aggregated("m1", base_version=1, version=3, staleness=1, weight=0.5)
+    runtime.aggregated(UPDATE, 3)
     runtime.rejected("m2", reason="late")
     runtime.metrics(3, "server", {"loss": 1.0})
     assert "m1: trained from 1, aggregated into 3, staleness 1, weight 0.5" in caplog.text
