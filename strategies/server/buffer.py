@@ -32,10 +32,11 @@ from fedstale.strategies.arrays import (
 )
 from fedstale.strategies.robust.base import Median, Rule, aggregate, heaviest
 from fedstale.strategies.schedule import AdaSync, SmoothedLoss
+from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server_optimizer import ServerOptimizer
-from fedstale.strategies.state import Stateful
+from fedstale.strategies.state import State, Stateful
 from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class Buffer(Stateful):
                 f" lower the server's rate, see what {self.weighting!r} does, or raise buffer_size"
             )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return what a checkpoint must hold."""
         return super().state_dict() | {
             "updates": [update.state_dict() for update in self.updates],
@@ -233,7 +234,7 @@ class RunningMean(Stateful):
     _counts: Model = field(default_factory=dict)
     _total: float = 0.0
     _count_total: float = 0.0
-    _metrics: dict[str, list[float]] = field(default_factory=dict)
+    _metrics: Sums = field(default_factory=dict)
 
     def add(self, update: ClientUpdate) -> None:
         """Add an update to the sums, and empty its arrays."""
@@ -245,11 +246,7 @@ class RunningMean(Stateful):
         add_scaled(self._counts, update.counts, share)
         self._total += _mass(update, self.normalise)
         self._count_total += share
-        for key, value in update.metrics.items():
-            if isfinite(value):
-                total = self._metrics.setdefault(key, [0.0, 0.0])
-                total[0] += update.examples * value
-                total[1] += update.examples
+        add_metrics(self._metrics, update.examples, update.metrics)
         update.delta, update.counts = {}, {}
 
     def mean(self) -> Model:
@@ -270,7 +267,7 @@ class RunningMean(Stateful):
 
     def metrics(self) -> dict[str, float]:
         """Return the mean of each metric over the clients that sent it, by examples."""
-        return {key: total / n for key, (total, n) in self._metrics.items()}
+        return means_of(self._metrics)
 
     def continue_after(self, added: Sequence[ClientUpdate]) -> None:
         """Do nothing: the sums hold what was added before a checkpoint."""

@@ -459,13 +459,8 @@ class History(Stateful):
             "forecasts": self._table.forecasts,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], shift_s: float = 0.0) -> None:
-        """Continue from what `state_dict` returned.
-
-        Args:
-            state: the state.
-            shift_s: how much later every instant is by the clock of today.
-        """
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
         super().load_state_dict(state)
         self._rows = {node: i for i, node in enumerate(state["node_ids"].tolist(), start=1)}
         n = len(self._rows) + 1
@@ -473,6 +468,4 @@ class History(Stateful):
         self._table = Table(max(64, 2 * n))
         for name, column in state["columns"].items():
             self._table.columns[name][:n] = column
-        for name in ("forecast_at", "picked_at"):
-            self._table.columns[name] += shift_s
         self._table.forecasts = deepcopy(state["forecasts"])

@@ -118,7 +118,7 @@ class Dispatcher:
             FedstaleError: it breaks its contract.
         """
         situation = Situation(
-            n_in_flight=self._jobs.n_training,
+            n_in_flight=self._jobs.n_out["train"],
             version=self._versions.version,
             deadline_s=min(deadline_s, self.timeout_s),
         )

@@ -113,7 +113,7 @@ class DrivenLoop(EventLoop):
         ids = [message.metadata.message_id or None for message in messages]
         for _ in self.dispatcher.opened(nodes, ids, purpose, self.clock.now()):
             if purpose == "evaluate":
-                self._evaluated(self.versions.version)
+                self.evaluations.ended(self.versions.version)
         self._receive(replies)
         for job in self.jobs.open_jobs(purpose):
             self._fail(job, "timed out", "no reply in this round")

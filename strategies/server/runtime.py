@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import wraps
+from math import inf, nextafter
 from typing import Concatenate, ParamSpec
 
 import numpy as np
@@ -87,6 +88,30 @@ class WallClock(Clock):
         """Sleep for one poll, or less if the instant is nearer."""
         time.sleep(min(max(until - self.now(), 0.0), self.poll_s))
         return True
+
+
+class ResumedClock(Clock):
+    """Goes on from an instant of an earlier run, as time passes on another clock.
+
+    Example:
+        >>> clock = ResumedClock(WallClock(), 3600.0)
+        >>> 3600.0 <= clock.now() < 3601.0
+        True
+    """
+
+    def __init__(self, clock: Clock, now: float) -> None:
+        """Take over from a clock; `now` is the instant in s at which the earlier run stopped."""
+        self._clock, self._lead_s = clock, now - clock.now()
+
+    def now(self) -> float:
+        """Return the instant in s."""
+        return self._clock.now() + self._lead_s
+
+    def wait(self, until: float) -> bool:
+        """Wait on the other clock."""
+        there = max(until - self._lead_s, self._clock.now())
+        # Rounding must not let a virtual clock stop just before the instant, for ever.
+        return self._clock.wait(there if there + self._lead_s >= until else nextafter(there, inf))
 
 
 class Checkpointer:

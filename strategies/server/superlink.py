@@ -11,7 +11,6 @@ import copy
 import logging
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -155,7 +154,7 @@ class _Answered:
         return self._client.ConfirmMessageReceived(request)
 
 
-class Uploads(Clock):
+class Uploads(WallClock):
     """Replies of a SuperLink, fetched by threads when they have completely arrived.
 
     As a clock it wakes up as soon as a reply is there. Polls come at most every `poll_s` seconds,
@@ -181,24 +180,20 @@ class Uploads(Clock):
             max_held: replies that are fetched ahead of the event loop at most; more stay at the
                 SuperLink, so that memory is bounded while the loop is busy elsewhere.
         """
-        self._grid = grid
-        self._poll_s, self._longest_poll_s = poll_s, longest_poll_s
+        super().__init__(poll_s)
+        self._grid, self._longest_poll_s = grid, longest_poll_s
         self._max_held = max_held
         self._workers, self._pool = workers, _threads(workers)
         self._changed = threading.Condition()
         self._claimed: dict[str, _Reply] = {}
         self._arrived: dict[str, Message] = {}
         self._problem: BaseException | None = None
-        self._active_at = time.monotonic()
-
-    def now(self) -> float:
-        """Return seconds since some fixed instant."""
-        return time.monotonic()
+        self._active_at = self.now()
 
     def wait(self, until: float) -> bool:
         """Wait for the next poll, an instant or a complete reply, whichever is first."""
         silence = self.now() - self._active_at
-        pace = min(max(_LAG * silence, self._poll_s), self._longest_poll_s)
+        pace = min(max(_LAG * silence, self.poll_s), self._longest_poll_s)
         with self._changed:
             self._changed.wait_for(
                 lambda: bool(self._arrived or self._problem),

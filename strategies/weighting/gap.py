@@ -30,6 +30,7 @@ from fedstale.strategies.arrays import (
     inner,
     over_chunks,
     scale,
+    square_distance,
     zeros_like,
 )
 from fedstale.strategies.settings import require
@@ -82,7 +83,7 @@ class StepSize(Stateful):
             return
         g = self.decay
         for key, names in self.groups(before).items():
-            total = sum(over_chunks(_square_step, {name: before[name] for name in names}, after))
+            total = square_distance({name: before[name] for name in names}, after)
             r = float(self.squares.get(key, 0.0))
             self.squares[key] = np.asarray(g * r + (1 - g) * total / rate**2)
 
@@ -135,11 +136,6 @@ def _follow(r: Array, before: Array, after: Array, *, rate: float, decay: float)
     step *= 1 - g
     np.multiply(r, g, out=r)
     np.add(r, step, out=r)
-
-
-def _square_step(before: Array, after: Array) -> float:
-    step = after - before
-    return inner(step, step)
 
 
 class Gap(Weighting):

@@ -1,12 +1,16 @@
 """Virtual or wall time, and who is told what happens."""
 
 import time
+from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from virtual_grid import Notes, VirtualGrid, weighed
 
 from fedstale.strategies.server.runtime import (
     Callback,
+    ResumedClock,
     RunEnded,
     RunLogger,
     Runtime,
@@ -61,6 +65,18 @@ def test_a_grid_is_the_clock_of_its_own_run():
     assert grid.runtime.clock is grid
     grid.move(7.0)
     assert grid.runtime.now() == 7.0
+
+
+@given(st.floats(0.0, 1e7), st.floats(0.0, 1e7), st.floats(0.0, 1e5))
+def test_a_resumed_clock_goes_on_and_reaches_each_instant(time, stopped_at, wait_s):
+    grid = VirtualGrid({})
+    grid.time = time
+    clock = ResumedClock(grid, stopped_at)
+    assert clock.now() == pytest.approx(stopped_at, abs=1e-6)
+    until = clock.now() + wait_s
+    clock.wait(until)
+    assert until <= clock.now() == pytest.approx(until, abs=1e-6)
+    assert not clock.wait(inf)
 
 
 def test_wall_time_wakes_up_at_the_instant_or_at_the_next_poll():
