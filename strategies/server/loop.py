@@ -89,21 +89,19 @@ class EventLoop(Stateful):
         now = self.clock.now()
         self.progress = Progress(started_at=now, now=now)
         self.dispatcher = Dispatcher(
-            grid,
-            initial,
-            configs,
-            strategy,
-            self.selector,
+            grid=grid,
+            strategy=strategy,
+            selector=self.selector,
+            rng=self.rng,
+            configs=dict(configs),
             timeout_s=timeout_s,
             jobs=self.jobs,
             history=self.history,
             versions=self.versions,
-            rng=self.rng,
+            latest=initial,
         )
         self.evaluations = Evaluations(strategy.result, self.progress, self.runtime)
-        self.buffer = Buffer(
-            strategy, weighting, optimizer, versions=self.versions, reputation=self.reputation
-        )
+        self.buffer = Buffer(strategy, weighting, optimizer, self.versions, self.reputation)
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
         self.requested_at: dict[int, float] = {}
         self.failures = self.most_out = self.n_versions = 0

@@ -61,16 +61,6 @@ def stored(model: Model, folder: Path) -> Model:
     }
 
 
-def check_writable(folder: Path) -> None:
-    """Raise unless files can be made in a folder.
-
-    Raises:
-        OSError: they cannot.
-    """
-    with tempfile.TemporaryFile(dir=folder):
-        pass
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """One version of a model, never written to."""
@@ -176,7 +166,7 @@ class Versions:
         self._folder = Path(tempfile.gettempdir()) if folder is None else folder
         if memory_bytes is not None:
             try:
-                check_writable(self._folder)
+                tempfile.TemporaryFile(dir=self._folder).close()
             except OSError as problem:
                 raise ConfigError(
                     f"strategy.version_memory_bytes = {memory_bytes}: versions cannot be written "
