@@ -310,10 +310,6 @@ class History(Stateful):
         self._indexed: NodeIds = np.zeros(0, dtype=np.uint64)
         self._row_of = np.zeros(0, dtype=np.int64)
 
-    def __getitem__(self, node_id: int) -> Candidate:
-        """Return what is known of a node."""
-        return self.candidates([node_id])[0]
-
     def candidates(
         self, nodes: npt.ArrayLike | NodeSet, situation: Situation | None = None
     ) -> Candidates:

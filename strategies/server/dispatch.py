@@ -44,13 +44,10 @@ class FreeNodes:
         self._everyone = Places(np.zeros(0, dtype=np.uint64))
         self._is_idle: Mask = np.zeros(0, dtype=np.bool_)
 
-    def online(self) -> NodeSet:
-        """Return the nodes that are online, in the order of the grid."""
-        return self._grid.online_nodes()
-
     def free(self, but: Collection[int] = ()) -> NodeSet:
         """Return the nodes that are online and have no training job, but for some others."""
-        online, busy, moved = self.online(), self._jobs.busy_nodes, self._jobs.take_moved()
+        online = self._grid.online_nodes()
+        busy, moved = self._jobs.busy_nodes, self._jobs.take_moved()
         known, everyone = self._everyone, online.everyone
         if everyone is known or np.array_equal(everyone.ids, known.ids):
             # Not `moved - busy`, which would walk over all that are busy.

@@ -13,7 +13,7 @@ from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Message, MetricReco
 from flwr.serverapp import Grid
 
 from fedstale.strategies.server.jobs import Purpose
-from fedstale.strategies.server.loop import EventLoop, Parts
+from fedstale.strategies.server.loop import EventLoop
 from fedstale.strategies.server.runtime import Checkpointer, RunLogger, Runtime
 from fedstale.strategies.server.superlink import connected
 from fedstale.strategies.server.versions import Snapshot
@@ -25,21 +25,17 @@ if TYPE_CHECKING:
 class DrivenLoop(EventLoop):
     """One run of a synchronous strategy, round by round."""
 
-    def __init__(
-        self, strategy: "StaleStrategy", parts: Parts, grid: Grid, initial: ArrayRecord
-    ) -> None:
+    def __init__(self, strategy: "StaleStrategy", grid: Grid, initial: ArrayRecord) -> None:
         """Prepare a run.
 
         Args:
             strategy: the settings.
-            parts: its selector, weighting and server optimizer, which are changed.
             grid: where the nodes are.
             initial: version 0 of the model.
         """
         own = connected(grid)
         super().__init__(
             strategy,
-            parts,
             own,
             initial,
             timeout_s=DEFAULT_TTL,

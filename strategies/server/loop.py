@@ -8,6 +8,7 @@ which their jobs were sent, so that their order of arrival within one instant ch
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from math import inf, nan
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedstale.errors import FedstaleError, ProtocolError, ResumeError
 from fedstale.strategies.schedule import LearntDeadline
-from fedstale.strategies.selection.base import Selector
 from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
@@ -27,9 +27,8 @@ from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.runtime import Checkpointer, ResumedClock, Runtime, RuntimeGrid
 from fedstale.strategies.server.validation import RecordKeys, forecast_in
 from fedstale.strategies.server.versions import Snapshot, Versions
-from fedstale.strategies.server_optimizer import ServerOptimizer
 from fedstale.strategies.state import State, Stateful
-from fedstale.strategies.weighting.base import ClientUpdate, Weighting
+from fedstale.strategies.weighting.base import ClientUpdate
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy
@@ -44,11 +43,10 @@ _DURATIONS_KEPT = 200
 _BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-Parts = tuple[Selector, Weighting, ServerOptimizer]
 
 
 class EventLoop(Stateful):
-    """One run of a strategy."""
+    """One run of a strategy, by copies of its selector, weighting and server optimizer."""
 
     saved = (
         *("selector", "buffer", "evaluations", "progress", "durations_s"),
@@ -59,7 +57,6 @@ class EventLoop(Stateful):
     def __init__(
         self,
         strategy: "StaleStrategy",
-        parts: Parts,
         grid: RuntimeGrid,
         initial: ArrayRecord,
         *,
@@ -71,7 +68,9 @@ class EventLoop(Stateful):
     ) -> None:
         """Prepare a run; arguments as in `StaleStrategy.start`, with the grid's runtime."""
         self.strategy, self.schedule, self.grid = strategy, strategy.schedule, grid
-        self.selector, weighting, optimizer = parts
+        self.selector, weighting, optimizer = deepcopy(
+            (strategy.selector, strategy.weighting, strategy.server_optimizer)
+        )
         self.runtime = runtime or grid.runtime
         self.clock = self.runtime.clock
         self.evaluate_fn, self.timeout_s, self.checkpointer = evaluate_fn, timeout_s, checkpointer
@@ -372,7 +371,7 @@ class EventLoop(Stateful):
         share, least = self.strategy.fraction_evaluate, self.strategy.min_evaluate_nodes
         if not (share or least):
             return []
-        online = self.nodes.online()
+        online = self.grid.online_nodes()
         k = min(max(int(len(online) * share), least), len(online))
         if not k:
             return []

@@ -130,9 +130,9 @@ class Reputation(Stateful):
         clipped = self.norms.limit(norm, few=few)
         if clipped < norm:
             scale(update.delta, clipped / norm)
-            self._note_limit("clipped", update.node_id, "norm of the update", norm, clipped)
+        self._note_limit("clipped", update.node_id, "norm of the update", norm, clipped)
         examples = self.examples.limit(update.examples, few=few)
-        self._note_examples(update.node_id, update.examples, examples)
+        self._note_limit("capped", update.node_id, self.keys.examples, update.examples, examples)
         update.examples, update.limited = examples, True
 
     def measurements(self, reply: Message, *, node_id: int) -> tuple[float, dict[str, float]]:
@@ -148,7 +148,7 @@ class Reputation(Stateful):
         examples, metrics = self.validation.measurements(reply, self.keys.examples)
         self.evaluated.hear(node_id, examples)
         capped = self.evaluated.limit(examples)
-        self._note_examples(node_id, examples, capped)
+        self._note_limit("capped", node_id, self.keys.examples, examples, capped)
         return capped, metrics
 
     def reject(self, node_id: int, problem: ProtocolError, now: float) -> None:
@@ -196,11 +196,9 @@ class Reputation(Stateful):
                 "source", f"node {source} answers a job that node {node_id} received"
             )
 
-    def _note_examples(self, node_id: int, claimed: float, counted: float) -> None:
-        if counted < claimed:
-            self._note_limit("capped", node_id, self.keys.examples, claimed, counted)
-
     def _note_limit(self, kind: str, node_id: int, what: str, was: float, now: float) -> None:
+        if now >= was:
+            return
         self.counts[kind] += 1
         # Silent caps would leave a skewed fleet's average unexplained: the first is a warning.
         level = logging.WARNING if self.counts[kind] == 1 else logging.DEBUG

@@ -227,9 +227,9 @@ def test_a_history_keeps_the_last_durations_only():
             staleness=1,
             version=seconds,
         )
-    assert history[7].durations_s == tuple(float(s) for s in range(12, 20))
-    assert history[7].duration_s == 15.5
-    assert history[8].duration_s != history[8].duration_s
+    assert history.candidates([7])[0].durations_s == tuple(float(s) for s in range(12, 20))
+    assert history.candidates([7])[0].duration_s == 15.5
+    assert history.candidates([8])[0].duration_s != history.candidates([8])[0].duration_s
     assert Fastest(inf).select(history.candidates([7, 8]), 1, 0.0, RNG(0)) == [7]
 
 
@@ -250,7 +250,7 @@ def test_a_history_knows_each_node_by_its_own_id_however_many_there_are():
         for _ in range(turn % 3):
             history.picked(node, float(turn))
         if turn % 50 == 0:
-            assert history[node].times_picked == turn % 3
+            assert history.candidates([node])[0].times_picked == turn % 3
     seen = history.candidates([*ids, 12345])
     assert seen.times_picked.tolist() == [turn % 3 for turn in range(len(ids))] + [0]
     assert seen.node_ids.tolist() == [*ids, 12345]
@@ -283,4 +283,6 @@ def test_a_history_goes_on_from_its_state():
         one.failed(7)
         one.picked(8, 5.0)
     for node in (7, 8, 9, 10):
-        np.testing.assert_equal(repr(other[node]), repr(history[node]))
+        np.testing.assert_equal(
+            repr(other.candidates([node])[0]), repr(history.candidates([node])[0])
+        )
