@@ -316,15 +316,12 @@ class RobustMean(Stateful):
 
     def metrics(self) -> dict[str, float]:
         """Return the median of each metric over the nodes that sent it."""
-        by_node: dict[int, dict[str, float]] = {}
+        last: dict[str, dict[int, float]] = {}
         for update in self._kept:
-            finite = {key: value for key, value in update.metrics.items() if isfinite(value)}
-            by_node.setdefault(update.node_id, {}).update(finite)
-        found: dict[str, list[float]] = {}
-        for metrics in by_node.values():
-            for key, value in metrics.items():
-                found.setdefault(key, []).append(value)
-        return {key: float(median(values)) for key, values in found.items()}
+            for key, value in update.metrics.items():
+                if isfinite(value):
+                    last.setdefault(key, {})[update.node_id] = value
+        return {key: float(median(by_node.values())) for key, by_node in last.items()}
 
     def continue_after(self, added: Sequence[ClientUpdate]) -> None:
         """Keep the updates that were added before a checkpoint, which are in it once."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save, save_file
+from safetensors.numpy import load, save_file
 
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies.arrays import Array
@@ -134,11 +134,6 @@ def read_checkpoint(path: str | Path) -> State:
         f"resume = {str(path)!r} holds no whole checkpoint (files *{SUFFIX}: {len(files)}): "
         "expected a folder that a run has written checkpoints into"
     )
-
-
-def packed(state: State) -> bytes:
-    """Return a state as the bytes of a file."""
-    return save(*_flattened(state))
 
 
 def _flattened(state: State) -> tuple[dict[str, Array], dict[str, str]]:

@@ -4,8 +4,10 @@ import errno
 import gc
 import mmap
 import os
+import sys
 import tempfile
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,11 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+sys.path += [str(Path(__file__).parents[2] / "strategies")]
+
+from packing import packed
+
 from fedstale.errors import FedstaleError, ResumeError
 from fedstale.reports.folder import RunFolder
 from fedstale.simulation import jobs as jobs_module
 from fedstale.simulation.jobs import COLUMNS, UNCLAIMED, UNKNOWN, JobRow, JobTable, table
-from fedstale.strategies.server.checkpoint import packed, unpacked
+from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.server.runtime import REJECTED, REPORTED
 from fedstale.strategies.weighting import ClientUpdate
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packing import packed
 from replies import BASE, good, job, open_buffer, reply
 
 from fedstale.errors import ProtocolError
@@ -12,7 +13,7 @@ from fedstale.strategies.arrays import norm_of
 from fedstale.strategies.robust import Median, TrimmedMean
 from fedstale.strategies.robust.base import heaviest
 from fedstale.strategies.server.buffer import Buffer, RobustMean, RunningMean, capped
-from fedstale.strategies.server.checkpoint import packed, unpacked
+from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.weighting import ByAge, ClientUpdate, inverse
