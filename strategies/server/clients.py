@@ -22,9 +22,8 @@ from fedstale.strategies.state import Stateful
 
 Forecast = Mapping[str, float | list[float]]
 Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
 
-T = TypeVar("T", Floats, Counts)
+T = TypeVar("T", Floats, Index)
 
 DURATIONS_KEPT = 8
 """Durations of the last jobs that are kept of a node; memory is bounded by the number of nodes."""
@@ -161,11 +160,11 @@ class Candidates(Sequence[Candidate]):
     """Instant in s of the last job that was sent."""
     expected_finishes = _Column[Floats](0.0)
     """Sum over the jobs that have ended of the chances to finish stated before."""
-    times_picked = _Column[Counts](0)
+    times_picked = _Column[Index](0)
     """Jobs sent."""
-    times_finished = _Column[Counts](0)
+    times_finished = _Column[Index](0)
     """Good replies."""
-    times_failed = _Column[Counts](0)
+    times_failed = _Column[Index](0)
     """Error replies, rejected replies and timeouts."""
 
     def __init__(

@@ -195,11 +195,8 @@ class Dispatcher:
 
     def ttl_s(self, purpose: Purpose) -> float:
         """Return how long a message of some kind lives, in s."""
-        return (
-            self.strategy.forecast_request.wait_s
-            if purpose == "query" and self.strategy.forecast_request
-            else self.timeout_s
-        )
+        request = self.strategy.forecast_request
+        return request.wait_s if request and purpose == "query" else self.timeout_s
 
     def _content(self, purpose: Purpose) -> tuple[RecordDict, int]:
         """Return what all messages of a version for one purpose hold, and its bytes of arrays."""

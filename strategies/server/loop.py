@@ -219,7 +219,7 @@ class EventLoop(Stateful):
 
     def _receive(self, replies: Iterable[Message]) -> None:
         known: list[tuple[int, Message]] = []
-        # Refusals change the view of awaited ids, which a grid may read for as long as it answers.
+        # Rejections change the view of awaited ids, which a grid may read while it answers.
         for reply in list(replies):
             job = self.jobs.open_job(reply.metadata.reply_to_message_id)
             if job is None:
@@ -395,9 +395,7 @@ class EventLoop(Stateful):
         if self.versions.version % self.strategy.evaluate_every:
             self._evaluate()
         while self.jobs.n_open:
-            if self.clock.wait(self.jobs.next_deadline):
-                self._receive(self.grid.pull_messages(self.jobs.awaited()))
-            self._expire()
+            self._take_turn(self.jobs.next_deadline)
         logger.info("ended at version %d; jobs: %s", self.versions.version, self.jobs.endings)
 
     # What a checkpoint holds.
