@@ -117,17 +117,15 @@ class Dispatcher:
             )
         return chosen
 
-    def push(self, nodes: list[int], purpose: Purpose, now: float) -> tuple[list[int], int]:
-        """Send the current version, or a query, and open a job for each message.
+    def push(self, nodes: list[int], purpose: Purpose) -> tuple[list[str | None], int]:
+        """Send the current version, or a query, to at least one node.
 
         Returns:
-            Nodes whose message could not be sent, and the bytes of arrays sent.
+            Ids of the messages, None for one that could not be sent; bytes of arrays in each.
 
         Raises:
             FedstaleError: the grid takes none of the messages.
         """
-        if not nodes:
-            return [], 0
         _, n_bytes = self._content(purpose)
         ids: list[str | None] = list(self.grid.push_messages(self.messages(nodes, purpose)))
         if len(ids) != len(nodes) or not any(ids):
@@ -135,8 +133,7 @@ class Dispatcher:
                 f"the grid took none of {len(nodes)} messages with {n_bytes} bytes of arrays each: "
                 "see the log of the SuperLink, which may have a limit on their size"
             )
-        unsent = self.opened(nodes, ids, purpose, now)
-        return unsent, n_bytes * (len(nodes) - len(unsent))
+        return ids, n_bytes
 
     def messages(self, nodes: list[int], purpose: Purpose) -> list[Message]:
         """Return messages with the current version, or with a query, to some nodes."""
@@ -146,21 +143,16 @@ class Dispatcher:
             Message(content, node, _TYPES[purpose], ttl=ttl_s, group_id=group_id) for node in nodes
         ]
 
-    def opened(
-        self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float
-    ) -> list[int]:
-        """Open a job for each message that was sent.
+    def open(self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float) -> int:
+        """Open a job for each message that was sent, and return how many were.
 
         Args:
             nodes: that the messages went to.
             ids: of the messages in the order of nodes, None for one that could not be sent.
             purpose: of all of them.
             now: the instant in s.
-
-        Returns:
-            Nodes whose message could not be sent.
         """
-        version, unsent = self.versions.version, []
+        version = self.versions.version
         for node, message_id in zip(nodes, ids, strict=True):
             if purpose == "train":
                 self.history.picked(node, now)
@@ -168,7 +160,6 @@ class Dispatcher:
                 logger.warning("node %d: the %s message could not be sent", node, purpose)
                 if purpose == "train":
                     self.history.failed(node)
-                unsent.append(node)
                 continue
             self.jobs.send(
                 message_id,
@@ -180,7 +171,7 @@ class Dispatcher:
             )
             if purpose != "query":
                 self.versions.hold(version)
-        return unsent
+        return len(ids) - ids.count(None)
 
     def record(self) -> ArrayRecord:
         """Return the current version as Flower sends it; it is made once."""

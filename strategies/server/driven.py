@@ -107,9 +107,7 @@ class DrivenLoop(EventLoop):
         """Open the jobs that have been sent meanwhile, and end each of them."""
         nodes, messages = self._out
         ids = [message.metadata.message_id or None for message in messages]
-        for _ in self.dispatcher.opened(nodes, ids, purpose, self.clock.now()):
-            if purpose == "evaluate":
-                self.evaluations.ended(self.versions.version)
+        self._open(nodes, ids, purpose, self.clock.now())
         self._receive(replies)
         for job in self.jobs.open_jobs(purpose):
             self._fail(job, "timed out", "no reply in this round")

@@ -187,10 +187,18 @@ class EventLoop(Stateful):
         return self.nodes.free(but)
 
     def _push(self, nodes: list[int], purpose: Purpose) -> None:
-        unsent, n_bytes = self.dispatcher.push(nodes, purpose, self.clock.now())
-        self.progress.sent_bytes += n_bytes
-        for _ in unsent if purpose == "evaluate" else ():
-            self.evaluations.ended(self.versions.version)
+        now = self.clock.now()
+        if nodes:
+            ids, n_bytes = self.dispatcher.push(nodes, purpose)
+            self.progress.sent_bytes += n_bytes * self._open(nodes, ids, purpose, now)
+
+    def _open(self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float) -> int:
+        """Open the jobs of messages, and return how many could be sent."""
+        n_sent = self.dispatcher.open(nodes, ids, purpose, now)
+        if purpose == "evaluate":
+            for _ in range(len(nodes) - n_sent):
+                self.evaluations.ended(self.versions.version)
+        return n_sent
 
     # Waiting and receiving.
 
