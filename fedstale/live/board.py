@@ -26,6 +26,7 @@ from fedstale.reports.figure import (
 from fedstale.simulation.stock_strategies import report_stock_strategies
 from fedstale.strategies.server.runtime import REJECTED, Callback, Runtime, RuntimeGrid
 from fedstale.strategies.server.superlink import connected
+from fedstale.strategies.weighting.base import ClientUpdate
 
 POINTS = 600
 """Points of a series that are kept at most."""
@@ -101,11 +102,11 @@ class Board(Watcher):
         if reply.has_error():
             self._failed(run, message_id, status, reply.error.reason or "")
 
-    def aggregated(self, run: Runtime, message_id: str, *, staleness: int, **facts: float) -> None:
+    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
         """Count an update that was used."""
-        self._names.pop(message_id, None)
+        self._names.pop(update.message_id, None)
         with self._lock:
-            self._staleness[staleness] += 1
+            self._staleness[update.staleness] += 1
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
         """Count a reply that was not used; an error has been counted when it came."""

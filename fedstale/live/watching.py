@@ -14,6 +14,7 @@ from flwr.app import Message
 from fedstale.config import Until
 from fedstale.errors import ConfigError
 from fedstale.strategies.server.runtime import Callback, Runtime
+from fedstale.strategies.weighting.base import ClientUpdate
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -122,9 +123,9 @@ class TensorBoard(Watcher):
         for name, value in values.items():
             self._writer.add_scalar(f"{source}/{name}", value, version, walltime=run.now())
 
-    def aggregated(self, run: Runtime, message_id: str, *, staleness: int, **facts: float) -> None:
+    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
         """Keep a staleness for the mean."""
-        self._staleness.append(staleness)
+        self._staleness.append(update.staleness)
 
     def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
         """Count a failure."""

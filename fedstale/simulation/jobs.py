@@ -41,6 +41,7 @@ from fedstale.strategies.server.runtime import (
 )
 from fedstale.strategies.server.validation import p_finish_in
 from fedstale.strategies.state import State, Stateful
+from fedstale.strategies.weighting.base import ClientUpdate
 from fedstale.traces import Status
 
 # How a job ended, from the server's point of view, besides the words of the runtime.
@@ -280,22 +281,13 @@ class JobTable(Stateful, Callback):
         if reported is not None:
             self.reported_p_finish[node_id] = reported
 
-    def aggregated(
-        self,
-        run: Runtime,
-        message_id: str,
-        *,
-        base_version: int,
-        version: int,
-        staleness: int,
-        weight: float,
-    ) -> None:
+    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
         """Note that a reply went into a model version."""
         # A job of the run that this one goes on from may have its row there.
-        job = self.of_message(message_id)
+        job = self.of_message(update.message_id)
         if job is not None:
-            job.base_version, job.aggregated_version = base_version, version
-            job.staleness, job.weight = float(staleness), float(weight)
+            job.base_version, job.aggregated_version = update.base_version, version
+            job.staleness, job.weight = float(update.staleness), float(update.weight)
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
         """Note that the strategy did not use a reply."""

@@ -35,7 +35,6 @@ from fedstale.strategies.server.runtime import (
     REPORTED,
     Callback,
     Checkpointer,
-    NoCheckpoints,
     RunEnded,
 )
 from fedstale.strategies.server.versions import Snapshot
@@ -161,7 +160,7 @@ class SimulationCheckpointer(Checkpointer):
             resume: whether to go on from the last whole checkpoint, if there is one.
         """
         self._grid, self._metrics = grid, metrics
-        self._checkpoints = Checkpoints(folder, every=every) if every else NoCheckpoints()
+        self._checkpoints = Checkpoints(folder, every=every) if every else Checkpointer()
         self._due_at = 0.0
         self._state: State | None = None
         if resume:

@@ -11,6 +11,7 @@ import json
 import pickle
 import resource
 import shutil
+import sys
 import tarfile
 import tempfile
 import zipfile
@@ -25,6 +26,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+sys.path += [str(Path(__file__).parents[1] / "strategies")]
+
+from packing import packed
+
 from fedstale.agents.env.learning_proxy import fitted, read_proxy
 from fedstale.agents.policy import scorer as agent_files
 from fedstale.agents.policy.scorer import initial
@@ -37,7 +42,7 @@ from fedstale.reports.folder import RunFolder
 from fedstale.reports.run import Run
 from fedstale.simulation.flower_app import BUILT_IN, FlowerApp
 from fedstale.simulation.jobs import COLUMNS, table
-from fedstale.strategies.server.checkpoint import packed, read_checkpoint
+from fedstale.strategies.server.checkpoint import read_checkpoint
 from fedstale.traces import TraceSet, forecast
 from fedstale.traces.synthetic import population
 
