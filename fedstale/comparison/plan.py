@@ -25,7 +25,6 @@ from fedstale.errors import ConfigError, FedstaleError
 from fedstale.live.watching import Watcher
 from fedstale.parallel import Report, WorkerPool
 from fedstale.reports.folder import CONFIG, LOCK, SUMMARY
-from fedstale.simulation.costs import Costs
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
 from fedstale.strategies.server.runtime import Runtime
@@ -121,11 +120,9 @@ class Plan:
             key = _SEED_KEY if self.seed_key is None else self.seed_key
             if key and (self.seed_key is not None or key in app.defaults):
                 overrides.setdefault(key, seed)
-            run_config = app.run_config(overrides)
-            costs = Costs.from_table({**app.costs.table(), **config.costs}).resolved(run_config)
+            return app.resolved(replace(config, run_config=overrides))
         except ConfigError as problem:
             raise ConfigError(f"variant {variant!r}: {problem}") from None
-        return replace(config, run_config=run_config, costs=costs.table())
 
     def runs(self, folder: Path) -> list[PlannedRun]:
         """Return all runs: all variants of a seed, then the next, so that pairs come whole.

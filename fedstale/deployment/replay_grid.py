@@ -17,10 +17,11 @@ import pandas as pd
 import pyarrow as pa
 from flwr.app import ConfigRecord, Message
 
+from fedstale.config import FLOWER_OVERHEAD, Costs
 from fedstale.deployment.paced import PACING_RECORD
 from fedstale.deployment.run_folder import JobLog
 from fedstale.simulation.compat import error_reply, own_copy, stamp, with_content
-from fedstale.simulation.costs import FLOWER_OVERHEAD, CostBook, Costs
+from fedstale.simulation.costs import CostBook
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.jobs import IN_FLIGHT, NEVER, Columns, JobRow
 from fedstale.strategies.server.runtime import (

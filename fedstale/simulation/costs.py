@@ -5,13 +5,10 @@ example, as the app declares it; bytes are those of the serialised message. Noth
 is not declared and not yet known raises an error that names it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
-
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedstale.config import Costs
 from fedstale.errors import ConfigError
 from fedstale.strategies.server.validation import records_in
 from fedstale.strategies.state import Stateful
@@ -20,87 +17,6 @@ from fedstale.strategies.state import Stateful
 _ARRAY_OVERHEAD = 160
 _RECORD_OVERHEAD = 120
 _MESSAGE_OVERHEAD = 300
-
-
-FLOWER_OVERHEAD = {"download-overhead-s": 11.0, "upload-overhead-s": 2.0}
-"""What a SuperLink and a SuperNode of Flower 1.41 need for each message: most of it starts the
-ClientApp's process. Measured by benchmarks/fidelity.py on two busy cores; other machines differ."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What an app declares about its own work: `[tool.fedstale]` in its pyproject.toml."""
-
-    work_per_example: float | None = None
-    """Work units to train one example once; one unit is one second of the reference device."""
-    epochs: int | str | None = None
-    """Passes over the examples of one training job, or the run-config key that holds the number."""
-    examples: float | None = None
-    """Expected examples of a client, until its first reply tells."""
-    evaluate_work_per_example: float | None = None
-    """Work units to evaluate one example."""
-    query_work: float = 0.0
-    """Work units to answer a query, which reads what the device knows already."""
-    model_bytes: int | None = None
-    """Bytes of the arrays of a message, to stand for a bigger model; None measures the message."""
-    reply_bytes: int | None = None
-    """Bytes of a reply without arrays, until the first one tells; None takes the request's."""
-    download_overhead_s: float | None = None
-    """Seconds from the sending, or from when the device is free, to the start of the download: what
-    the platform needs besides the bytes. None is 0."""
-    upload_overhead_s: float | None = None
-    """Seconds from the end of the upload to the server's seeing the reply; None is 0."""
-
-    def __post_init__(self) -> None:
-        for name in (
-            *("work_per_example", "evaluate_work_per_example", "query_work", "examples"),
-            *("download_overhead_s", "upload_overhead_s"),
-        ):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 <= value < np.inf):
-                raise ConfigError(f"costs.{name} = {value!r}: expected a finite number >= 0")
-        for name in ("model_bytes", "reply_bytes"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= 0):
-                raise ConfigError(
-                    f"costs.{name} = {value!r}: expected a whole number of bytes >= 0"
-                )
-        if isinstance(self.epochs, bool) or not isinstance(self.epochs, int | str | None):
-            raise ConfigError(
-                f"costs.epochs = {self.epochs!r}: expected a number or a run-config key"
-            )
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> "Costs":
-        """Return the costs in a TOML table with dashed keys, rejecting keys that mean nothing."""
-        known = {f.name.replace("_", "-"): f.name for f in fields(cls)}
-        unknown = sorted(set(table) - set(known))
-        if unknown:
-            raise ConfigError(
-                f"[tool.fedstale] has unknown key {unknown[0]!r}: expected some of {sorted(known)}"
-            )
-        return cls(**{known[key]: value for key, value in table.items()})
-
-    def table(self) -> dict[str, Any]:
-        """Return what is declared, with dashed keys, as `from_table` reads it."""
-        values = {f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self)}
-        return {key: value for key, value in values.items() if value is not None}
-
-    def resolved(self, run_config: Mapping[str, Any]) -> "Costs":
-        """Return the costs with the number of epochs looked up in the run config."""
-        if not isinstance(self.epochs, str):
-            return self
-        if self.epochs not in run_config:
-            raise ConfigError(
-                f"costs.epochs = {self.epochs!r}: expected a number or one of the run-config keys "
-                f"{sorted(run_config)}"
-            )
-        epochs = run_config[self.epochs]
-        if isinstance(epochs, bool) or not isinstance(epochs, int | float) or epochs < 0:
-            raise ConfigError(
-                f"run-config {self.epochs} = {epochs!r}: expected a number of epochs >= 0"
-            )
-        return replace(self, epochs=int(epochs))
 
 
 class CostBook(Stateful):
