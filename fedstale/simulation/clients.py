@@ -243,19 +243,6 @@ class Replay:
         return [bool(there) for there in online]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    """What a device may be asked of a job."""
-
-    instants: tuple[float, float]
-    """When the message had come, and when it was answered, in s."""
-    travel_s: float
-    cost: tuple[float, float, float]
-    uploaded: str
-    """Id of the message whose reply came before."""
-    upload_s: float
-
-
 class ReplayedDevice:
     """One device while it works on one message; a `ResourceMonitor` on its trace.
 
@@ -270,45 +257,43 @@ class ReplayedDevice:
         self.unix_base, self._reads = replay.unix_base, 0
         self._observed: dict[str, Any] = {}
 
-    @cached_property
-    def _facts(self) -> _Facts:
-        job, latest = self._job, self._latest
-        # Replies may be pulled in another order than devices worked in.
-        is_before = latest is not None and latest.reported_at <= job.downloaded_at
-        return _Facts(
-            instants=(job.downloaded_at, job.trained_at),
-            travel_s=job.downloaded_at - job.sent_at,
-            cost=(job.asked_work, job.asked_download_bytes, job.asked_upload_bytes),
-            uploaded=JobTable.message_id(latest.row) if latest is not None else "",
-            upload_s=latest.reported_at - latest.trained_at if latest and is_before else UNKNOWN,
-        )
+    @property
+    def _instants(self) -> tuple[float, float]:
+        """When the message had come, and when it was answered, in s."""
+        return self._job.downloaded_at, self._job.trained_at
 
     @cached_property
     def _online(self) -> list[bool]:
-        return self._replay.is_online([self._job.device] * 2, self._facts.instants)
+        return self._replay.is_online([self._job.device] * 2, self._instants)
 
     def read(self) -> Reading:
         """Return the device when the message had come, and after that when it was answered."""
         end = min(self._reads, 1)
         self._reads += 1
-        instant = self.unix_base + self._facts.instants[end]
+        instant = self.unix_base + self._instants[end]
         return Reading(instant=instant, online=self._online[end])
 
     def worked_s(self) -> float:
         """Return how long the device worked, in s."""
-        return self._facts.instants[1] - self._facts.instants[0]
+        return self._job.trained_at - self._job.downloaded_at
 
     def travel_s(self) -> float:
         """Return the time from sending to the last byte of the download, in s."""
-        return self._facts.travel_s
+        return self._job.downloaded_at - self._job.sent_at
 
     def uploaded_s(self, message_id: str) -> float:
         """Return how long the reply before this one was uploaded, in s; NaN for any other."""
-        return self._facts.upload_s if message_id == self._facts.uploaded else UNKNOWN
+        latest = self._latest
+        if latest is None or message_id != JobTable.message_id(latest.job_id):
+            return UNKNOWN
+        # Replies may be pulled in another order than devices worked in.
+        is_before = latest.reported_at <= self._job.downloaded_at
+        return latest.reported_at - latest.trained_at if is_before else UNKNOWN
 
     def cost(self) -> tuple[float, float, float]:
         """Return work units, bytes down and bytes up of the message."""
-        return self._facts.cost
+        job = self._job
+        return job.asked_work, job.asked_download_bytes, job.asked_upload_bytes
 
     def observed(self, history: object) -> "Observation":
         """Return what the trace shows up to both ends of the work.
@@ -321,11 +306,11 @@ class ReplayedDevice:
 
         if self._observed:
             return Observation(**self._observed)
-        return self._replay.observe([self._job.device] * 2, self._facts.instants)
+        return self._replay.observe([self._job.device] * 2, self._instants)
 
     def __getstate__(self) -> dict[str, Any]:
         _pack([self])
-        return {k: v for k, v in vars(self).items() if k not in ("_replay", "_job", "_latest")}
+        return {k: v for k, v in vars(self).items() if k != "_replay"}
 
 
 def _pack(devices: Sequence[ReplayedDevice]) -> None:
@@ -339,7 +324,7 @@ def _pack(devices: Sequence[ReplayedDevice]) -> None:
         return
     replay = devices[0]._replay
     positions = [device._job.device for device in devices for _ in range(2)]
-    instants = [instant for device in devices for instant in device._facts.instants]
+    instants = [instant for device in devices for instant in device._instants]
     seen, online = replay.observe(positions, instants), replay.is_online(positions, instants)
     for i, device in enumerate(devices):
         ends = slice(2 * i, 2 * i + 2)

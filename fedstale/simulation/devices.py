@@ -44,9 +44,9 @@ class OnlineSet:
 
     Example:
         >>> phones = Availability.of([[(0.0, 10.0)], [(5.0, 20.0)]], 60.0)
-        >>> presence = OnlineSet(phones)
-        >>> presence.move(7.0)
-        >>> presence.is_online, presence.next_change
+        >>> online = OnlineSet(phones)
+        >>> online.move(7.0)
+        >>> online.is_online, online.next_change
         (array([ True,  True]), 10.0)
     """
 
@@ -54,21 +54,13 @@ class OnlineSet:
         """Start at 0 s."""
         self._availability = availability
         self._everyone = np.arange(availability.n_devices)
-        self._mask: Mask = np.zeros(availability.n_devices, dtype=np.bool_)
+        self.is_online: Mask = np.zeros(availability.n_devices, dtype=np.bool_)
+        """Which devices are available; the same array until one changes, then another."""
+        self.n_online = 0
         self._until: Array = np.zeros(availability.n_devices)
         self._soon: list[tuple[float, int]] = []
-        self._n_online, self._now, self._horizon = 0, 0.0, np.inf
+        self._now, self._horizon = 0.0, np.inf
         self._begin(0.0)
-
-    @property
-    def is_online(self) -> Mask:
-        """Who is available, by position; the same array until one changes, then another."""
-        return self._mask
-
-    @property
-    def n_online(self) -> int:
-        """Number of devices that are available."""
-        return self._n_online
 
     @property
     def next_change(self) -> float:
@@ -95,19 +87,19 @@ class OnlineSet:
             self._order()
 
     def _begin(self, now: float) -> None:
-        """Look everybody up."""
+        """Look up all devices."""
         self._now = now
         self._update(self._everyone)
         self._order()
 
     def _update(self, devices: Index) -> None:
-        """Look up who of some devices is here now, and until when that holds."""
+        """Look up which of some devices are online now, and until when that holds."""
         start, end = self._availability.window_at_or_after(devices, self._now)
-        is_online = start <= self._now
-        self._n_online += int(is_online.sum()) - int(self._mask[devices].sum())
-        self._mask = self._mask.copy()
-        self._mask[devices] = is_online
-        self._until[devices] = np.where(is_online, end, start)
+        now_online = start <= self._now
+        self.n_online += int(now_online.sum()) - int(self.is_online[devices].sum())
+        self.is_online = self.is_online.copy()
+        self.is_online[devices] = now_online
+        self._until[devices] = np.where(now_online, end, start)
 
     def _order(self) -> None:
         """Put the next changes in order, as far ahead as is worth it."""
@@ -157,9 +149,9 @@ class Fleet(Stateful):
         assert traces.compute is not None
         assert traces.uplink is not None
         self._traces = traces
-        self._presence = OnlineSet(traces.availability)
+        self._online_set = OnlineSet(traces.availability)
         self._everyone = Places(np.arange(traces.n_devices, dtype=np.uint64) + FIRST_NODE_ID)
-        self._online = NodeSet(self._everyone, self._presence.is_online)
+        self._online = NodeSet(self._everyone, self._online_set.is_online)
         self._book = book
         self._on_interrupt: OnInterrupt = on_interrupt
         self._free_at = np.zeros(traces.n_devices)
@@ -177,14 +169,14 @@ class Fleet(Stateful):
         """Return the name of a device by its position."""
         return str(self._traces.device_ids[device])
 
-    def presence(self, now: float) -> OnlineSet:
-        """Return who is available at an instant."""
-        self._presence.move(now)
-        return self._presence
+    def online_set(self, now: float) -> OnlineSet:
+        """Return the devices that are available at an instant."""
+        self._online_set.move(now)
+        return self._online_set
 
     def online(self, now: float) -> NodeSet:
         """Return the nodes that are available at an instant; the same object until one changes."""
-        is_online = self.presence(now).is_online
+        is_online = self.online_set(now).is_online
         if is_online is not self._online.is_in:
             self._online = NodeSet(self._everyone, is_online)
         return self._online

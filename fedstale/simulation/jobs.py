@@ -14,6 +14,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -183,6 +184,10 @@ class JobRow:
     def __init__(self, jobs: "JobTable", row: int) -> None:
         """Look at a row of a table; its place is the job's id."""
         self.jobs, self.row = jobs, row
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to another process as the values of the row; the table stays behind."""
+        return SimpleNamespace, (), {name: getattr(self, name) for name in _ALL}
 
     @property
     def message(self) -> Message:

@@ -161,7 +161,7 @@ class TraceGrid(Stateful, RuntimeGrid):
     @property
     def n_online(self) -> int:
         """Number of devices that are available now."""
-        return self._fleet.presence(self._clock.now).n_online
+        return self._fleet.online_set(self._clock.now).n_online
 
     # The clock of strategies.
 
@@ -364,7 +364,7 @@ class TraceGrid(Stateful, RuntimeGrid):
     def _idle(self) -> None:
         """Move on although nothing is asked of any device: to the next event or change of nodes."""
         now = self._clock.now
-        change, event = self._fleet.presence(now).next_change, self._next_event
+        change, event = self._fleet.online_set(now).next_change, self._next_event
         if min(change, event) == np.inf:
             raise RunEnded(
                 "nothing can ever happen again: no job is in flight and no device comes or goes",
@@ -384,14 +384,14 @@ class TraceGrid(Stateful, RuntimeGrid):
         def coming() -> list[JobRow]:
             asked = (self._jobs.of_message(key) for key in wanted)
             certain = [
-                (job.visible_at, job.row, job)
+                job
                 for job in asked
                 if job is not None
                 and job.is_waiting
                 and job.is_answered
                 and job.visible_at < self._clock.until
             ]
-            return [job for *_, job in sorted(certain, key=lambda found: found[:2])]
+            return sorted(certain, key=lambda job: (job.visible_at, job.row))
 
         with self._time.paused():
             answers = self._clients.replies([job for job in jobs if job.is_answered], coming)
