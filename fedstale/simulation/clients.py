@@ -187,14 +187,8 @@ def _waves(jobs: Sequence[JobRow]) -> Iterator[list[JobRow]]:
     left = list(jobs)
     while left:
         wave: dict[int, JobRow] = {}
-        later = []
-        for job in left:
-            if job.node_id in wave:
-                later.append(job)
-            else:
-                wave[job.node_id] = job
+        left = [job for job in left if wave.setdefault(job.node_id, job) is not job]
         yield list(wave.values())
-        left = later
 
 
 class NodeContext(Context):
@@ -206,15 +200,8 @@ class NodeContext(Context):
     @classmethod
     def of(cls, context: Context, device: "ReplayedDevice") -> "NodeContext":
         """Return a Context with the same contents, for one message."""
-        made = cls(
-            context.run_id,
-            context.node_id,
-            context.node_config,
-            context.state,
-            context.run_config,
-            context.series_id,
-        )
-        made.device = device
+        made = cls.__new__(cls)
+        made.__dict__.update(vars(context), device=device)
         return made
 
 

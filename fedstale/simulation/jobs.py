@@ -228,7 +228,11 @@ class JobTable(Stateful, Callback):
     saved = ("_words", "reported_p_finish")
 
     def __init__(self) -> None:
-        """Start with no job."""
+        """Start with no job.
+
+        Raises:
+            FedstaleError: the folder of temporary files is not writable.
+        """
         self._n = 0
         self.messages: dict[int, Message] = {}
         """The messages that have not been answered, by job id."""
@@ -236,7 +240,13 @@ class JobTable(Stateful, Callback):
         """The chance to finish its next job that each node has last reported."""
         self._words: list[str] = []
         self._numbers: dict[str, int] = {}
-        self._file = _new_file(self)
+        try:
+            # In the system's folder for them (TMPDIR).
+            file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see finalize
+        except OSError as problem:
+            raise _unwritable(problem) from None
+        weakref.finalize(self, file.close)
+        self._file = file.fileno()
         self._map(np.zeros(0, _LAYOUT))
 
     def __len__(self) -> int:
@@ -396,20 +406,6 @@ class JobTable(Stateful, Callback):
             self._map(np.frombuffer(mmap.mmap(self._file, at), _LAYOUT))
         except OSError as problem:
             raise _unwritable(problem) from None
-
-
-def _new_file(owner: object) -> int:
-    """Return the descriptor of a new file in the system's folder for them (TMPDIR).
-
-    Args:
-        owner: the file goes with it.
-    """
-    try:
-        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see finalize
-    except OSError as problem:
-        raise _unwritable(problem) from None
-    weakref.finalize(owner, file.close)
-    return file.fileno()
 
 
 def _unwritable(problem: OSError) -> FedstaleError:

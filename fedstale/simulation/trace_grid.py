@@ -149,11 +149,6 @@ class TraceGrid(Stateful, RuntimeGrid):
         )
 
     @property
-    def n_sent(self) -> int:
-        """Number of jobs sent so far."""
-        return len(self._jobs)
-
-    @property
     def n_ahead(self) -> int:
         """Number of jobs that were trained ahead and whose reply has not been pulled."""
         return self._clients.n_ahead
