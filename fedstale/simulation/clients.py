@@ -226,8 +226,9 @@ class Replay:
     def is_online(self, devices: Sequence[int], instants: Sequence[float]) -> list[bool]:
         """Return whether devices are available at instants."""
         assert self.traces.availability is not None
-        online = self.traces.availability.is_available(np.array(devices), np.array(instants))
-        return [bool(there) for there in online]
+        at = np.array(devices), np.array(instants)
+        online: list[bool] = self.traces.availability.is_available(*at).tolist()
+        return online
 
 
 class ReplayedDevice:

@@ -43,10 +43,8 @@ class CostBook(Stateful):
         if kind in self._count:
             return self._sum[kind] / self._count[kind]
         if self.costs.examples is None:
-            raise ConfigError(
-                "the number of examples of a client is unknown before its first reply: declare "
-                "examples in [tool.fedstale] of the app's pyproject.toml, or pass --examples"
-            )
+            what = "number of examples of a client is unknown before its first reply"
+            raise _undeclared(what, "examples")
         return self.costs.examples
 
     def work(self, kind: str, node_id: int) -> float:
@@ -59,24 +57,12 @@ class CostBook(Stateful):
             # Apps with client_fn also request parameters and properties, which a device has.
             return self.costs.query_work
         name = "work_per_example" if kind == "train" else "evaluate_work_per_example"
-        each = getattr(self.costs, name)
+        each, epochs = getattr(self.costs, name), self.costs.epochs if kind == "train" else 1
         if each is None:
-            raise ConfigError(
-                f"the work of a {kind} message is unknown: declare {name.replace('_', '-')} in "
-                f"[tool.fedstale] of the app's pyproject.toml, or pass --{name.replace('_', '-')}"
-            )
-        if kind != "train":
-            return float(each * self.examples(kind, node_id))
-        if not isinstance(self.costs.epochs, int):
-            raise ConfigError(
-                "the number of epochs of a train message is unknown: declare epochs in "
-                "[tool.fedstale] of the app's pyproject.toml, or pass --epochs"
-            )
-        return float(each * self.costs.epochs * self.examples(kind, node_id))
-
-    def bytes_of(self, content: RecordDict) -> int:
-        """Return the size of a message with this content, in bytes."""
-        return content_bytes(content, self.costs.model_bytes)
+            raise _undeclared(f"work of a {kind} message is unknown", name.replace("_", "-"))
+        if not isinstance(epochs, int):
+            raise _undeclared("number of epochs of a train message is unknown", "epochs")
+        return float(each * epochs * self.examples(kind, node_id))
 
     def reply_bytes(self, kind: str, request: RecordDict, request_bytes: int) -> int:
         """Return the expected size of the reply to a message, in bytes.
@@ -107,7 +93,7 @@ class CostBook(Stateful):
 
     def learn(self, kind: str, node_id: int, reply: RecordDict) -> None:
         """Take note of a reply that was delivered."""
-        self._reply_bytes[kind] = self.bytes_of(reply)
+        self._reply_bytes[kind] = content_bytes(reply, self.costs.model_bytes)
         for record in records_in(reply, MetricRecord).values():
             # Clients made by client_fn spell it with an underscore, in a record of its own.
             examples = record.get("num-examples", record.get("num_examples"))
@@ -116,6 +102,12 @@ class CostBook(Stateful):
                 self._count[kind] = self._count.get(kind, 0) + (before is None)
                 self._sum[kind] = self._sum.get(kind, 0.0) + examples - (before or 0.0)
                 self._examples[(kind, node_id)] = float(examples)
+
+
+def _undeclared(what: str, key: str) -> ConfigError:
+    return ConfigError(
+        f"the {what}: declare {key} in [tool.fedstale] of the app's pyproject.toml, or pass --{key}"
+    )
 
 
 def content_bytes(content: RecordDict, model_bytes: int | None = None) -> int:

@@ -45,22 +45,16 @@ from fedstale.strategies.state import State, Stateful
 from fedstale.traces import Status
 
 # How a job ended, from the server's point of view, besides the words of the runtime.
-LATE = "late"
-EXPIRED = "expired"
-INTERRUPTED = "interrupted"
-STALLED = "stalled"
+FAILED = {
+    status: status.name.lower()
+    for status in (Status.LATE, Status.EXPIRED, Status.INTERRUPTED, Status.STALLED)
+}
+LATE, EXPIRED, INTERRUPTED, STALLED = FAILED.values()
 UNCLAIMED = "unclaimed"
 IN_FLIGHT = "in-flight"
 STATUSES = (
     *(REPORTED, REJECTED, CLIENT_ERROR, LATE, EXPIRED, INTERRUPTED, STALLED, UNCLAIMED, IN_FLIGHT),
 )
-
-FAILED = {
-    Status.LATE: LATE,
-    Status.EXPIRED: EXPIRED,
-    Status.INTERRUPTED: INTERRUPTED,
-    Status.STALLED: STALLED,
-}
 
 NEVER = float("inf")
 UNKNOWN = float("nan")

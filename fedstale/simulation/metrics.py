@@ -73,12 +73,17 @@ def write_run(
     folder.write_metrics(metrics.rows)
     if metrics.arrays is not None:
         folder.write_model(metrics.arrays)
+    # What is not known of all jobs has no sum.
+    accounts = {
+        name: {key: value if isfinite(value) else None for key, value in parts.items()}
+        for name, parts in ledger(folder.read_events(COST_COLUMNS)).items()
+    }
     folder.write_summary(
         {
             **facts,
             "virtual_s": run.now(),
             "rounds": metrics.rounds,
-            **_known(ledger(folder.read_events(COST_COLUMNS))),
+            **accounts,
             "metrics": metrics.latest,
         }
     )
@@ -92,11 +97,3 @@ def ending(problem: BaseException) -> tuple[str, str]:
     if isinstance(problem, FedstaleError):
         return "failed", str(problem)
     return "failed", f"{type(problem).__name__}: {problem}"
-
-
-def _known(accounts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return accounts with None for a sum of which nobody knows all the parts."""
-    return {
-        name: {key: value if isfinite(value) else None for key, value in parts.items()}
-        for name, parts in accounts.items()
-    }

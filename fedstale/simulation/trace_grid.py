@@ -145,7 +145,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._follow()
         now = self._clock.now
         return self._jobs.tables(
-            lambda jobs: self._fleet.as_of(jobs, self._jobs, now), self._fleet.device_ids
+            lambda jobs: self._fleet.as_of(jobs, self._jobs, now), self._fleet.traces.device_ids
         )
 
     @property
@@ -348,7 +348,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         if happened:
             self._stalls.active(self._clock.now)
         elif not self._open:
-            self._stalls.check(self._clock.now, self._fleet.n_devices)
+            self._stalls.check(self._clock.now, self._fleet.traces.n_devices)
         self.runtime.time_moved()
         return happened
 
