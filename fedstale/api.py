@@ -266,7 +266,7 @@ def _of_plan(
         {name: [finished(r.folder) for r in done if r.variant == name] for name in plan.variants},
         reference=plan.reference,
         target=plan.target,
-        failures=[(r.variant, r.seed, failed[r.folder]) for r in runs if r.folder in failed],
+        failures=[(r.variant, r.config.seed, failed[r.folder]) for r in runs if r.folder in failed],
     )
 
 

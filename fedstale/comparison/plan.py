@@ -49,7 +49,6 @@ class PlannedRun:
     """One run of a comparison."""
 
     variant: str
-    seed: int
     config: SimulationConfig
     """Resolved settings."""
     folder: Path
@@ -136,7 +135,6 @@ class Plan:
         return [
             PlannedRun(
                 variant=variant,
-                seed=seed,
                 config=self.config(variant, seed),
                 folder=folder / folder_name(variant) / str(seed),
             )
@@ -284,7 +282,7 @@ def _shared_traces(
     def key(run: PlannedRun) -> tuple[str, int]:
         # Recordings do not depend on the seed of a run.
         is_drawn = TraceSet.is_synthetic(run.config.traces)
-        return run.config.traces, run.seed if is_drawn else 0
+        return run.config.traces, run.config.seed if is_drawn else 0
 
     uses, shared = Counter(map(key, runs)), dict[tuple[str, int], Shared[TraceSet]]()
 
@@ -292,7 +290,7 @@ def _shared_traces(
         if uses[key(run)] > 1 and key(run) not in shared:
             path = folder / f".traces-{len(shared)}"
             try:
-                traces = TraceSet.load(run.config.traces, seed=run.seed)
+                traces = TraceSet.load(run.config.traces, seed=run.config.seed)
                 shared[key(run)] = share(traces, path)
             except (FedstaleError, OSError) as problem:
                 raise _not_begun(run, problem) from None
@@ -303,7 +301,7 @@ def _shared_traces(
 
 
 def _not_begun(run: PlannedRun, problem: object) -> ConfigError:
-    return ConfigError(f"variant {run.variant!r}, seed {run.seed}: {problem}")
+    return ConfigError(f"variant {run.variant!r}, seed {run.config.seed}: {problem}")
 
 
 class _ShareDone(Watcher):
@@ -324,13 +322,14 @@ def _simulated(job: _Job, report: Report) -> str:
     """Simulate, in a process of its own, and return why the run failed if it did."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     run, begun, traces = job
+    config = run.config
     result = simulate(
-        run.config,
+        config,
         run.folder,
-        traces=traces.open() if traces else TraceSet.load(run.config.traces, seed=run.seed),
+        traces=traces.open() if traces else TraceSet.load(config.traces, seed=config.seed),
         overwrite=begun == "failed",
         resume=begun == "half",
-        callbacks=[_ShareDone(Until.parse(run.config.until), report)],
+        callbacks=[_ShareDone(Until.parse(config.until), report)],
     )
     if result.status == "interrupted":
         raise KeyboardInterrupt

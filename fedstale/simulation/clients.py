@@ -72,7 +72,7 @@ class Clients(Stateful):
 
     @property
     def n_ahead(self) -> int:
-        """Number of jobs that were trained ahead and whose reply nobody has pulled (yet).
+        """Number of jobs that were trained ahead and whose reply has not been pulled (yet).
 
         At the end of a run these were trained for nothing; there are never more than a batch.
         """
@@ -135,7 +135,7 @@ class Clients(Stateful):
         device = ReplayedDevice(self._replay, job, before)
         context = NodeContext.of(self._context(node_id), device)
         if is_ahead:
-            # Nobody may ever pull the reply, and then the node never did this.
+            # The reply may never be pulled, and then the node never did this.
             context.state = deepcopy(context.state) if len(context.state) else RecordDict()
             context.run_config = dict(context.run_config)
         # NumPy's SeedSequence would take as long as all the rest.
@@ -304,7 +304,7 @@ class ReplayedDevice:
 def _pack(devices: Sequence[ReplayedDevice]) -> None:
     """Let devices take along what they may be asked in another process; traces stay behind.
 
-    Nobody knows which apps will ask. For one device it takes a millisecond, for many at once a
+    It is not known which apps will ask. For one device it takes a millisecond, for many at once a
     fiftieth of that each.
     """
     devices = [device for device in devices if not device._observed]

@@ -231,7 +231,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         place. So it does for one that asks a hundred times without sleeping.
 
         Raises:
-            RunEnded: nobody comes online any more, or never enough at once.
+            RunEnded: no device comes online any more, or never enough at once.
         """
         self._check_time()
         nodes = self._fleet.online(self._clock.now)
