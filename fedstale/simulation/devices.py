@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
+from flwr.common.constant import ErrorCode
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.compat import ErrorCode
 from fedstale.simulation.costs import CostBook, content_bytes
 from fedstale.simulation.jobs import (
     ASKED,

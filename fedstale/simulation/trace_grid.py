@@ -18,11 +18,12 @@ import pyarrow as pa
 from flwr.app import Message
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
+from flwr.supercore.run import Run
 
 from fedstale.config import Costs
 from fedstale.simulation.clients import Clients, Replay
 from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
-from fedstale.simulation.compat import Run, error_reply, identity, quick_arrays, stamp
+from fedstale.simulation.compat import error_reply, identity, quick_arrays, stamp
 from fedstale.simulation.costs import CostBook
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.executors import Executor, InlineExecutor

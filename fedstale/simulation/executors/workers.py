@@ -23,10 +23,10 @@ from typing import Any, Generic, TypeVar
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import (
-    ErrorCode,
     identity,
     own_copy,
     quick_arrays,
