@@ -20,13 +20,12 @@ import tomli_w
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedstale.config import SimulationConfig, Until
+from fedstale.config import Costs, SimulationConfig, Until
 from fedstale.deployment.paced import PacedApp
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import written_at_end
 from fedstale.errors import ConfigError
 from fedstale.reports.folder import RunFolder
-from fedstale.simulation.costs import Costs
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.metrics import RunMetrics
 from fedstale.simulation.run import enrolled
@@ -65,15 +64,14 @@ def replay_config(
         ConfigError: a setting means nothing, or there are fewer devices.
         TraceError: the traces cannot be read, or lack a channel.
     """
-    settings = app.run_config(run_config)
     config = SimulationConfig(
         app=str(app.directory),
         traces=str(Path(traces).resolve()) if Path(traces).exists() else traces,
         devices=nodes,
         seed=seed,
-        run_config=settings,
-        costs=app.costs.resolved(settings).table(),
+        run_config=app.run_config(run_config),
     )
+    config = app.resolved(config)
     enrolled(TraceSet.load(config.traces, seed=seed), config).require(
         "availability", "compute", "downlink", "uplink"
     )

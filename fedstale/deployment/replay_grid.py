@@ -15,10 +15,11 @@ from statistics import median
 import pyarrow as pa
 from flwr.app import ConfigRecord, Message
 
+from fedstale.config import FLOWER_OVERHEAD, Costs
 from fedstale.deployment.paced import PACING_RECORD
 from fedstale.deployment.run_folder import JobLog
 from fedstale.simulation.compat import error_reply, own_copy, stamp, with_content
-from fedstale.simulation.costs import FLOWER_OVERHEAD, CostBook, Costs
+from fedstale.simulation.costs import CostBook
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.jobs import IN_FLIGHT, NEVER, Columns, JobRow
 from fedstale.strategies.server.runtime import (
@@ -140,7 +141,7 @@ class ReplayGrid(ForwardingGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the devices that are available, and whose nodes are online."""
-        is_online = self._fleet.presence(self.now()).is_online
+        is_online = self._fleet.online_set(self.now()).is_online
         connected = set(self._superlink.get_node_ids())
         return [
             FIRST_NODE_ID + i

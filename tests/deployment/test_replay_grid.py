@@ -20,6 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from fedstale.config import Costs
 from fedstale.deployment.paced import PACING_RECORD, PacedApp
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import JobLog, recorded
@@ -27,7 +28,6 @@ from fedstale.errors import ProtocolError
 from fedstale.reports.run import Run
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.compat import identity
-from fedstale.simulation.costs import Costs
 from fedstale.strategies import FedBuff, GapAware
 from fedstale.strategies.server.runtime import REPORTED, Clock
 from fedstale.strategies.server.superlink import SuperLinkGrid
