@@ -212,7 +212,7 @@ class ReplayGrid(ForwardingGrid):
                 jobs[name][is_out] = 0.0
             return jobs
 
-        return pa.concat_tables(table.tables(as_of, self._fleet.device_ids))
+        return pa.concat_tables(table.tables(as_of, self._fleet.traces.device_ids))
 
     def _with_plan(self, job: JobRow) -> Message:
         content = own_copy(job.message.content)
