@@ -79,7 +79,7 @@ def read_run(folder):
 
 def read_measured(folder):
     run = finished(folder / "run")
-    return run.seed, run.limit_s, measured(run, {"accuracy": "server"})
+    return run.seed, run.limit_s, measured([run], {"accuracy": "server"})
 
 
 def read_plan(path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
@@ -16,7 +17,6 @@ from tiny import counting_app, message_to
 from fedstale.errors import ConfigError
 from fedstale.simulation import InlineExecutor, ProcessExecutor
 from fedstale.simulation.compat import (
-    ErrorCode,
     identity,
     quick_arrays,
     read_array,
