@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedstale.cli.output import end_on_signals
-from fedstale.deployment.local import LocalDeployment
-from fedstale.deployment.replay import replay_app, replay_config
+from fedstale.deployment.local import LocalDeployment, run_app
+from fedstale.deployment.replay import replay_config, write_replayed
 from fedstale.reports.folder import EVENTS, SUMMARY
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
@@ -118,7 +118,10 @@ def measure(
     run_config = f"versions={versions} concurrency={nodes}"
     config = replay_config(app, traces, nodes=nodes, run_config=run_config, seed=seed)
     with LocalDeployment(folder / "deployment", nodes=nodes, limit_s=300.0) as deployment:
-        real = replay_app(deployment, config, speed_up=speed_up, run_config=run_config, show=print)
+        copy, real = deployment.folder / "app", deployment.folder / "run"
+        ids = list(deployment.node_ids.values())
+        write_replayed(config, copy, speed_up=speed_up, nodes=ids, run=real)
+        run_app(deployment, copy, run_config=run_config)
     simulated = simulate(
         config, folder / "simulated", traces=TraceSet.load(traces, seed=config.seed)
     )

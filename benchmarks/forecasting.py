@@ -25,6 +25,7 @@ from recorded_fleets import DAY_S, LENGTH_S, fleets, sessions_of
 from results_file import write_result
 
 from fedstale.traces import Availability, Job, TraceSet
+from fedstale.traces.arrays import Index
 from fedstale.traces.forecast import (
     KINDS,
     LSTM,
@@ -47,6 +48,7 @@ from fedstale.traces.forecast.evaluation import (
     rolling,
     wide,
 )
+from fedstale.traces.forecast.evaluation.jobs import most_reliable
 from fedstale.traces.forecast.survival import survival_at
 
 TURN_S = 30 * 3600.0
@@ -164,7 +166,7 @@ def rules(
     rows = []
     for size, job in JOBS.items():
         when = instants[instants + float(np.max(job.ttl_s)) <= LENGTH_S]
-        for rule in ("chance", "cost"):
+        for rule, order in (("chance", most_reliable), ("cost", least_loss)):
             table = decision(
                 fitted,
                 TraceObserver(test),
@@ -173,10 +175,19 @@ def rules(
                 job,
                 k=10,
                 seed=0,
-                rule=rule,
+                order=order,
             )
             rows += [{"table": f"{rule}, {size} job", **row} for row in table.to_dict("records")]
     return rows
+
+
+def least_loss(forecast: JobForecast) -> Index:
+    """Return the devices by the expected loss of device-seconds for each report, least first.
+
+    That is (1 - p) / p times the median of the total time.
+    """
+    p = np.maximum(forecast.p_finish, 1e-3)
+    return np.argsort((1.0 - p) / p * forecast.total_s[:, 1], kind="stable")
 
 
 class TrueTimes(Oracle):
@@ -213,7 +224,7 @@ def bounds(
             job,
             k=10,
             seed=0,
-            rule="cost",
+            order=least_loss,
         )
         rows += [{"table": f"bound, {size} job", **row} for row in table.to_dict("records")]
     return rows

@@ -105,8 +105,8 @@ def timeline(
     used = jobs[jobs["status"] == "reported"]
     in_flight = jobs["status"] == "in-flight"
     lost = jobs[(jobs["status"] != "reported") & ~in_flight]
-    busy = float(run.busy_s.sum())
-    share = float(run.busy_s[run.outcome == "wasted"].sum()) / busy
+    busy = float(run.jobs["busy_s"].sum())
+    share = float(run.jobs["busy_s"][run.jobs["outcome"] == "wasted"].sum()) / busy
     yield text(panel.left, TOP - 26, title, "h")
     said = f"{len(used):,} updates merged; {share:.0%} of {busy / 3600:.0f} device-hours wasted"
     yield text(panel.left, TOP - 9, said, "f")

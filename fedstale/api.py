@@ -18,11 +18,10 @@ from flwr.serverapp.strategy import Strategy
 from fedstale.comparison.analysis import Comparison, analyse, finished, grouped
 from fedstale.comparison.page import write
 from fedstale.comparison.plan import Plan, Watch, check_target, run_all
-from fedstale.config import ExecutorKind, SimulationConfig, Until, read_toml
+from fedstale.config import Costs, ExecutorKind, SimulationConfig, Until, read_toml, stated
 from fedstale.errors import ConfigError
 from fedstale.reports.folder import make_folder
 from fedstale.reports.run import Run
-from fedstale.simulation.costs import Costs
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate as simulate_config
 from fedstale.strategies.arrays import n_cores
@@ -97,13 +96,12 @@ def simulate(
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
     costs = {
-        "work-per-example": work_per_example,
+        "work_per_example": work_per_example,
         "epochs": epochs,
         "examples": examples,
-        "evaluate-work-per-example": evaluate_work_per_example,
-        "model-bytes": model_bytes,
+        "evaluate_work_per_example": evaluate_work_per_example,
+        "model_bytes": model_bytes,
     }
-    stated = {key: value for key, value in costs.items() if value is not None}
     if not isinstance(app, ClientApp) and (strategy, initial_arrays, evaluate) != (None,) * 3:
         raise ConfigError(
             "strategy, initial_arrays and evaluate: expected together with a ClientApp alone, "
@@ -117,8 +115,8 @@ def simulate(
             else app
         )
         name = "ServerApp" if strategy is None else type(strategy).__name__
-        costs_of_app = _complete(stated)
-        objects = FlowerApp(Path.cwd(), name, server, client, dict(run_config or {}), costs_of_app)
+        defaults = dict(run_config or {})
+        objects = FlowerApp(Path.cwd(), name, server, client, defaults, _complete(costs))
     config = SimulationConfig(
         app=str(app) if objects is None else objects.name,
         traces="a TraceSet" if isinstance(traces, TraceSet) else str(traces),
@@ -132,7 +130,7 @@ def simulate(
         gpus=gpus,
         checkpoint_every=checkpoint_every,
         run_config=dict(run_config or {}),
-        costs=stated,
+        costs=stated(costs),
     )
     if not isinstance(traces, TraceSet):
         traces = TraceSet.load(str(traces), seed=seed)
@@ -244,19 +242,15 @@ def _server(
     return app
 
 
-def _complete(stated: Mapping[str, Any]) -> Costs:
+def _complete(costs: dict[str, Any]) -> Costs:
     """Return the costs of an app that declares none by itself."""
-    missing = [
-        name
-        for name in ("work_per_example", "epochs", "examples")
-        if name.replace("_", "-") not in stated
-    ]
+    missing = [n for n in ("work_per_example", "epochs", "examples") if costs[n] is None]
     if missing:
         raise ConfigError(
             f"{', '.join(missing)} missing: expected what training costs a device, because clients "
             "are trained only when their replies are due"
         )
-    return Costs.from_table(stated)
+    return Costs(**costs)
 
 
 def _of_plan(
@@ -272,7 +266,7 @@ def _of_plan(
         {name: [finished(r.folder) for r in done if r.variant == name] for name in plan.variants},
         reference=plan.reference,
         target=plan.target,
-        failures=[(r.variant, r.seed, failed[r.folder]) for r in runs if r.folder in failed],
+        failures=[(r.variant, r.config.seed, failed[r.folder]) for r in runs if r.folder in failed],
     )
 
 

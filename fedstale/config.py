@@ -6,7 +6,7 @@ A run writes its resolved settings to `config.toml`, which reads back to an equa
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from math import inf, nan
 from pathlib import Path
@@ -92,7 +92,7 @@ class SimulationConfig:
     traces: str
     """File of traces, or synthetic:N."""
     devices: int | None = None
-    """How many devices of the traces to enrol, drawn with the seed; None enrols all."""
+    """How many devices of the traces to enrol, drawn with the seed; all if not given."""
     seed: int = 0
     """Seeds everything that is random."""
     until: str | None = None
@@ -105,7 +105,8 @@ class SimulationConfig:
     """What runs clients; auto measures, and takes this process or a process a core. All but batched
     give the same bytes; batched, which trains many clients as one program, rounds otherwise."""
     workers: int | None = None
-    """Processes that run clients; 1 runs them in the main process, None leaves it to executor."""
+    """Processes that run clients; 1 runs them in the main process; as the executor decides if not
+    given."""
     gpus: float | None = None
     """GPUs of each Ray actor, such as 0.25 where four share one; for the executor ray alone."""
     checkpoint_every: int = 1
@@ -186,6 +187,84 @@ class SimulationConfig:
         old, new = self.effective(), now.effective()
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         return ", ".join(f"{key} = {old.get(key)!r} instead of {new.get(key)!r}" for key in keys)
+
+
+FLOWER_OVERHEAD = {"download-overhead-s": 11.0, "upload-overhead-s": 2.0}
+"""What a SuperLink and a SuperNode of Flower 1.41 need for each message: most of it starts the
+ClientApp's process. Measured by benchmarks/fidelity.py on two busy cores; other machines differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What an app declares about its own work: `[tool.fedstale]` in its pyproject.toml."""
+
+    work_per_example: float | None = None
+    """Work units to train one example once; one unit is one second of the reference device."""
+    epochs: int | str | None = None
+    """Passes over the examples of one training job, or the run-config key that holds the number."""
+    examples: float | None = None
+    """Expected examples of a client, until its first reply tells."""
+    evaluate_work_per_example: float | None = None
+    """Work units to evaluate one example."""
+    query_work: float = 0.0
+    """Work units to answer a query, which reads what the device knows already."""
+    model_bytes: int | None = None
+    """Bytes of the arrays of a message, to stand for a bigger model; as sent if not given."""
+    reply_bytes: int | None = None
+    """Bytes of a reply without arrays, until the first one tells; the request's if not given."""
+    download_overhead_s: float | None = None
+    """Seconds from the sending, or from when the device is free, to the start of the download: what
+    the platform needs besides the bytes; 0 if not given."""
+    upload_overhead_s: float | None = None
+    """Seconds from the end of the upload to the server's seeing the reply; 0 if not given."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name == "epochs":
+                holds = isinstance(value, int | str) and not isinstance(value, bool)
+                accepted = "a number or a run-config key"
+            elif name.endswith("_bytes"):
+                holds, accepted = _is_number(value, 0), "a whole number of bytes >= 0"
+            else:
+                holds, accepted = _is_number(value, 0, int | float), "a finite number >= 0"
+            if value is not None and not holds:
+                raise ConfigError(f"costs.{name} = {value!r}: expected {accepted}")
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> "Costs":
+        """Return the costs in a TOML table with dashed keys, rejecting keys that mean nothing."""
+        known = {f.name.replace("_", "-"): f.name for f in fields(cls)}
+        unknown = sorted(set(table) - set(known))
+        if unknown:
+            raise ConfigError(
+                f"[tool.fedstale] has unknown key {unknown[0]!r}: expected some of {sorted(known)}"
+            )
+        return cls(**{known[key]: value for key, value in table.items()})
+
+    def table(self) -> dict[str, Any]:
+        """Return what is declared, with dashed keys, as `from_table` reads it."""
+        return stated(asdict(self))
+
+    def resolved(self, run_config: Mapping[str, Any]) -> "Costs":
+        """Return the costs with the number of epochs looked up in the run config."""
+        if not isinstance(self.epochs, str):
+            return self
+        if self.epochs not in run_config:
+            raise ConfigError(
+                f"costs.epochs = {self.epochs!r}: expected a number or one of the run-config keys "
+                f"{sorted(run_config)}"
+            )
+        epochs = run_config[self.epochs]
+        if isinstance(epochs, bool) or not isinstance(epochs, int | float) or epochs < 0:
+            raise ConfigError(
+                f"run-config {self.epochs} = {epochs!r}: expected a number of epochs >= 0"
+            )
+        return replace(self, epochs=int(epochs))
+
+
+def stated(costs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return costs under dashed keys, those that are None left out."""
+    return {name.replace("_", "-"): value for name, value in costs.items() if value is not None}
 
 
 def _is_number(value: object, least: float, kind: Any = int) -> bool:  # noqa: ANN401 - of types

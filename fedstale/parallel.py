@@ -17,8 +17,7 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
-from typing import Any, Generic, Literal, NoReturn, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from fedstale.errors import FedstaleError
 
@@ -134,8 +133,11 @@ def _do_jobs(parent: Connection, log: Path) -> None:
     """Do jobs until no more are given; a job's function is not imported before signals are set."""
     # Ctrl-C reaches every process of a terminal; the first one decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _interrupt)
-    _write_to(log)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # What jobs print has no place between progress and tables.
+    with log.open("a", encoding="utf-8") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
     import pyarrow as pa  # noqa: PLC0415 - not before the signals are set
 
     pa.set_cpu_count(1)
@@ -160,14 +162,3 @@ def _do_jobs(parent: Connection, log: Path) -> None:
                 news = "rejected", str(problem)
             with suppress(OSError):
                 parent.send(news)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _write_to(log: Path) -> None:
-    """Let a file have what jobs print, which has no place between progress and tables."""
-    with log.open("a", encoding="utf-8") as file:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(file.fileno(), stream.fileno())

@@ -159,6 +159,21 @@ def _square(x: Array) -> float:
     return inner(wide, wide)
 
 
+def square_distance(one: Mapping[str, Array], other: Mapping[str, Array]) -> float:
+    """Return the squared Euclidean distance of two models, chunk by chunk in their own precision.
+
+    Args:
+        one: a model, or some arrays of it.
+        other: a model that has at least these arrays.
+    """
+    return sum(over_chunks(_square_distance, one, other))
+
+
+def _square_distance(x: Array, y: Array) -> float:
+    apart = x - y
+    return inner(apart, apart)
+
+
 def n_threads() -> int:
     """Return how many threads share large work, from 1 to `MOST_THREADS`."""
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()

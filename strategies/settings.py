@@ -31,8 +31,7 @@ def require_count(
     field: str, value: object, accepted: str = "an integer >= 1", *, least: int = 1
 ) -> None:
     """Raise ConfigError unless a setting is an integer (and no bool) of at least some size."""
-    holds = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    require(holds, field, value, accepted)
+    require(is_count(value, least), field, value, accepted)
 
 
 def require_choice(field: str, value: object, *choices: str) -> None:
@@ -67,6 +66,6 @@ def require_known(
         raise ConfigError(f"{owner} has no setting {name!r}: expected {accepted}")
 
 
-def is_count(value: object) -> bool:
-    """Return whether a value is an integer of at least 1 (and not a bool)."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def is_count(value: object, least: int = 1) -> bool:
+    """Return whether a value is an integer (and no bool) of at least some size."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -8,7 +8,6 @@ update. Everything published is a composition of these; see `aliases`.
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import fields
 from inspect import Parameter, Signature, currentframe, signature, unwrap
 from pathlib import Path
@@ -26,9 +25,9 @@ from fedstale.strategies.selection.forecast_request import ForecastRequest
 from fedstale.strategies.server.buffer import Normalise
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
 from fedstale.strategies.server.driven import DrivenLoop
-from fedstale.strategies.server.loop import EventLoop, Parts
-from fedstale.strategies.server.metrics import Progress
-from fedstale.strategies.server.runtime import RECHECK_S, NoCheckpoints
+from fedstale.strategies.server.loop import EventLoop
+from fedstale.strategies.server.metrics import Progress, StopWhen
+from fedstale.strategies.server.runtime import RECHECK_S, Checkpointer
 from fedstale.strategies.server.superlink import without_stalls
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.server_optimizer import SGD, ServerOptimizer
@@ -223,7 +222,7 @@ class StaleStrategy(Strategy):
         self.train_config = dict(train_config or {})
         self.fraction_evaluate = fraction_evaluate
         self.min_evaluate_nodes, self.evaluate_every = min_evaluate_nodes, evaluate_every
-        self.stop_when = stop_when or _never
+        self.stop_when = stop_when or StopWhen()
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
         self.weighted_by_key, self.loss_key = weighted_by_key, loss_key
         self.square_loss_key, self.recheck_s, self.seed = square_loss_key, recheck_s, seed
@@ -298,7 +297,7 @@ class StaleStrategy(Strategy):
         self.summary()
         self.result = Result(arrays=initial_arrays)
         with without_stalls(grid) as own:
-            checkpointer = own.runtime.checkpointer or self.checkpoints or NoCheckpoints()
+            checkpointer = own.runtime.checkpointer or self.checkpoints or Checkpointer()
             state = checkpointer.restored()
             # Of another grid's run, nothing is in flight here.
             survive = state is not None and checkpointer.jobs_survive
@@ -306,7 +305,6 @@ class StaleStrategy(Strategy):
                 state = read_checkpoint(self.resume)
             loop = EventLoop(
                 self,
-                self._fresh_parts(),
                 own,
                 initial_arrays,
                 timeout_s=timeout,
@@ -353,7 +351,7 @@ class StaleStrategy(Strategy):
         if server_round == 1 or self._rounds is None:
             self._check_rounds()
             self.result = Result()
-            self._rounds = DrivenLoop(self, self._fresh_parts(), grid, arrays)
+            self._rounds = DrivenLoop(self, grid, arrays)
         return self._rounds.configure_train(server_round, arrays, config)
 
     def aggregate_train(
@@ -395,9 +393,6 @@ class StaleStrategy(Strategy):
             raise FedstaleError(f"{type(self).__name__}: configure_train begins a round")
         return self._rounds
 
-    def _fresh_parts(self) -> Parts:
-        return deepcopy((self.selector, self.weighting, self.server_optimizer))
-
 
 def _is_in_flowers_loop() -> bool:
     """Return whether Flower's own loop of rounds runs here, as only a wrapper starts it."""
@@ -414,8 +409,3 @@ def _changed(part: object, usual: object, names: Iterable[str]) -> Iterator[str]
         value = repr(getattr(part, name))
         if value != repr(getattr(usual, name)):
             yield f"{name}={value}"
-
-
-def _never(progress: Progress) -> bool:
-    """Stop at no progress."""
-    return False

@@ -13,6 +13,9 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 T = TypeVar("T", bound=Any)
 DAY_S = 86_400.0
 
+DAY_S = 86_400.0
+"""A day, in s."""
+
 
 def last_at_or_before(keys: Array, first: Index, last: Index, x: Array) -> Index:
     """Return, for each query, the position of the last key that is at most x.

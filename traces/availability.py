@@ -76,12 +76,8 @@ class Availability(Channel):
             >>> phone.window_at_or_after([0, 0], [15.0, 20.0])
             (array([ 15., 110.]), array([ 20., 120.]))
         """
-        if len(rows) == 0:
-            raise TraceError("availability needs at least one device")
-        windows = [_pairs(row) for row in rows]
-        counts = np.array([len(w) for w in windows], dtype=np.int64)
-        flat = np.concatenate(windows)
-        return cls.packed(flat[:, 0], flat[:, 1], counts, lengths, logs=logs, repeat=repeat)
+        starts, ends, counts = _flat(rows)
+        return cls.packed(starts, ends, counts, lengths, logs=logs, repeat=repeat)
 
     @classmethod
     def packed(
@@ -317,7 +313,7 @@ class Availability(Channel):
         devices = np.asarray(devices, dtype=np.int64)
         t = spread_over(t, devices.shape)
         row = self.rows[devices]
-        _, x, k = self._locate(t, row, self.shifts[devices])
+        _, x, k = self.locate(devices, t)
         inside = (k >= self.offsets[row]) & (t < self.until)
         return inside & (x < self.ends.take(k, mode="clip")) if self.ends.size else inside
 
@@ -339,7 +335,7 @@ class Availability(Channel):
             return np.full(devices.shape, np.inf), np.full(devices.shape, np.inf)
         row = self.rows[devices]
         length = self.lengths[row]
-        base, x, k = self._locate(t, row, self.shifts[devices])
+        base, x, k = self.locate(devices, t)
         first, last = self.offsets[row], self.offsets[row + 1]
         end = self.ends.take(k, mode="clip")
         inside = (k >= first) & (x < end) & (end + base > t)
@@ -352,17 +348,22 @@ class Availability(Channel):
         end = self.ends.take(k, mode="clip") + base
         never = first == last
         if self.repeat:
-            end = self._through_the_end_of_the_record(end, base, k, first, last, length)
+            # The last window of a record may go on at its beginning, and the only one for ever.
+            goes_on = (k == last - 1) & (self.ends.take(k, mode="clip") == length)
+            if goes_on.any():
+                head = first.clip(max=self.starts.size - 1)
+                goes_on &= self.starts[head] == 0.0
+                end = np.where(goes_on, base + length + self.ends[head], end)
+                end = np.where(goes_on & (last - first == 1), np.inf, end)
         else:
             never = never | wraps
         end = np.minimum(end, self.until)
         never = never | (begin >= end)
         return np.where(never, np.inf, begin), np.where(never, np.inf, end)
 
-    def _locate(
-        self, t: Array, row: npt.NDArray[np.int32], shift: Array
-    ) -> tuple[Array, Array, Index]:
+    def locate(self, devices: Index, t: Array) -> tuple[Array, Array, Index]:
         """Return (t's time minus row time, t in row time, position of the last start by then)."""
+        row, shift = self.rows[devices], self.shifts[devices]
         if self.repeat:
             cycles, x = np.divmod(t + shift, self.lengths[row])
             base = cycles * self.lengths[row] - shift
@@ -370,26 +371,17 @@ class Availability(Channel):
             x, base = t + shift, -shift
         return base, x, last_at_or_before(self.starts, self.offsets[row], self.offsets[row + 1], x)
 
-    def _through_the_end_of_the_record(  # noqa: PLR0917 - one query's arrays
-        self, end: Array, base: Array, k: Index, first: Index, last: Index, length: Array
-    ) -> Array:
-        goes_on = (k == last - 1) & (self.ends.take(k, mode="clip") == length)
-        if not goes_on.any():
-            return end
-        clip_first = first.clip(max=self.starts.size - 1)
-        goes_on &= self.starts[clip_first] == 0.0
-        alone = goes_on & (last - first == 1)
-        end = np.where(goes_on, base + length + self.ends[clip_first], end)
-        return np.where(alone, np.inf, end)
 
-
-def _pairs(row: npt.ArrayLike) -> Array:
-    windows = np.asarray(row, dtype=np.float64)
-    if windows.size == 0:
-        return np.empty((0, 2))
-    if windows.ndim != 2 or windows.shape[1] != 2:
-        raise TraceError(f"windows of shape {windows.shape}: expected (start, end) pairs, (n, 2)")
-    return windows
+def _flat(rows: Sequence[npt.ArrayLike]) -> tuple[Array, Array, Index]:
+    """Return the starts and the ends of all rows, one after the other, and their counts."""
+    if len(rows) == 0:
+        raise TraceError("availability needs at least one device")
+    windows = [np.asarray(row, dtype=np.float64) for row in rows]
+    for row in windows:
+        if row.size and (row.ndim != 2 or row.shape[1] != 2):
+            raise TraceError(f"windows of shape {row.shape}: expected (start, end) pairs, (n, 2)")
+    starts, ends = np.concatenate([row.reshape(-1, 2) for row in windows]).T
+    return starts, ends, np.array([row.size // 2 for row in windows], dtype=np.int64)
 
 
 def _first_of_each_run(

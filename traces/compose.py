@@ -34,11 +34,10 @@ def compose(
         raise TraceError(f"n = {n!r}: expected an integer >= 1")
     if isinstance(seed, bool) or int(seed) != seed or seed < 0:
         raise TraceError(f"seed = {seed!r}: expected an integer >= 0")
-    if after_end not in ("repeat", "stop"):
-        raise TraceError(f"after_end = {after_end!r}: expected 'repeat' or 'stop'")
-    hours, speeds = _part(sources, "availability"), _part(sources, "compute")
+    hours = _part(sources, "availability").with_after_end(after_end)
+    speeds = _part(sources, "compute")
     links = _part(sources, "network", "downlink")
-    ids, online = _online(hours, n, seed, repeat=after_end == "repeat")
+    ids, online = _online(hours, n, seed)
     downlink, uplink = _linked(links, n, seed, uplink_share)
     return TraceSet(
         device_ids=ids,
@@ -68,12 +67,12 @@ def _part(sources: Mapping[str, TraceSet | None], name: str, channel: str = "") 
     return source
 
 
-def _online(source: TraceSet, n: int, seed: int, *, repeat: bool) -> tuple[pd.Index, Availability]:
+def _online(source: TraceSet, n: int, seed: int) -> tuple[pd.Index, Availability]:
     rng = stream(seed, _AVAILABILITY)
     which = _drawn(source.n_devices, n, rng)
     turn = np.arange(n) // source.n_devices
-    taken = replace(source.channel("availability"), repeat=repeat).take(which)
-    if repeat:
+    taken = source.channel("availability").take(which)
+    if taken.repeat:
         days = np.maximum(np.floor(taken.record_s() / DAY_S), 1)
         # A record that is no whole number of days would come at other hours if it were moved.
         whole = np.mod(taken.record_s(), DAY_S) == 0

@@ -81,7 +81,7 @@ class Series(Channel):
 
     @classmethod
     def regular(
-        cls, rows: Sequence[npt.ArrayLike], *, step_s: float, repeat: bool = True
+        cls, rows: Sequence[npt.ArrayLike] | Array, *, step_s: float, repeat: bool = True
     ) -> "Series":
         """Return rates sampled on one regular grid, each held until the next sample.
 
@@ -458,7 +458,4 @@ def flatten(rows: Sequence[npt.ArrayLike] | npt.NDArray[Any]) -> tuple[Array, In
     if isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.size:
         return rows.ravel(), np.full(len(rows), rows.shape[1], dtype=np.int64)
     arrays = [np.asarray(row, dtype=np.float64).ravel() for row in rows]
-    counts = np.array([a.size for a in arrays], dtype=np.int64)
-    if np.any(counts == 0):
-        raise TraceError(f"row {int(np.argmin(counts))} of a series is empty")
-    return np.concatenate(arrays), counts
+    return np.concatenate(arrays), np.array([a.size for a in arrays], dtype=np.int64)

@@ -77,7 +77,7 @@ class TraceSet:
 
     @classmethod
     def load(cls, spec: str, *, seed: int) -> "TraceSet":
-        """Return the traces that a word in a command or a configuration means.
+        """Return the traces that a command or a configuration names.
 
         Args:
             spec: `synthetic:N` for N generated devices over a week, a native .parquet file, or a
@@ -85,7 +85,7 @@ class TraceSet:
             seed: of generated devices; recordings do not depend on it.
 
         Raises:
-            TraceError: the word means no traces, or they cannot be read.
+            TraceError: it names no traces, or they cannot be read.
         """
         if cls.is_synthetic(spec):
             count = spec.removeprefix(_SYNTHETIC)
@@ -103,7 +103,7 @@ class TraceSet:
 
     @staticmethod
     def is_synthetic(spec: str) -> bool:
-        """Return whether a word that `load` takes means traces that depend on the seed."""
+        """Return whether the traces that `load` takes by this name depend on the seed."""
         return spec.startswith(_SYNTHETIC)
 
     @classmethod
@@ -371,7 +371,7 @@ class TraceSet:
             after_end: "repeat" or "stop".
 
         Raises:
-            TraceError: the word is neither.
+            TraceError: it is neither.
         """
         if after_end not in ("repeat", "stop"):
             raise TraceError(f"after_end = {after_end!r}: expected 'repeat' or 'stop'")

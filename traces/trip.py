@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, joined, spread_over
+from fedstale.traces.arrays import DAY_S, Array, Index, joined, spread_over
 
 if TYPE_CHECKING:
     from fedstale.traces.trace_set import TraceSet
@@ -30,7 +30,7 @@ _CHUNK = 16_384
 
 # A paused job that has not ended in this time never will, nor will one that has moved nothing in so
 # many windows: its windows and its rates never meet.
-_GIVE_UP_S = 366 * 86_400.0
+_GIVE_UP_S = 366 * DAY_S
 _GIVE_UP_WINDOWS = 1_000
 
 

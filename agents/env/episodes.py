@@ -205,8 +205,3 @@ class Episodes(RowArrays):
 
     def __len__(self) -> int:
         return self.start.size
-
-    @property
-    def n_max(self) -> int:
-        """Devices that there is room for."""
-        return self.devices.shape[1]

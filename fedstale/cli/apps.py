@@ -118,7 +118,7 @@ def up(
         raise ConfigError(f"speed-up = {speed_up:g}: expected --traces with it")
     config = None
     if traces is not None:
-        from fedstale.deployment.replay import replay_app, replay_config
+        from fedstale.deployment.replay import replay_config, write_replayed
 
         if not 0 < speed_up < float("inf"):
             raise ConfigError(f"speed-up = {speed_up:g}: expected a number > 0, such as 20")
@@ -133,14 +133,15 @@ def up(
         LocalDeployment(folder, nodes=nodes, overwrite=overwrite, say=tell) as deployment,
     ):
         show = (lambda line: None) if quiet or as_json else typer.echo
+        directory, run = found.directory, deployment.folder / "run"
+        if config is not None:
+            directory, nodes_of = deployment.folder / "app", list(deployment.node_ids.values())
+            write_replayed(config, directory, speed_up=speed_up, nodes=nodes_of, run=run)
+        run_id = run_app(deployment, directory, run_config=run_config, show=show)
+        facts: dict[str, object] = {"run_id": run_id}
         if config is None:
-            run_id = run_app(deployment, found.directory, run_config=run_config, show=show)
             tell(f"run {run_id} completed; logs are in {folder}")
-            facts: dict[str, object] = {"run_id": run_id}
         else:
-            run = replay_app(
-                deployment, config, speed_up=speed_up, run_config=run_config, show=show
-            )
             tell(f"the replay completed; its run is in {run}, logs are in {folder}")
             facts = {"run": str(run)}
     if as_json:

@@ -122,7 +122,8 @@ def backtest(
     as_json: AsJson = False,
 ) -> None:
     """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
-    from fedstale.reports.backtest import write_backtest
+    from fedstale.reports.backtest import PAGE, figures
+    from fedstale.reports.page import write_figures
     from fedstale.traces import Job, TraceSet
     from fedstale.traces.forecast.evaluation import SHOWN, backtested, wide
 
@@ -141,12 +142,13 @@ def backtest(
         out.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():
             table.to_csv(out / f"{name}.csv", index=False)
-        write_backtest(
-            tables,
-            out,
+        write_figures(
+            "Backtest of forecasts",
             f"{Path(traces).name}, seed {seed}: devices and hours that no forecaster learnt "
             f"from. The job: {work:g} work units, {download_bytes:,} bytes down, "
             f"{upload_bytes:,} bytes up, a deadline of {deadline_s:g} s.",
+            figures(tables),
+            out / PAGE,
         )
     if as_json:
         # pandas writes NaN as null; the standard library would write NaN, which is not JSON.

@@ -85,8 +85,8 @@ def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> Non
 def write(traces: "TraceSet", out: Path, *, as_json: bool) -> None:
     """Write a native file, and say what was repaired or dropped."""
     traces.write(out)
-    said = f"wrote {out}: {traces.n_devices:,} devices, {', '.join(traces.known)}"
-    note("\n".join([said, *(f"  {n:,} {kind}" for kind, n in traces.repairs.items())]))
+    first = f"wrote {out}: {traces.n_devices:,} devices, {', '.join(traces.known)}"
+    note("\n".join([first, *(f"  {n:,} {kind}" for kind, n in traces.repairs.items())]))
     if as_json:
         made = {"devices": traces.n_devices, "channels": list(traces.known)}
         say_json(out, **made, repairs=dict(traces.repairs))

@@ -92,9 +92,9 @@ def record(
             utc_offset_s=offset.total_seconds() if offset else 0.0,
         )
         _record(journal, about, rules.available, duration_s=seconds, max_bytes=limit)
-    parts, dropped = journals.read(journal)
-    write(recorded.traces_of(parts, rules, dropped), out, as_json=as_json)
-    rates = dict(zip(("downlink", "uplink"), recorded.highest_rates(parts), strict=True))
+    readings, dropped = journals.read(journal)
+    write(recorded.traces_of(readings, rules, dropped), out, as_json=as_json)
+    rates = dict(zip(("downlink", "uplink"), recorded.highest_rates(readings), strict=True))
     seen = [f"{name} {rate:,.0f} bit/s" for name, rate in rates.items() if not isnan(rate)]
     if seen:
         note(f"highest traffic seen (links carry at least that): {', '.join(seen)}")

@@ -1,13 +1,17 @@
 """`fedstale simulate`, `report` and `compare`: make runs, show them, and compare them."""
 
+import ast
 import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
+from inspect import Parameter, Signature, getsource, signature
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 from rich.console import Console
@@ -21,21 +25,56 @@ from rich.progress import (
 from rich.table import Column, Table
 
 from fedstale.cli.output import AsJson, Quiet, end_on_signals, note, one_sentence, say, say_json
-from fedstale.config import ExecutorKind
+from fedstale.config import FLOWER_OVERHEAD, Costs, SimulationConfig, stated
 
 if TYPE_CHECKING:
     from fedstale.comparison.analysis import Comparison
     from fedstale.comparison.plan import Watch
-    from fedstale.config import SimulationConfig
     from fedstale.reports.run import Run
     from fedstale.strategies.server.runtime import Callback
 
 _WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrupted"}
 
 
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each setting and each cost that it does not declare itself.
+
+    The string below a setting is its help. The command gets the values by name.
+    """
+    declared = signature(command).parameters.values()
+    options = {p.name: p for p in declared if p.kind != Parameter.VAR_KEYWORD}
+    for panel, settings in (("Settings", SimulationConfig), ("Costs", Costs)):
+        kinds, words = get_type_hints(settings), _words_below(settings)
+        for field in fields(settings):
+            if field.name in options or field.name == "costs":
+                continue
+            option = typer.Option(help=words[field.name], rich_help_panel=panel)
+            options[field.name] = Parameter(
+                field.name,
+                Parameter.KEYWORD_ONLY,
+                # A cost that is not given is that of the app.
+                default=None if settings is Costs else field.default,
+                annotation=Annotated[kinds[field.name], option],
+            )
+    command.__signature__ = Signature([*options.values()])  # type: ignore[attr-defined]
+    return command
+
+
+def _words_below(settings: type) -> dict[str, str]:
+    """Return the string below each field of a dataclass."""
+    words = {}
+    (body,) = ast.parse(getsource(settings)).body
+    for pair in pairwise(ast.iter_child_nodes(body)):
+        match pair:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
+                words[name] = " ".join(str(text).split())
+    return words
+
+
 @one_sentence()
+@_with_settings
 def simulate(
-    app_: Annotated[
+    app: Annotated[
         str,
         typer.Argument(
             metavar="[APP]",
@@ -47,14 +86,6 @@ def simulate(
     traces: Annotated[
         str, typer.Option(help="File of device traces, or synthetic:N.")
     ] = "synthetic:100",
-    devices: Annotated[
-        int | None, typer.Option(help="Enrol only this many, drawn at random.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seeds everything that is random.")] = 0,
-    until: Annotated[
-        str | None,
-        typer.Option(help="End at 2d (virtual time), '100 rounds', or 'accuracy 0.9'."),
-    ] = None,
     run_config: Annotated[
         list[str] | None,
         typer.Option("--run-config", "-c", help="Overrides as in flwr run: 'key=1 name=\"x\"'."),
@@ -67,40 +98,8 @@ def simulate(
         Path | None,
         typer.Option(help="Go on with the run in this folder, which was interrupted or killed."),
     ] = None,
-    checkpoint_every: Annotated[
-        int, typer.Option(help="Model versions from one checkpoint to the next; 0 for none.")
-    ] = 1,
-    on_interrupt: Annotated[
-        Literal["abort", "pause"],
-        typer.Option(help="A device that goes offline loses its work, or goes on later."),
-    ] = "abort",
-    after_end: Annotated[
-        Literal["repeat", "stop"], typer.Option(help="What follows the end of a trace.")
-    ] = "repeat",
-    executor: Annotated[
-        ExecutorKind,
-        typer.Option(help="What trains clients; auto measures. Only batched rounds otherwise."),
-    ] = "auto",
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that train clients; 1 for none but this.")
-    ] = None,
-    gpus: Annotated[
-        float | None, typer.Option(help="GPUs of each Ray actor, such as 0.25 for four on one.")
-    ] = None,
-    work_per_example: Annotated[
-        float | None, typer.Option(help="Work units to train one example once.")
-    ] = None,
-    evaluate_work_per_example: Annotated[
-        float | None, typer.Option(help="Work units to evaluate one example.")
-    ] = None,
     epochs: Annotated[
         str | None, typer.Option(help="Passes over a client's data, or a run-config key.")
-    ] = None,
-    examples: Annotated[
-        float | None, typer.Option(help="Examples of a client until its first reply states them.")
-    ] = None,
-    model_bytes: Annotated[
-        int | None, typer.Option(help="Size of the model, to stand for a bigger one.")
     ] = None,
     overhead: Annotated[
         Literal["none", "flower"],
@@ -119,45 +118,28 @@ def simulate(
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Flower's log.")] = False,
+    **settings: Any,  # noqa: ANN401 - as their fields say
 ) -> None:
     """Run a Flower app on replayed devices, and see which devices trained, and which lost work."""
-    from fedstale.config import SimulationConfig
     from fedstale.errors import ConfigError
 
-    if (resume is None) == (not app_):
+    if (resume is None) == (not app):
         raise ConfigError("expected an APP to simulate, or --resume RUN to go on with a run")
     if resume is not None:
         config, out = SimulationConfig.read(resume / "config.toml"), resume
-    elif app_.endswith(".toml"):
-        config = SimulationConfig.read(Path(app_))
+    elif app.endswith(".toml"):
+        config = SimulationConfig.read(Path(app))
     else:
-        costs = {
-            "work-per-example": work_per_example,
-            "evaluate-work-per-example": evaluate_work_per_example,
-            "epochs": int(epochs) if epochs is not None and epochs.isdecimal() else epochs,
-            "examples": examples,
-            "model-bytes": model_bytes,
-        }
-        if overhead == "flower":
-            from fedstale.simulation.costs import FLOWER_OVERHEAD
-
-            costs |= FLOWER_OVERHEAD
         from fedstale.simulation.flower_app import run_config_overrides
 
+        costs = {f.name: settings.pop(f.name, None) for f in fields(Costs)}
+        costs["epochs"] = int(epochs) if epochs is not None and epochs.isdecimal() else epochs
         config = SimulationConfig(
-            app=app_,
+            app=app,
             traces=traces,
-            devices=devices,
-            seed=seed,
-            until=until,
-            on_interrupt=on_interrupt,
-            after_end=after_end,
-            executor=executor,
-            workers=workers,
-            gpus=gpus,
-            checkpoint_every=checkpoint_every,
             run_config=run_config_overrides(run_config or []),
-            costs={k: v for k, v in costs.items() if v is not None},
+            costs=(FLOWER_OVERHEAD if overhead == "flower" else {}) | stated(costs),
+            **settings,
         )
     name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
     out = out or Path("runs") / f"{name}-{config.seed}"

@@ -99,12 +99,11 @@ class MessageHistory:
         Args:
             fleet_rate: median work units/s of the forecaster's fleet.
         """
-        rows = self.rows.copy()
-        stateless = (rows[:, _POSITION["training_s"]] >= 0) & np.isnan(rows[:, _POSITION["work"]])
-        if stateless.any():
-            median_s = float(np.median(rows[stateless, _POSITION["training_s"]]))
-            rows[stateless, _POSITION["work"]] = fleet_rate * median_s
-        return MessageHistory(rows)
+        made, training_s = MessageHistory(self.rows.copy()), self["training_s"]
+        unstated = (training_s >= 0) & np.isnan(self["work"])
+        if unstated.any():
+            made["work"][unstated] = fleet_rate * float(np.median(training_s[unstated]))
+        return made
 
     def observation(self, instants: Array, utc_offset_s: float) -> Observation:
         """Return what the device had observed of itself at some instants.

@@ -204,8 +204,7 @@ def _number(flag: bool | None) -> float:
 
 
 def _stand_ins() -> Array:
-    normal = NormalDist(0.0, SPREAD)
-    scores = np.array([normal.inv_cdf((i + 0.5) / _STAND_INS) for i in range(_STAND_INS)])
+    scores = np.array(NormalDist(0.0, SPREAD).quantiles(2 * _STAND_INS)[::2])
     return scores - np.quantile(scores, 1.0 - _ADAPTATION.miss)
 
 

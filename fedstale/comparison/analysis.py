@@ -51,9 +51,9 @@ class Variant:
     """Paired with the reference's runs; empty for the reference."""
     times: Mapping[int, Reached]
     """When each run reached the target, by seed; empty without a target."""
-    time: Estimate | None
+    time: Estimate
     """Mean time to the target in s, in which runs that never reached it count with the time they
-    had."""
+    had; of no values without a target."""
     speed_up: SpeedUp | None
 
     @property
@@ -106,7 +106,7 @@ class Comparison:
                 differences = {"difference": paired.mean, "difference_low": paired.low}
                 differences |= {"difference_high": paired.high, "pairs": paired.n or np.nan}
                 found.append((name, "", {**asdict(mean), **differences}))
-            if one.time is not None:
+            if one.time.n:
                 n = len(one.times)
                 note = "at least" if one.is_bound else ""
                 found.append(("time_to_target_s", note, asdict(one.time)))
@@ -136,12 +136,9 @@ class Comparison:
             if self.target is not None:
                 ratio = "reference" if is_reference else str(one.speed_up or NOTHING)
                 n_reached = f"{one.n_reached} of {len(one.times)}"
-                missing = one.time is None
-                row += [
-                    (f"{unit} to {self.target}", _time(one, length_s)),
-                    ("reached", NOTHING if missing else n_reached),
-                    ("speed-up", NOTHING if missing else ratio),
-                ]
+                words = _time(one, length_s), n_reached, ratio
+                names = f"{unit} to {self.target}", "reached", "speed-up"
+                row += zip(names, words if one.times else [NOTHING] * 3, strict=True)
             for metric in self.shown:
                 key = self.key(metric)
                 paired = one.differences.get(key, Estimate()).ends()
@@ -211,7 +208,7 @@ def analyse(
             name: {run.seed: reached(run, until, source, horizon_s) for run in some}
             for name, some in runs.items()
         }
-    values = {name: _by_measure(some, sources) for name, some in runs.items()}
+    values = {name: measured(some, sources) for name, some in runs.items()}
     return Comparison(
         variants=tuple(
             Variant(
@@ -225,9 +222,7 @@ def analyse(
                     if name != reference and key in values[reference]
                 },
                 times=times[name],
-                time=estimate([time.at_s for time in times[name].values()])
-                if times[name]
-                else None,
+                time=estimate([time.at_s for time in times[name].values()]),
                 speed_up=None if name == reference else speed_up(times[name], times[reference]),
             )
             for name, some in runs.items()
@@ -264,14 +259,13 @@ def reached(run: Run, target: Until, source: str, horizon_s: float) -> Reached:
         run: the run.
         target: a metric and its value.
         source: of the metric.
-        horizon_s: what counts where nothing has cut the run off.
+        horizon_s: what counts where nothing has cut the run off; no run is longer.
     """
     metric = str(target.metric)
     for time, value in zip(*run.curve(metric, source), strict=True):
         if target.is_reached(0, {metric: float(value)}):
             return Reached(at_s=float(time), ever=True)
-    had = run.limit_s if np.isfinite(run.limit_s) else max(run.end_s, horizon_s)
-    return Reached(at_s=float(had), ever=False)
+    return Reached(at_s=run.limit_s if np.isfinite(run.limit_s) else horizon_s, ever=False)
 
 
 def deciding_source(runs: Sequence[Run], metric: str) -> str | None:
@@ -299,16 +293,20 @@ def target_source(runs: Sequence[Run], target: Until) -> str:
     return source
 
 
-def measured(run: Run, sources: Mapping[str, str]) -> dict[str, float]:
-    """Return what a run measured by name: the last value of each metric, and its costs.
+def measured(runs: Sequence[Run], sources: Mapping[str, str]) -> dict[str, dict[int, float]]:
+    """Return what runs measured, by name and seed: the last value of each metric, and their costs.
 
     Args:
-        run: the run.
+        runs: with different seeds.
         sources: the source of each metric.
     """
-    last = {source: run.last(source) for source in SOURCES}
-    found = {f"{source} {name}": last[source].get(name) for name, source in sources.items()}
-    return {**{key: value for key, value in found.items() if value is not None}, **run.costs}
+    found: dict[str, dict[int, float]] = {}
+    for run in runs:
+        last = {source: run.last(source) for source in SOURCES}
+        own = {f"{s} {name}": last[s][name] for name, s in sources.items() if name in last[s]}
+        for name, value in {**own, **run.costs}.items():
+            found.setdefault(name, {})[run.seed] = value
+    return found
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -358,14 +356,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
-def _by_measure(runs: Sequence[Run], sources: Mapping[str, str]) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
-    for run in runs:
-        for name, value in measured(run, sources).items():
-            found.setdefault(name, {})[run.seed] = value
-    return found
-
-
 def _shortened(text: str) -> str:
     """Return text with its middle left out if it is long, and a checksum that keeps it distinct."""
     if len(text) <= _WIDEST:
@@ -376,8 +366,6 @@ def _shortened(text: str) -> str:
 
 def _time(one: Variant, length_s: float) -> str:
     """Return the mean time to the target in words."""
-    if one.time is None:
-        return NOTHING
     if one.is_bound:
         # A bound has no interval that would hold anything.
         return f"at least {one.time.mean / length_s:.2f}"

@@ -22,7 +22,7 @@ from fedstale.reports.run import Run
 FORMAT = 1
 PAGE, NUMBERS, LINES, MARKDOWN = (f"comparison.{end}" for end in ("html", "json", "csv", "md"))
 _INSTANTS = 201
-_ROW_PX = 34
+_ROW_PX, _LONGEST = 34, 28
 # More bands than these hide one another.
 _BANDS = 4
 
@@ -43,14 +43,13 @@ def write(comparison: Comparison, folder: Path, *, plan: str = "") -> None:
     write_text(comparison.table.to_csv(index=False, lineterminator="\n"), folder / LINES)
     write_text(markdown(comparison), folder / MARKDOWN)
     n_runs = sum(len(one.runs) for one in comparison.variants)
-    words = comparison.words
     write_figures(
         f"Compared with {comparison.reference}",
         f"{len(comparison.variants)} variants in {n_runs} runs, compared with "
         f"{comparison.reference}. {' '.join(comparison.notes)}",
         figures(comparison),
         folder / PAGE,
-        tables={"The variants": (list(words.columns), words.to_numpy().tolist())},
+        tables={"The variants": comparison.words},
         texts={"What was compared": plan} if plan else {},
     )
 
@@ -110,7 +109,7 @@ def _row(one: Variant) -> dict[str, Any]:
         "means": {name: asdict(found) for name, found in one.means.items()},
         "differences": {name: asdict(found) for name, found in one.differences.items()},
     }
-    if one.time is not None:
+    if one.time.n:
         row |= {
             "reached": one.n_reached,
             "reached_share": one.n_reached / len(one.times),
@@ -228,7 +227,10 @@ def _times(comparison: Comparison) -> Figure:
         "was over.",
         traces=traces,
         x_title=f"device time ({unit})",
-        layout={"yaxis": _names(comparison.variants), "xaxis": {"rangemode": "tozero"}},
+        layout={
+            "yaxis": named_rows([one.name for one in comparison.variants], longest=_LONGEST),
+            "xaxis": {"rangemode": "tozero"},
+        },
         height=130 + _ROW_PX * len(comparison.variants),
         header=["variant", "seed", f"device time ({unit})", "reached"],
         rows=[
@@ -275,7 +277,7 @@ def _forest(
         about=f"{about} The bars are 95% intervals.",
         traces=traces,
         x_title=x_title,
-        layout={"yaxis": _names([one for _, one, _, _ in found])},
+        layout={"yaxis": named_rows([one.name for _, one, _, _ in found], longest=_LONGEST)},
         height=130 + _ROW_PX * len(found),
         header=["variant", "mean and interval", "pairs"],
         rows=[[one.name, text, str(value.n)] for _, one, value, text in found],
@@ -293,7 +295,3 @@ def _marks(
     """Return marks of a variant, in its colour."""
     marker = {"size": 10, "symbol": MARKERS[number % len(MARKERS)] + hollow}
     return curve(one.name, number, x, y, mode="markers", showlegend=False, marker=marker, **more)
-
-
-def _names(variants: Sequence[Variant]) -> dict[str, Any]:
-    return named_rows([one.name for one in variants], longest=28)

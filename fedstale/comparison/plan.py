@@ -25,7 +25,6 @@ from fedstale.errors import ConfigError, FedstaleError
 from fedstale.live.watching import Watcher
 from fedstale.parallel import Report, WorkerPool
 from fedstale.reports.folder import CONFIG, LOCK, SUMMARY
-from fedstale.simulation.costs import Costs
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
 from fedstale.strategies.server.runtime import Runtime
@@ -50,7 +49,6 @@ class PlannedRun:
     """One run of a comparison."""
 
     variant: str
-    seed: int
     config: SimulationConfig
     """Resolved settings."""
     folder: Path
@@ -121,11 +119,9 @@ class Plan:
             key = _SEED_KEY if self.seed_key is None else self.seed_key
             if key and (self.seed_key is not None or key in app.defaults):
                 overrides.setdefault(key, seed)
-            run_config = app.run_config(overrides)
-            costs = Costs.from_table({**app.costs.table(), **config.costs}).resolved(run_config)
+            return app.resolved(replace(config, run_config=overrides))
         except ConfigError as problem:
             raise ConfigError(f"variant {variant!r}: {problem}") from None
-        return replace(config, run_config=run_config, costs=costs.table())
 
     def runs(self, folder: Path) -> list[PlannedRun]:
         """Return all runs: all variants of a seed, then the next, so that pairs come whole.
@@ -139,7 +135,6 @@ class Plan:
         return [
             PlannedRun(
                 variant=variant,
-                seed=seed,
                 config=self.config(variant, seed),
                 folder=folder / folder_name(variant) / str(seed),
             )
@@ -287,7 +282,7 @@ def _shared_traces(
     def key(run: PlannedRun) -> tuple[str, int]:
         # Recordings do not depend on the seed of a run.
         is_drawn = TraceSet.is_synthetic(run.config.traces)
-        return run.config.traces, run.seed if is_drawn else 0
+        return run.config.traces, run.config.seed if is_drawn else 0
 
     uses, shared = Counter(map(key, runs)), dict[tuple[str, int], Shared[TraceSet]]()
 
@@ -295,7 +290,7 @@ def _shared_traces(
         if uses[key(run)] > 1 and key(run) not in shared:
             path = folder / f".traces-{len(shared)}"
             try:
-                traces = TraceSet.load(run.config.traces, seed=run.seed)
+                traces = TraceSet.load(run.config.traces, seed=run.config.seed)
                 shared[key(run)] = share(traces, path)
             except (FedstaleError, OSError) as problem:
                 raise _not_begun(run, problem) from None
@@ -306,7 +301,7 @@ def _shared_traces(
 
 
 def _not_begun(run: PlannedRun, problem: object) -> ConfigError:
-    return ConfigError(f"variant {run.variant!r}, seed {run.seed}: {problem}")
+    return ConfigError(f"variant {run.variant!r}, seed {run.config.seed}: {problem}")
 
 
 class _ShareDone(Watcher):
@@ -317,7 +312,7 @@ class _ShareDone(Watcher):
         self._report = report
 
     def look(self, run: Runtime) -> None:
-        self._report(self.share(run.now()) or 0.0)
+        self._report(self.until.share(run.now(), self.rounds) or 0.0)
 
     def ended(self, run: Runtime, status: str, reason: str) -> None:
         """Report nothing: if the first process is gone, the run's folder is still to be written."""
@@ -327,13 +322,14 @@ def _simulated(job: _Job, report: Report) -> str:
     """Simulate, in a process of its own, and return why the run failed if it did."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     run, begun, traces = job
+    config = run.config
     result = simulate(
-        run.config,
+        config,
         run.folder,
-        traces=traces.open() if traces else TraceSet.load(run.config.traces, seed=run.seed),
+        traces=traces.open() if traces else TraceSet.load(config.traces, seed=config.seed),
         overwrite=begun == "failed",
         resume=begun == "half",
-        callbacks=[_ShareDone(Until.parse(run.config.until), report)],
+        callbacks=[_ShareDone(Until.parse(config.until), report)],
     )
     if result.status == "interrupted":
         raise KeyboardInterrupt

@@ -9,6 +9,7 @@ import io
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -137,11 +138,19 @@ def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
     """
     files = collect_files(app.directory)
     try:
-        bundled = _names(build_fab_from_disk(app.directory))
+        bundle = io.BytesIO(build_fab_from_disk(app.directory))
     except (AppPathDepthError, ValueError, OSError) as problem:
         text = " ".join(str(problem).split())
         return [Finding(f"Flower cannot make a bundle of the app: {text}")]
-    sources, findings = _sources(files, bundled)
+    with zipfile.ZipFile(bundle) as archive:
+        bundled = {name for name in archive.namelist() if not name.startswith(".info/")}
+    sources: dict[str, SourceFile] = {}
+    findings: list[Finding] = []
+    for name in sorted(name for name in bundled if name.endswith(".py")):
+        try:
+            sources[name] = SourceFile(files[name].read_text(encoding="utf-8"))
+        except (SyntaxError, ValueError) as problem:
+            findings.append(Finding(f"{name} is no Python: {problem}"))
     findings += _left_out(set(files) - bundled, sources)
     findings += _hidden(bundled, app)
     findings += _packages(files, bundled, sources, app)
@@ -178,24 +187,6 @@ def check_superlink(name: str) -> list[Finding]:
     return []
 
 
-def _names(bundle: bytes) -> set[str]:
-    with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-        return {name for name in archive.namelist() if not name.startswith(".info/")}
-
-
-def _sources(
-    files: Mapping[str, Path], bundled: set[str]
-) -> tuple[dict[str, SourceFile], list[Finding]]:
-    sources, findings = {}, []
-    for name in sorted(bundled):
-        if name.endswith(".py"):
-            try:
-                sources[name] = SourceFile(files[name].read_text(encoding="utf-8"))
-            except (SyntaxError, ValueError) as problem:
-                findings.append(Finding(f"{name} is no Python: {problem}"))
-    return sources, findings
-
-
 def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Finding]:
     """Report files that the bundle leaves out; a file that the app names is a fault."""
     unnamed = []
@@ -203,7 +194,11 @@ def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Fi
         path = Path(name)
         if set(path.parts) & _OF_TOOLS or path.name in _HARMLESS or path.suffix in {".py", ".pyc"}:
             continue
-        users = [user for user, source in sources.items() if _names_it(source, path.name)]
+        users = [
+            user
+            for user, source in sources.items()
+            if any(f"/{text}".endswith(f"/{path.name}") for text in source.strings)
+        ]
         if users:
             yield Finding(
                 f"{name} is not sent to devices, but {users[0]} names it: Flower bundles only "
@@ -219,10 +214,6 @@ def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Fi
             f"{_allowed()} that .gitignore does not name",
             is_fault=False,
         )
-
-
-def _names_it(source: SourceFile, file: str) -> bool:
-    return any(text == file or text.endswith("/" + file) for text in source.strings)
 
 
 def _allowed() -> str:
@@ -257,7 +248,9 @@ def _packages(
             name = dotted.split(".")[0]
             where = f"{user}, line {line}, imports {dotted}"
             if name in on_disk:
-                if dotted not in seen and _is_lost(dotted, set(files), bundled):
+                path = dotted.replace(".", "/")
+                places = {f"{path}.py", f"{path}/__init__.py"}
+                if dotted not in seen and places & set(files) and not places & bundled:
                     yield Finding(
                         f"{where}, which Flower leaves out of the bundle (test_*.py, *_test.py, "
                         "folders named build, lib, env and the like, and what .gitignore names)",
@@ -282,12 +275,6 @@ def _packages(
                     f"{where}, which is not declared: add {package!r} to [project] dependencies",
                     is_fault=name == "fedstale",
                 )
-
-
-def _is_lost(dotted: str, files: set[str], bundled: set[str]) -> bool:
-    path = dotted.replace(".", "/")
-    ways = (f"{path}.py", f"{path}/__init__.py")
-    return any(way in files for way in ways) and not any(way in bundled for way in ways)
 
 
 def _settings(
@@ -327,10 +314,8 @@ def _modules(names: set[str]) -> set[str]:
 def _declared(dependencies: Iterable[str]) -> set[str]:
     found = set()
     for text in dependencies:
-        try:
+        with suppress(InvalidRequirement):
             found.add(str(canonicalize_name(Requirement(text).name)))
-        except InvalidRequirement:
-            continue
     return found
 
 

@@ -21,6 +21,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedstale.errors import ConfigError
 
+_AUTHORITY = "fedstale authority"
+
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
@@ -44,24 +46,15 @@ def write_certificates(folder: Path, hosts: list[str]) -> TlsFiles:
     """
     files = TlsFiles(folder / "ca.crt", folder / "server.pem", folder / "server.key")
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    ca_name = _name("fedstale authority")
-    authority = (
-        _builder(ca_name, ca_name, ca_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), False)
-        .sign(ca_key, hashes.SHA256())
-    )
-    certificate = (
-        _builder(_name(hosts[0]), ca_name, key.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False
-        )
-        .sign(ca_key, hashes.SHA256())
+    ca = ca_key.public_key()
+    authority = _signed(_AUTHORITY, ca_key, ca_key, x509.SubjectKeyIdentifier.from_public_key(ca))
+    certificate = _signed(
+        hosts[0],
+        key,
+        ca_key,
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.SubjectAlternativeName([_host(host) for host in hosts]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(ca),
     )
     pem = serialization.Encoding.PEM
     files.ca.write_bytes(authority.public_bytes(pem))
@@ -98,38 +91,47 @@ def write_node_key(path: Path) -> Path:
     return public
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
-) -> x509.CertificateBuilder:
+def _signed(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    ca_key: ec.EllipticCurvePrivateKey,
+    *extensions: x509.ExtensionType,
+) -> x509.Certificate:
+    """Return a certificate for a name and its key; for the authority's own key, the authority's."""
+    is_ca = key is ca_key
     # A device's clock may be behind, and would find a certificate of this second not valid yet.
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - day)
-        .not_valid_after(now + 30 * day)
+    subject, issuer = (
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+        for common in (name, _AUTHORITY)
     )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
+    usage = x509.KeyUsage(
+        digital_signature=not is_ca,
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,
         key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
+        key_cert_sign=is_ca,
+        crl_sign=is_ca,
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - day)
+        .not_valid_after(now + 30 * day)
+        .add_extension(
+            x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), critical=True
+        )
+        .add_extension(usage, critical=True)
+    )
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(ca_key, hashes.SHA256())
 
 
 def _host(host: str) -> x509.GeneralName:

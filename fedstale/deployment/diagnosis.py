@@ -187,13 +187,11 @@ def check_health(at: Address, ca: Path | None, *, insecure: bool = False) -> Non
 def _context(ca: Path | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=None if ca is None else str(ca))
-    except FileNotFoundError:
+    except (FileNotFoundError, ssl.SSLError) as problem:
+        fault = ": there is no such file;"
+        if isinstance(problem, ssl.SSLError):
+            fault = f" is no PEM certificate ({problem.reason}):"
         raise ConfigError(
-            f"root-certificates = {str(ca)!r}: there is no such file; expected the certificate of "
-            "the authority that signed the SuperLink's"
-        ) from None
-    except ssl.SSLError as problem:
-        raise ConfigError(
-            f"root-certificates = {str(ca)!r} is no PEM certificate ({problem.reason}): expected "
-            "the certificate of the authority that signed the SuperLink's"
+            f"root-certificates = {str(ca)!r}{fault} expected the certificate of the authority "
+            "that signed the SuperLink's"
         ) from None

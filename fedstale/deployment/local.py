@@ -70,16 +70,16 @@ class LocalDeployment:
         Raises:
             ConfigError: the folder holds something else, or there is no node.
         """
-        is_taken = has_earlier(folder, ("superlink.log", "ca.crt"), overwrite=overwrite)
         if nodes < 1:
             raise ConfigError(f"nodes = {nodes}: expected at least 1")
-        if is_taken:
+        if has_earlier(folder, ("superlink.log", "ca.crt"), overwrite=overwrite):
             shutil.rmtree(folder)
         self.folder, self.n_nodes, self.limit_s, self._say = folder.resolve(), nodes, limit_s, say
         self.processes, self._ends = ProcessGroup(), ExitStack()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         self.tls = commands.write_certificates(self.folder, ["localhost", "127.0.0.1"])
+        self.database = self.folder / "superlink.db"
         self.node_ids: dict[int, int] = {}
         self.at = Address("127.0.0.1", free_port())
         """Where the SuperLink is."""
@@ -118,7 +118,7 @@ class LocalDeployment:
             FedstaleError: it does not start.
         """
         for left in reversed(range(1 if self._has_started else _TRIES)):
-            command = commands.superlink(self.at, self.tls, self._database)
+            command = commands.superlink(self.at, self.tls, self.database)
             self._start("superlink", command)
             try:
                 self._wait("superlink", lambda: is_healthy(self.at, self.tls.ca))
@@ -135,7 +135,7 @@ class LocalDeployment:
         (home / "config.toml").write_text(
             commands.connection(LINK, self.at, self.tls.ca), encoding="utf-8"
         )
-        self._say(f"SuperLink at {self.at} with TLS; state in {self._database.name}")
+        self._say(f"SuperLink at {self.at} with TLS; state in {self.database.name}")
 
     def add_node(self, number: int) -> None:
         """Make a key for a node, register it and start the node, without waiting for it."""
@@ -161,10 +161,6 @@ class LocalDeployment:
 
     def _is_online(self, number: int) -> bool:
         return self.control.nodes().get(self.node_ids[number]) == "online"
-
-    @property
-    def _database(self) -> Path:
-        return self.folder / "superlink.db"
 
     def _home(self, name: str) -> Path:
         home = self.folder / f"home-{name}"
@@ -248,12 +244,11 @@ class Control:
     def runs(self) -> dict[int, tuple[str, str]]:
         """Return status and details of each run: running, or finished:completed and the like."""
         runs = self._client.ListRuns(ListRunsRequest()).run_dict
-        found = {}
-        for run_id, proto in runs.items():
-            status = run_from_proto(proto).status
-            name = f"{status.status}:{status.sub_status}" if status.sub_status else status.status
-            found[int(run_id)] = (name, status.details)
-        return found
+        statuses = {int(run_id): run_from_proto(proto).status for run_id, proto in runs.items()}
+        return {
+            run_id: (":".join(filter(None, (one.status, one.sub_status))), one.details)
+            for run_id, one in statuses.items()
+        }
 
     def close(self) -> None:
         """Disconnect."""
@@ -319,5 +314,4 @@ def _ended(control: Control, run_id: int) -> tuple[str, str]:
 
 def _plain(lines: list[str]) -> str:
     """Return the text of lines without frames."""
-    words = " ".join(line.strip("│╭╮╰╯─ ") for line in lines)
-    return re.sub(r"\s+", " ", words).strip()
+    return " ".join(" ".join(line.strip("│╭╮╰╯─ ") for line in lines).split())

@@ -7,7 +7,7 @@ it takes longer. A message without instants is answered at once.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
@@ -15,26 +15,11 @@ from flwr.clientapp import ClientApp
 from fedstale.errors import ProtocolError
 
 PACING_RECORD = "fedstale.replay"
-"""Name of the ConfigRecord with the instants in messages, and with the real ones in replies."""
+"""Name of the ConfigRecord with the instants in messages, and with the real ones in replies.
 
-
-def pacing(record: Mapping[str, object]) -> tuple[float, float]:
-    """Return the instants of a device's work on one message, in s since 1970, UTC.
-
-    Args:
-        record: of the message; `train_at` is when its last byte has arrived, so that training may
-            begin, and `reply_at` when the last byte of the reply has been sent.
-
-    Raises:
-        ProtocolError: an instant is missing or is no finite number.
-    """
-    instants = [record.get(name) for name in ("train_at", "reply_at")]
-    train_at, reply_at = (i if isinstance(i, int | float) else math.nan for i in instants)
-    if not (math.isfinite(train_at) and math.isfinite(reply_at)):
-        raise ProtocolError(
-            f"{PACING_RECORD}: train_at, reply_at = {instants}: expected seconds since 1970"
-        )
-    return train_at, reply_at
+All are in s since 1970, UTC. In a message, `train_at` is when its last byte has arrived, so that
+training may begin, and `reply_at` when the last byte of the reply has been sent.
+"""
 
 
 class PacedApp(ClientApp):
@@ -58,11 +43,21 @@ class PacedApp(ClientApp):
         self._app, self._now, self._sleep = app, now, sleep
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message at its time."""
-        if PACING_RECORD not in message.content.config_records:
+        """Answer a message at its time.
+
+        Raises:
+            ProtocolError: an instant is missing or is no finite number.
+        """
+        record = message.content.config_records.get(PACING_RECORD)
+        if record is None:
             return self._app(message, context)
         taken_at = self._now()
-        train_at, reply_at = pacing(message.content.config_records[PACING_RECORD])
+        instants = [record.get(name) for name in ("train_at", "reply_at")]
+        train_at, reply_at = (i if isinstance(i, int | float) else math.nan for i in instants)
+        if not (math.isfinite(train_at) and math.isfinite(reply_at)):
+            raise ProtocolError(
+                f"{PACING_RECORD}: train_at, reply_at = {instants}: expected seconds since 1970"
+            )
         # The app must get what it would get without pacing.
         del message.content[PACING_RECORD]
         self._wait(train_at)

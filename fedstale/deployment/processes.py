@@ -41,7 +41,9 @@ class ProcessGroup:
         """End everything: first by SIGTERM, after some seconds by SIGKILL."""
         supervisors = [*reversed(self._supervisors.values())]
         for supervisor in supervisors:
-            _let_go(supervisor)
+            if supervisor.stdin is not None:
+                # Its end is what ends the supervisor's command.
+                supervisor.stdin.close()
         for supervisor in supervisors:
             supervisor.wait()
         self._supervisors.clear()
@@ -78,12 +80,8 @@ class ProcessGroup:
 
     def kill(self, name: str) -> None:
         """Kill one process and all that it has started at once, as a power failure would."""
-        supervisor = self._supervisors.pop(name)
-        kill_descendants(supervisor.pid)
-        _let_go(supervisor)
-        supervisor.wait()
-        if supervisor.stdout is not None:
-            supervisor.stdout.close()
+        with self._supervisors.pop(name) as supervisor:
+            kill_descendants(supervisor.pid)
 
 
 def kill_descendants(pid: int) -> None:
@@ -140,12 +138,6 @@ def _supervised(
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-
-
-def _let_go(supervisor: subprocess.Popen[bytes]) -> None:
-    """Close the supervisor's standard input, which ends its command."""
-    if supervisor.stdin is not None:
-        supervisor.stdin.close()
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,7 +1,7 @@
 """A trace in real time: an app on SuperNodes of this machine that act replayed devices.
 
 The app itself stays as it is. Flower loads what pyproject.toml names and offers no other way to
-add something around a ClientApp, so `replay_app` runs a copy whose pyproject.toml names two modules
+add something around a ClientApp, so what runs is a copy whose pyproject.toml names two modules
 of the copy's own. They wrap the app's ClientApp in a `PacedApp` and its ServerApp in a
 `ReplayedServerApp`.
 """
@@ -9,7 +9,7 @@ of the copy's own. They wrap the app's ClientApp in a `PacedApp` and its ServerA
 import json
 import shutil
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,12 @@ import tomli_w
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedstale.config import SimulationConfig, Until
-from fedstale.deployment.local import LocalDeployment, run_app
+from fedstale.config import Costs, SimulationConfig, Until
+from fedstale.deployment.paced import PacedApp
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import written_at_end
 from fedstale.errors import ConfigError
 from fedstale.reports.folder import RunFolder
-from fedstale.simulation.costs import Costs
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.metrics import RunMetrics
 from fedstale.simulation.run import enrolled
@@ -35,27 +34,17 @@ from fedstale.strategies.server.runtime import RunEnded
 from fedstale.strategies.server.superlink import SuperLinkGrid
 from fedstale.traces import TraceSet
 
-RUN = "run"
-"""Name of the run's folder in the deployment's."""
-
 _CLIENT, _SERVER = "replayed_client", "replayed_server"
 _OMITTED = shutil.ignore_patterns("__pycache__", ".git", ".venv", ".flwr", "runs")
 
-_CLIENT_CODE = '''"""The app's ClientApp, which takes as long as the trace says."""
-
-from {module} import {name} as real
-from fedstale.deployment.paced import PacedApp
-
-app = PacedApp(real{rest})
-'''
-_SERVER_CODE = '''"""The app's ServerApp, on nodes that act a trace."""
+_CODE = '''"""One half of the app, on nodes that act a trace."""
 
 import json
 
-from {module} import {name} as real
-from fedstale.deployment.replay import ReplayedServerApp
+from {place} import {name} as real
+from {wrapper.__module__} import {wrapper.__name__}
 
-app = ReplayedServerApp(real{rest}, **json.loads({settings!r}))
+app = {wrapper.__name__}(real{rest}, **json.loads({settings!r}))
 '''
 
 
@@ -75,52 +64,18 @@ def replay_config(
         ConfigError: a setting means nothing, or there are fewer devices.
         TraceError: the traces cannot be read, or lack a channel.
     """
-    settings = app.run_config(run_config)
     config = SimulationConfig(
         app=str(app.directory),
         traces=str(Path(traces).resolve()) if Path(traces).exists() else traces,
         devices=nodes,
         seed=seed,
-        run_config=settings,
-        costs=app.costs.resolved(settings).table(),
+        run_config=app.run_config(run_config),
     )
+    config = app.resolved(config)
     enrolled(TraceSet.load(config.traces, seed=seed), config).require(
         "availability", "compute", "downlink", "uplink"
     )
     return config
-
-
-def replay_app(
-    deployment: LocalDeployment,
-    config: SimulationConfig,
-    *,
-    speed_up: float,
-    run_config: str = "",
-    show: Callable[[str], None] = print,
-) -> Path:
-    """Run an app on a deployment whose nodes act the devices of a trace.
-
-    Args:
-        deployment: with its nodes online, one for each device.
-        config: from `replay_config`.
-        speed_up: seconds of the trace in one real second, > 0.
-        run_config: overrides, as flwr run takes them.
-        show: is told each line of the log.
-
-    Returns:
-        The run's folder, in the deployment's, as `fedstale simulate` writes it. Its config.toml
-        simulates the same.
-
-    Raises:
-        ConfigError: the app has something of the names that its copy adds.
-        FedstaleError: the run did not complete.
-    """
-    out = deployment.folder / RUN
-    nodes = [deployment.node_ids[device] for device in range(len(deployment.node_ids))]
-    app = deployment.folder / "app"
-    write_replayed(config, app, speed_up=speed_up, nodes=nodes, run=out)
-    run_app(deployment, app, run_config=run_config, show=show)
-    return out
 
 
 def write_replayed(
@@ -129,11 +84,12 @@ def write_replayed(
     """Write the copy of an app, whose ServerApp is a `ReplayedServerApp` with these settings.
 
     Args:
-        config: the same settings as of a simulation of this app on these traces.
-        out: folder to make, which `flwr run` takes.
-        speed_up: seconds of the trace in one real second.
+        config: from `replay_config`.
+        out: folder to make, which `run_app` takes.
+        speed_up: seconds of the trace in one real second, > 0.
         nodes: Flower's id of the node that acts each device, by position.
-        run: folder of the run.
+        run: folder of the run, as `fedstale simulate` writes it; its config.toml simulates the
+            same.
 
     Raises:
         ConfigError: the app has something of the names that the copy adds.
@@ -146,17 +102,18 @@ def write_replayed(
     shutil.copytree(app, out, ignore=_OMITTED)
     project = tomllib.loads((out / "pyproject.toml").read_text(encoding="utf-8"))
     components = project["tool"]["flwr"]["app"]["components"]
-    for key, module, code in (
-        ("clientapp", _CLIENT, _CLIENT_CODE),
-        ("serverapp", _SERVER, _SERVER_CODE),
+    for key, module, wrapper, options in (
+        ("clientapp", _CLIENT, PacedApp, {}),
+        ("serverapp", _SERVER, ReplayedServerApp, settings),
     ):
         place, _, attribute = components[key].partition(":")
-        name, _, rest = attribute.partition(".")
-        text = code.format(
-            module=place,
+        name, dot, rest = attribute.partition(".")
+        text = _CODE.format(
+            place=place,
             name=name,
-            rest=f".{rest}" if rest else "",
-            settings=json.dumps(settings),
+            rest=dot + rest,
+            wrapper=wrapper,
+            settings=json.dumps(options),
         )
         (out / f"{module}.py").write_text(text, encoding="utf-8")
         components[key] = f"{module}:app"

@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
-import numpy as np
-import pandas as pd
 import pyarrow as pa
 from flwr.app import ConfigRecord, Message
 
+from fedstale.config import FLOWER_OVERHEAD, Costs
 from fedstale.deployment.paced import PACING_RECORD
 from fedstale.deployment.run_folder import JobLog
 from fedstale.simulation.compat import error_reply, own_copy, stamp, with_content
-from fedstale.simulation.costs import FLOWER_OVERHEAD, CostBook, Costs
+from fedstale.simulation.costs import CostBook
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.jobs import IN_FLIGHT, NEVER, Columns, JobRow
 from fedstale.strategies.server.runtime import (
@@ -90,17 +89,16 @@ class ReplayGrid(ForwardingGrid):
         self._superlink, self._unix_now = grid, unix_now
         self.unix_zero = unix_now()
         """Instant 0, in s since 1970, UTC."""
-        self._has_begun = False
         self._log = _PlannedJobs()
-        self._out: set[str] = set()
         self._book = CostBook(costs)
         self._fleet = Fleet(traces, self._book, on_interrupt)
         self._nodes, self._speed_up, self._until_s = nodes, speed_up, until_s
-        self._device_ids: pd.Index = traces.device_ids
-        self._planned: dict[int, tuple[float, float]] = {}
+        self._due_at: dict[int, float] = {}
         self._first_lead_s = lead_s
         self._lost: dict[str, tuple[float, Message]] = {}
         self._warned = False
+        self.late_s: list[float] = []
+        """Real seconds by which replies came later than planned."""
         self.there_s: list[float] = []
         """Real seconds from sending a message to a ClientApp that has it, if the node was free."""
         self.back_s: list[float] = []
@@ -111,13 +109,12 @@ class ReplayGrid(ForwardingGrid):
             RunLogger(),
             self._log,
             n_online=lambda: len(list(self.get_node_ids())),
-            n_in_flight=lambda: len(self._out),
+            n_in_flight=lambda: len(self._log.messages),
             name_of=lambda node_id: self._fleet.device_id(node_id - FIRST_NODE_ID),
         )
 
     def _begin(self) -> None:
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._superlink.now():
             self._superlink.begin()
             self.unix_zero = self._unix_now()
 
@@ -144,7 +141,7 @@ class ReplayGrid(ForwardingGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the devices that are available, and whose nodes are online."""
-        is_online = self._fleet.presence(self.now()).is_online
+        is_online = self._fleet.online_set(self.now()).is_online
         connected = set(self._superlink.get_node_ids())
         return [
             FIRST_NODE_ID + i
@@ -170,13 +167,11 @@ class ReplayGrid(ForwardingGrid):
         )
         given: list[str] = []
         for job, message in zip(jobs, messages, strict=True):
-            self._planned[job.row] = job.reported_at, job.visible_at
+            self._due_at[job.row] = job.reported_at
             message_id = next(ids) if job.is_answered else self._lose(job)
             for name in ("started_at", "downloaded_at", "trained_at", "reported_at", "ended_at"):
                 setattr(job, name, NEVER)
-            del table.messages[job.row]
             table.name(job, message_id)
-            self._out.add(message_id)
             self.runtime.job_sent(message_id, message)
             given.append(message_id)
         return given
@@ -193,7 +188,6 @@ class ReplayGrid(ForwardingGrid):
             job = self._log.of_message(message_id)
             if job is None:
                 continue
-            self._out.discard(message_id)
             self._log.learn(job.node_id, reply)
             self._delivered(job, reply)
             self.runtime.reply(message_id, reply, job.status)
@@ -211,54 +205,32 @@ class ReplayGrid(ForwardingGrid):
         now, table = self.now(), self._log
 
         def as_of(jobs: Columns) -> Columns:
-            visible_at = np.array([self._planned[job][1] for job in jobs["job_id"].tolist()])
-            is_out = (jobs["delivered_at"] == NEVER) & (visible_at > now)
-            jobs["status"][is_out], jobs["reason"][is_out] = (
-                table.number(IN_FLIGHT),
-                table.number(""),
-            )
+            is_out = (jobs["delivered_at"] == NEVER) & (jobs["visible_at"] > now)
+            jobs["status"][is_out] = table.number(IN_FLIGHT)
+            jobs["reason"][is_out] = table.number("")
             for name in _SPENT:
                 jobs[name][is_out] = 0.0
             return jobs
 
-        return pa.concat_tables(table.tables(as_of, self._device_ids))
-
-    @property
-    def late_s(self) -> list[float]:
-        """Real seconds by which replies came later than planned, in the order of sending."""
-        return [
-            (job.reported_at - self._planned[job.row][0]) / self._speed_up
-            for job in map(self._log.__getitem__, range(len(self._log)))
-            if job.reported_at < NEVER
-        ]
-
-    @property
-    def _lead_s(self) -> float:
-        return median(self.back_s[-_REMEMBERED:]) if self.back_s else self._first_lead_s
+        return pa.concat_tables(table.tables(as_of, self._fleet.traces.device_ids))
 
     def _with_plan(self, job: JobRow) -> Message:
         content = own_copy(job.message.content)
-        content[PACING_RECORD] = ConfigRecord(
-            {
-                "train_at": self._unix(job.downloaded_at),
-                # To arrive on time, a reply leaves earlier.
-                "reply_at": self._unix(job.reported_at) - self._lead_s,
-            }
+        train_at, due_at = (
+            self.unix_zero + instant / self._speed_up
+            for instant in (job.downloaded_at, job.reported_at)
         )
+        # To arrive on time, a reply leaves earlier.
+        lead_s = median(self.back_s[-_REMEMBERED:] or [self._first_lead_s])
+        content[PACING_RECORD] = ConfigRecord({"train_at": train_at, "reply_at": due_at - lead_s})
         message = with_content(job.message, content)
         message.metadata.dst_node_id = self._nodes[job.device]
         message.metadata.ttl = message.metadata.ttl / self._speed_up + _GRACE_S
         return message
 
-    def _unix(self, instant: float) -> float:
-        return self.unix_zero + instant / self._speed_up
-
-    def _since_zero(self, unix: float) -> float:
-        return (unix - self.unix_zero) * self._speed_up
-
     def _delivered(self, job: JobRow, reply: Message) -> None:
+        self._log.end(job, self.now())
         if reply.has_error():
-            job.delivered_at = self.now()
             if job.is_answered:
                 job.status, job.reason = CLIENT_ERROR, reply.error.reason or ""
             return
@@ -269,21 +241,20 @@ class ReplayGrid(ForwardingGrid):
         if record is not None:
             del reply.content[PACING_RECORD]
             taken, began, trained, left = (
-                self._since_zero(float(record[name]))  # type: ignore[arg-type]
+                (float(record[name]) - self.unix_zero) * self._speed_up  # type: ignore[arg-type]
                 for name in ("taken_at", "began_at", "trained_at", "left_at")
             )
             job.started_at, job.downloaded_at, job.trained_at = taken, began, trained
             if job.sent_at >= self._node_free_at.get(job.device, 0.0):
                 self.there_s.append((taken - job.sent_at) / self._speed_up)
-            self.back_s.append((self.now() - left) / self._speed_up)
-            self._node_free_at[job.device] = self.now()
-        job.delivered_at = job.reported_at = job.ended_at = self.now()
+            self.back_s.append((job.delivered_at - left) / self._speed_up)
+            self._node_free_at[job.device] = job.delivered_at
+        job.reported_at = job.ended_at = job.delivered_at
         job.status, job.reason = REPORTED, ""
         self._book.learn(job.kind.split(".")[0], job.node_id, reply.content)
-        self._warn_if_late(job)
-
-    def _warn_if_late(self, job: JobRow) -> None:
-        late_s = (job.trained_at - self._planned[job.row][0]) / self._speed_up
+        due_at = self._due_at[job.row]
+        self.late_s.append((job.delivered_at - due_at) / self._speed_up)
+        late_s = (job.trained_at - due_at) / self._speed_up
         if late_s > _TOO_LATE_S and not self._warned:
             self._warned = True
             logger.warning(

@@ -8,13 +8,13 @@ so that they always span the whole run.
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedstale.config import Until
-from fedstale.live.watching import Watcher
+from fedstale.live.watching import NO_LIMIT, Watcher
 from fedstale.reports.figure import (
     SOURCES,
     Figure,
@@ -26,6 +26,7 @@ from fedstale.reports.figure import (
 from fedstale.simulation.stock_strategies import report_stock_strategies
 from fedstale.strategies.server.runtime import REJECTED, Callback, Runtime, RuntimeGrid
 from fedstale.strategies.server.superlink import connected
+from fedstale.strategies.weighting.base import ClientUpdate
 
 POINTS = 600
 """Points of a series that are kept at most."""
@@ -36,49 +37,39 @@ _CURVES = 8
 _BARS = 30
 _REASON = 200
 _NAMES = 100_000
-_NO_LIMIT = Until()
-
-
-class _Failure(NamedTuple):
-    at: float
-    who: str
-    ending: str
-    reason: str
 
 
 class _Series:
     """Points of a curve: all of them at first, then every second, every fourth, and so on."""
 
     def __init__(self) -> None:
-        self.x: list[float] = []
-        self.y: list[float] = []
+        self.kept: list[tuple[float, float]] = []
         self._stride, self._skipped = 1, 0
         self.last: tuple[float, float] = (0.0, 0.0)
 
     def add(self, x: float, y: float) -> None:
         self.last = (x, y)
         self._skipped += 1
-        if self._skipped < self._stride and self.x:
+        if self._skipped < self._stride and self.kept:
             return
         self._skipped = 0
-        self.x.append(x)
-        self.y.append(y)
-        if len(self.x) > POINTS:
-            self.x, self.y = self.x[::2], self.y[::2]
+        self.kept.append(self.last)
+        if len(self.kept) > POINTS:
+            self.kept = self.kept[::2]
             self._stride *= 2
 
     def points(self, length_s: float) -> dict[str, list[float]]:
         """Return instants in units of `length_s` and values, always with the last point."""
-        points = list(zip(self.x, self.y, strict=True))
+        points = self.kept
         if points and points[-1][0] != self.last[0]:
-            points.append(self.last)
+            points = [*points, self.last]
         return {"x": [x / length_s for x, _ in points], "y": [y for _, y in points]}
 
 
 class Board(Watcher):
     """Remembers what a page shows of a run."""
 
-    def __init__(self, title: str, *, until: Until = _NO_LIMIT, every_s: float = 0.25) -> None:
+    def __init__(self, title: str, *, until: Until = NO_LIMIT, every_s: float = 0.25) -> None:
         """Begin with an empty board.
 
         Args:
@@ -94,7 +85,8 @@ class Board(Watcher):
         self._metrics: dict[tuple[str, str], _Series] = {}
         self._staleness: Counter[int] = Counter()
         self._endings: Counter[str] = Counter()
-        self._failures: deque[_Failure] = deque(maxlen=FAILURES)
+        self._failures: deque[tuple[float, str, str, str]] = deque(maxlen=FAILURES)
+        """Instant in s, node, ending and reason."""
         self._ended = ""
 
     # What a run tells.
@@ -110,11 +102,11 @@ class Board(Watcher):
         if reply.has_error():
             self._failed(run, message_id, status, reply.error.reason or "")
 
-    def aggregated(self, run: Runtime, message_id: str, *, staleness: int, **facts: float) -> None:
+    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
         """Count an update that was used."""
-        self._names.pop(message_id, None)
+        self._names.pop(update.message_id, None)
         with self._lock:
-            self._staleness[staleness] += 1
+            self._staleness[update.staleness] += 1
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
         """Count a reply that was not used; an error has been counted when it came."""
@@ -146,8 +138,7 @@ class Board(Watcher):
         name = self._names.pop(message_id, "a node")
         with self._lock:
             self._endings[ending[:40]] += 1
-            failure = _Failure(run.now(), name[:80], ending[:40], reason[:_REASON])
-            self._failures.appendleft(failure)
+            self._failures.appendleft((run.now(), name[:80], ending[:40], reason[:_REASON]))
 
     # What a page shows.
 
@@ -161,16 +152,15 @@ class Board(Watcher):
                 "title": self.title,
                 "ended": self._ended,
                 "cards": self._cards(f"{now / length_s:.3g} {unit}"),
-                "share": self.share(now) if self._online.x else None,
+                "share": self.until.share(now, self.rounds) if self._online.kept else None,
                 "figures": [{**f.plot(), "about": f.about} for f in figures if f.traces],
                 "failures": [
-                    [f"{one.at / length_s:.3g} {unit}", one.who, one.ending, one.reason]
-                    for one in self._failures
+                    [f"{at / length_s:.3g} {unit}", *words] for at, *words in self._failures
                 ],
             }
 
     def _cards(self, now: str) -> list[list[str]]:
-        if not self._online.x:
+        if not self._online.kept:
             return [["device time", "not started"]]
         cards = [
             ["device time", now],
@@ -197,7 +187,7 @@ class Board(Watcher):
             ]
 
         devices = (("online", 2, self._online), ("jobs in flight", 1, self._in_flight))
-        counted = [curve(n, look, **s.points(length_s)) for n, look, s in devices if s.x]
+        counted = [curve(n, look, **s.points(length_s)) for n, look, s in devices if s.kept]
         as_reported = "as the app reports it."
         in_use = "Devices that are online, and jobs whose end the server has not seen."
         from_zero = {"yaxis": {"rangemode": "tozero"}}

@@ -1,7 +1,7 @@
 """Serves the live page: read-only, to this machine alone unless a token is set.
 
 The standard library's HTTP server in threads of its own. Four files and one JSON document; nothing
-is asked from anywhere else, and nothing that a browser sends is used but the path and the token.
+is fetched from anywhere else, and nothing that a browser sends is used but the path and the token.
 """
 
 import hmac
@@ -69,7 +69,8 @@ def serving(board: Board, host: str = "127.0.0.1", port: int = PORT) -> Iterator
         raise ConfigError(f"live: {missing}")
     token = "" if _is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
     handler = type("BoardHandler", (_Handler,), {"board": board, "token": token})
-    kind = _Server6 if ":" in host else ThreadingHTTPServer
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    kind = type("BoardServer", (ThreadingHTTPServer,), {"address_family": family})
     try:
         server = kind((host, port), handler)
     except OSError as problem:
@@ -91,10 +92,6 @@ def serving(board: Board, host: str = "127.0.0.1", port: int = PORT) -> Iterator
         thread.join()
 
 
-class _Server6(ThreadingHTTPServer):
-    address_family = socket.AF_INET6
-
-
 class _Handler(BaseHTTPRequestHandler):
     board: Board
     token: str
@@ -104,11 +101,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with a file or with the board."""
         parts = urlsplit(self.path)
-        if not self.token and not self._asks_this_machine():
+        token = parse_qs(parts.query).get("token", [""])[0]
+        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+        if not self.token and not _is_loopback(host):
             # Another site that makes its name point here would read what only users here may.
             self._send(403, b"this page is for users of this machine\n", "text/plain")
         elif parts.path == "/data.json":
-            if self.token and not self._has_token(parts.query):
+            if not hmac.compare_digest(token.encode(), self.token.encode()) and self.token:
                 self._send(403, b"a token is needed: open the address that was printed\n")
             else:
                 body = json.dumps(self.board.snapshot(), allow_nan=False).encode()
@@ -118,13 +117,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, _content(parts.path), kind)
         else:
             self._send(404, b"there is no such page\n")
-
-    def _asks_this_machine(self) -> bool:
-        return _is_loopback(urlsplit(f"//{self.headers.get('Host', '')}").hostname or "")
-
-    def _has_token(self, query: str) -> bool:
-        given = parse_qs(query).get("token", [""])[0]
-        return hmac.compare_digest(given.encode(), self.token.encode())
 
     def _send(self, status: int, body: bytes, kind: str = "text/plain") -> None:
         self.send_response(status)

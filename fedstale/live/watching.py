@@ -14,27 +14,24 @@ from flwr.app import Message
 from fedstale.config import Until
 from fedstale.errors import ConfigError
 from fedstale.strategies.server.runtime import Callback, Runtime
+from fedstale.strategies.weighting.base import ClientUpdate
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_NO_LIMIT = Until()
+NO_LIMIT = Until()
 
 
 class Watcher(Callback):
     """Counts rounds, and calls `look` a few times a second and at the end of the run."""
 
-    def __init__(self, until: Until = _NO_LIMIT, *, every_s: float = 0.25) -> None:
+    def __init__(self, until: Until = NO_LIMIT, *, every_s: float = 0.25) -> None:
         """Watch a run with a limit, looking every `every_s` s of wall time."""
         self.until, self.rounds = until, 0
         self._every_s, self._due_at = every_s, -inf
 
     def look(self, run: Runtime) -> None:
         """Show where the run is; a subclass says how."""
-
-    def share(self, now: float) -> float | None:
-        """Return how much of the run is done; None where nothing limits it but the app."""
-        return self.until.share(now, self.rounds)
 
     def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
         """Count rounds."""
@@ -72,7 +69,7 @@ class ProgressLine(Watcher):
 
     def look(self, run: Runtime) -> None:
         """Draw the line."""
-        share = self.share(run.now())
+        share = self.until.share(run.now(), self.rounds)
         # Together with clock, bar and elapsed time this fits a terminal of 80 columns.
         counts = f"round {self.rounds}  {run.n_online()} online  {run.n_in_flight()} in flight"
         self._bar.update(
@@ -126,9 +123,9 @@ class TensorBoard(Watcher):
         for name, value in values.items():
             self._writer.add_scalar(f"{source}/{name}", value, version, walltime=run.now())
 
-    def aggregated(self, run: Runtime, message_id: str, *, staleness: int, **facts: float) -> None:
+    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
         """Keep a staleness for the mean."""
-        self._staleness.append(staleness)
+        self._staleness.append(update.staleness)
 
     def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
         """Count a failure."""

@@ -4,14 +4,12 @@ Every curve differs in colour, dash and marker, so that no reader needs to tell 
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedstale.reports.figure import SHARES, Figure, curve, time_unit
-from fedstale.reports.page import write_figures
 
 PAGE = "backtest.html"
 _RATES = {
@@ -23,25 +21,12 @@ _RATES = {
 _FEWEST = 10
 
 
-def write_backtest(tables: Mapping[str, pd.DataFrame], folder: Path, lead: str) -> Path:
-    """Write the page of a backtest.
+def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
+    """Return the figures of the tables that are not empty.
 
     Args:
         tables: from `fedstale.traces.forecast.evaluation.backtested`.
-        folder: where to write backtest.html.
-        lead: what was tested, in a sentence.
-
-    Returns:
-        The file.
-
-    Raises:
-        ConfigError: the file cannot be written.
     """
-    return write_figures("Backtest of forecasts", lead, figures(tables), folder / PAGE)
-
-
-def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
-    """Return the figures of the tables that are not empty."""
     drawn = []
     if "reliability" in tables:
         what = "to finish the job by its deadline"
@@ -51,10 +36,8 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
             horizon_s = float(str(horizon))
             unit, length_s = time_unit(horizon_s)
             span = f"{horizon_s / length_s:g} {unit}"
-            title, what = (
-                f"Probability to stay online for {span}",
-                f"to stay online for another {span}",
-            )
+            title = f"Probability to stay online for {span}"
+            what = f"to stay online for another {span}"
             drawn.append(_reliability(f"survival-{horizon_s:.0f}", title, what, table))
     if "fan" in tables:
         fans = tables["fan"]
@@ -114,6 +97,8 @@ def _fan(channel: str, table: pd.DataFrame, forecaster: str) -> Figure:
     minutes = np.concatenate([past["offset_s"], ahead["offset_s"]]) / 60.0
     actual = np.concatenate([past["actual"], ahead["actual"]]) / size
 
+    dots = {"mode": "lines+markers", "marker": {"size": 4}}
+
     def quantile(name: str, column: str, **more: object) -> dict[str, Any]:
         x, y = ahead["offset_s"] / 60.0, ahead[column] / size
         return curve(name, "series-0", x, y, hoverinfo="skip", **more)
@@ -128,14 +113,7 @@ def _fan(channel: str, table: pd.DataFrame, forecaster: str) -> Figure:
             quantile("10 %", "q10", line={"width": 0}, showlegend=False),
             quantile("80 % of futures", "q90", line={"width": 0}, fill="tonexty"),
             quantile("median", "q50", line={"width": 2, "dash": "dash"}),
-            curve(
-                "what the device did",
-                "series-1",
-                minutes,
-                actual,
-                mode="lines+markers",
-                marker={"size": 4},
-            ),
+            curve("what the device did", "series-1", minutes, actual, **dots),
         ],
         x_title="time from now (min)",
         y_title=f"{what} ({unit})",

@@ -4,16 +4,15 @@ Work is used if the app got its reply and did not reject it. The sums are over t
 events.parquet, in which whatever a device spent appears exactly once.
 """
 
-from collections.abc import Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedstale.reports.figure import Array, Figure, byte_unit, rows_of_bars, time_unit
+from fedstale.reports.figure import Figure, byte_unit, rows_of_bars, time_unit
 from fedstale.simulation.jobs import IN_FLIGHT
 from fedstale.strategies.server.runtime import REPORTED
 
@@ -38,17 +37,19 @@ def ledger(events: pa.Table) -> dict[str, dict[str, Any]]:
 
     Returns:
         `jobs` by status; and `device_s` (download, training and upload together), `compute_s` and
-        `bytes` (both ways), each with its `total` and its parts `used`, `wasted` and `in-flight`.
+        `bytes` (both ways), each with its `total` and its parts `used`, `wasted` and `in-flight`;
+        None for a sum of which some parts are unknown.
     """
     status = events["status"]
     counts = {row["values"]: row["counts"] for row in pc.value_counts(status).to_pylist()}
     is_used, is_in_flight = pc.equal(status, REPORTED), pc.equal(status, IN_FLIGHT)
     masks = is_used, pc.invert(pc.or_(is_used, is_in_flight)), is_in_flight
 
-    def account(values: pa.ChunkedArray) -> dict[str, float]:
+    def account(values: pa.ChunkedArray) -> dict[str, float | None]:
         parts = [values, *(values.filter(mask) for mask in masks)]
         sums = [float(pc.sum(part).as_py() or 0.0) for part in parts]
-        return dict(zip(("total", *OUTCOMES), sums, strict=True))
+        known = [each if isfinite(each) else None for each in sums]
+        return dict(zip(("total", *OUTCOMES), known, strict=True))
 
     download, compute, upload = (events[name] for name in _PHASES)
     return {
@@ -59,22 +60,22 @@ def ledger(events: pa.Table) -> dict[str, dict[str, Any]]:
     }
 
 
-def busy_s(jobs: pd.DataFrame) -> Array:
-    """Return the seconds that a device is known to have spent on each job; shape (jobs,)."""
-    return np.nansum(jobs[list(_PHASES)].to_numpy(np.float64), axis=1)
+def with_costs(jobs: pd.DataFrame) -> pd.DataFrame:
+    """Return jobs with what each of them took, as far as it is known.
 
+    Args:
+        jobs: one row a job, with at least `COST_COLUMNS`.
 
-def moved_bytes(jobs: pd.DataFrame) -> Array:
-    """Return the bytes that each job is known to have moved, both ways; shape (jobs,)."""
-    return np.nansum(jobs[list(_WAYS)].to_numpy(np.float64), axis=1)
-
-
-def outcomes(jobs: pd.DataFrame) -> npt.NDArray[np.object_]:
-    """Return what each job counts as: used, wasted or in flight; shape (jobs,)."""
-    status = jobs["status"].to_numpy(object)
-    return np.where(
-        status == REPORTED, "used", np.where(status == IN_FLIGHT, "in-flight", "wasted")
-    ).astype(object)
+    Returns:
+        The same with the columns `busy_s`, seconds that the device spent; `moved_bytes`, both ways;
+        and `outcome`, what the job counts as: used, wasted or in-flight.
+    """
+    is_used, is_in_flight = jobs["status"] == REPORTED, jobs["status"] == IN_FLIGHT
+    return jobs.assign(
+        busy_s=jobs[list(_PHASES)].sum(axis=1),
+        moved_bytes=jobs[list(_WAYS)].sum(axis=1),
+        outcome=np.select([is_used, is_in_flight], ["used", "in-flight"], "wasted"),
+    )
 
 
 def figures(run: "Run") -> list[Figure]:
@@ -82,60 +83,58 @@ def figures(run: "Run") -> list[Figure]:
 
     Nothing is returned for an account in which nothing was spent.
     """
-    unit, length_s = time_unit(float(run.busy_s.sum()))
-    size_unit, size = byte_unit(float(run.moved_bytes.sum()))
-    phases, ways = ("download", "training", "upload"), ("to devices", "to the server")
+    jobs = run.jobs
+    unit, length_s = time_unit(float(jobs["busy_s"].sum()))
+    size_unit, size = byte_unit(float(jobs["moved_bytes"].sum()))
+    phases = dict(zip(_PHASES, ("download", "training", "upload"), strict=True))
+    ways = dict(zip(_WAYS, ("to devices", "to the server"), strict=True))
+    sums = jobs.groupby("outcome")[[*phases, *ways]].sum().reindex(OUTCOMES, fill_value=0.0).T
     accounts = (
-        ("device-time", "Where device time went", phases, _PHASES, f"device-{unit}", length_s),
-        ("traffic", "Where the bytes went", ways, _WAYS, size_unit, size),
+        ("device-time", "Where device time went", phases, f"device-{unit}", length_s),
+        ("traffic", "Where the bytes went", ways, size_unit, size),
     )
-    sums = run.jobs[[*_PHASES, *_WAYS]].groupby(run.outcome).sum().reindex(OUTCOMES, fill_value=0.0)
     return [
-        _account(key, title, names, parts / scale, label)
-        for key, title, names, columns, label, scale in accounts
-        for parts in (sums[list(columns)].to_numpy(np.float64).T,)
-        if parts.sum()
+        _account(key, title, sums.loc[[*names]].rename(names) / scale, label)
+        for key, title, names, label, scale in accounts
+        if sums.loc[[*names]].to_numpy().any()
     ]
 
 
-def _account(key: str, title: str, names: Sequence[str], parts: Array, unit: str) -> Figure:
-    total = parts.sum()
-    used, wasted, in_flight = parts.sum(axis=0) / total
-    traces = [
-        rows_of_bars(_SHOWN_AS[outcome], outcome, part, names)
-        for outcome, part in zip(OUTCOMES, parts.T, strict=True)
-        if part.any()
-    ]
-    rows = [
-        [name, *(f"{value:,.4g}" for value in row), f"{row.sum():,.4g}"]
-        for name, row in zip((*names, "total"), [*parts, parts.sum(axis=0)], strict=True)
-    ]
+def _account(key: str, title: str, parts: pd.DataFrame, unit: str) -> Figure:
+    """Return the bars of what was spent on each part of a job (rows), by outcome (columns)."""
+    total = parts.to_numpy().sum()
+    used, wasted, in_flight = parts.sum() / total
+    table = pd.concat([parts, parts.sum().to_frame("total").T])
+    table = table.assign(sum=table.sum(axis=1))
     return Figure(
         id=key,
         title=title,
         about=f"{total:,.4g} {unit} in all: {used:.0%} used, {wasted:.0%} wasted, "
         f"{in_flight:.0%} in flight when the run ended. Every job is counted once.",
-        traces=traces,
+        traces=[
+            rows_of_bars(_SHOWN_AS[outcome], outcome, parts[outcome], parts.index)
+            for outcome in OUTCOMES
+            if parts[outcome].any()
+        ],
         x_title=unit,
         layout={"barmode": "stack", "yaxis": {"autorange": "reversed"}},
         height=260,
         header=("", *(f"{_SHOWN_AS[name]} ({unit})" for name in OUTCOMES), f"sum ({unit})"),
-        rows=rows,
+        rows=[[name, *(f"{value:,.4g}" for value in row)] for name, *row in table.itertuples()],
     )
 
 
 def failures(run: "Run") -> Figure | None:
     """Return how many jobs came to nothing, by how they ended, or None if none did."""
-    wasted = run.jobs[run.outcome == "wasted"]
+    wasted = run.jobs[run.jobs["outcome"] == "wasted"]
     if wasted.empty:
         return None
-    counts = wasted["status"].value_counts().sort_index(kind="stable")
-    counts = counts.sort_values(ascending=False, kind="stable")
-    lost = wasted.assign(busy_s=busy_s(wasted)).groupby("status")["busy_s"].sum() / 3600.0
+    endings = wasted.groupby("status")["busy_s"].agg(["size", "sum"])
+    endings = endings.sort_values("size", ascending=False, kind="stable")
     reasons = wasted.groupby(["status", "reason"]).size().reset_index(name="jobs")
     reasons = reasons.sort_values(["jobs", "status", "reason"], ascending=[False, True, True])
     left_out = len(reasons) - REASONS
-    hours = [f"{lost[status]:.3g} h lost" for status in counts.index]
+    hours = [f"{lost_s / 3600.0:.3g} h lost" for lost_s in endings["sum"]]
     more = {"text": hours, "textposition": "auto", "showlegend": False}
     about = f"{len(wasted):,} of {len(run.jobs):,} jobs came to nothing."
     if left_out > 0:
@@ -144,10 +143,10 @@ def failures(run: "Run") -> Figure | None:
         id="failures",
         title="Why jobs came to nothing",
         about=about,
-        traces=[rows_of_bars("jobs", "wasted", counts, counts.index, **more)],
+        traces=[rows_of_bars("jobs", "wasted", endings["size"], endings.index, **more)],
         x_title="jobs",
         layout={"yaxis": {"autorange": "reversed"}},
-        height=140 + 36 * len(counts),
+        height=140 + 36 * len(endings),
         header=("ended as", "reason", "jobs"),
         rows=[
             (str(row.status), str(row.reason), f"{row.jobs:,}")

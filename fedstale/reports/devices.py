@@ -49,8 +49,7 @@ def timeline(run: "Run") -> Figure | None:
     events = run.jobs[np.isfinite(run.jobs["started_at"].to_numpy(np.float64))]
     if events.empty:
         return None
-    order = events["device_id"].value_counts(sort=False).sort_index(kind="stable")
-    order = order.sort_values(ascending=False, kind="stable")
+    order = events.groupby("device_id").size().sort_values(ascending=False, kind="stable")
     # Whole rows are left out, not jobs.
     names = order.index[thinned(len(order), max(1, int(len(order) * JOBS / order.sum())))]
     events = events[events["device_id"].isin(names)]
@@ -156,7 +155,7 @@ def used_jobs(run: "Run") -> Index:
     """
     events = run.jobs
     is_training = events["kind"].str.startswith("train").to_numpy(bool)
-    used = events.loc[is_training & (run.outcome == "used"), "device_id"].value_counts()
+    used = events.loc[is_training & (events["outcome"] == "used"), "device_id"].value_counts()
     counts = np.zeros(max(int(run.summary["devices"]), len(used)), dtype=np.int64)
     counts[: len(used)] = used.to_numpy()
     return counts
@@ -226,14 +225,15 @@ def worked_by(start: Array, end: Array, instants: Array) -> Array:
     Returns:
         Device-seconds, shape (k,).
     """
-    return _since(np.sort(start), instants) - _since(np.sort(end), instants)
 
+    def since(moments: Array) -> Array:
+        """Return the sum over all moments before each instant of the time since then."""
+        ordered = np.sort(moments)
+        total = np.append(0.0, np.cumsum(ordered))
+        n = np.searchsorted(ordered, instants, side="right")
+        return n * instants - total[n]
 
-def _since(ordered: Array, instants: Array) -> Array:
-    """Return the sum over all events before each instant of the time since then."""
-    total = np.concatenate(([0.0], np.cumsum(ordered)))
-    n = np.searchsorted(ordered, instants, side="right")
-    return n * instants - total[n]
+    return since(start) - since(end)
 
 
 def _step(span_s: float) -> float:
@@ -268,8 +268,8 @@ def reliability(run: "Run") -> Figure | None:
     shown = table[table["n"] >= FEWEST]
     brier = float(np.mean((reported - finished) ** 2))
     base = float(finished.mean())
-    said = "reported %{x:.0%}, finished %{y:.0%}, %{text}"
-    more = {"text": [f"{count:,} jobs" for count in shown["n"]], "hovertemplate": said}
+    hover = "reported %{x:.0%}, finished %{y:.0%}, %{text}"
+    more = {"text": [f"{count:,} jobs" for count in shown["n"]], "hovertemplate": hover}
     dots = {"mode": "lines+markers", "marker": {"size": 7}}
     dashed = {"hoverinfo": "skip", "line": {"width": 1, "dash": "dash"}}
     traces = [

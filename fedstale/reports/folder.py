@@ -131,10 +131,6 @@ class RunFolder:
         """Let others have the folder."""
         self._lock.close()
 
-    def drop_checkpoints(self) -> None:
-        """Remove what a run that is over needs no more."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-
     def write_config(self, config: SimulationConfig) -> None:
         """Write the resolved settings."""
         with replacing(self.path / CONFIG) as file:

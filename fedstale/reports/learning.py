@@ -4,7 +4,7 @@ Metrics are drawn for one run or for several together; staleness and weights for
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -87,7 +87,7 @@ def bytes_at(run: "Run", instants: Array) -> Array:
     """
     ended = run.jobs["ended_at"].to_numpy(np.float64)
     order = np.argsort(ended, kind="stable")
-    total = np.concatenate(([0.0], np.cumsum(run.moved_bytes[order])))
+    total = np.append(0.0, np.cumsum(run.jobs["moved_bytes"].to_numpy()[order]))
     return total[np.searchsorted(ended[order], instants, side="right")]
 
 
@@ -104,48 +104,40 @@ def metric(
     """
     unit, length_s = time_unit(max(run.end_s for run in runs))
     lines = [line for i, run in enumerate(runs) for line in _lines(run, i, members, len(runs))]
-    size_unit, size = byte_unit(max((float(line.moved.max()) for line in lines), default=0.0))
+    largest = max((float(points["bytes"].max()) for *_, points in lines), default=0.0)
+    size_unit, size = byte_unit(largest)
     is_accuracy = all("acc" in name.lower() for name in members)
     about = "Share of correct answers" if is_accuracy else f"{title}, as the app reports it"
-    if any(len(line.times) > POINTS for line in lines):
+    if any(len(points) > POINTS for *_, points in lines):
         about += f"; each curve is thinned to {POINTS} evenly spread points"
-    is_share = is_accuracy and all(line.values.max(initial=0.0) <= 1.0 for line in lines)
+    is_share = is_accuracy and not any((points["value"] > 1.0).any() for *_, points in lines)
 
-    def against(key: str, what: str, in_unit: str, positions: Sequence[Array]) -> Figure:
+    def against(key: str, what: str, column: str, in_unit: str, scale: float) -> Figure:
+        traces = []
+        for label, look, points in lines:
+            kept = points.iloc[thinned(len(points), POINTS)]
+            mode = "lines+markers" if len(kept) <= 60 else "lines"
+            traces.append(curve(label, look, kept[column] / scale, kept["value"], mode=mode))
         return Figure(
             id=f"metric-{number}-{key}",
             title=f"{title} against {what}",
             about=about + ".",
-            traces=[line.trace(x) for line, x in zip(lines, positions, strict=True)],
+            traces=traces,
             x_title=f"{what} ({in_unit})",
             y_title=plain(title.lower()) if number < 2 else plain(title),
             layout={"yaxis": {"tickformat": ".0%"}} if is_share else {},
         )
 
     return (
-        against("time", "device time", unit, [line.times / length_s for line in lines]),
-        against("bytes", "traffic", size_unit, [line.moved / size for line in lines]),
+        against("time", "device time", "time_s", unit, length_s),
+        against("bytes", "traffic", "bytes", size_unit, size),
     )
 
 
-class _Line(NamedTuple):
-    """One curve: its label, its number, and its points."""
-
-    label: str
-    number: int
-    times: Array
-    moved: Array
-    values: Array
-
-    def trace(self, x: Array) -> dict[str, Any]:
-        """Return the curve at other positions, thinned."""
-        kept = thinned(len(x), POINTS)
-        mode = "lines+markers" if len(kept) <= 60 else "lines"
-        return curve(self.label, self.number, x[kept], self.values[kept], mode=mode)
-
-
-def _lines(run: "Run", position: int, members: Sequence[str], n_runs: int) -> list[_Line]:
-    """Return the curves of one run."""
+def _lines(
+    run: "Run", position: int, members: Sequence[str], n_runs: int
+) -> list[tuple[str, int, pd.DataFrame]]:
+    """Return the curves of one run: label, number, and points with time_s, bytes and value."""
     rows = run.metrics[run.metrics["name"].isin(members)]
     if n_runs > 1:
         first = next((s for s in SOURCES if (rows["source"] == s).any()), None)
@@ -157,8 +149,8 @@ def _lines(run: "Run", position: int, members: Sequence[str], n_runs: int) -> li
     for number, ((source, name), group) in enumerate(groups):
         what = f"{SOURCES.get(source, source)}: {name}"
         label, look = (what, number) if n_runs == 1 else (run.name, position)
-        times, values = (group[key].to_numpy(np.float64) for key in ("time_s", "value"))
-        lines.append(_Line(label, look, times, bytes_at(run, times), values))
+        moved = bytes_at(run, group["time_s"].to_numpy(np.float64))
+        lines.append((label, look, group.assign(bytes=moved)))
     return lines
 
 

@@ -5,13 +5,13 @@ every request. Whatever comes from a run is escaped: in HTML by the template, in
 reads as HTML, and in the embedded JSON. The same run gives the same bytes.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader
 
 from fedstale import __version__
@@ -32,8 +32,6 @@ _ENDINGS = {
     "stuck": "got stuck",
     "interrupted": "was interrupted",
 }
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""A header and rows."""
 
 
 def write_run(run: "Run", out: Path) -> Path:
@@ -98,7 +96,7 @@ def write_figures(
     out: Path,
     *,
     cards: Sequence[tuple[str, str]] = (),
-    tables: Mapping[str, Table] | None = None,
+    tables: Mapping[str, pd.DataFrame] | None = None,
     hidden: str = "",
     runs: "Sequence[Run]" = (),
     texts: Mapping[str, str] | None = None,
@@ -111,7 +109,7 @@ def write_figures(
         figures: what is drawn, in this order.
         out: file to write.
         cards: names and values at the head of the page.
-        tables: header and rows of tables above the figures, by title.
+        tables: tables of texts above the figures, by title.
         hidden: what has no figure and why, in sentences.
         runs: runs whose settings stand below the figures.
         texts: texts below the figures that are shown as they are, by title.
@@ -125,6 +123,7 @@ def write_figures(
     templates = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, keep_trailing_newline=True
     )
+    templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     page = templates.get_template("page.html").render(
         heading=title,
         lead=first,
@@ -136,23 +135,12 @@ def write_figures(
         texts=texts or {},
         version=__version__,
         clock=_clock(runs) if runs else "",
-        plots=embedded([figure.plot() for figure in figures]),
+        plots=[figure.plot() for figure in figures],
         plotly=re.sub(r"</(script)", r"<\\/\1", plotly_js(), flags=re.IGNORECASE),
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         script=(_HERE / "page.js").read_text(encoding="utf-8"),
     )
     return write_text(page, out)
-
-
-def embedded(value: object) -> str:
-    r"""Return JSON that can stand in a script element and can not end it.
-
-    Example:
-        >>> embedded({"name": "</script>"})
-        '{"name":"\\u003c/script\\u003e"}'
-    """
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def write_text(text: str, out: Path) -> Path:
@@ -182,7 +170,7 @@ def lead(run: "Run") -> str:
         f"{summary['app']} on {summary['devices']:,} devices {ending}{reason} after "
         f"{time_text(run.end_s)} of device time and {summary['rounds']:,} rounds{best}."
     )
-    if run.busy_s.sum():
+    if run.jobs["busy_s"].any():
         text += (
             f" Of the device time {run.costs['device_time_wasted']:.0%} was wasted;"
             f" {int((used_jobs(run) > 0).sum()):,} devices had training used."
@@ -193,14 +181,14 @@ def lead(run: "Run") -> str:
 def cards(run: "Run") -> list[tuple[str, str]]:
     """Return the figures at the head of the page as names and values."""
     facts = _facts(run)
-    if not run.busy_s.any():
+    if not run.jobs["busy_s"].any():
         del facts["device time wasted"]
     return [*_last_values(run)[:2], *facts.items()]
 
 
 def _facts(run: "Run") -> dict[str, str]:
     """Return what a run took, in words, by name."""
-    n_bytes = float(run.moved_bytes.sum())
+    n_bytes = float(run.jobs["moved_bytes"].sum())
     unit, size = byte_unit(n_bytes)
     return {
         "device time": time_text(run.end_s),
@@ -221,8 +209,8 @@ def _clock(runs: "Sequence[Run]") -> str:
     return f"Time is {real}." if all(are_real) else f"Time is {virtual}, in deployed runs {real}."
 
 
-def _compared(runs: "Sequence[Run]") -> Table:
-    """Return the header and the rows of a table with one row a run."""
+def _compared(runs: "Sequence[Run]") -> pd.DataFrame:
+    """Return a table of texts with one row a run."""
     last = [dict(_last_values(run)) for run in runs]
     metrics = list(dict.fromkeys(name for values in last for name in values))[:6]
     rows = [
@@ -235,7 +223,7 @@ def _compared(runs: "Sequence[Run]") -> Table:
         }
         for run, values in zip(runs, last, strict=True)
     ]
-    return list(rows[0]), [list(row.values()) for row in rows]
+    return pd.DataFrame(rows)
 
 
 def _last_values(run: "Run") -> list[tuple[str, str]]:
@@ -264,8 +252,7 @@ def _hidden(run: "Run", figures: Sequence[Figure]) -> str:
         ("staleness" not in drawn, "The strategy states no staleness and no weights."),
     ]
     found = [sentence for holds, sentence in sentences if holds]
-    found += [sentence] if (sentence := learning.hidden([run])) else []
-    return " ".join(found)
+    return " ".join([*found, learning.hidden([run])]).strip()
 
 
 def _distinct(runs: "Sequence[Run]") -> "list[Run]":

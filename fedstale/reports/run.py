@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from fedstale.config import Until
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.reports import learning, page
-from fedstale.reports.costs import COST_COLUMNS, busy_s, moved_bytes, outcomes
+from fedstale.reports.costs import COST_COLUMNS, with_costs
 from fedstale.reports.figure import Array, why_missing
 from fedstale.reports.folder import CONFIG, EVENTS, METRICS, METRICS_SCHEMA, MODEL, SUMMARY
 
@@ -45,6 +45,8 @@ class Run:
         name: name of the folder; on a page with another run of that name, a longer one.
         summary: the plain figures of the run, as in summary.json.
         config_text: the resolved settings as TOML.
+        status: how the run ended: finished, stopped (at its limit), stuck, interrupted or failed.
+        reason: why it ended so, in a sentence; empty if it finished.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -70,16 +72,7 @@ class Run:
             )
         self.name = self.folder.resolve().name
         self.config_text, self.summary = _texts(self.folder)
-
-    @property
-    def status(self) -> str:
-        """How the run ended: finished, stopped (at its limit), stuck, interrupted or failed."""
-        return str(self.summary["status"])
-
-    @property
-    def reason(self) -> str:
-        """Why the run ended so, in words; empty if it finished."""
-        return str(self.summary.get("reason", ""))
+        self.status, self.reason = str(self.summary["status"]), str(self.summary.get("reason", ""))
 
     @property
     def seed(self) -> int:
@@ -101,8 +94,12 @@ class Run:
 
     @cached_property
     def jobs(self) -> pd.DataFrame:
-        """One row a job, in the order of sending; docs/formats.md lists the columns."""
-        return self._table(EVENTS, _JOB_COLUMNS)
+        """One row a job, in the order of sending; docs/formats.md lists the columns.
+
+        Besides these: `busy_s`, seconds that the device is known to have spent; `moved_bytes`, both
+        ways; and `outcome`: used, wasted or in-flight.
+        """
+        return with_costs(self._table(EVENTS, _JOB_COLUMNS))
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -120,21 +117,6 @@ class Run:
                 f"{str(path)!r} is not a readable model ({problem}); run fedstale simulate again"
             ) from None
 
-    @property
-    def busy_s(self) -> Array:
-        """Seconds that a device is known to have spent on each job; shape (jobs,)."""
-        return busy_s(self.jobs)
-
-    @property
-    def moved_bytes(self) -> Array:
-        """Bytes that each job is known to have moved, both ways; shape (jobs,)."""
-        return moved_bytes(self.jobs)
-
-    @property
-    def outcome(self) -> npt.NDArray[np.object_]:
-        """What each job counts as: used, wasted or in flight; shape (jobs,)."""
-        return outcomes(self.jobs)
-
     @cached_property
     def costs(self) -> Mapping[str, float]:
         """What the run took: rounds, virtual_s, jobs, device_s, device_time_wasted and bytes.
@@ -142,16 +124,15 @@ class Run:
         `device_time_wasted` is the share of device time that came to nothing, 0 if there was none.
         """
         # A comparison holds many runs: it keeps these sums and not the jobs of each.
-        jobs = self._table(EVENTS, set(COST_COLUMNS), alone=True)
-        busy = busy_s(jobs)
-        total, wasted = busy.sum(), busy[outcomes(jobs) == "wasted"].sum()
+        jobs = with_costs(self._table(EVENTS, set(COST_COLUMNS), alone=True))
+        total, wasted = jobs["busy_s"].sum(), jobs["busy_s"][jobs["outcome"] == "wasted"].sum()
         return {
             "rounds": float(self.summary["rounds"]),
             "virtual_s": self.end_s,
             "jobs": float(len(jobs)),
             "device_s": float(total),
             "device_time_wasted": float(wasted / total) if total else 0.0,
-            "bytes": float(moved_bytes(jobs).sum()),
+            "bytes": float(jobs["moved_bytes"].sum()),
         }
 
     def curve(self, metric: str, source: str) -> tuple[Array, Array]:

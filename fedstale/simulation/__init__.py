@@ -1,6 +1,6 @@
 """Any Flower app, replayed on device traces with a virtual clock."""
 
-from fedstale.simulation.costs import Costs
+from fedstale.config import Costs
 from fedstale.simulation.executors import Executor, InlineExecutor, ProcessExecutor
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server.runtime import RunEnded

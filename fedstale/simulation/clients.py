@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
+from flwr.common.constant import ErrorCode
 
-from fedstale.simulation.compat import ErrorCode, error_reply, own_copy, with_content
+from fedstale.simulation.compat import error_reply, own_copy, with_content
 from fedstale.simulation.costs import CostBook
 from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor
@@ -72,7 +73,7 @@ class Clients(Stateful):
 
     @property
     def n_ahead(self) -> int:
-        """Number of jobs that were trained ahead and whose reply nobody has pulled (yet).
+        """Number of jobs that were trained ahead and whose reply has not been pulled (yet).
 
         At the end of a run these were trained for nothing; there are never more than a batch.
         """
@@ -135,7 +136,7 @@ class Clients(Stateful):
         device = ReplayedDevice(self._replay, job, before)
         context = NodeContext.of(self._context(node_id), device)
         if is_ahead:
-            # Nobody may ever pull the reply, and then the node never did this.
+            # The reply may never be pulled, and then the node never did this.
             context.state = deepcopy(context.state) if len(context.state) else RecordDict()
             context.run_config = dict(context.run_config)
         # NumPy's SeedSequence would take as long as all the rest.
@@ -187,14 +188,8 @@ def _waves(jobs: Sequence[JobRow]) -> Iterator[list[JobRow]]:
     left = list(jobs)
     while left:
         wave: dict[int, JobRow] = {}
-        later = []
-        for job in left:
-            if job.node_id in wave:
-                later.append(job)
-            else:
-                wave[job.node_id] = job
+        left = [job for job in left if wave.setdefault(job.node_id, job) is not job]
         yield list(wave.values())
-        left = later
 
 
 class NodeContext(Context):
@@ -206,15 +201,8 @@ class NodeContext(Context):
     @classmethod
     def of(cls, context: Context, device: "ReplayedDevice") -> "NodeContext":
         """Return a Context with the same contents, for one message."""
-        made = cls(
-            context.run_id,
-            context.node_id,
-            context.node_config,
-            context.state,
-            context.run_config,
-            context.series_id,
-        )
-        made.device = device
+        made = cls.__new__(cls)
+        made.__dict__.update(vars(context), device=device)
         return made
 
 
@@ -239,21 +227,9 @@ class Replay:
     def is_online(self, devices: Sequence[int], instants: Sequence[float]) -> list[bool]:
         """Return whether devices are available at instants."""
         assert self.traces.availability is not None
-        online = self.traces.availability.is_available(np.array(devices), np.array(instants))
-        return [bool(there) for there in online]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    """What a device may be asked of a job."""
-
-    instants: tuple[float, float]
-    """When the message had come, and when it was answered, in s."""
-    travel_s: float
-    cost: tuple[float, float, float]
-    uploaded: str
-    """Id of the message whose reply came before."""
-    upload_s: float
+        at = np.array(devices), np.array(instants)
+        online: list[bool] = self.traces.availability.is_available(*at).tolist()
+        return online
 
 
 class ReplayedDevice:
@@ -270,45 +246,43 @@ class ReplayedDevice:
         self.unix_base, self._reads = replay.unix_base, 0
         self._observed: dict[str, Any] = {}
 
-    @cached_property
-    def _facts(self) -> _Facts:
-        job, latest = self._job, self._latest
-        # Replies may be pulled in another order than devices worked in.
-        is_before = latest is not None and latest.reported_at <= job.downloaded_at
-        return _Facts(
-            instants=(job.downloaded_at, job.trained_at),
-            travel_s=job.downloaded_at - job.sent_at,
-            cost=(job.asked_work, job.asked_download_bytes, job.asked_upload_bytes),
-            uploaded=JobTable.message_id(latest.row) if latest is not None else "",
-            upload_s=latest.reported_at - latest.trained_at if latest and is_before else UNKNOWN,
-        )
+    @property
+    def _instants(self) -> tuple[float, float]:
+        """When the message had come, and when it was answered, in s."""
+        return self._job.downloaded_at, self._job.trained_at
 
     @cached_property
     def _online(self) -> list[bool]:
-        return self._replay.is_online([self._job.device] * 2, self._facts.instants)
+        return self._replay.is_online([self._job.device] * 2, self._instants)
 
     def read(self) -> Reading:
         """Return the device when the message had come, and after that when it was answered."""
         end = min(self._reads, 1)
         self._reads += 1
-        instant = self.unix_base + self._facts.instants[end]
+        instant = self.unix_base + self._instants[end]
         return Reading(instant=instant, online=self._online[end])
 
     def worked_s(self) -> float:
         """Return how long the device worked, in s."""
-        return self._facts.instants[1] - self._facts.instants[0]
+        return self._job.trained_at - self._job.downloaded_at
 
     def travel_s(self) -> float:
         """Return the time from sending to the last byte of the download, in s."""
-        return self._facts.travel_s
+        return self._job.downloaded_at - self._job.sent_at
 
     def uploaded_s(self, message_id: str) -> float:
         """Return how long the reply before this one was uploaded, in s; NaN for any other."""
-        return self._facts.upload_s if message_id == self._facts.uploaded else UNKNOWN
+        latest = self._latest
+        if latest is None or message_id != JobTable.message_id(latest.job_id):
+            return UNKNOWN
+        # Replies may be pulled in another order than devices worked in.
+        is_before = latest.reported_at <= self._job.downloaded_at
+        return latest.reported_at - latest.trained_at if is_before else UNKNOWN
 
     def cost(self) -> tuple[float, float, float]:
         """Return work units, bytes down and bytes up of the message."""
-        return self._facts.cost
+        job = self._job
+        return job.asked_work, job.asked_download_bytes, job.asked_upload_bytes
 
     def observed(self, history: object) -> "Observation":
         """Return what the trace shows up to both ends of the work.
@@ -321,17 +295,17 @@ class ReplayedDevice:
 
         if self._observed:
             return Observation(**self._observed)
-        return self._replay.observe([self._job.device] * 2, self._facts.instants)
+        return self._replay.observe([self._job.device] * 2, self._instants)
 
     def __getstate__(self) -> dict[str, Any]:
         _pack([self])
-        return {k: v for k, v in vars(self).items() if k not in ("_replay", "_job", "_latest")}
+        return {k: v for k, v in vars(self).items() if k != "_replay"}
 
 
 def _pack(devices: Sequence[ReplayedDevice]) -> None:
     """Let devices take along what they may be asked in another process; traces stay behind.
 
-    Nobody knows which apps will ask. For one device it takes a millisecond, for many at once a
+    It is not known which apps will ask. For one device it takes a millisecond, for many at once a
     fiftieth of that each.
     """
     devices = [device for device in devices if not device._observed]
@@ -339,7 +313,7 @@ def _pack(devices: Sequence[ReplayedDevice]) -> None:
         return
     replay = devices[0]._replay
     positions = [device._job.device for device in devices for _ in range(2)]
-    instants = [instant for device in devices for instant in device._facts.instants]
+    instants = [instant for device in devices for instant in device._instants]
     seen, online = replay.observe(positions, instants), replay.is_online(positions, instants)
     for i, device in enumerate(devices):
         ends = slice(2 * i, 2 * i + 2)

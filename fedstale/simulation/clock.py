@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -109,9 +109,6 @@ class VirtualTime:
     base: float
     """Unix time of the virtual instant 0."""
     _thread: int | None = None
-    _real_time: Callable[[], float] = field(default_factory=lambda: time.time)
-    _real_monotonic: Callable[[], float] = field(default_factory=lambda: time.monotonic)
-    _real_sleep: Callable[[float], None] = field(default_factory=lambda: time.sleep)
 
     @contextmanager
     def running(self, prefixes: tuple[str, ...]) -> Iterator[None]:
@@ -121,9 +118,9 @@ class VirtualTime:
             prefixes: names of packages that may have bound `from time import sleep` already.
         """
         stand_ins: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
-            (self._real_time, self._time),
-            (self._real_monotonic, self._monotonic),
-            (self._real_sleep, self._sleep_for),
+            (time.time, self._here(lambda: self.base + self.now(), time.time)),
+            (time.monotonic, self._here(self.now, time.monotonic)),
+            (time.sleep, self._here(self.sleep, time.sleep)),
         ]
         self._thread = threading.get_ident()
         try:
@@ -131,6 +128,14 @@ class VirtualTime:
                 yield
         finally:
             self._thread = None
+
+    def _here(self, virtual: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that is virtual in the thread of the ServerApp, and else real."""
+
+        def here(*given: float) -> Any:  # noqa: ANN401 - as the originals
+            return (virtual if self._thread == threading.get_ident() else real)(*given)
+
+        return here
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -140,18 +145,6 @@ class VirtualTime:
             yield
         finally:
             self._thread = thread
-
-    def _is_virtual(self) -> bool:
-        return self._thread == threading.get_ident()
-
-    def _time(self) -> float:
-        return self.base + self.now() if self._is_virtual() else self._real_time()
-
-    def _monotonic(self) -> float:
-        return self.now() if self._is_virtual() else self._real_monotonic()
-
-    def _sleep_for(self, seconds: float) -> None:
-        (self.sleep if self._is_virtual() else self._real_sleep)(seconds)
 
 
 class Kind(IntEnum):

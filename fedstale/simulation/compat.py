@@ -20,25 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
-from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode, SType
-from flwr.supercore.run import Run
+from flwr.common.constant import SUPERLINK_NODE_ID, SType
 from flwr.supercore.task_identity import TaskIdentity
-
-__all__ = [
-    "ErrorCode",
-    "Run",
-    "error_reply",
-    "filled",
-    "identity",
-    "own_copy",
-    "quick_arrays",
-    "read_array",
-    "replaced",
-    "reply_with",
-    "stamp",
-    "with_content",
-    "written_array",
-]
 
 _MAGIC = b"\x93NUMPY\x01"
 _LENGTH_AT = 8

@@ -5,13 +5,10 @@ example, as the app declares it; bytes are those of the serialised message. Noth
 is not declared and not yet known raises an error that names it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
-
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedstale.config import Costs
 from fedstale.errors import ConfigError
 from fedstale.strategies.server.validation import records_in
 from fedstale.strategies.state import Stateful
@@ -20,87 +17,6 @@ from fedstale.strategies.state import Stateful
 _ARRAY_OVERHEAD = 160
 _RECORD_OVERHEAD = 120
 _MESSAGE_OVERHEAD = 300
-
-
-FLOWER_OVERHEAD = {"download-overhead-s": 11.0, "upload-overhead-s": 2.0}
-"""What a SuperLink and a SuperNode of Flower 1.41 need for each message: most of it starts the
-ClientApp's process. Measured by benchmarks/fidelity.py on two busy cores; other machines differ."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What an app declares about its own work: `[tool.fedstale]` in its pyproject.toml."""
-
-    work_per_example: float | None = None
-    """Work units to train one example once; one unit is one second of the reference device."""
-    epochs: int | str | None = None
-    """Passes over the examples of one training job, or the run-config key that holds the number."""
-    examples: float | None = None
-    """Expected examples of a client, until its first reply tells."""
-    evaluate_work_per_example: float | None = None
-    """Work units to evaluate one example."""
-    query_work: float = 0.0
-    """Work units to answer a query, which reads what the device knows already."""
-    model_bytes: int | None = None
-    """Bytes of the arrays of a message, to stand for a bigger model; None measures the message."""
-    reply_bytes: int | None = None
-    """Bytes of a reply without arrays, until the first one tells; None takes the request's."""
-    download_overhead_s: float | None = None
-    """Seconds from the sending, or from when the device is free, to the start of the download: what
-    the platform needs besides the bytes. None is 0."""
-    upload_overhead_s: float | None = None
-    """Seconds from the end of the upload to the server's seeing the reply; None is 0."""
-
-    def __post_init__(self) -> None:
-        for name in (
-            *("work_per_example", "evaluate_work_per_example", "query_work", "examples"),
-            *("download_overhead_s", "upload_overhead_s"),
-        ):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 <= value < np.inf):
-                raise ConfigError(f"costs.{name} = {value!r}: expected a finite number >= 0")
-        for name in ("model_bytes", "reply_bytes"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= 0):
-                raise ConfigError(
-                    f"costs.{name} = {value!r}: expected a whole number of bytes >= 0"
-                )
-        if isinstance(self.epochs, bool) or not isinstance(self.epochs, int | str | None):
-            raise ConfigError(
-                f"costs.epochs = {self.epochs!r}: expected a number or a run-config key"
-            )
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> "Costs":
-        """Return the costs in a TOML table with dashed keys, rejecting keys that mean nothing."""
-        known = {f.name.replace("_", "-"): f.name for f in fields(cls)}
-        unknown = sorted(set(table) - set(known))
-        if unknown:
-            raise ConfigError(
-                f"[tool.fedstale] has unknown key {unknown[0]!r}: expected some of {sorted(known)}"
-            )
-        return cls(**{known[key]: value for key, value in table.items()})
-
-    def table(self) -> dict[str, Any]:
-        """Return what is declared, with dashed keys, as `from_table` reads it."""
-        values = {f.name.replace("_", "-"): getattr(self, f.name) for f in fields(self)}
-        return {key: value for key, value in values.items() if value is not None}
-
-    def resolved(self, run_config: Mapping[str, Any]) -> "Costs":
-        """Return the costs with the number of epochs looked up in the run config."""
-        if not isinstance(self.epochs, str):
-            return self
-        if self.epochs not in run_config:
-            raise ConfigError(
-                f"costs.epochs = {self.epochs!r}: expected a number or one of the run-config keys "
-                f"{sorted(run_config)}"
-            )
-        epochs = run_config[self.epochs]
-        if isinstance(epochs, bool) or not isinstance(epochs, int | float) or epochs < 0:
-            raise ConfigError(
-                f"run-config {self.epochs} = {epochs!r}: expected a number of epochs >= 0"
-            )
-        return replace(self, epochs=int(epochs))
 
 
 class CostBook(Stateful):
@@ -127,10 +43,8 @@ class CostBook(Stateful):
         if kind in self._count:
             return self._sum[kind] / self._count[kind]
         if self.costs.examples is None:
-            raise ConfigError(
-                "the number of examples of a client is unknown before its first reply: declare "
-                "examples in [tool.fedstale] of the app's pyproject.toml, or pass --examples"
-            )
+            what = "number of examples of a client is unknown before its first reply"
+            raise _undeclared(what, "examples")
         return self.costs.examples
 
     def work(self, kind: str, node_id: int) -> float:
@@ -143,24 +57,12 @@ class CostBook(Stateful):
             # Apps with client_fn also request parameters and properties, which a device has.
             return self.costs.query_work
         name = "work_per_example" if kind == "train" else "evaluate_work_per_example"
-        each = getattr(self.costs, name)
+        each, epochs = getattr(self.costs, name), self.costs.epochs if kind == "train" else 1
         if each is None:
-            raise ConfigError(
-                f"the work of a {kind} message is unknown: declare {name.replace('_', '-')} in "
-                f"[tool.fedstale] of the app's pyproject.toml, or pass --{name.replace('_', '-')}"
-            )
-        if kind != "train":
-            return float(each * self.examples(kind, node_id))
-        if not isinstance(self.costs.epochs, int):
-            raise ConfigError(
-                "the number of epochs of a train message is unknown: declare epochs in "
-                "[tool.fedstale] of the app's pyproject.toml, or pass --epochs"
-            )
-        return float(each * self.costs.epochs * self.examples(kind, node_id))
-
-    def bytes_of(self, content: RecordDict) -> int:
-        """Return the size of a message with this content, in bytes."""
-        return content_bytes(content, self.costs.model_bytes)
+            raise _undeclared(f"work of a {kind} message is unknown", name.replace("_", "-"))
+        if not isinstance(epochs, int):
+            raise _undeclared("number of epochs of a train message is unknown", "epochs")
+        return float(each * epochs * self.examples(kind, node_id))
 
     def reply_bytes(self, kind: str, request: RecordDict, request_bytes: int) -> int:
         """Return the expected size of the reply to a message, in bytes.
@@ -191,7 +93,7 @@ class CostBook(Stateful):
 
     def learn(self, kind: str, node_id: int, reply: RecordDict) -> None:
         """Take note of a reply that was delivered."""
-        self._reply_bytes[kind] = self.bytes_of(reply)
+        self._reply_bytes[kind] = content_bytes(reply, self.costs.model_bytes)
         for record in records_in(reply, MetricRecord).values():
             # Clients made by client_fn spell it with an underscore, in a record of its own.
             examples = record.get("num-examples", record.get("num_examples"))
@@ -200,6 +102,12 @@ class CostBook(Stateful):
                 self._count[kind] = self._count.get(kind, 0) + (before is None)
                 self._sum[kind] = self._sum.get(kind, 0.0) + examples - (before or 0.0)
                 self._examples[(kind, node_id)] = float(examples)
+
+
+def _undeclared(what: str, key: str) -> ConfigError:
+    return ConfigError(
+        f"the {what}: declare {key} in [tool.fedstale] of the app's pyproject.toml, or pass --{key}"
+    )
 
 
 def content_bytes(content: RecordDict, model_bytes: int | None = None) -> int:

@@ -10,12 +10,11 @@ import heapq
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 from flwr.app import ConfigRecord, Message
+from flwr.common.constant import ErrorCode
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.compat import ErrorCode
-from fedstale.simulation.costs import CostBook
+from fedstale.simulation.costs import CostBook, content_bytes
 from fedstale.simulation.jobs import (
     ASKED,
     FAILED,
@@ -44,9 +43,9 @@ class OnlineSet:
 
     Example:
         >>> phones = Availability.of([[(0.0, 10.0)], [(5.0, 20.0)]], 60.0)
-        >>> presence = OnlineSet(phones)
-        >>> presence.move(7.0)
-        >>> presence.is_online, presence.next_change
+        >>> online = OnlineSet(phones)
+        >>> online.move(7.0)
+        >>> online.is_online, online.next_change
         (array([ True,  True]), 10.0)
     """
 
@@ -54,21 +53,13 @@ class OnlineSet:
         """Start at 0 s."""
         self._availability = availability
         self._everyone = np.arange(availability.n_devices)
-        self._mask: Mask = np.zeros(availability.n_devices, dtype=np.bool_)
+        self.is_online: Mask = np.zeros(availability.n_devices, dtype=np.bool_)
+        """Which devices are available; the same array until one changes, then another."""
+        self.n_online = 0
         self._until: Array = np.zeros(availability.n_devices)
         self._soon: list[tuple[float, int]] = []
-        self._n_online, self._now, self._horizon = 0, 0.0, np.inf
+        self._now, self._horizon = 0.0, np.inf
         self._begin(0.0)
-
-    @property
-    def is_online(self) -> Mask:
-        """Who is available, by position; the same array until one changes, then another."""
-        return self._mask
-
-    @property
-    def n_online(self) -> int:
-        """Number of devices that are available."""
-        return self._n_online
 
     @property
     def next_change(self) -> float:
@@ -95,19 +86,19 @@ class OnlineSet:
             self._order()
 
     def _begin(self, now: float) -> None:
-        """Look everybody up."""
+        """Look up all devices."""
         self._now = now
         self._update(self._everyone)
         self._order()
 
     def _update(self, devices: Index) -> None:
-        """Look up who of some devices is here now, and until when that holds."""
+        """Look up which of some devices are online now, and until when that holds."""
         start, end = self._availability.window_at_or_after(devices, self._now)
-        is_online = start <= self._now
-        self._n_online += int(is_online.sum()) - int(self._mask[devices].sum())
-        self._mask = self._mask.copy()
-        self._mask[devices] = is_online
-        self._until[devices] = np.where(is_online, end, start)
+        now_online = start <= self._now
+        self.n_online += int(now_online.sum()) - int(self.is_online[devices].sum())
+        self.is_online = self.is_online.copy()
+        self.is_online[devices] = now_online
+        self._until[devices] = np.where(now_online, end, start)
 
     def _order(self) -> None:
         """Put the next changes in order, as far ahead as is worth it."""
@@ -129,16 +120,9 @@ _SURELY = 0.99
 
 # Fields of TripOutcomes, and the columns of the table that hold them.
 _INSTANTS = {
-    "started": "started_at",
-    "downloaded": "downloaded_at",
-    "trained": "trained_at",
-    "reported": "reported_at",
-    "ended": "ended_at",
+    name: f"{name}_at" for name in ("started", "downloaded", "trained", "reported", "ended")
 }
-_SPENT = {
-    "download_s": "download_s",
-    "compute_s": "compute_s",
-    "upload_s": "upload_s",
+_SPENT = {name: name for name in ("download_s", "compute_s", "upload_s")} | {
     "work_done": "work",
     "downloaded_bytes": "downloaded_bytes",
     "uploaded_bytes": "uploaded_bytes",
@@ -156,10 +140,10 @@ class Fleet(Stateful):
         assert traces.downlink is not None
         assert traces.compute is not None
         assert traces.uplink is not None
-        self._traces = traces
-        self._presence = OnlineSet(traces.availability)
+        self.traces = traces
+        self._online_set = OnlineSet(traces.availability)
         self._everyone = Places(np.arange(traces.n_devices, dtype=np.uint64) + FIRST_NODE_ID)
-        self._online = NodeSet(self._everyone, self._presence.is_online)
+        self._online = NodeSet(self._everyone, self._online_set.is_online)
         self._book = book
         self._on_interrupt: OnInterrupt = on_interrupt
         self._free_at = np.zeros(traces.n_devices)
@@ -168,23 +152,18 @@ class Fleet(Stateful):
         fastest = np.stack([channel.fastest() for channel in channels], axis=1) / (1.0, 8.0, 8.0)
         self._fastest = np.maximum(fastest, _SLOWEST)
 
-    @property
-    def n_devices(self) -> int:
-        """Number of devices."""
-        return self._traces.n_devices
-
     def device_id(self, device: int) -> str:
         """Return the name of a device by its position."""
-        return str(self._traces.device_ids[device])
+        return str(self.traces.device_ids[device])
 
-    def presence(self, now: float) -> OnlineSet:
-        """Return who is available at an instant."""
-        self._presence.move(now)
-        return self._presence
+    def online_set(self, now: float) -> OnlineSet:
+        """Return the devices that are available at an instant."""
+        self._online_set.move(now)
+        return self._online_set
 
     def online(self, now: float) -> NodeSet:
         """Return the nodes that are available at an instant; the same object until one changes."""
-        is_online = self.presence(now).is_online
+        is_online = self.online_set(now).is_online
         if is_online is not self._online.is_in:
             self._online = NodeSet(self._everyone, is_online)
         return self._online
@@ -201,11 +180,12 @@ class Fleet(Stateful):
                 above 0.
         """
         devices = [message.metadata.dst_node_id - FIRST_NODE_ID for message in messages]
+        n_devices = self.traces.n_devices
         for device in devices:
-            if not 0 <= device < self.n_devices:
+            if not 0 <= device < n_devices:
                 raise ConfigError(
                     f"dst_node_id = {FIRST_NODE_ID + device}: expected an id from "
-                    f"get_node_ids(), {FIRST_NODE_ID} to {FIRST_NODE_ID + self.n_devices - 1}"
+                    f"get_node_ids(), {FIRST_NODE_ID} to {FIRST_NODE_ID + n_devices - 1}"
                 )
         places = np.array(devices, dtype=np.int64)
         asked, rounds = self._asked(messages)
@@ -244,11 +224,6 @@ class Fleet(Stateful):
             batch[device] = row
         self._follow(jobs, list(batch.values()))
 
-    @property
-    def device_ids(self) -> pd.Index:
-        """Names of the devices by their positions."""
-        return self._traces.device_ids
-
     def as_of(self, jobs: Columns, words: JobTable, now: float) -> Columns:
         """Return jobs as they stand at an instant: a device at work has spent what it has by then.
 
@@ -269,7 +244,7 @@ class Fleet(Stateful):
         begun = np.flatnonzero(is_open & (jobs["sent_at"] < now))
         if begun.size:
             asked = np.stack([jobs[name][begun] for name in ASKED], axis=1)
-            trips = self._traces.between(0.0, now).trips(
+            trips = self.traces.between(0.0, now).trips(
                 jobs["device"][begun],
                 jobs["sent_at"][begun],
                 _job(asked, self._on_interrupt),
@@ -296,7 +271,7 @@ class Fleet(Stateful):
         free_at = self._free_at[devices]
         if there_s:
             free_at = np.maximum(free_at, sent_at) + there_s
-        trips = self._traces.trips(devices, sent_at, _job(asked, self._on_interrupt), free_at)
+        trips = self.traces.trips(devices, sent_at, _job(asked, self._on_interrupt), free_at)
         self._free_at[devices] = trips.ended
         for source, name in (_INSTANTS | _SPENT).items():
             columns[name][rows] = getattr(trips, source)
@@ -326,7 +301,7 @@ class Fleet(Stateful):
             metadata, content = message.metadata, message.content
             kind = metadata.message_type.split(".")[0]
             if id(content) not in known:
-                known[id(content)] = self._book.bytes_of(content)
+                known[id(content)] = content_bytes(content, self._book.costs.model_bytes)
             size = known[id(content)]
             work = self._book.work(kind, metadata.dst_node_id)
             reply = self._book.reply_bytes(kind, content, size)

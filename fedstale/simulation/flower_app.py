@@ -8,7 +8,7 @@ how clients can be trained together.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,9 +20,8 @@ from flwr.common.config import flatten_dict, get_project_config, parse_config_ar
 from flwr.serverapp import ServerApp
 from flwr.supercore.object_ref import load_app as load_reference
 
-from fedstale.config import nearest
+from fedstale.config import Costs, SimulationConfig, nearest
 from fedstale.errors import ConfigError
-from fedstale.simulation.costs import Costs
 
 _App = TypeVar("_App", ServerApp, ClientApp)
 
@@ -195,6 +194,16 @@ class FlowerApp:
             raise ConfigError("; ".join(unknown))
         return {**self.defaults, **overrides}
 
+    def resolved(self, config: SimulationConfig) -> SimulationConfig:
+        """Return the settings of a run with the app's whole run config and all costs.
+
+        Raises:
+            ConfigError: a key is not one of the app's or of costs, or a cost is none.
+        """
+        run_config = self.run_config(config.run_config)
+        costs = Costs.from_table({**self.costs.table(), **config.costs}).resolved(run_config)
+        return replace(config, run_config=run_config, costs=costs.table())
+
     @contextmanager
     def importable(self) -> Iterator[None]:
         """Let the app's modules be imported afresh, and put everything back afterwards.
@@ -235,7 +244,7 @@ class FlowerApp:
         return server
 
     def load_client(self) -> ClientApp:
-        """Import the ClientApp.
+        """Import the ClientApp, in any process.
 
         Raises:
             ConfigError: it cannot be imported or is no ClientApp.
@@ -247,15 +256,6 @@ class FlowerApp:
         """Names of the top-level packages or modules that hold the two apps."""
         references = [ref for ref in (self.server, self.client) if isinstance(ref, str)]
         return tuple({ref.split(":")[0].split(".")[0] for ref in references})
-
-
-def load_client(reference: str, directory: Path) -> ClientApp:
-    """Import the ClientApp of an app, in any process.
-
-    Raises:
-        ConfigError: it cannot be imported or is no ClientApp.
-    """
-    return _load(reference, directory, ClientApp)
 
 
 def run_config_overrides(texts: Sequence[str]) -> UserConfig:

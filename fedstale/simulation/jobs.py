@@ -14,6 +14,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -41,25 +42,20 @@ from fedstale.strategies.server.runtime import (
 )
 from fedstale.strategies.server.validation import p_finish_in
 from fedstale.strategies.state import State, Stateful
+from fedstale.strategies.weighting.base import ClientUpdate
 from fedstale.traces import Status
 
 # How a job ended, from the server's point of view, besides the words of the runtime.
-LATE = "late"
-EXPIRED = "expired"
-INTERRUPTED = "interrupted"
-STALLED = "stalled"
+FAILED = {
+    status: status.name.lower()
+    for status in (Status.LATE, Status.EXPIRED, Status.INTERRUPTED, Status.STALLED)
+}
+LATE, EXPIRED, INTERRUPTED, STALLED = FAILED.values()
 UNCLAIMED = "unclaimed"
 IN_FLIGHT = "in-flight"
 STATUSES = (
     *(REPORTED, REJECTED, CLIENT_ERROR, LATE, EXPIRED, INTERRUPTED, STALLED, UNCLAIMED, IN_FLIGHT),
 )
-
-FAILED = {
-    Status.LATE: LATE,
-    Status.EXPIRED: EXPIRED,
-    Status.INTERRUPTED: INTERRUPTED,
-    Status.STALLED: STALLED,
-}
 
 NEVER = float("inf")
 UNKNOWN = float("nan")
@@ -184,6 +180,10 @@ class JobRow:
         """Look at a row of a table; its place is the job's id."""
         self.jobs, self.row = jobs, row
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to another process as the values of the row; the table stays behind."""
+        return SimpleNamespace, (), {name: getattr(self, name) for name in _ALL}
+
     @property
     def message(self) -> Message:
         """The message, until its reply has been delivered.
@@ -223,7 +223,11 @@ class JobTable(Stateful, Callback):
     saved = ("_words", "reported_p_finish")
 
     def __init__(self) -> None:
-        """Start with no job."""
+        """Start with no job.
+
+        Raises:
+            FedstaleError: the folder of temporary files is not writable.
+        """
         self._n = 0
         self.messages: dict[int, Message] = {}
         """The messages that have not been answered, by job id."""
@@ -231,7 +235,13 @@ class JobTable(Stateful, Callback):
         """The chance to finish its next job that each node has last reported."""
         self._words: list[str] = []
         self._numbers: dict[str, int] = {}
-        self._file = _new_file(self)
+        try:
+            # In the system's folder for them (TMPDIR).
+            file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see finalize
+        except OSError as problem:
+            raise _unwritable(problem) from None
+        weakref.finalize(self, file.close)
+        self._file = file.fileno()
         self._map(np.zeros(0, _LAYOUT))
 
     def __len__(self) -> int:
@@ -280,22 +290,13 @@ class JobTable(Stateful, Callback):
         if reported is not None:
             self.reported_p_finish[node_id] = reported
 
-    def aggregated(
-        self,
-        run: Runtime,
-        message_id: str,
-        *,
-        base_version: int,
-        version: int,
-        staleness: int,
-        weight: float,
-    ) -> None:
+    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
         """Note that a reply went into a model version."""
         # A job of the run that this one goes on from may have its row there.
-        job = self.of_message(message_id)
+        job = self.of_message(update.message_id)
         if job is not None:
-            job.base_version, job.aggregated_version = base_version, version
-            job.staleness, job.weight = float(staleness), float(weight)
+            job.base_version, job.aggregated_version = update.base_version, version
+            job.staleness, job.weight = float(update.staleness), float(update.weight)
 
     def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
         """Note that the strategy did not use a reply."""
@@ -391,20 +392,6 @@ class JobTable(Stateful, Callback):
             self._map(np.frombuffer(mmap.mmap(self._file, at), _LAYOUT))
         except OSError as problem:
             raise _unwritable(problem) from None
-
-
-def _new_file(owner: object) -> int:
-    """Return the descriptor of a new file in the system's folder for them (TMPDIR).
-
-    Args:
-        owner: the file goes with it.
-    """
-    try:
-        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see finalize
-    except OSError as problem:
-        raise _unwritable(problem) from None
-    weakref.finalize(owner, file.close)
-    return file.fileno()
 
 
 def _unwritable(problem: OSError) -> FedstaleError:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -78,7 +77,7 @@ def write_run(
             **facts,
             "virtual_s": run.now(),
             "rounds": metrics.rounds,
-            **_known(ledger(folder.read_events(COST_COLUMNS))),
+            **ledger(folder.read_events(COST_COLUMNS)),
             "metrics": metrics.latest,
         }
     )
@@ -92,11 +91,3 @@ def ending(problem: BaseException) -> tuple[str, str]:
     if isinstance(problem, FedstaleError):
         return "failed", str(problem)
     return "failed", f"{type(problem).__name__}: {problem}"
-
-
-def _known(accounts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return accounts with None for a sum of which nobody knows all the parts."""
-    return {
-        name: {key: value if isfinite(value) else None for key, value in parts.items()}
-        for name, parts in accounts.items()
-    }

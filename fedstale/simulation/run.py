@@ -2,12 +2,12 @@
 
 import logging
 import random
+import shutil
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from flwr.app import ArrayRecord, Context, RecordDict
 
-from fedstale.config import SimulationConfig, Until
+from fedstale.config import Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.run import Run
-from fedstale.simulation.costs import Costs
 from fedstale.simulation.executors.base import seed_streams
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
@@ -34,7 +33,6 @@ from fedstale.strategies.server.runtime import (
     REPORTED,
     Callback,
     Checkpointer,
-    NoCheckpoints,
     RunEnded,
 )
 from fedstale.strategies.server.versions import Snapshot
@@ -78,8 +76,8 @@ def simulate(
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
     app = app or FlowerApp.find(config.app)
-    run_config = app.run_config(config.run_config)
-    costs = Costs.from_table({**app.costs.table(), **config.costs}).resolved(run_config)
+    config = app.resolved(config)
+    run_config = dict(config.run_config)
     traces = enrolled(traces, config)
     metrics = RunMetrics(Until.parse(config.until))
     with app.importable():
@@ -88,7 +86,7 @@ def simulate(
             grid = TraceGrid(
                 traces,
                 executor,
-                costs=costs,
+                costs=Costs.from_table(config.costs),
                 seed=config.seed,
                 run_config=run_config,
                 on_interrupt=config.on_interrupt,
@@ -98,7 +96,7 @@ def simulate(
                 grid.runtime.add(callback)
             opened = RunFolder.resume(out) if resume else RunFolder.create(out, overwrite=overwrite)
             with opened as folder:
-                folder.write_config(replace(config, costs=costs.table(), run_config=run_config))
+                folder.write_config(config)
                 grid.runtime.checkpointer = SimulationCheckpointer(
                     folder.checkpoints,
                     grid,
@@ -132,7 +130,7 @@ def simulate(
                 }
                 run = write_run(folder, grid.runtime, metrics, facts)
                 if status != "interrupted":
-                    folder.drop_checkpoints()
+                    shutil.rmtree(folder.checkpoints, ignore_errors=True)
                 return run
 
 
@@ -160,7 +158,7 @@ class SimulationCheckpointer(Checkpointer):
             resume: whether to go on from the last whole checkpoint, if there is one.
         """
         self._grid, self._metrics = grid, metrics
-        self._checkpoints = Checkpoints(folder, every=every) if every else NoCheckpoints()
+        self._checkpoints = Checkpoints(folder, every=every) if every else Checkpointer()
         self._due_at = 0.0
         self._state: State | None = None
         if resume:

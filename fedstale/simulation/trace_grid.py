@@ -18,11 +18,13 @@ import pyarrow as pa
 from flwr.app import Message
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
+from flwr.supercore.run import Run
 
+from fedstale.config import Costs
 from fedstale.simulation.clients import Clients, Replay
 from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
-from fedstale.simulation.compat import Run, error_reply, identity, quick_arrays, stamp
-from fedstale.simulation.costs import CostBook, Costs
+from fedstale.simulation.compat import error_reply, identity, quick_arrays, stamp
+from fedstale.simulation.costs import CostBook
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.executors import Executor, InlineExecutor
 from fedstale.simulation.jobs import ANSWERED, JobRow, JobTable
@@ -144,13 +146,8 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._follow()
         now = self._clock.now
         return self._jobs.tables(
-            lambda jobs: self._fleet.as_of(jobs, self._jobs, now), self._fleet.device_ids
+            lambda jobs: self._fleet.as_of(jobs, self._jobs, now), self._fleet.traces.device_ids
         )
-
-    @property
-    def n_sent(self) -> int:
-        """Number of jobs sent so far."""
-        return len(self._jobs)
 
     @property
     def n_ahead(self) -> int:
@@ -160,7 +157,7 @@ class TraceGrid(Stateful, RuntimeGrid):
     @property
     def n_online(self) -> int:
         """Number of devices that are available now."""
-        return self._fleet.presence(self._clock.now).n_online
+        return self._fleet.online_set(self._clock.now).n_online
 
     # The clock of strategies.
 
@@ -235,7 +232,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         place. So it does for one that asks a hundred times without sleeping.
 
         Raises:
-            RunEnded: nobody comes online any more, or never enough at once.
+            RunEnded: no device comes online any more, or never enough at once.
         """
         self._check_time()
         nodes = self._fleet.online(self._clock.now)
@@ -352,7 +349,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         if happened:
             self._stalls.active(self._clock.now)
         elif not self._open:
-            self._stalls.check(self._clock.now, self._fleet.n_devices)
+            self._stalls.check(self._clock.now, self._fleet.traces.n_devices)
         self.runtime.time_moved()
         return happened
 
@@ -363,7 +360,7 @@ class TraceGrid(Stateful, RuntimeGrid):
     def _idle(self) -> None:
         """Move on although nothing is asked of any device: to the next event or change of nodes."""
         now = self._clock.now
-        change, event = self._fleet.presence(now).next_change, self._next_event
+        change, event = self._fleet.online_set(now).next_change, self._next_event
         if min(change, event) == np.inf:
             raise RunEnded(
                 "nothing can ever happen again: no job is in flight and no device comes or goes",
@@ -383,14 +380,14 @@ class TraceGrid(Stateful, RuntimeGrid):
         def coming() -> list[JobRow]:
             asked = (self._jobs.of_message(key) for key in wanted)
             certain = [
-                (job.visible_at, job.row, job)
+                job
                 for job in asked
                 if job is not None
                 and job.is_waiting
                 and job.is_answered
                 and job.visible_at < self._clock.until
             ]
-            return [job for *_, job in sorted(certain, key=lambda found: found[:2])]
+            return sorted(certain, key=lambda job: (job.visible_at, job.row))
 
         with self._time.paused():
             answers = self._clients.replies([job for job in jobs if job.is_answered], coming)

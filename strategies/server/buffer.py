@@ -32,10 +32,11 @@ from fedstale.strategies.arrays import (
 )
 from fedstale.strategies.robust.base import Median, Rule, aggregate, heaviest
 from fedstale.strategies.schedule import AdaSync, SmoothedLoss
+from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server_optimizer import ServerOptimizer
-from fedstale.strategies.state import Stateful
+from fedstale.strategies.state import State, Stateful
 from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 
 if TYPE_CHECKING:
@@ -50,32 +51,25 @@ WEIGHT_CAP = 1.5
 _DISCARDS_IN_A_ROW = 100
 
 
+@dataclass(eq=False)
 class Buffer(Stateful):
     """The updates of the next server step, and what turns them into the next version."""
 
     saved = ("weighting", "optimizer", "_reducer", "_loss", "_discarded")
 
-    def __init__(
-        self,
-        strategy: "StaleStrategy",
-        weighting: Weighting,
-        optimizer: ServerOptimizer,
-        *,
-        versions: Versions,
-        reputation: Reputation,
-    ) -> None:
-        """Open the first buffer.
+    strategy: "StaleStrategy"
+    """The settings."""
+    weighting: Weighting
+    """Of stale updates; learns from every step."""
+    optimizer: ServerOptimizer
+    """Makes the steps."""
+    versions: Versions
+    """Of the model."""
+    reputation: Reputation
+    """Limits updates."""
 
-        Args:
-            strategy: the settings.
-            weighting: of stale updates; learns from every step.
-            optimizer: makes the steps.
-            versions: of the model.
-            reputation: limits updates.
-        """
-        self._strategy, self._versions, self._reputation = strategy, versions, reputation
-        self.weighting, self.optimizer = weighting, optimizer
-        size = strategy.schedule.buffer_size
+    def __post_init__(self) -> None:
+        size = self.strategy.schedule.buffer_size
         self._loss = SmoothedLoss(size.smoothing if isinstance(size, AdaSync) else 0.0)
         self._discarded = 0
         """Buffers discarded in a row."""
@@ -83,12 +77,12 @@ class Buffer(Stateful):
 
     def open(self) -> None:
         """Start empty, on the current version."""
-        current, rule = self._versions.current, self._strategy.robust
+        current, rule = self.versions.current, self.strategy.robust
         self.updates: list[ClientUpdate] = []
         """All that came, in this order; a mean empties the arrays of those that it has summed."""
         self._stale: list[ClientUpdate] = []
         self._early: list[ClientUpdate] = []
-        normalise = self._strategy.normalise
+        normalise = self.strategy.normalise
         self._reducer: Reducer = (
             RunningMean(current, normalise)
             if rule is None
@@ -99,7 +93,7 @@ class Buffer(Stateful):
     def add(self, update: ClientUpdate) -> None:
         """Take an update in; the buffer owns its arrays from now on."""
         self.updates.append(update)
-        if self._strategy.update == "model" and update.staleness:
+        if self.strategy.update == "model" and update.staleness:
             # A change against the base becomes one against the current model.
             add_scaled(update.delta, update.base, 1.0)
             add_scaled(update.delta, update.current, -1.0)
@@ -114,7 +108,7 @@ class Buffer(Stateful):
         Args:
             concurrency: jobs in flight at a time.
         """
-        size = self._strategy.schedule.buffer_size
+        size = self.strategy.schedule.buffer_size
         if isinstance(size, AdaSync):
             size = size.size(
                 first_loss=self._loss.first, loss=self._loss.now, concurrency=concurrency
@@ -123,7 +117,7 @@ class Buffer(Stateful):
 
     def is_enough(self) -> bool:
         """Return whether a deadline may close the buffer: a robust rule needs some nodes."""
-        rule = self._strategy.robust
+        rule = self.strategy.robust
         return rule is None or len({update.node_id for update in self.updates}) >= rule.least
 
     @np.errstate(over="ignore", invalid="ignore")
@@ -134,7 +128,7 @@ class Buffer(Stateful):
             ProtocolError: the updates cannot become a step, and are discarded.
             FedstaleError: that happened too often in a row.
         """
-        before = self._versions.current
+        before = self.versions.current
         try:
             self._close()
             delta, counts = self._reducer.result()
@@ -156,7 +150,7 @@ class Buffer(Stateful):
 
     def learn(self, metrics: Mapping[str, float]) -> None:
         """Note the training loss behind a step."""
-        self._loss.add(metrics.get(self._strategy.loss_key, nan))
+        self._loss.add(metrics.get(self.strategy.loss_key, nan))
 
     def _take(self, update: ClientUpdate, weight: float) -> None:
         """Reduce a weighed update, or let it wait."""
@@ -170,7 +164,7 @@ class Buffer(Stateful):
         early, self._early = self._early, []
         for update in early:
             if not self._reducer.caps_weights:
-                self._reputation.limit_early(update)
+                self.reputation.limit_early(update)
             self._reducer.add(update)
 
     def _close(self) -> None:
@@ -195,7 +189,7 @@ class Buffer(Stateful):
                 f" lower the server's rate, see what {self.weighting!r} does, or raise buffer_size"
             )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return what a checkpoint must hold."""
         return super().state_dict() | {
             "updates": [update.state_dict() for update in self.updates],
@@ -207,7 +201,7 @@ class Buffer(Stateful):
         """Continue from what `state_dict` returned, on the same current version."""
         self.open()
         super().load_state_dict(state)
-        current = self._versions.current.floats
+        current = self.versions.current.floats
         self.updates = [ClientUpdate.from_state(update, current) for update in state["updates"]]
         self._stale = [self.updates[i] for i in state["stale"]]
         self._early = [self.updates[i] for i in state["early"]]
@@ -233,7 +227,7 @@ class RunningMean(Stateful):
     _counts: Model = field(default_factory=dict)
     _total: float = 0.0
     _count_total: float = 0.0
-    _metrics: dict[str, list[float]] = field(default_factory=dict)
+    _metrics: Sums = field(default_factory=dict)
 
     def add(self, update: ClientUpdate) -> None:
         """Add an update to the sums, and empty its arrays."""
@@ -245,11 +239,7 @@ class RunningMean(Stateful):
         add_scaled(self._counts, update.counts, share)
         self._total += _mass(update, self.normalise)
         self._count_total += share
-        for key, value in update.metrics.items():
-            if isfinite(value):
-                total = self._metrics.setdefault(key, [0.0, 0.0])
-                total[0] += update.examples * value
-                total[1] += update.examples
+        add_metrics(self._metrics, update.examples, update.metrics)
         update.delta, update.counts = {}, {}
 
     def mean(self) -> Model:
@@ -270,7 +260,7 @@ class RunningMean(Stateful):
 
     def metrics(self) -> dict[str, float]:
         """Return the mean of each metric over the clients that sent it, by examples."""
-        return {key: total / n for key, (total, n) in self._metrics.items()}
+        return means_of(self._metrics)
 
     def continue_after(self, added: Sequence[ClientUpdate]) -> None:
         """Do nothing: the sums hold what was added before a checkpoint."""
@@ -326,15 +316,12 @@ class RobustMean(Stateful):
 
     def metrics(self) -> dict[str, float]:
         """Return the median of each metric over the nodes that sent it."""
-        by_node: dict[int, dict[str, float]] = {}
+        last: dict[str, dict[int, float]] = {}
         for update in self._kept:
-            finite = {key: value for key, value in update.metrics.items() if isfinite(value)}
-            by_node.setdefault(update.node_id, {}).update(finite)
-        found: dict[str, list[float]] = {}
-        for metrics in by_node.values():
-            for key, value in metrics.items():
-                found.setdefault(key, []).append(value)
-        return {key: float(median(values)) for key, values in found.items()}
+            for key, value in update.metrics.items():
+                if isfinite(value):
+                    last.setdefault(key, {})[update.node_id] = value
+        return {key: float(median(by_node.values())) for key, by_node in last.items()}
 
     def continue_after(self, added: Sequence[ClientUpdate]) -> None:
         """Keep the updates that were added before a checkpoint, which are in it once."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save, save_file
+from safetensors.numpy import load, save_file
 
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies.arrays import Array
@@ -38,6 +38,8 @@ _KEPT = 2
 
 class Checkpoints(Checkpointer):
     """Checkpoints in a folder, one every few versions; the last two are kept.
+
+    `StaleStrategy(resume=...)` says what to continue from.
 
     The folder is held until the process ends, even by kill -9: two runs that go on from the same
     checkpoints would undo each other's versions.
@@ -70,10 +72,6 @@ class Checkpoints(Checkpointer):
                 f"checkpoints = {str(folder)!r} cannot be made: {problem.strerror}"
             ) from None
         _hold(self.folder)
-
-    def restored(self) -> State | None:
-        """Return None: `StaleStrategy(resume=...)` says what to continue from."""
-        return None
 
     def keep(self, version: int, state: Callable[[], State]) -> None:
         """Write a checkpoint; one that cannot be written is logged, and training goes on."""
@@ -136,11 +134,6 @@ def read_checkpoint(path: str | Path) -> State:
         f"resume = {str(path)!r} holds no whole checkpoint (files *{SUFFIX}: {len(files)}): "
         "expected a folder that a run has written checkpoints into"
     )
-
-
-def packed(state: State) -> bytes:
-    """Return a state as the bytes of a file."""
-    return save(*_flattened(state))
 
 
 def _flattened(state: State) -> tuple[dict[str, Array], dict[str, str]]:

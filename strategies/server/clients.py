@@ -6,9 +6,9 @@ is known of every node, `Candidates` are those that may be selected: arrays, so 
 thousand are ranked without a Python object for each.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import inf, isfinite, isnan, nan
 from statistics import median
@@ -22,9 +22,8 @@ from fedstale.strategies.state import Stateful
 
 Forecast = Mapping[str, float | list[float]]
 Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
 
-T = TypeVar("T", Floats, Counts)
+T = TypeVar("T", Floats, Index)
 
 DURATIONS_KEPT = 8
 """Durations of the last jobs that are kept of a node; memory is bounded by the number of nodes."""
@@ -36,51 +35,31 @@ _TRUST = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One node as the server knows it; what it does not know is NaN, or empty."""
+    """One node as the server knows it; see `Candidates` for what is not described here.
+
+    What the server does not know is NaN, or empty.
+    """
 
     node_id: int
     """Flower's id of the node."""
-    forecast: Forecast = field(default_factory=dict)
+    forecast: Forecast
     """Last forecast that the device sent of itself, as it sent it."""
-    forecast_at: float = nan
-    """Instant in s when that arrived."""
-    durations_s: tuple[float, ...] = ()
+    durations_s: tuple[float, ...]
     """Time from sending to reply of its last finished jobs in s, oldest first."""
-    loss: float = nan
-    """Mean training loss of its last reply."""
-    square_loss: float = nan
-    """Mean of squared per-example losses over its last round."""
-    examples: float = nan
-    """Training examples of its last reply."""
-    staleness: float = nan
-    """Versions that its last aggregated reply was behind."""
-    last_version: float = nan
-    """Model version at its last good reply."""
-    times_picked: int = 0
-    """Jobs sent to it."""
-    times_finished: int = 0
-    """Good replies from it."""
-    times_failed: int = 0
-    """Error replies, rejected replies and timeouts."""
-    picked_at: float = nan
-    """Instant in s of the last job that was sent to it."""
-    expected_finishes: float = 0.0
-    """Sum over its jobs that have ended of the chance to finish that it stated before."""
-
-    @property
-    def duration_s(self) -> float:
-        """Median of the known durations in s, or NaN."""
-        return median(self.durations_s) if self.durations_s else nan
-
-    @property
-    def p_finish(self) -> float:
-        """Probability that a job sent now comes back in time; see `Candidates.p_finish`."""
-        return float(Candidates.listed([self]).p_finish[0])
-
-    @property
-    def utility(self) -> float:
-        """Oort's statistical utility, or NaN; see `Candidates.utility`."""
-        return float(Candidates.listed([self]).utility[0])
+    forecast_at: float
+    duration_s: float
+    loss: float
+    square_loss: float
+    examples: float
+    staleness: float
+    last_version: float
+    picked_at: float
+    expected_finishes: float
+    times_picked: int
+    times_finished: int
+    times_failed: int
+    p_finish: float
+    utility: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +75,7 @@ class Situation:
 
 
 _UNKNOWN = Situation()
+_SHOWN = [f.name for f in fields(Candidate) if f.name not in {"node_id", "forecast", "durations_s"}]
 
 
 class _Column(Generic[T]):
@@ -180,11 +160,11 @@ class Candidates(Sequence[Candidate]):
     """Instant in s of the last job that was sent."""
     expected_finishes = _Column[Floats](0.0)
     """Sum over the jobs that have ended of the chances to finish stated before."""
-    times_picked = _Column[Counts](0)
+    times_picked = _Column[Index](0)
     """Jobs sent."""
-    times_finished = _Column[Counts](0)
+    times_finished = _Column[Index](0)
     """Good replies."""
-    times_failed = _Column[Counts](0)
+    times_failed = _Column[Index](0)
     """Error replies, rejected replies and timeouts."""
 
     def __init__(
@@ -240,21 +220,6 @@ class Candidates(Sequence[Candidate]):
             table.columns[name][...] = values
         return cls(ids, table, np.arange(ids.size), situation)
 
-    @classmethod
-    def listed(cls, nodes: Iterable[Candidate]) -> "Candidates":
-        """Return candidates made of single ones."""
-        nodes = list(nodes)
-        table = Table(len(nodes))
-        columns = table.columns
-        for row, node in enumerate(nodes):
-            table.note_forecast(row, node.forecast, node.forecast_at)
-            for name in UNKNOWN:
-                if name != "durations_s" and not name.startswith("forecast_"):
-                    columns[name][row] = getattr(node, name)
-            for k, seconds in enumerate(node.durations_s[-DURATIONS_KEPT:]):
-                columns["durations_s"][row, k] = seconds
-        return cls([node.node_id for node in nodes], table, np.arange(len(nodes)))
-
     def take(self, which: npt.NDArray[Any] | slice) -> "Candidates":
         """Return some of them, by position or by a mask."""
         nodes = self._nodes
@@ -276,22 +241,13 @@ class Candidates(Sequence[Candidate]):
         if isinstance(i, slice):
             return self.take(i)
         row = int(self._rows[i])
-        known = {name: column[row].item() for name, column in self._single()}
         durations = self._table.columns["durations_s"][row]
         return Candidate(
             node_id=int(self.node_ids[i]),
             forecast=self._table.forecasts.get(row, {}),
             durations_s=tuple(durations[~np.isnan(durations)].tolist()),
-            **known,
+            **{name: getattr(self, name)[i].item() for name in _SHOWN},
         )
-
-    def _single(self) -> list[tuple[str, npt.NDArray[Any]]]:
-        derived = {"duration_s", "durations_s"}
-        return [
-            (name, column)
-            for name, column in self._table.columns.items()
-            if name not in derived and (name == "forecast_at" or not name.startswith("forecast_"))
-        ]
 
     @cached_property
     def p_finish(self) -> Floats:
@@ -334,7 +290,7 @@ _UNKNOWN_ROW = 0
 
 
 class History(Stateful):
-    """What the server has learnt of nodes; see `Candidate`.
+    """What the server has learnt of nodes; see `Candidates`.
 
     Example:
         >>> history = History()
@@ -352,10 +308,6 @@ class History(Stateful):
         self._reported: dict[int, float] = {}
         self._indexed: NodeIds = np.zeros(0, dtype=np.uint64)
         self._row_of = np.zeros(0, dtype=np.int64)
-
-    def __getitem__(self, node_id: int) -> Candidate:
-        """Return what is known of a node."""
-        return self.candidates([node_id])[0]
 
     def candidates(
         self, nodes: npt.ArrayLike | NodeSet, situation: Situation | None = None
@@ -425,7 +377,7 @@ class History(Stateful):
         staleness: int,
         version: int,
     ) -> None:
-        """Note a good reply; arguments as in `Candidate`."""
+        """Note a good reply; arguments as in `Candidates`."""
         row, columns = self._row(node_id), self._table.columns
         durations = columns["durations_s"][row]
         n = int(columns["times_finished"][row])
@@ -459,13 +411,8 @@ class History(Stateful):
             "forecasts": self._table.forecasts,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], shift_s: float = 0.0) -> None:
-        """Continue from what `state_dict` returned.
-
-        Args:
-            state: the state.
-            shift_s: how much later every instant is by the clock of today.
-        """
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
         super().load_state_dict(state)
         self._rows = {node: i for i, node in enumerate(state["node_ids"].tolist(), start=1)}
         n = len(self._rows) + 1
@@ -473,6 +420,4 @@ class History(Stateful):
         self._table = Table(max(64, 2 * n))
         for name, column in state["columns"].items():
             self._table.columns[name][:n] = column
-        for name in ("forecast_at", "picked_at"):
-            self._table.columns[name] += shift_s
         self._table.forecasts = deepcopy(state["forecasts"])

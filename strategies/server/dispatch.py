@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -43,13 +44,10 @@ class FreeNodes:
         self._everyone = Places(np.zeros(0, dtype=np.uint64))
         self._is_idle: Mask = np.zeros(0, dtype=np.bool_)
 
-    def online(self) -> NodeSet:
-        """Return the nodes that are online, in the order of the grid."""
-        return self._grid.online_nodes()
-
     def free(self, but: Collection[int] = ()) -> NodeSet:
         """Return the nodes that are online and have no training job, but for some others."""
-        online, busy, moved = self.online(), self._jobs.busy_nodes, self._jobs.take_moved()
+        online = self._grid.online_nodes()
+        busy, moved = self._jobs.busy_nodes, self._jobs.take_moved()
         known, everyone = self._everyone, online.everyone
         if everyone is known or np.array_equal(everyone.ids, known.ids):
             # Not `moved - busy`, which would walk over all that are busy.
@@ -65,45 +63,32 @@ class FreeNodes:
         return NodeSet(everyone, is_free)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Dispatcher:
     """Chooses nodes, sends them the current model, and opens their jobs."""
 
-    def __init__(
-        self,
-        grid: Grid,
-        initial: ArrayRecord,
-        configs: Mapping[Purpose, Mapping[str, object]],
-        strategy: "StaleStrategy",
-        selector: Selector,
-        *,
-        timeout_s: float,
-        jobs: OpenJobs,
-        history: History,
-        versions: Versions,
-        rng: np.random.Generator,
-    ) -> None:
-        """Send over a grid, and note it in the books of one run.
-
-        Args:
-            grid: where the nodes are.
-            initial: version 0 of the model, as Flower sends it.
-            configs: what every message holds besides the model.
-            strategy: the settings.
-            selector: of nodes.
-            timeout_s: how long a message lives, in s.
-            jobs: in flight.
-            history: of the nodes.
-            versions: of the model.
-            rng: what the selector draws from.
-        """
-        self._grid, self.configs, self.timeout_s = grid, dict(configs), timeout_s
-        self._arrayrecord_key = strategy.arrayrecord_key
-        self._configrecord_key = strategy.configrecord_key
-        self._forecast_request = strategy.forecast_request
-        self._selector, self._rng = selector, rng
-        self._jobs, self._history, self._versions = jobs, history, versions
-        self._version, self._record = 0, initial
-        self._latest: dict[Purpose, tuple[int, RecordDict, int]] = {}
+    grid: Grid
+    """Where the nodes are."""
+    strategy: "StaleStrategy"
+    """The settings."""
+    selector: Selector
+    """Of nodes."""
+    rng: np.random.Generator
+    """What the selector draws from."""
+    configs: dict[Purpose, Mapping[str, object]]
+    """What every message holds besides the model."""
+    timeout_s: float
+    """How long a message lives, in s."""
+    jobs: OpenJobs
+    """In flight."""
+    history: History
+    """Of the nodes."""
+    versions: Versions
+    """Of the model."""
+    latest: ArrayRecord
+    """Version 0 of the model as Flower sends it; later the last version that was sent."""
+    _version: int = 0
+    _contents: dict[Purpose, tuple[int, RecordDict, int]] = field(default_factory=dict)
 
     def choose(self, free: NodeSet, k: int, now: float, deadline_s: float) -> list[int]:
         """Let the selector pick at most k of the free nodes.
@@ -118,74 +103,65 @@ class Dispatcher:
             FedstaleError: it breaks its contract.
         """
         situation = Situation(
-            n_in_flight=self._jobs.n_training,
-            version=self._versions.version,
+            n_in_flight=self.jobs.n_out["train"],
+            version=self.versions.version,
             deadline_s=min(deadline_s, self.timeout_s),
         )
-        candidates = self._history.candidates(free, situation)
-        chosen = self._selector.select(candidates, k, now, self._rng)
+        candidates = self.history.candidates(free, situation)
+        chosen = self.selector.select(candidates, k, now, self.rng)
         n = len(chosen)
         if n > k or len(set(chosen)) < n or free.n_of(chosen) < n:
             raise FedstaleError(
-                f"selector {self._selector!r} returned {chosen}: expected at most {k} distinct "
+                f"selector {self.selector!r} returned {chosen}: expected at most {k} distinct "
                 "ids of the candidates that it was given"
             )
         return chosen
 
-    def push(self, nodes: list[int], purpose: Purpose, now: float) -> tuple[list[int], int]:
-        """Send the current version, or a query, and open a job for each message.
+    def push(self, nodes: list[int], purpose: Purpose) -> tuple[list[str | None], int]:
+        """Send the current version, or a query, to at least one node.
 
         Returns:
-            Nodes whose message could not be sent, and the bytes of arrays sent.
+            Ids of the messages, None for one that could not be sent; bytes of arrays in each.
 
         Raises:
             FedstaleError: the grid takes none of the messages.
         """
-        if not nodes:
-            return [], 0
         _, n_bytes = self._content(purpose)
-        ids: list[str | None] = list(self._grid.push_messages(self.messages(nodes, purpose)))
+        ids: list[str | None] = list(self.grid.push_messages(self.messages(nodes, purpose)))
         if len(ids) != len(nodes) or not any(ids):
             raise FedstaleError(
                 f"the grid took none of {len(nodes)} messages with {n_bytes} bytes of arrays each: "
                 "see the log of the SuperLink, which may have a limit on their size"
             )
-        unsent = self.opened(nodes, ids, purpose, now)
-        return unsent, n_bytes * (len(nodes) - len(unsent))
+        return ids, n_bytes
 
     def messages(self, nodes: list[int], purpose: Purpose) -> list[Message]:
         """Return messages with the current version, or with a query, to some nodes."""
         content, _ = self._content(purpose)
-        ttl_s, group_id = self.ttl_s(purpose), str(self._versions.version)
+        ttl_s, group_id = self.ttl_s(purpose), str(self.versions.version)
         return [
             Message(content, node, _TYPES[purpose], ttl=ttl_s, group_id=group_id) for node in nodes
         ]
 
-    def opened(
-        self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float
-    ) -> list[int]:
-        """Open a job for each message that was sent.
+    def open(self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float) -> int:
+        """Open a job for each message that was sent, and return how many were.
 
         Args:
             nodes: that the messages went to.
             ids: of the messages in the order of nodes, None for one that could not be sent.
             purpose: of all of them.
             now: the instant in s.
-
-        Returns:
-            Nodes whose message could not be sent.
         """
-        version, unsent = self._versions.version, []
+        version = self.versions.version
         for node, message_id in zip(nodes, ids, strict=True):
             if purpose == "train":
-                self._history.picked(node, now)
+                self.history.picked(node, now)
             if message_id is None:
                 logger.warning("node %d: the %s message could not be sent", node, purpose)
                 if purpose == "train":
-                    self._history.failed(node)
-                unsent.append(node)
+                    self.history.failed(node)
                 continue
-            self._jobs.send(
+            self.jobs.send(
                 message_id,
                 node_id=node,
                 purpose=purpose,
@@ -194,41 +170,40 @@ class Dispatcher:
                 timeout_s=self.ttl_s(purpose),
             )
             if purpose != "query":
-                self._versions.hold(version)
-        return unsent
+                self.versions.hold(version)
+        return len(ids) - ids.count(None)
 
     def record(self) -> ArrayRecord:
         """Return the current version as Flower sends it; it is made once."""
-        if self._versions.version != self._version:
-            self._version = self._versions.version
-            self._record = self._versions.current.record()
-        return self._record
+        if self.versions.version != self._version:
+            self._version = self.versions.version
+            self.latest = self.versions.current.record()
+        return self.latest
 
     def replace(self, record: ArrayRecord) -> None:
         """Send another model as the current version."""
-        self._version, self._record, self._latest = self._versions.version, record, {}
+        self._version, self.latest, self._contents = self.versions.version, record, {}
 
     def ttl_s(self, purpose: Purpose) -> float:
         """Return how long a message of some kind lives, in s."""
-        return (
-            self._forecast_request.wait_s
-            if purpose == "query" and self._forecast_request
-            else self.timeout_s
-        )
+        request = self.strategy.forecast_request
+        return request.wait_s if request and purpose == "query" else self.timeout_s
 
     def _content(self, purpose: Purpose) -> tuple[RecordDict, int]:
         """Return what all messages of a version for one purpose hold, and its bytes of arrays."""
-        version = self._versions.version
-        if purpose == "query" and self._forecast_request is not None:
-            return self._forecast_request.content(), 0
-        of, content, n_bytes = self._latest.get(purpose, (None, RecordDict(), 0))
+        version = self.versions.version
+        if purpose == "query" and self.strategy.forecast_request is not None:
+            return self.strategy.forecast_request.content(), 0
+        of, content, n_bytes = self._contents.get(purpose, (None, RecordDict(), 0))
         if of != version:
             # Stock strategies count training rounds from 1, and evaluate after the round.
             server_round = version + 1 if purpose == "train" else version
             values = {**self.configs[purpose], "server-round": server_round}
             config = ConfigRecord(cast(dict[str, ConfigRecordValues], values))
             record = self.record()
-            content = RecordDict({self._arrayrecord_key: record, self._configrecord_key: config})
+            content = RecordDict(
+                {self.strategy.arrayrecord_key: record, self.strategy.configrecord_key: config}
+            )
             n_bytes = sum(len(array.data) for array in record.values())
-            self._latest[purpose] = (version, content, n_bytes)
+            self._contents[purpose] = (version, content, n_bytes)
         return content, n_bytes

@@ -13,8 +13,8 @@ from flwr.app import DEFAULT_TTL, ArrayRecord, ConfigRecord, Message, MetricReco
 from flwr.serverapp import Grid
 
 from fedstale.strategies.server.jobs import Purpose
-from fedstale.strategies.server.loop import EventLoop, Parts
-from fedstale.strategies.server.runtime import NoCheckpoints, RunLogger, Runtime
+from fedstale.strategies.server.loop import EventLoop
+from fedstale.strategies.server.runtime import Checkpointer, RunLogger, Runtime
 from fedstale.strategies.server.superlink import connected
 from fedstale.strategies.server.versions import Snapshot
 
@@ -25,27 +25,23 @@ if TYPE_CHECKING:
 class DrivenLoop(EventLoop):
     """One run of a synchronous strategy, round by round."""
 
-    def __init__(
-        self, strategy: "StaleStrategy", parts: Parts, grid: Grid, initial: ArrayRecord
-    ) -> None:
+    def __init__(self, strategy: "StaleStrategy", grid: Grid, initial: ArrayRecord) -> None:
         """Prepare a run.
 
         Args:
             strategy: the settings.
-            parts: its selector, weighting and server optimizer, which are changed.
             grid: where the nodes are.
             initial: version 0 of the model.
         """
         own = connected(grid)
         super().__init__(
             strategy,
-            parts,
             own,
             initial,
             timeout_s=DEFAULT_TTL,
             configs={"train": {}, "evaluate": {}},
             evaluate_fn=None,
-            checkpointer=NoCheckpoints(),
+            checkpointer=Checkpointer(),
             # The wrapper's rounds are what a grid's callbacks are told of.
             runtime=Runtime(own.runtime.clock, RunLogger()),
         )
@@ -111,9 +107,7 @@ class DrivenLoop(EventLoop):
         """Open the jobs that have been sent meanwhile, and end each of them."""
         nodes, messages = self._out
         ids = [message.metadata.message_id or None for message in messages]
-        for _ in self.dispatcher.opened(nodes, ids, purpose, self.clock.now()):
-            if purpose == "evaluate":
-                self._evaluated(self.versions.version)
+        self._open(nodes, ids, purpose, self.clock.now())
         self._receive(replies)
         for job in self.jobs.open_jobs(purpose):
             self._fail(job, "timed out", "no reply in this round")

@@ -9,11 +9,12 @@ until it answers, or until the job would have timed out.
 import heapq
 from collections import Counter
 from collections.abc import KeysView, Mapping, Set
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
+from itertools import starmap
 from math import inf
 from typing import Any, Literal
 
-from fedstale.strategies.state import Stateful
+from fedstale.strategies.state import State, Stateful
 
 Purpose = Literal["train", "evaluate", "query"]
 PURPOSES: tuple[Purpose, ...] = ("train", "evaluate", "query")
@@ -44,12 +45,12 @@ class OpenJobs(Stateful):
     n_sent: int = 0
     endings: dict[Ending, int] = field(default_factory=dict)
     """Number of jobs that ended in each way."""
+    n_out: Counter[Purpose] = field(default_factory=Counter)
+    """Number of jobs that are out for each purpose."""
     _open: dict[str, SentJob] = field(default_factory=dict)
     _given_up: dict[str, tuple[SentJob, Ending]] = field(default_factory=dict)
     _nodes: dict[int, int] = field(default_factory=dict)
     _recalled: dict[str, int] = field(default_factory=dict)
-    _training: int = 0
-    _requests: int = 0
     _deadlines: list[tuple[float, int, str]] = field(default_factory=list)
     _awaited: dict[str, None] = field(default_factory=dict)
     _moved: set[int] = field(default_factory=set)
@@ -78,11 +79,10 @@ class OpenJobs(Stateful):
         self._awaited[message_id] = None
         if timeout_s < inf:
             heapq.heappush(self._deadlines, (now + timeout_s, job.job_id, message_id))
+        self.n_out[purpose] += 1
         if purpose == "train":
-            self._training += 1
             self._nodes[node_id] = self._nodes.get(node_id, 0) + 1
             self._moved.add(node_id)
-        self._requests += purpose == "query"
         return job
 
     def end(self, message_id: str, ending: Ending) -> SentJob:
@@ -93,9 +93,8 @@ class OpenJobs(Stateful):
             self._given_up[message_id] = (job, ending)
         else:
             del self._awaited[message_id]
-        self._requests -= job.purpose == "query"
+        self.n_out[job.purpose] -= 1
         if job.purpose == "train":
-            self._training -= 1
             if ending == "cancelled":
                 self._recalled[message_id] = job.node_id
             else:
@@ -129,19 +128,12 @@ class OpenJobs(Stateful):
     @property
     def next_deadline(self) -> float:
         """Instant in s of the next timeout of an open or cancelled job; inf if there is none."""
-        while self._deadlines and not self._matters(self._deadlines[0][2]):
+        while self._deadlines:
+            at, _, message_id = self._deadlines[0]
+            if message_id in self._open or message_id in self._recalled:
+                return at
             heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else inf
-
-    @property
-    def n_training(self) -> int:
-        """Training jobs that are out."""
-        return self._training
-
-    @property
-    def n_requests(self) -> int:
-        """Forecast requests that are out."""
-        return self._requests
+        return inf
 
     @property
     def n_open(self) -> int:
@@ -157,9 +149,6 @@ class OpenJobs(Stateful):
         """Return nodes that may have become busy or free since this was last called."""
         moved, self._moved = self._moved, set()
         return moved
-
-    def _matters(self, message_id: str) -> bool:
-        return message_id in self._open or message_id in self._recalled
 
     def _free_recalled(self, message_id: str) -> None:
         node_id = self._recalled.pop(message_id, None)
@@ -180,34 +169,21 @@ class OpenJobs(Stateful):
         """Return the message ids that may still be answered, given-up ones too; a live view."""
         return self._awaited.keys()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return all jobs that are known."""
         return super().state_dict() | {
             "open": [astuple(job) for job in self._open.values()],
             "given_up": [(astuple(job), ending) for job, ending in self._given_up.values()],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], shift_s: float = 0.0) -> None:
-        """Continue from what `state_dict` returned.
-
-        Args:
-            state: the state.
-            shift_s: how much later every instant is by the clock of today.
-        """
-
-        def later(fields: tuple[Any, ...]) -> SentJob:
-            job = SentJob(*fields)
-            return replace(job, sent_at=job.sent_at + shift_s)
-
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
         super().load_state_dict(state)
-        self._open = {job.message_id: job for job in map(later, state["open"])}
-        given_up = [(later(fields), ending) for fields, ending in state["given_up"]]
+        self._open = {job.message_id: job for job in starmap(SentJob, state["open"])}
+        given_up = [(SentJob(*fields), ending) for fields, ending in state["given_up"]]
         self._given_up = {job.message_id: (job, ending) for job, ending in given_up}
-        self._deadlines = [(at + shift_s, job, key) for at, job, key in self._deadlines]
         self._awaited = dict.fromkeys([*self._open, *self._given_up])
-        training = [job for job in self._open.values() if job.purpose == "train"]
-        self._training = len(training)
-        self._requests = sum(job.purpose == "query" for job in self._open.values())
-        busy = [*(job.node_id for job in training), *self._recalled.values()]
+        self.n_out = Counter(job.purpose for job in self._open.values())
+        busy = [job.node_id for job in self.open_jobs("train")] + [*self._recalled.values()]
         self._moved |= {*self._nodes, *busy}
         self._nodes = dict(Counter(busy))

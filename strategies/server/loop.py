@@ -8,6 +8,7 @@ which their jobs were sent, so that their order of arrival within one instant ch
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from math import inf, nan
 from typing import TYPE_CHECKING
 
@@ -16,20 +17,18 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedstale.errors import FedstaleError, ProtocolError, ResumeError
 from fedstale.strategies.schedule import LearntDeadline
-from fedstale.strategies.selection.base import Selector
 from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
 from fedstale.strategies.server.jobs import PURPOSES, Ending, OpenJobs, Purpose, SentJob
-from fedstale.strategies.server.metrics import Evaluations, Progress, Scores
+from fedstale.strategies.server.metrics import Evaluations, Progress
 from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.server.reputation import Reputation
-from fedstale.strategies.server.runtime import Checkpointer, Runtime, RuntimeGrid
+from fedstale.strategies.server.runtime import Checkpointer, ResumedClock, Runtime, RuntimeGrid
 from fedstale.strategies.server.validation import RecordKeys, forecast_in
 from fedstale.strategies.server.versions import Snapshot, Versions
-from fedstale.strategies.server_optimizer import ServerOptimizer
 from fedstale.strategies.state import State, Stateful
-from fedstale.strategies.weighting.base import ClientUpdate, Weighting
+from fedstale.strategies.weighting.base import ClientUpdate
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy
@@ -40,26 +39,24 @@ logger = logging.getLogger(__name__)
 _FAILURES_IN_A_ROW = 1000
 _DURATIONS_KEPT = 200
 
-# What moves with the clock, and the books of a result, in a checkpoint.
-_INSTANTS = ("opened_at", "changed_at", "deadline")
+# The books of a result, in a checkpoint.
 _BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-Parts = tuple[Selector, Weighting, ServerOptimizer]
 
 
 class EventLoop(Stateful):
-    """One run of a strategy."""
+    """One run of a strategy, by copies of its selector, weighting and server optimizer."""
 
     saved = (
         *("selector", "buffer", "evaluations", "progress", "durations_s"),
-        *("failures", "most_out", "may_send", "short"),
+        *("failures", "most_out", "may_send", "short", "jobs", "history", "reputation"),
+        *("requested_at", "opened_at", "changed_at", "deadline"),
     )
 
     def __init__(
         self,
         strategy: "StaleStrategy",
-        parts: Parts,
         grid: RuntimeGrid,
         initial: ArrayRecord,
         *,
@@ -71,7 +68,9 @@ class EventLoop(Stateful):
     ) -> None:
         """Prepare a run; arguments as in `StaleStrategy.start`, with the grid's runtime."""
         self.strategy, self.schedule, self.grid = strategy, strategy.schedule, grid
-        self.selector, weighting, optimizer = parts
+        self.selector, weighting, optimizer = deepcopy(
+            (strategy.selector, strategy.weighting, strategy.server_optimizer)
+        )
         self.runtime = runtime or grid.runtime
         self.clock = self.runtime.clock
         self.evaluate_fn, self.timeout_s, self.checkpointer = evaluate_fn, timeout_s, checkpointer
@@ -83,27 +82,25 @@ class EventLoop(Stateful):
         self.jobs, self.history = OpenJobs(), History()
         self.nodes = FreeNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
-        self.evaluations, self.reputation = Evaluations(), Reputation(strategy.validation, keys)
+        self.reputation = Reputation(strategy.validation, keys)
         strategy.rejections = self.reputation.counts
         self.rng = np.random.default_rng(strategy.seed)
         now = self.clock.now()
         self.progress = Progress(started_at=now, now=now)
         self.dispatcher = Dispatcher(
-            grid,
-            initial,
-            configs,
-            strategy,
-            self.selector,
+            grid=grid,
+            strategy=strategy,
+            selector=self.selector,
+            rng=self.rng,
+            configs=dict(configs),
             timeout_s=timeout_s,
             jobs=self.jobs,
             history=self.history,
             versions=self.versions,
-            rng=self.rng,
+            latest=initial,
         )
-        self.scores = Scores(strategy.result, self.progress, self.runtime)
-        self.buffer = Buffer(
-            strategy, weighting, optimizer, versions=self.versions, reputation=self.reputation
-        )
+        self.evaluations = Evaluations(strategy.result, self.progress, self.runtime)
+        self.buffer = Buffer(strategy, weighting, optimizer, self.versions, self.reputation)
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
         self.requested_at: dict[int, float] = {}
         self.failures = self.most_out = self.n_versions = 0
@@ -147,7 +144,7 @@ class EventLoop(Stateful):
 
     def _send(self) -> None:
         """Fill up the jobs that are out, if the schedule allows it now."""
-        free_slots = (self.schedule.concurrency or inf) - self.jobs.n_training
+        free_slots = (self.schedule.concurrency or inf) - self.jobs.n_out["train"]
         self.short = False
         if not self.may_send or free_slots < 1:
             return
@@ -166,14 +163,14 @@ class EventLoop(Stateful):
         self._push(chosen, "train")
         self.may_send = not (after_step and chosen)
         self.short = self.may_send and len(chosen) < free_slots
-        self.most_out = max(self.most_out, self.jobs.n_training)
+        self.most_out = max(self.most_out, self.jobs.n_out["train"])
 
     def _awaits_forecasts(self, free: NodeSet) -> bool:
         """Ask free nodes whose forecast is too old; return whether answers are waited for."""
         request = self.strategy.forecast_request
         if request is None:
             return False
-        if self.jobs.n_requests:
+        if self.jobs.n_out["query"]:
             return True
         heard_at = self.history.candidates(free).forecast_at
         nodes = free.ids.tolist()
@@ -190,10 +187,18 @@ class EventLoop(Stateful):
         return self.nodes.free(but)
 
     def _push(self, nodes: list[int], purpose: Purpose) -> None:
-        unsent, n_bytes = self.dispatcher.push(nodes, purpose, self.clock.now())
-        self.progress.sent_bytes += n_bytes
-        for _ in unsent if purpose == "evaluate" else ():
-            self._evaluated(self.versions.version)
+        now = self.clock.now()
+        if nodes:
+            ids, n_bytes = self.dispatcher.push(nodes, purpose)
+            self.progress.sent_bytes += n_bytes * self._open(nodes, ids, purpose, now)
+
+    def _open(self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float) -> int:
+        """Open the jobs of messages, and return how many could be sent."""
+        n_sent = self.dispatcher.open(nodes, ids, purpose, now)
+        if purpose == "evaluate":
+            for _ in range(len(nodes) - n_sent):
+                self.evaluations.ended(self.versions.version)
+        return n_sent
 
     # Waiting and receiving.
 
@@ -204,7 +209,7 @@ class EventLoop(Stateful):
         if self.buffer.updates:
             if self.clock.now() < self.deadline:
                 instants.append(self.deadline)
-            if not self.jobs.n_training:
+            if not self.jobs.n_out["train"]:
                 instants.append(self.changed_at + self.timeout_s)
         if self.short and (self.jobs.n_open or self.buffer.updates):
             instants.append(self.clock.now() + self.strategy.recheck_s)
@@ -217,12 +222,12 @@ class EventLoop(Stateful):
         self._expire()
         if self._is_due():
             self._step()
-        if not self.jobs.n_training and not self.buffer.updates:
+        if not self.jobs.n_out["train"] and not self.buffer.updates:
             self.may_send = True
 
     def _receive(self, replies: Iterable[Message]) -> None:
         known: list[tuple[int, Message]] = []
-        # Refusals change the view of awaited ids, which a grid may read for as long as it answers.
+        # Rejections change the view of awaited ids, which a grid may read while it answers.
         for reply in list(replies):
             job = self.jobs.open_job(reply.metadata.reply_to_message_id)
             if job is None:
@@ -291,13 +296,7 @@ class EventLoop(Stateful):
         if job.purpose != "query":
             self.versions.release(job.base_version)
         if job.purpose == "evaluate":
-            self._evaluated(job.base_version)
-
-    def _evaluated(self, version: int) -> None:
-        """Note that one more evaluation of a version has ended."""
-        metrics = self.evaluations.ended(version)
-        if metrics:
-            self.scores.note("evaluate", version, metrics)
+            self.evaluations.ended(job.base_version)
 
     def _fail(self, job: SentJob, ending: Ending, reason: str) -> None:
         self._end(job, ending)
@@ -330,7 +329,7 @@ class EventLoop(Stateful):
         now = self.clock.now()
         if now >= self.deadline and self.buffer.is_enough():
             return True
-        if self.jobs.n_training:
+        if self.jobs.n_out["train"]:
             return False
         # After a reply, jobs go out again at once; if that is impossible for long, go on without.
         return self.schedule.send == "after_step" or now >= self.changed_at + self.timeout_s
@@ -349,13 +348,7 @@ class EventLoop(Stateful):
     def _advance(self, snapshot: Snapshot) -> None:
         version = self.versions.advance(snapshot)
         for update in self.buffer.updates:
-            self.runtime.aggregated(
-                update.message_id,
-                base_version=update.base_version,
-                version=version,
-                staleness=update.staleness,
-                weight=update.weight,
-            )
+            self.runtime.aggregated(update, version)
         if self.schedule.stragglers == "cancel":
             for left in self.jobs.open_jobs("train"):
                 self._end(left, "cancelled")
@@ -365,7 +358,7 @@ class EventLoop(Stateful):
         self.runtime.new_version(version, arrays)
         metrics = self.buffer.metrics()
         self.buffer.learn(metrics)
-        self.scores.note("train", version, metrics)
+        self.evaluations.note("train", version, metrics)
         if version % self.strategy.evaluate_every == 0:
             self._evaluate()
         self._look_up()
@@ -377,7 +370,7 @@ class EventLoop(Stateful):
         version = self.versions.version
         if self.evaluate_fn is not None:
             record = self.dispatcher.record()
-            self.scores.on_server(version, self.evaluate_fn(version, record))
+            self.evaluations.on_server(version, self.evaluate_fn(version, record))
         if version:
             self._push(self._evaluators(), "evaluate")
 
@@ -386,7 +379,7 @@ class EventLoop(Stateful):
         share, least = self.strategy.fraction_evaluate, self.strategy.min_evaluate_nodes
         if not (share or least):
             return []
-        online = self.nodes.online()
+        online = self.grid.online_nodes()
         k = min(max(int(len(online) * share), least), len(online))
         if not k:
             return []
@@ -410,9 +403,7 @@ class EventLoop(Stateful):
         if self.versions.version % self.strategy.evaluate_every:
             self._evaluate()
         while self.jobs.n_open:
-            if self.clock.wait(self.jobs.next_deadline):
-                self._receive(self.grid.pull_messages(self.jobs.awaited()))
-            self._expire()
+            self._take_turn(self.jobs.next_deadline)
         logger.info("ended at version %d; jobs: %s", self.versions.version, self.jobs.endings)
 
     # What a checkpoint holds.
@@ -424,16 +415,11 @@ class EventLoop(Stateful):
             "now": self.clock.now(),
             "parts": self._kinds(),
             "versions": self.versions.state_dict(only_current=not self.checkpointer.jobs_survive),
-            "jobs": self.jobs.state_dict(),
-            "history": self.history.state_dict(),
-            "reputation": self.reputation.state_dict(),
             "result": {
                 book: {version: dict(metrics) for version, metrics in getattr(result, book).items()}
                 for book in _BOOKS
             },
-            "requested_at": self.requested_at,
             "random": self.rng.bit_generator.state,
-            **{name: getattr(self, name) for name in _INSTANTS},
         }
 
     def _continue_from(self, state: State, *, jobs_survive: bool) -> None:
@@ -458,14 +444,7 @@ class EventLoop(Stateful):
                 )
         self.versions.load_state_dict(state["versions"])
         self.load_state_dict(state)
-        shift_s = self.clock.now() - state["now"]
-        self.jobs.load_state_dict(state["jobs"], shift_s)
-        self.history.load_state_dict(state["history"], shift_s)
-        self.reputation.load_state_dict(state["reputation"], shift_s)
-        for name in _INSTANTS:
-            setattr(self, name, state[name] + shift_s)
-        self.progress.started_at += shift_s
-        self.requested_at = {node: at + shift_s for node, at in state["requested_at"].items()}
+        self.clock = ResumedClock(self.clock, state["now"])
         self.rng.bit_generator.state = state["random"]
         for book in _BOOKS:
             records = {v: MetricRecord(metrics) for v, metrics in state["result"][book].items()}

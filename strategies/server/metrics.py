@@ -1,7 +1,7 @@
 """What each version of the model scored, how far a run has come, and when that is far enough.
 
-`Evaluations` averages what devices measure while training goes on, `Scores` hands metrics to the
-result, the progress and the callbacks, `StopWhen` is a limit of a strategy.
+`Evaluations` averages what devices measure while training goes on, and hands metrics to the result,
+the progress and the callbacks; `StopWhen` is a limit of a strategy.
 """
 
 from collections.abc import Mapping
@@ -76,43 +76,55 @@ class StopWhen:
         )
 
 
+Sums = dict[str, list[float]]
+"""Of each metric, the sum of its values times examples, and of these examples."""
+
+
+def add_metrics(sums: Sums, examples: float, metrics: Mapping[str, float]) -> None:
+    """Add what one client measured on some examples; values that are not finite are left out."""
+    for key, value in metrics.items():
+        if isfinite(value):
+            total = sums.setdefault(key, [0.0, 0.0])
+            total[0] += examples * value
+            total[1] += examples
+
+
+def means_of(sums: Sums) -> dict[str, float]:
+    """Return the mean of each metric over the clients that measured it, by examples."""
+    return {key: total / n for key, (total, n) in sums.items()}
+
+
 @dataclass(slots=True)
 class Evaluations(Stateful):
-    """Averages what devices measure of a version, by their examples, until each has ended."""
+    """Averages what devices measure of a version, and notes metrics wherever they are wanted.
+
+    These places are the result, the progress and the callbacks.
+    """
 
     saved = ("_waiting", "_sums")
 
+    result: Result
+    progress: Progress
+    runtime: Runtime
     _waiting: dict[int, int] = field(default_factory=dict)
-    _sums: dict[int, dict[str, list[float]]] = field(default_factory=dict)
+    _sums: dict[int, Sums] = field(default_factory=dict)
 
     def start(self, version: int, n_devices: int) -> None:
         """Wait for some devices' measurements of a version."""
         self._waiting[version], self._sums[version] = n_devices, {}
 
     def add(self, version: int, examples: float, metrics: dict[str, float]) -> None:
-        """Take in one device's measurements; those that are not finite are left out."""
-        for key, value in metrics.items():
-            if isfinite(value):
-                total = self._sums[version].setdefault(key, [0.0, 0.0])
-                total[0] += examples * value
-                total[1] += examples
+        """Take in one device's measurements."""
+        add_metrics(self._sums[version], examples, metrics)
 
-    def ended(self, version: int) -> dict[str, float] | None:
-        """Note that one device has answered or failed; return the averages after the last."""
+    def ended(self, version: int) -> None:
+        """Count one more device that has answered or failed; after the last, note the averages."""
         self._waiting[version] -= 1
         if self._waiting[version]:
-            return None
+            return
         del self._waiting[version]
-        return {key: total / n for key, (total, n) in self._sums.pop(version).items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Writes metrics wherever they are wanted: the result, the progress and the callbacks."""
-
-    result: Result
-    progress: Progress
-    runtime: Runtime
+        if metrics := means_of(self._sums.pop(version)):
+            self.note("evaluate", version, metrics)
 
     def note(
         self, source: Literal["train", "evaluate"], version: int, metrics: Mapping[str, float]

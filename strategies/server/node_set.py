@@ -54,7 +54,7 @@ class NodeSet:
     """
 
     def __init__(self, everyone: Places, is_in: Mask) -> None:
-        """Take those whom a mask of shape (m,) says, to which nobody may write any more."""
+        """Take the nodes of a mask of shape (m,), which must not be written to any more."""
         self.everyone, self.is_in = everyone, is_in
 
     @classmethod

@@ -11,11 +11,9 @@ wait in the buffer until it does, so that the first reply of a run cannot own th
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from math import inf, isfinite
 from statistics import median
-from typing import Any
 
 from flwr.app import Message
 
@@ -29,7 +27,7 @@ from fedstale.strategies.server.validation import (
     Validation,
 )
 from fedstale.strategies.server.versions import Versions
-from fedstale.strategies.state import State, Stateful
+from fedstale.strategies.state import Stateful
 from fedstale.strategies.weighting.base import ClientUpdate
 
 logger = logging.getLogger(__name__)
@@ -81,22 +79,10 @@ class Cap(Stateful):
         return min(value, self.times * self._median)
 
 
-@dataclass(slots=True)
-class _Record:
-    """What speaks against a node."""
-
-    rejected: int = 0
-    """In a row."""
-    rests: int = 0
-    """Since its last good reply."""
-    until: float = 0.0
-    """Instant in s when its rest ends."""
-
-
 class Reputation(Stateful):
     """What one run knows of the replies of its clients."""
 
-    saved = ("examples", "evaluated", "norms", "counts")
+    saved = ("examples", "evaluated", "norms", "counts", "records")
 
     def __init__(self, validation: Validation, keys: RecordKeys = USUAL_KEYS) -> None:
         """Start empty."""
@@ -107,7 +93,9 @@ class Reputation(Stateful):
         )
         self.counts: Counter[str] = Counter()
         """Replies rejected by kind, as "rejected: KIND"; examples "capped" and norms "clipped"."""
-        self._records: dict[int, _Record] = {}
+        self.records: dict[int, tuple[int, int, float]] = {}
+        """What speaks against a node: its replies rejected in a row, its rests since its last good
+        reply, and the instant in s when the last of them ends."""
 
     def open(self, reply: Message, job: SentJob, versions: Versions) -> ClientUpdate:
         """Return the update in a training reply, limited if the running medians hold.
@@ -129,7 +117,7 @@ class Reputation(Stateful):
         self.examples.hear(job.node_id, update.examples)
         if self.examples.holds and self.norms.holds:
             self._limit(update, norm)
-        self._records.pop(job.node_id, None)
+        self.records.pop(job.node_id, None)
         return update
 
     def limit_early(self, update: ClientUpdate) -> None:
@@ -142,9 +130,9 @@ class Reputation(Stateful):
         clipped = self.norms.limit(norm, few=few)
         if clipped < norm:
             scale(update.delta, clipped / norm)
-            self._note_limit("clipped", update.node_id, "norm of the update", norm, clipped)
+        self._note_limit("clipped", update.node_id, "norm of the update", norm, clipped)
         examples = self.examples.limit(update.examples, few=few)
-        self._note_examples(update.node_id, update.examples, examples)
+        self._note_limit("capped", update.node_id, self.keys.examples, update.examples, examples)
         update.examples, update.limited = examples, True
 
     def measurements(self, reply: Message, *, node_id: int) -> tuple[float, dict[str, float]]:
@@ -160,7 +148,7 @@ class Reputation(Stateful):
         examples, metrics = self.validation.measurements(reply, self.keys.examples)
         self.evaluated.hear(node_id, examples)
         capped = self.evaluated.limit(examples)
-        self._note_examples(node_id, examples, capped)
+        self._note_limit("capped", node_id, self.keys.examples, examples, capped)
         return capped, metrics
 
     def reject(self, node_id: int, problem: ProtocolError, now: float) -> None:
@@ -172,18 +160,18 @@ class Reputation(Stateful):
             now: instant in s.
         """
         self.ignore(problem.kind if isinstance(problem, RejectionError) else "other")
-        record = self._records.setdefault(node_id, _Record())
-        record.rejected += 1
+        rejected, rests, until = self.records.get(node_id, (0, 0, 0.0))
+        rejected += 1
         logger.info("node %d: reply rejected: %s", node_id, problem)
         settings = self.validation
-        if record.rejected >= settings.strikes:
-            rest_s = min(settings.rest_s * 2.0 ** min(record.rests, 60), settings.most_rest_s)
-            record.rests += 1
-            record.until = now + rest_s
+        if rejected >= settings.strikes:
+            rest_s = min(settings.rest_s * 2.0 ** min(rests, 60), settings.most_rest_s)
+            rests, until = rests + 1, now + rest_s
             logger.warning(
                 "node %d: %d replies rejected in a row; it rests for %g s",
-                *(node_id, record.rejected, rest_s),
+                *(node_id, rejected, rest_s),
             )
+        self.records[node_id] = rejected, rests, until
 
     def ignore(self, kind: str) -> None:
         """Count a rejected reply by its kind alone, as one that belongs to no open job."""
@@ -191,28 +179,11 @@ class Reputation(Stateful):
 
     def resting(self, now: float) -> set[int]:
         """Return the nodes that rest, and are not sent jobs, at an instant in s."""
-        return {node_id for node_id, record in self._records.items() if record.until > now}
+        return {node_id for node_id, (_, _, until) in self.records.items() if until > now}
 
     def next_return(self, now: float) -> float:
         """Return the instant in s when the next node comes back from its rest; inf if none."""
-        return min((r.until for r in self._records.values() if r.until > now), default=inf)
-
-    def state_dict(self) -> State:
-        """Return what a checkpoint must hold."""
-        return super().state_dict() | {"records": {n: astuple(r) for n, r in self._records.items()}}
-
-    def load_state_dict(self, state: Mapping[str, Any], shift_s: float = 0.0) -> None:
-        """Continue from a checkpoint.
-
-        Args:
-            state: what `state_dict` returned.
-            shift_s: how much later every instant is by the clock of today.
-        """
-        super().load_state_dict(state)
-        self._records = {
-            node_id: _Record(rejected, rests, until + shift_s)
-            for node_id, (rejected, rests, until) in state["records"].items()
-        }
+        return min((until for _, _, until in self.records.values() if until > now), default=inf)
 
     def _norm(self, update: ClientUpdate) -> float:
         """Return the norm of an update; 0 where norms are not capped, which saves the time."""
@@ -225,11 +196,9 @@ class Reputation(Stateful):
                 "source", f"node {source} answers a job that node {node_id} received"
             )
 
-    def _note_examples(self, node_id: int, claimed: float, counted: float) -> None:
-        if counted < claimed:
-            self._note_limit("capped", node_id, self.keys.examples, claimed, counted)
-
     def _note_limit(self, kind: str, node_id: int, what: str, was: float, now: float) -> None:
+        if now >= was:
+            return
         self.counts[kind] += 1
         # Silent caps would leave a skewed fleet's average unexplained: the first is a warning.
         level = logging.WARNING if self.counts[kind] == 1 else logging.DEBUG

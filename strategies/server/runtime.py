@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import wraps
+from math import inf, nextafter
 from typing import Concatenate, ParamSpec
 
 import numpy as np
@@ -19,6 +20,7 @@ from flwr.serverapp import Grid
 
 from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.state import State
+from fedstale.strategies.weighting.base import ClientUpdate
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -88,30 +90,42 @@ class WallClock(Clock):
         return True
 
 
-class Checkpointer(ABC):
-    """Keeps what a run must not lose."""
+class ResumedClock(Clock):
+    """Goes on from an instant of an earlier run, as time passes on another clock.
+
+    Example:
+        >>> clock = ResumedClock(WallClock(), 3600.0)
+        >>> 3600.0 <= clock.now() < 3601.0
+        True
+    """
+
+    def __init__(self, clock: Clock, now: float) -> None:
+        """Take over from a clock; `now` is the instant in s at which the earlier run stopped."""
+        self._clock, self._lead_s = clock, now - clock.now()
+
+    def now(self) -> float:
+        """Return the instant in s."""
+        return self._clock.now() + self._lead_s
+
+    def wait(self, until: float) -> bool:
+        """Wait on the other clock."""
+        there = max(until - self._lead_s, self._clock.now())
+        # Rounding must not let a virtual clock stop just before the instant, for ever.
+        return self._clock.wait(there if there + self._lead_s >= until else nextafter(there, inf))
+
+
+class Checkpointer:
+    """Keeps what a run must not lose, if a subclass does; this class keeps nothing."""
 
     jobs_survive: bool = False
     """Whether jobs in flight go on after a crash; a SuperLink's end with their run."""
 
-    @abstractmethod
     def restored(self) -> State | None:
         """Return the state of the strategy to continue from; None starts anew."""
-
-    @abstractmethod
-    def keep(self, version: int, state: Callable[[], State]) -> None:
-        """Keep the state of the strategy after a version was made, if it is time to."""
-
-
-class NoCheckpoints(Checkpointer):
-    """Keeps nothing."""
-
-    def restored(self) -> State | None:
-        """Start anew."""
         return None
 
     def keep(self, version: int, state: Callable[[], State]) -> None:
-        """Keep nothing."""
+        """Keep the state of the strategy after a version was made, if it is time to."""
 
 
 class Callback:
@@ -135,17 +149,8 @@ class Callback:
             status: "reported", or how the job failed, in the words of events.parquet.
         """
 
-    def aggregated(
-        self,
-        run: "Runtime",
-        message_id: str,
-        *,
-        base_version: int,
-        version: int,
-        staleness: int,
-        weight: float,
-    ) -> None:
-        """A reply went into `version`; the weight is the mean over parameters."""
+    def aggregated(self, run: "Runtime", update: ClientUpdate, version: int) -> None:
+        """The update of a reply went into `version`; its arrays mean nothing any more."""
 
     def rejected(self, run: "Runtime", message_id: str, *, reason: str) -> None:
         """A reply was not used, or a job was given up, and why."""
@@ -171,20 +176,11 @@ _EVENTS = [name for name in vars(Callback) if not name.startswith("_")]
 class RunLogger(Callback):
     """Writes to the log: jobs at DEBUG, rejections and metrics at INFO."""
 
-    def aggregated(
-        self,
-        run: "Runtime",
-        message_id: str,
-        *,
-        base_version: int,
-        version: int,
-        staleness: int,
-        weight: float,
-    ) -> None:
+    def aggregated(self, run: "Runtime", update: ClientUpdate, version: int) -> None:
         """Log a reply that was used."""
         logger.debug(
             "%s: trained from %d, aggregated into %d, staleness %d, weight %.4g",
-            *(message_id, base_version, version, staleness, weight),
+            *(update.message_id, update.base_version, version, update.staleness, update.weight),
         )
 
     def rejected(self, run: "Runtime", message_id: str, *, reason: str) -> None:

@@ -11,7 +11,6 @@ import copy
 import logging
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -155,50 +154,38 @@ class _Answered:
         return self._client.ConfirmMessageReceived(request)
 
 
-class Uploads(Clock):
+@dataclass(eq=False)
+class Uploads(WallClock):
     """Replies of a SuperLink, fetched by threads when they have completely arrived.
 
     As a clock it wakes up as soon as a reply is there. Polls come at most every `poll_s` seconds,
     and rarer the longer nothing happens.
     """
 
-    def __init__(
-        self,
-        grid: "HttpGrid",
-        *,
-        poll_s: float = 0.2,
-        longest_poll_s: float = 1.0,
-        workers: int = 2,
-        max_held: int = 8,
-    ) -> None:
-        """Fetch nothing yet.
+    grid: "HttpGrid"
+    """Of a ServerApp process."""
+    poll_s: float = 0.2
+    """Shortest time between two polls, in s."""
+    longest_poll_s: float = 1.0
+    """Longest time between two polls, in s."""
+    workers: int = 2
+    """Threads that fetch replies."""
+    max_held: int = 8
+    """Replies that are fetched ahead of the event loop at most; more stay at the SuperLink, so that
+    memory is bounded while the loop is busy elsewhere."""
 
-        Args:
-            grid: of a ServerApp process.
-            poll_s: shortest time between two polls, in s.
-            longest_poll_s: longest time between two polls, in s.
-            workers: threads that fetch replies.
-            max_held: replies that are fetched ahead of the event loop at most; more stay at the
-                SuperLink, so that memory is bounded while the loop is busy elsewhere.
-        """
-        self._grid = grid
-        self._poll_s, self._longest_poll_s = poll_s, longest_poll_s
-        self._max_held = max_held
-        self._workers, self._pool = workers, _threads(workers)
+    def __post_init__(self) -> None:
+        self._pool = _threads(self.workers)
         self._changed = threading.Condition()
         self._claimed: dict[str, _Reply] = {}
         self._arrived: dict[str, Message] = {}
         self._problem: BaseException | None = None
-        self._active_at = time.monotonic()
-
-    def now(self) -> float:
-        """Return seconds since some fixed instant."""
-        return time.monotonic()
+        self._active_at = self.now()
 
     def wait(self, until: float) -> bool:
         """Wait for the next poll, an instant or a complete reply, whichever is first."""
         silence = self.now() - self._active_at
-        pace = min(max(_LAG * silence, self._poll_s), self._longest_poll_s)
+        pace = min(max(_LAG * silence, self.poll_s), self.longest_poll_s)
         with self._changed:
             self._changed.wait_for(
                 lambda: bool(self._arrived or self._problem),
@@ -220,7 +207,7 @@ class Uploads(Clock):
         with self._changed:
             unknown = [i for i in wanted if i not in self._claimed and i not in self._arrived]
         if unknown:
-            claimed = _Reply.claims(self._grid, unknown)
+            claimed = _Reply.claims(self.grid, unknown)
             with self._changed:
                 self._claimed.update((reply.job, reply) for reply in claimed)
             if claimed:
@@ -238,14 +225,14 @@ class Uploads(Clock):
         now = self.now()
         due = [r for r in self._claimed.values() if not r.busy and r.look_at <= now]
         due.sort(key=lambda reply: reply.look_at)
-        for reply in due[: max(self._max_held - at_hand, 0)]:
+        for reply in due[: max(self.max_held - at_hand, 0)]:
             reply.busy = True
             self._pool.submit(self._fetch, reply)
 
     def _fetch(self, reply: _Reply) -> None:
         problem, fetched = None, None
         try:
-            fetched = reply.fetch(self._grid)
+            fetched = reply.fetch(self.grid)
         except BaseException as raised:
             problem = raised  # to be raised again in the event loop
         with self._changed:
@@ -264,7 +251,7 @@ class Uploads(Clock):
     def close(self) -> None:
         """Fetch nothing more until the next pull."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = _threads(self._workers)
+        self._pool = _threads(self.workers)
 
 
 def _threads(n: int) -> ThreadPoolExecutor:

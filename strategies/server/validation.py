@@ -28,7 +28,7 @@ from fedstale.strategies.arrays import Array, add_scaled, is_finite
 from fedstale.strategies.server.clients import Forecast
 from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.versions import Versions
-from fedstale.strategies.settings import is_count, require
+from fedstale.strategies.settings import require, require_count
 from fedstale.strategies.weighting.base import ClientUpdate
 
 STYPE = "numpy.ndarray"
@@ -49,7 +49,7 @@ class RejectionError(ProtocolError):
     """A reply that may not touch the model."""
 
     def __init__(self, kind: str, text: str) -> None:
-        """Set a word to count by, and the sentence."""
+        """Set the kind, to count by, and the sentence."""
         super().__init__(text)
         self.kind = kind
 
@@ -182,8 +182,7 @@ class Validation:
         )
         require(self.dtypes in {"same", "cast"}, "validation.dtypes", self.dtypes, "same|cast")
         for name in ("window", "enough", "strikes"):
-            value = getattr(self, name)
-            require(is_count(value), f"validation.{name}", value, "an integer >= 1")
+            require_count(f"validation.{name}", getattr(self, name))
         require(
             self.enough <= self.window,
             "validation.enough",

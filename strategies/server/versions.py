@@ -61,16 +61,6 @@ def stored(model: Model, folder: Path) -> Model:
     }
 
 
-def check_writable(folder: Path) -> None:
-    """Raise unless files can be made in a folder.
-
-    Raises:
-        OSError: they cannot.
-    """
-    with tempfile.TemporaryFile(dir=folder):
-        pass
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """One version of a model, never written to."""
@@ -152,16 +142,14 @@ class Versions:
     def __init__(
         self,
         initial: Snapshot,
-        version: int = 0,
         *,
         memory_bytes: int | None = None,
         folder: Path | None = None,
     ) -> None:
-        """Start with one version.
+        """Start with version 0.
 
         Args:
             initial: its model.
-            version: its number.
             memory_bytes: what the versions in memory may take together, the current one included,
                 which is in memory always; past it the oldest ones are moved to disk, each once.
                 None sets no limit.
@@ -170,13 +158,13 @@ class Versions:
         Raises:
             ConfigError: the folder is needed and not writable.
         """
-        self.version = version
-        self._held = {version: _Held(initial)}
+        self.version = 0
+        self._held = {0: _Held(initial)}
         self._memory_bytes = memory_bytes
         self._folder = Path(tempfile.gettempdir()) if folder is None else folder
         if memory_bytes is not None:
             try:
-                check_writable(self._folder)
+                tempfile.TemporaryFile(dir=self._folder).close()
             except OSError as problem:
                 raise ConfigError(
                     f"strategy.version_memory_bytes = {memory_bytes}: versions cannot be written "

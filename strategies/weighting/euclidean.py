@@ -2,7 +2,7 @@
 
 from math import sqrt
 
-from fedstale.strategies.arrays import chunks, inner, scale
+from fedstale.strategies.arrays import inner, over_chunks, scale, square_distance
 from fedstale.strategies.settings import require
 from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 
@@ -48,13 +48,9 @@ class EuclideanStaleness(Weighting):
         """Scale the whole update; see the class."""
         if update.staleness == 0:
             return 1.0
-        moved = length = 0.0
-        for name, delta in update.delta.items():
-            for d, x, y in chunks(delta, update.current[name], update.base[name]):
-                step = x - y
-                moved += inner(step, step)
-                length += inner(d, d)
-        reach = self.epsilon * sqrt(length)
-        weight = reach / (sqrt(moved) + reach) if moved > 0.0 else 1.0
+        moved = sqrt(square_distance(update.current, update.base))
+        length = sqrt(sum(over_chunks(lambda d: inner(d, d), update.delta)))
+        reach = self.epsilon * length
+        weight = reach / (moved + reach) if moved > 0.0 else 1.0
         scale(update.delta, weight)
         return weight

@@ -17,6 +17,7 @@ Reference:
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from math import sqrt
 from typing import Any, Literal
@@ -30,9 +31,10 @@ from fedstale.strategies.arrays import (
     inner,
     over_chunks,
     scale,
+    square_distance,
     zeros_like,
 )
-from fedstale.strategies.settings import require
+from fedstale.strategies.settings import require, require_choice
 from fedstale.strategies.state import Stateful
 from fedstale.strategies.weighting import gap_kernel as compiled
 from fedstale.strategies.weighting.base import ClientUpdate, Weighting
@@ -42,30 +44,32 @@ Steps = Literal["maximal", "actual"]
 MODEL = ""
 
 
+@dataclass(eq=False)
 class StepSize(Stateful):
     """Running size of the server's steps, per parameter, per layer or for the whole model."""
 
     saved = ("n", "rate", "squares")
 
-    def __init__(self, of: Grain, *, decay: float, steps: Steps = "maximal") -> None:
-        """Start with no step seen.
+    of: Grain
+    """One size for each parameter, for each array, or for the model; the last two are norms."""
+    decay: float
+    """g, in [0, 1)."""
+    steps: Steps = "maximal"
+    """"maximal" scales steps to the largest rate so far; "actual" takes them as they were made,
+    which adaptive server optimizers need."""
+    n: int = 0
+    """Steps seen."""
+    rate: float = 0.0
+    """Largest rate so far."""
+    squares: Model = field(default_factory=dict)
+    """r: arrays in the shapes of the model, or one number for each layer or for the model."""
+    _sizes: Model = field(default_factory=dict)
 
-        Args:
-            of: one size for each parameter, for each array, or for the model. The last two are
-                Euclidean norms.
-            decay: g, in [0, 1).
-            steps: "maximal" scales steps to the largest rate so far; "actual" takes them as they
-                were made, which adaptive server optimizers need.
-        """
-        require(0 <= decay < 1, "weighting.decay", decay, "a number in [0, 1), such as 0.97")
-        require(of in {"parameter", "layer", "model"}, "weighting.of", of, "parameter|layer|model")
-        require(steps in {"maximal", "actual"}, "weighting.steps", steps, "maximal|actual")
-        self.of, self.decay, self.steps = of, decay, steps
-        self.n = 0
-        self.rate = 0.0
-        self.squares: Model = {}
-        """r: arrays in the shapes of the model, or one number for each layer or for the model."""
-        self._sizes: Model = {}
+    def __post_init__(self) -> None:
+        require_choice("weighting.of", self.of, "parameter", "layer", "model")
+        require_choice("weighting.steps", self.steps, "maximal", "actual")
+        decay, accepted = self.decay, "a number in [0, 1), such as 0.97"
+        require(0 <= decay < 1, "weighting.decay", decay, accepted)
 
     def observe(self, before: Model, after: Model, rate: float) -> None:
         """Take in one step of the server; a step at rate 0 tells nothing and is left out."""
@@ -82,7 +86,7 @@ class StepSize(Stateful):
             return
         g = self.decay
         for key, names in self.groups(before).items():
-            total = sum(over_chunks(_square_step, {name: before[name] for name in names}, after))
+            total = square_distance({name: before[name] for name in names}, after)
             r = float(self.squares.get(key, 0.0))
             self.squares[key] = np.asarray(g * r + (1 - g) * total / rate**2)
 
@@ -135,11 +139,6 @@ def _follow(r: Array, before: Array, after: Array, *, rate: float, decay: float)
     step *= 1 - g
     np.multiply(r, g, out=r)
     np.add(r, step, out=r)
-
-
-def _square_step(before: Array, after: Array) -> float:
-    step = after - before
-    return inner(step, step)
 
 
 class Gap(Weighting):

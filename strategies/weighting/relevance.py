@@ -8,7 +8,7 @@ stale updates of a buffer wait until then: as many models as the buffer has stal
 from collections.abc import Sequence
 from math import exp
 
-from fedstale.strategies.arrays import Model, chunks, inner, scale
+from fedstale.strategies.arrays import Model, scale, square_distance
 from fedstale.strategies.settings import require
 from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 
@@ -76,7 +76,7 @@ class RelevanceAware(Weighting):
         """Scale the stale updates of one buffer; see the class."""
         weights = [1.0 / (update.staleness + 1) for update in stale]
         compared = stale if current_mean else ()
-        deviations = [_square_distance(update.delta, current_mean) for update in compared]
+        deviations = [square_distance(update.delta, current_mean) for update in compared]
         most = max(deviations, default=0.0)
         for i, deviation in enumerate(deviations):
             # Where the largest is infinite or 0, the quotient would be NaN.
@@ -86,12 +86,3 @@ class RelevanceAware(Weighting):
         for update, weight in zip(stale, weights, strict=True):
             scale(update.delta, weight)
         return weights
-
-
-def _square_distance(one: Model, other: Model) -> float:
-    total = 0.0
-    for name, array in one.items():
-        for x, y in chunks(array, other[name]):
-            apart = x - y
-            total += inner(apart, apart)
-    return total

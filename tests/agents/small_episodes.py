@@ -73,7 +73,7 @@ def simulator_of(traces, made, *, kinds=None, forecasts=None, proxy=SIMPLE):
         devices=np.arange(traces.n_devices),
         start=0.0,
         end=np.inf,
-        settings=EpisodeSettings(devices=(1, made.n_max)),
+        settings=EpisodeSettings(devices=(1, made.devices.shape[1])),
         proxy=proxy,
     )
     simulator = scenario.simulator(len(made))

@@ -95,7 +95,7 @@ def test_all_policies_that_the_agent_is_to_beat_play():
 def test_windows_may_have_any_number_of_devices():
     episodes = scenario().with_devices(3).draw(5, np.random.default_rng(0))
     assert (episodes.present.sum(axis=1) <= 3).all()
-    assert episodes.n_max == 3
+    assert episodes.devices.shape == (5, 3)
 
 
 def test_what_cannot_be_compared_is_rejected():

@@ -2,9 +2,15 @@
 
 import json
 import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+sys.path += [str(Path(__file__).parents[1] / "strategies")]
+
+from known_nodes import listed
 from small_deployment import PYPROJECT, write_app
 
 from fedstale.agents import AgentSelector
@@ -13,7 +19,7 @@ from fedstale.deployment.local import LocalDeployment, run_app
 from fedstale.reports.run import Run
 from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.simulation.run import simulate
-from fedstale.strategies.server.clients import Candidate, Candidates, Situation
+from fedstale.strategies.server.clients import Situation
 from fedstale.traces import TraceSet
 
 pytestmark = pytest.mark.deployment
@@ -86,7 +92,7 @@ def choices(lines):
 def as_known(choice):
     """Return what the agent knew at a choice, made again of what it has told."""
     rows = [{**row, "durations_s": tuple(row["durations_s"])} for row in choice["candidates"]]
-    candidates = Candidates.listed([Candidate(**row) for row in rows])
+    candidates = listed(rows)
     candidates.situation = Situation(**choice["situation"])
     return candidates
 

@@ -20,14 +20,14 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedstale.deployment.paced import PACING_RECORD, PacedApp, pacing
+from fedstale.config import Costs
+from fedstale.deployment.paced import PACING_RECORD, PacedApp
 from fedstale.deployment.replay_grid import ReplayGrid
 from fedstale.deployment.run_folder import JobLog, recorded
 from fedstale.errors import ProtocolError
 from fedstale.reports.run import Run
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.compat import identity
-from fedstale.simulation.costs import Costs
 from fedstale.strategies import FedBuff, GapAware
 from fedstale.strategies.server.runtime import REPORTED, Clock
 from fedstale.strategies.server.superlink import SuperLinkGrid
@@ -235,12 +235,28 @@ def test_a_recorded_training_holds_the_chance_that_its_device_stated_before(said
     assert {p for p in stated[1:] if not math.isnan(p)} == set(expected)
 
 
-def test_a_plan_survives_the_way_and_nonsense_is_rejected():
-    plan = {"train_at": 1.0, "reply_at": 2.0}
-    assert pacing(ConfigRecord(plan)) == (1.0, 2.0)
-    for wrong in ({}, {**plan, "train_at": "soon"}, {**plan, "reply_at": math.inf}):
-        with pytest.raises(ProtocolError, match=PACING_RECORD):
-            pacing(wrong)
+def test_a_plan_is_kept_and_nonsense_is_rejected():
+    plan, clock = {"train_at": 1.0, "reply_at": 2.0}, [0.5]
+
+    def answered(plan):
+        def sleep(seconds):
+            clock[0] += seconds
+
+        records = {"arrays": initial(), "config": ConfigRecord({})}
+        content = RecordDict({**records, PACING_RECORD: ConfigRecord(plan)})
+        app = PacedApp(trainer(), now=lambda: clock[0], sleep=sleep)
+        return app(Message(content, 9, "train"), Context(1, 9, {}, RecordDict(), {}))
+
+    with identity(1):
+        assert dict(answered(plan).content[PACING_RECORD]) == {
+            "taken_at": 0.5,
+            "began_at": 1.0,
+            "trained_at": 1.0,
+            "left_at": 2.0,
+        }
+        for wrong in ({}, {**plan, "train_at": "soon"}, {**plan, "reply_at": math.inf}):
+            with pytest.raises(ProtocolError, match=PACING_RECORD):
+                answered(wrong)
 
 
 def test_without_pacing_no_reply_waits():

@@ -79,8 +79,8 @@ def test_a_recording_that_was_killed_goes_on_and_ends_on_sigterm(tmp_path):
     _, said = ended.communicate(timeout=30)
     assert ended.returncode == 0, said
     assert "downlink and uplink are unknown" in said
-    parts, dropped = journals.read(journal)
-    assert [part.about.run for part in parts] == [0, 1]
+    readings, dropped = journals.read(journal)
+    assert readings["run"].unique().tolist() == [0, 1]
     assert dropped == {}
     assert TraceSet.read(out).known == ("availability", "compute")
 

@@ -11,6 +11,7 @@ import json
 import pickle
 import resource
 import shutil
+import sys
 import tarfile
 import tempfile
 import zipfile
@@ -25,6 +26,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+sys.path += [str(Path(__file__).parents[1] / "strategies")]
+
+from packing import packed
+
 from fedstale.agents.env.learning_proxy import fitted, read_proxy
 from fedstale.agents.policy import scorer as agent_files
 from fedstale.agents.policy.scorer import initial
@@ -37,7 +42,7 @@ from fedstale.reports.folder import RunFolder
 from fedstale.reports.run import Run
 from fedstale.simulation.flower_app import BUILT_IN, FlowerApp
 from fedstale.simulation.jobs import COLUMNS, table
-from fedstale.strategies.server.checkpoint import packed, read_checkpoint
+from fedstale.strategies.server.checkpoint import read_checkpoint
 from fedstale.traces import TraceSet, forecast
 from fedstale.traces.synthetic import population
 
@@ -69,12 +74,12 @@ def write_run(folder, status="finished"):
 
 def read_run(folder):
     record = Run(folder / "run")
-    return record.end_s, record.busy_s, record.moved_bytes, record.outcome
+    return record.end_s, record.jobs["busy_s"], record.jobs["moved_bytes"], record.jobs["outcome"]
 
 
 def read_measured(folder):
     run = finished(folder / "run")
-    return run.seed, run.limit_s, measured(run, {"accuracy": "server"})
+    return run.seed, run.limit_s, measured([run], {"accuracy": "server"})
 
 
 def read_plan(path):

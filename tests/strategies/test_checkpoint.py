@@ -11,6 +11,7 @@ from flwr.app import MetricRecord
 from flwr.app.error import Error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packing import packed
 from safetensors.numpy import load
 from virtual_grid import VirtualGrid, adder, identity, record
 
@@ -18,7 +19,7 @@ from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies import Checkpoints, StaleStrategy, read_checkpoint
 from fedstale.strategies.schedule import AdaSync, Schedule, k_batch_async, semi_synchronous
 from fedstale.strategies.selection import Oort, Random
-from fedstale.strategies.server.checkpoint import packed, unpacked
+from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.server.runtime import Checkpointer
 from fedstale.strategies.server_optimizer import Adam, AMSGrad, DelayAdaptive, Momentum
 from fedstale.strategies.weighting import CachedUpdates, DirectionalGap, Gap, RelevanceAware

@@ -1,17 +1,23 @@
 """Virtual or wall time, and who is told what happens."""
 
 import time
+from math import inf
 
 import pytest
-from virtual_grid import Notes, VirtualGrid
+from hypothesis import given
+from hypothesis import strategies as st
+from virtual_grid import Notes, VirtualGrid, weighed
 
 from fedstale.strategies.server.runtime import (
     Callback,
+    ResumedClock,
     RunEnded,
     RunLogger,
     Runtime,
     WallClock,
 )
+
+UPDATE = weighed("m1", base_version=1, staleness=1)
 
 
 def test_a_callback_is_told_everything_with_the_run_it_happened_in():
@@ -27,10 +33,9 @@ def test_a_callback_is_told_everything_with_the_run_it_happened_in():
     for name in kinds:
         setattr(Names, name, noting(name))
     runtime = Runtime(WallClock(), Names())
-    facts = {"base_version": 1, "version": 3, "staleness": 1, "weight": 0.5}
     runtime.job_sent("m1", None)
     runtime.reply("m1", None, "reported")
-    runtime.aggregated("m1", **facts)
+    runtime.aggregated(UPDATE, 3)
     runtime.rejected("m2", reason="NaN")
     runtime.new_version(3, None)
     runtime.metrics(3, "train", {"loss": 1.0})
@@ -38,7 +43,7 @@ def test_a_callback_is_told_everything_with_the_run_it_happened_in():
     runtime.ended("finished", "")
     assert [name for name, *_ in told] == kinds
     assert all(run is runtime for _, run, *_ in told)
-    assert told[2][2:] == (("m1",), facts)
+    assert told[2][2:] == ((UPDATE, 3), {})
     assert told[5][2:] == ((3, "train", {"loss": 1.0}), {})
 
 
@@ -62,6 +67,18 @@ def test_a_grid_is_the_clock_of_its_own_run():
     assert grid.runtime.now() == 7.0
 
 
+@given(st.floats(0.0, 9e6), st.floats(0.0, 1e7), st.floats(0.0, 1e5))
+def test_a_resumed_clock_goes_on_and_reaches_each_instant(time, stopped_at, wait_s):
+    grid = VirtualGrid({})
+    grid.time = time
+    clock = ResumedClock(grid, stopped_at)
+    assert clock.now() == pytest.approx(stopped_at, abs=1e-6)
+    until = clock.now() + wait_s
+    clock.wait(until)
+    assert until <= clock.now() == pytest.approx(until, abs=1e-6)
+    assert not clock.wait(inf)
+
+
 def test_wall_time_wakes_up_at_the_instant_or_at_the_next_poll():
     clock = WallClock(poll_s=0.02)
     start = clock.now()
@@ -81,7 +98,7 @@ def test_a_jump_of_the_machines_clock_ends_no_job(monkeypatch):
 def test_the_log_names_the_job_and_the_reason(caplog):
     caplog.set_level("DEBUG")
     runtime = Runtime(WallClock(), RunLogger())
-    runtime.aggregated("m1", base_version=1, version=3, staleness=1, weight=0.5)
+    runtime.aggregated(UPDATE, 3)
     runtime.rejected("m2", reason="late")
     runtime.metrics(3, "server", {"loss": 1.0})
     assert "m1: trained from 1, aggregated into 3, staleness 1, weight 0.5" in caplog.text

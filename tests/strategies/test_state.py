@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packing import packed
 
 from fedstale.strategies import StaleStrategy
-from fedstale.strategies.server.checkpoint import packed, unpacked
+from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.state import Stateful
 from fedstale.strategies.weighting import Weighting
 

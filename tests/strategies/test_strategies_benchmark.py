@@ -56,7 +56,8 @@ def test_training_in_numpy_agrees_with_the_app_within_rounding(numpy_digits):
             model = {name: x.numpy().copy() for name, x in network.state_dict().items()}
             torch.set_num_threads(1)
             seed = (3, partition, 11)
-            loss = task.train(network, data, epochs=5, batch_size=8, learning_rate=0.1, seed=seed)
+            order = task.order(len(data[1]), 5, seed)
+            loss = task.train(network, data, order, batch_size=8, learning_rate=0.1)
             rng = np.random.default_rng((task._SHUFFLE, *seed))
             arrays = data[0].numpy(), data[1].numpy()
             found = numpy_digits.train(model, arrays, epochs=5, batch_size=8, rate=0.1, rng=rng)
@@ -77,11 +78,13 @@ def test_shakespeare_in_numpy_agrees_with_the_app_within_rounding(numpy_shakespe
         model = {name: x.numpy().copy() for name, x in network.state_dict().items()}
         torch.set_num_threads(1)
         seed = (3, 4, 11)
-        loss = task.train(network, examples, epochs=2, batch_size=8, learning_rate=1.0, seed=seed)
+        settings = {"batch_size": 8, "learning_rate": 1.0, "max_norm": task.MAX_NORM}
+        order = task.order(len(examples), 2, seed)
+        loss = task.train(network, (examples,), order, **settings)
         found = numpy_shakespeare.train(
             model,
             examples.numpy(),
-            task.order(len(examples), 2, seed),
+            order,
             batch_size=8,
             rate=1.0,
             max_norm=task.MAX_NORM,

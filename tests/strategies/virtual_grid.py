@@ -10,6 +10,7 @@ from flwr.app.error import Error
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedstale.strategies.server.runtime import Callback, Runtime, RuntimeGrid
+from fedstale.strategies.weighting import ClientUpdate
 
 
 class Notes(Callback):
@@ -18,8 +19,10 @@ class Notes(Callback):
     def __init__(self):
         self.merged, self.refused, self.metered, self.models = [], [], [], []
 
-    def aggregated(self, run, message_id, **facts):
-        self.merged.append((message_id, facts))
+    def aggregated(self, run, update, version):
+        names = ("base_version", "staleness", "weight")
+        facts = {name: getattr(update, name) for name in names}
+        self.merged.append((update.message_id, {**facts, "version": version}))
 
     def rejected(self, run, message_id, *, reason):
         self.refused.append((message_id, reason))
@@ -29,6 +32,12 @@ class Notes(Callback):
 
     def metrics(self, run, version, source, values):
         self.metered.append((run.now(), version, source, dict(values)))
+
+
+def weighed(message_id, *, weight=0.5, **facts):
+    """Return an update that went into a server step, without its arrays."""
+    arrays = {"delta": {}, "base": {}, "current": {}}
+    return ClientUpdate(message_id=message_id, weight=weight, **arrays, **facts)
 
 
 class VirtualGrid(RuntimeGrid):

@@ -111,9 +111,9 @@ def test_a_device_that_is_never_there_has_no_window_beside_one_that_is():
 
 
 def test_devices_that_are_all_never_there_are_answered():
-    nobody = Availability.of([np.empty((0, 2))] * 2, 10.0)
-    assert nobody.window_at_or_after([0, 1], 3.0)[0].tolist() == [inf, inf]
-    assert nobody.is_available([0, 1], 3.0).tolist() == [False, False]
+    never = Availability.of([np.empty((0, 2))] * 2, 10.0)
+    assert never.window_at_or_after([0, 1], 3.0)[0].tolist() == [inf, inf]
+    assert never.is_available([0, 1], 3.0).tolist() == [False, False]
 
 
 def test_each_device_may_have_a_shift_of_its_own():
@@ -166,7 +166,7 @@ def test_packed_windows_are_the_same_as_windows_row_by_row():
         [(0.0, inf)],
     ],
 )
-def test_windows_that_mean_nothing_are_refused_with_their_row(windows):
+def test_windows_that_mean_nothing_are_rejected_with_their_row(windows):
     with pytest.raises(TraceError, match=r"of row 1: expected windows inside \[0, 10.0\), sorted"):
         Availability.of([[(1.0, 2.0)], windows], 10.0)
 

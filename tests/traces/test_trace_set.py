@@ -141,7 +141,7 @@ def test_position_is_that_of_the_name(five):
     assert [five.position(name) for name in five.device_ids] == [0, 1, 2, 3, 4]
 
 
-def test_an_unknown_device_is_refused_by_its_name(five):
+def test_an_unknown_device_is_rejected_by_its_name(five):
     with pytest.raises(TraceError, match="unknown device 'tablet': expected one of 5, such as"):
         five.position("tablet")
 

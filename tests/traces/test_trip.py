@@ -486,7 +486,7 @@ def test_a_device_that_is_free_at_no_number_is_rejected():
         plain().trips([0], 0.0, Job(**JOB), np.nan)
 
 
-def test_traces_without_a_channel_are_refused_by_its_name():
+def test_traces_without_a_channel_are_rejected_by_its_name():
     traces = TraceSet(device_ids=numbered("d", 1), availability=Availability.always(1))
     with pytest.raises(TraceError, match="know availability but not compute, downlink, uplink"):
         traces.trips([0], 0.0, Job(**JOB))

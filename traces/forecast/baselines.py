@@ -34,7 +34,6 @@ from fedstale.traces.forecast.observation import (
     LEVELS,
     RATE_HORIZONS_S,
     RATES,
-    STEPS,
     Observation,
 )
 from fedstale.traces.forecast.survival import JobForecast
@@ -127,14 +126,7 @@ class Ewma(Baseline):
         return super().fit(training, validation, seed=seed)
 
     def _average(self, steps: Array) -> Array:
-        old, new = EDGES_S[1:], EDGES_S[:-1]
-        weights = 0.5 ** (new / self.half_life_s) - 0.5 ** (old / self.half_life_s)
-        weights = np.where(np.isnan(steps), 0.0, weights)
-        total = weights.sum(axis=-1)
-        # Old steps alone weigh next to nothing; the mean is then as good as unknown.
-        with np.errstate(divide="ignore", invalid="ignore"):
-            mean = (np.nan_to_num(steps) * weights).sum(axis=-1) / total
-        return np.where(total > 1e-12, mean, np.nan)
+        return _mean_of_steps(steps, -np.diff(0.5 ** (EDGES_S / self.half_life_s)))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -231,13 +223,12 @@ class HourlyMarkov(Baseline):
     kind = "hourly-markov"
     saved = ("spread", "table", "leaving", "profile")
 
-    def __init__(self) -> None:
-        self.leaving: Array = np.zeros((2, HOURS))
-        self.profile: Array = np.zeros((len(RATES), HOURS))
+    leaving: Array
+    profile: Array
 
     def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
         """Count changes and mean rates for each hour of the training devices."""
-        self.leaving = HourlyChain.of(training).leaving
+        self.leaving, self.profile = HourlyChain.of(training).leaving, np.zeros((len(RATES), HOURS))
         hour = hour_of(training.observed.time_of_day_s)
         known = hour >= 0
         mean = long_mean(training.observed)
@@ -317,13 +308,17 @@ class Oracle(Forecaster):
 
 def long_mean(observed: Observation) -> Array:
     """Return the mean of each rate over the observed history; NaN if none; (n, 3)."""
-    widths = np.broadcast_to(np.diff(EDGES_S), (len(observed), len(RATES), STEPS))
-    widths = np.where(np.isnan(observed.rates), 0.0, widths)
-    total = widths.sum(axis=2)
+    return _mean_of_steps(observed.rates, np.diff(EDGES_S))
+
+
+def _mean_of_steps(steps: Array, weights: Array) -> Array:
+    """Return the weighted mean over the last axis of what is known there; NaN if nothing is."""
+    weights = np.where(np.isnan(steps), 0.0, weights)
+    total = weights.sum(axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(
-            total > 0, (np.nan_to_num(observed.rates) * widths).sum(axis=2) / total, np.nan
-        )
+        mean = (np.nan_to_num(steps) * weights).sum(axis=-1) / total
+    # Old steps alone may weigh next to nothing; the mean is then as good as unknown.
+    return np.where(total > 1e-12, mean, np.nan)
 
 
 def _same(level: Array) -> Array:

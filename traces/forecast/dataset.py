@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, stream
+from fedstale.traces.arrays import Array, Index, spread_over, stream
 from fedstale.traces.forecast.observation import (
     HORIZONS_S,
     RATE_HORIZONS_S,
@@ -113,7 +113,7 @@ def examples_at(
         history_s: how long devices remember, in s; scalar or shape (n,).
     """
     observed = observer.at(devices, now, history_s=history_s)
-    limit = np.broadcast_to(np.asarray(until, dtype=np.float64), observed.now.shape)
+    limit = spread_over(until, observed.now.shape)
     limit = np.minimum(limit, observer.traces.log_at(observed.devices, observed.now)[1])
     survival, rates = targets_at(observer.traces, observed.devices, observed.now, limit)
     return Examples(

@@ -155,9 +155,10 @@ class TrainingRun:
     def save(self, folder: Path) -> None:
         """Write the state to a new file, which then replaces the old one."""
         folder.mkdir(parents=True, exist_ok=True)
-        groups = {"w": self.weights, "m": self.first, "v": self.second, "b": self.best}
         arrays = {
-            f"{g}.{k}": t.detach().numpy() for g, group in groups.items() for k, t in group.items()
+            f"{letter}.{name}": each.detach().numpy()
+            for letter, group in self._groups().items()
+            for name, each in group.items()
         }
         counts = {name: getattr(self, name) for name in _COUNTS}
         with replacing(folder / "training.safetensors") as file:
@@ -187,12 +188,15 @@ class TrainingRun:
             )
         if any(f"w.{name}" not in arrays for name in self.weights):
             raise ResumeError(f"{path}: of another version of fedstale; delete it to begin again")
-        for letter, group in (("m", self.first), ("v", self.second), ("b", self.best)):
+        for letter, group in self._groups().items():
             group.update({name: torch.from_numpy(arrays[f"{letter}.{name}"]) for name in group})
-        for name in self.weights:
-            self.weights[name] = torch.from_numpy(arrays[f"w.{name}"]).requires_grad_()
+        for each in self.weights.values():
+            each.requires_grad_()
         for name in _COUNTS:
             setattr(self, name, counts[name])
+
+    def _groups(self) -> dict[str, Weights]:
+        return {"w": self.weights, "m": self.first, "v": self.second, "b": self.best}
 
 
 class _Data(NamedTuple):
@@ -297,8 +301,6 @@ def _loss(weights: Weights, data: _Data, rng: torch.Generator | None = None) -> 
 def _leaving_loss(logits: Tensor, survival: Tensor) -> Tensor:
     before = torch.cat([torch.ones_like(survival[:, :1]), survival[:, :-1]], dim=1)
     at_risk = (before == 1.0) & ~torch.isnan(survival)
-    if not bool(at_risk.any()):
-        return logits.sum() * 0.0
     each = functional.binary_cross_entropy_with_logits(
         logits, torch.nan_to_num(survival), reduction="none"
     )
@@ -308,8 +310,6 @@ def _leaving_loss(logits: Tensor, survival: Tensor) -> Tensor:
 def _pinball_loss(raw: Tensor, truth: Tensor) -> Tensor:
     low, middle, high = raw.reshape(-1, len(RATES), RATE_HORIZONS_S.size, LEVELS.size).unbind(-1)
     known = ~torch.isnan(truth)
-    if not bool(known.any()):
-        return raw.sum() * 0.0
     truth = torch.nan_to_num(truth)
     loss = torch.zeros_like(truth)
     quantiles = (middle - functional.softplus(low), middle, middle + functional.softplus(high))

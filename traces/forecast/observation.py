@@ -33,6 +33,7 @@ from fedstale.traces.arrays import (
     joined,
     last_at_or_before,
     running_sums,
+    spread_over,
 )
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import BLOCK, Series
@@ -138,9 +139,7 @@ class TraceObserver:
         """
         devices = np.atleast_1d(np.asarray(devices, dtype=np.int64))
         n = devices.size
-        now, memory = (
-            np.broadcast_to(np.asarray(x, dtype=np.float64), (n,)) for x in (now, history_s)
-        )
+        now, memory = spread_over(now, (n,)), spread_over(history_s, (n,))
         if n and (devices.min() < 0 or devices.max() >= self.traces.n_devices):
             raise TraceError(
                 f"devices = {devices.min()}..{devices.max()}: expected positions from 0 to "
@@ -192,12 +191,9 @@ def _since_change(availability: Availability, devices: Index, t: Array) -> Array
     if availability.starts.size == 0:
         return np.full(t.shape, np.inf)
     row = availability.rows[devices]
+    _, x, k = availability.locate(devices, t)
     length = availability.lengths[row]
-    x = t + availability.shifts[devices]
-    if availability.repeat:
-        x = np.mod(x, length)
     first, last = availability.offsets[row], availability.offsets[row + 1]
-    k = last_at_or_before(availability.starts, first, last, x)
     starts = availability.starts.take(k, mode="clip")
     ends = availability.ends.take(k, mode="clip")
     final_start = availability.starts.take(last - 1, mode="clip")
@@ -337,7 +333,7 @@ def _row_time(channel: Channel, devices: Index, t: Array) -> tuple[Array, Array]
     x = np.minimum(t, channel.until) + channel.shifts[devices][:, None]
     if not channel.repeat:
         return x, np.zeros((1, 1))
-    length = channel.take(devices).record_s()[:, None]
+    length = channel.lengths[channel.rows[devices]][:, None]
     cycles = np.floor(x / length)
     x -= cycles * length
     return x, cycles - cycles[:, :1]

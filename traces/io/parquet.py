@@ -65,12 +65,12 @@ _LARGEST = float(np.finfo(np.float64).max)
 
 def write(traces: TraceSet, path: Path) -> None:
     """Write a trace set; see `TraceSet.write`. Rows that no device uses are left out."""
-    used, channels = {}, {}
+    used, rows, channels = {}, {}, {}
     for name in traces.known:
         channel: Any = getattr(traces, name)
-        used[name] = np.unique(channel.rows, return_inverse=True)
+        used[name], rows[name] = np.unique(channel.rows, return_inverse=True)
         until = None if np.isinf(channel.until) else float(channel.until)
-        n_rows = int(used[name][0].size)
+        n_rows = int(used[name].size)
         channels[name] = {"n_rows": n_rows, "repeat": channel.repeat, "until_s": until}
         if isinstance(channel, Series):
             channels[name]["step_s"] = channel.step_s
@@ -84,7 +84,6 @@ def write(traces: TraceSet, path: Path) -> None:
         "channels": channels,
     }
     schema = SCHEMA.with_metadata({KEY: json.dumps(about).encode()})
-    rows = {name: index.ravel() for name, (_, index) in used.items()}
     options = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": ["record"]}
     try:
         with replacing(path) as out, pq.ParquetWriter(out, schema, **options) as writer:
@@ -93,7 +92,7 @@ def write(traces: TraceSet, path: Path) -> None:
             for name in traces.known:
                 channel = getattr(traces, name)
                 groups = _window_groups if name == "availability" else _segment_groups
-                for columns in groups(channel, used[name][0].astype(np.int64)):
+                for columns in groups(channel, used[name].astype(np.int64)):
                     columns["record"] = pa.repeat(name, len(columns["length_s"]))
                     writer.write_table(_table(schema, columns))
     except OSError as problem:
@@ -243,7 +242,7 @@ def _groups_of(file: pq.ParquetFile, about: dict[str, Any], path: Path) -> Trace
 def _channel(
     name: str, whole: dict[str, pa.Table], about: dict[str, Any], path: Path
 ) -> Availability | Series:
-    stored, devices, said = whole[name], whole["device"], about["channels"][name]
+    stored, devices, described = whole[name], whole["device"], about["channels"][name]
     lengths = _floats(stored, "length_s", path)
     try:
         if name == "availability":
@@ -251,12 +250,12 @@ def _channel(
             ends, _ = _flat(stored, "ends_s")
             logs = _floats(stored, "log_start_s", path), _floats(stored, "log_s", path, most=np.inf)
             channel: Availability | Series = Availability.packed(
-                starts, ends, counts, lengths, logs=logs, repeat=said["repeat"]
+                starts, ends, counts, lengths, logs=logs, repeat=described["repeat"]
             )
         else:
             values, counts = _flat(stored, "values")
             starts, start_counts = None, counts
-            if said["step_s"] is None:
+            if described["step_s"] is None:
                 starts, start_counts = _flat(stored, "starts_s")
             if not np.array_equal(start_counts, counts):
                 raise TraceError("starts_s: expected one for each value")
@@ -265,8 +264,8 @@ def _channel(
                 counts,
                 lengths,
                 starts=starts,
-                step_s=said["step_s"],
-                repeat=said["repeat"],
+                step_s=described["step_s"],
+                repeat=described["repeat"],
             )
     except TraceError as problem:
         raise TraceError(f"{path}: {name}: {problem}") from None
@@ -276,7 +275,7 @@ def _channel(
     placed: dict[str, Any] = {
         "rows": rows.astype(np.int32),
         "shifts": _floats(devices, f"{name}_shift_s", path),
-        "until": np.inf if said["until_s"] is None else float(said["until_s"]),
+        "until": np.inf if described["until_s"] is None else float(described["until_s"]),
     }
     if name != "availability":
         placed["scales"] = _floats(devices, f"{name}_scale", path)

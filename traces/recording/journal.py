@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
 
 from fedstale.errors import ConfigError, ResumeError, TraceError
 from fedstale.traces.recording.monitor import Reading, ResourceMonitor
@@ -78,31 +78,22 @@ class RecordingRun:
     """Which start of the recorder this is; set by the journal."""
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class JournalPart:
-    """The readings of one run, in the order of reading."""
-
-    about: RecordingRun
-    """The run."""
-    readings: npt.NDArray[np.void]
-    """Of dtype `RECORD`; shape (n,)."""
-
-
-def read(folder: Path) -> tuple[list[JournalPart], dict[str, int]]:
+def read(folder: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     """Return what a journal holds, whole or damaged, and what was dropped of it.
 
     Args:
         folder: the journal.
 
     Returns:
-        The readable runs in the order of writing, and the number of drops by kind.
+        The readings in the order of writing, with the fields of `RECORD` and of their
+        `RecordingRun` as columns, and the number of drops by kind.
 
     Raises:
         TraceError: there is no journal, nothing in it can be read, or it is being written to.
     """
     if not folder.is_dir():
         raise TraceError(f"{folder}: no such journal; expected the folder that a recording left")
-    parts: list[JournalPart] = []
+    runs_read: list[pd.DataFrame] = []
     dropped = {"dropped: damaged reading": 0, "dropped: damaged file": 0}
     for path in files_of(folder):
         try:
@@ -119,14 +110,16 @@ def read(folder: Path) -> tuple[list[JournalPart], dict[str, int]]:
         for number, group in groupby(rows, key=lambda row: row[1]):
             contents = [content for _, _, content in group if len(content) == RECORD.itemsize]
             if number in runs:
-                readings = np.frombuffer(b"".join(contents), dtype=RECORD)
-                parts.append(JournalPart(about=runs[number], readings=readings))
+                readings = pd.DataFrame(np.frombuffer(b"".join(contents), dtype=RECORD))
+                runs_read.append(readings.assign(**asdict(runs[number])))
             else:
                 lost += len(contents)
         dropped["dropped: damaged reading"] += lost
-    if not parts:
+    if not runs_read:
         raise TraceError(f"{folder}: no readable reading in this journal; record again")
-    return parts, {kind: count for kind, count in dropped.items() if count}
+    return pd.concat(runs_read, ignore_index=True), {
+        kind: count for kind, count in dropped.items() if count
+    }
 
 
 def files_of(folder: Path) -> list[Path]:

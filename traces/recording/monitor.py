@@ -160,16 +160,13 @@ class PsutilMonitor:
         return sum(c.bytes_recv for c in outside), sum(c.bytes_sent for c in outside)
 
     def _power(self) -> tuple[float, bool | None]:
-        battery = _or(None, self._battery)
+        # Some platforms lack the function itself.
+        battery = _or(None, getattr(self._psutil, "sensors_battery", lambda: None))
         if battery is None:
             return math.nan, None
         share = min(max(float(battery.percent) / 100.0, 0.0), 1.0)
         plugged = battery.power_plugged
         return share, None if plugged is None else bool(plugged)
-
-    def _battery(self) -> Any:  # noqa: ANN401 - psutil is loaded late, untyped
-        # A method, since some platforms lack the function itself.
-        return self._psutil.sensors_battery()
 
     def _online(self) -> bool:
         addresses = self._psutil.net_if_addrs()

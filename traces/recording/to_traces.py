@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Mask
+from fedstale.traces.arrays import DAY_S, Array, Mask
 from fedstale.traces.availability import Availability
-from fedstale.traces.recording.journal import JournalPart
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.series import Series
 from fedstale.traces.trace_set import CHANNELS, TraceSet
@@ -45,7 +43,7 @@ _GAP_INTERVALS = 3.0
 # Clocks that are disciplined by a time server drift by less than this between two readings.
 _STEP_S = 2.0
 # Between runs only the wall clock counts, and one that starts in 1970 must not add half a century.
-_LONGEST_SILENCE_S = 31 * 86_400.0
+_LONGEST_SILENCE_S = 31 * DAY_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +73,7 @@ class RecordingRules:
 
 
 def traces_of(
-    parts: Sequence[JournalPart], rules: RecordingRules, dropped: dict[str, int] | None = None
+    readings: pd.DataFrame, rules: RecordingRules, dropped: dict[str, int] | None = None
 ) -> TraceSet:
     """Return the trace of one device from its journal.
 
@@ -84,7 +82,7 @@ def traces_of(
     is known of the time after the last reading, so the trace ends there.
 
     Args:
-        parts: the journal, at least two readings in all.
+        readings: of the journal, as `journal.read` returns them; at least two.
         rules: what the readings mean.
         dropped: what reading the journal dropped, by kind, to be counted among the repairs.
 
@@ -94,17 +92,16 @@ def traces_of(
     Raises:
         TraceError: there are fewer than two readings, or the rule needs what was never read.
     """
-    readings = np.concatenate([part.readings for part in parts])
-    if readings.size < 2:
+    if len(readings) < 2:
         raise TraceError(
-            f"{readings.size} reading in the journal: expected at least 2; record for longer"
+            f"{len(readings)} reading in the journal: expected at least 2; record for longer"
         )
-    t, gap, repairs = _timeline(parts, readings)
+    t, gap, repairs = _timeline(readings)
     online = _available(readings, rules.available)[:-1] & ~gap
     edges = np.diff(np.concatenate([[0], online.astype(np.int8), [0]]))
     windows, length = np.stack([t[edges == 1], t[edges == -1]], axis=1), float(t[-1])
     channels: dict[str, Series] = {}
-    share = readings["processor_left"][1:].astype(np.float64)
+    share = readings["processor_left"].to_numpy(np.float64)[1:]
     if rules.speed is not None and np.isfinite(share).any():
         left, filled = _held(share, gap)
         repairs["filled: share of the processor not read"] = filled
@@ -113,11 +110,11 @@ def traces_of(
         channels["compute"] = Series.irregular([(t[:-1][new], rates[new])], [length])
     for name, rate in zip(("downlink", "uplink"), rules.link_bit_per_s or (), strict=False):
         channels[name] = Series.irregular([([0.0], [rate])], [length])
-    about = parts[-1].about
-    began = timedelta(seconds=float(readings["instant"][-1]) - length + about.utc_offset_s)
+    last = readings.iloc[-1]
+    began = timedelta(seconds=float(last["instant"]) - length + float(last["utc_offset_s"]))
     epoch = datetime(1970, 1, 1, tzinfo=UTC) + began
     return TraceSet(
-        device_ids=pd.Index([about.device_id], dtype="str"),
+        device_ids=pd.Index([last["device_id"]], dtype="str"),
         availability=Availability.of([windows], length),
         **channels,
         compute_unit=rules.compute_unit if "compute" in channels else None,
@@ -133,25 +130,18 @@ def check_readable(reading: Reading, rule: AvailableWhen) -> None:
             raise _unreadable(rule, name)
 
 
-def highest_rates(parts: Sequence[JournalPart]) -> tuple[float, float]:
+def highest_rates(readings: pd.DataFrame) -> tuple[float, float]:
     """Return the highest rates received and sent, in bit/s: the links carry at least that.
 
     NaN where no traffic was read.
     """
-    readings = np.concatenate([part.readings for part in parts])
-    seen = (readings[name] for name in ("received_bit_per_s", "sent_bit_per_s"))
-    down, up = (float(np.fmax.reduce(rates, initial=np.nan)) for rates in seen)
-    return down, up
+    return float(readings["received_bit_per_s"].max()), float(readings["sent_bit_per_s"].max())
 
 
-def _timeline(
-    parts: Sequence[JournalPart], readings: npt.NDArray[np.void]
-) -> tuple[Array, Mask, dict[str, int]]:
+def _timeline(readings: pd.DataFrame) -> tuple[Array, Mask, dict[str, int]]:
     """Return the instant of each reading, whether a gap follows it (n - 1), and the repairs."""
-    counts = [part.readings.size for part in parts]
-    run = np.repeat([part.about.run for part in parts], counts)
-    interval = np.repeat([part.about.interval_s for part in parts], counts)[:-1]
-    same = np.diff(run) == 0
+    interval = readings["interval_s"].to_numpy(np.float64)[:-1]
+    same = np.diff(readings["run"]) == 0
     by_wall, by_steady = np.diff(readings["instant"]), np.diff(readings["steady"])
     elapsed = np.where(same, by_steady, by_wall)
     step = np.where(same, by_wall - by_steady, 0.0)
@@ -170,13 +160,12 @@ def _timeline(
     return t, gap, repairs
 
 
-def _available(readings: npt.NDArray[np.void], rule: AvailableWhen) -> Mask:
-    online = np.ones(readings.size, dtype=bool)
-    for name in _NEEDED[rule]:
-        if np.isnan(readings[name]).all():
+def _available(readings: pd.DataFrame, rule: AvailableWhen) -> Mask:
+    needed = _NEEDED[rule]
+    for name in needed:
+        if readings[name].isna().all():
             raise _unreadable(rule, name)
-        online &= readings[name] == 1.0
-    return online
+    return (readings[list(needed)] == 1.0).all(axis=1).to_numpy()
 
 
 def _unreadable(rule: AvailableWhen, name: str) -> TraceError:
@@ -191,9 +180,8 @@ def _held(share: Array, gap: Mask) -> tuple[Array, int]:
     known = np.isfinite(share) & ~gap
     if not known.any():
         known = np.isfinite(share)
-    last = np.maximum.accumulate(np.where(known, np.arange(share.size), -1))
-    last = np.where(last < 0, int(np.argmax(known)), last)
-    return np.clip(share[last], 0.0, 1.0), int((~known).sum())
+    held = pd.Series(share).where(known).ffill().bfill().to_numpy(np.float64)
+    return np.clip(held, 0.0, 1.0), int((~known).sum())
 
 
 def merge(
@@ -231,7 +219,7 @@ def merge(
     for name, traces in sets.items():
         lead_s = (begins[name] - midnight).total_seconds()
         if align == "time-of-day":
-            lead_s %= 86_400.0
+            lead_s %= DAY_S
         absent_s = lead_s if align == "calendar" else 0.0
         for i, device_id in enumerate(traces.device_ids):
             if device_id in origin:

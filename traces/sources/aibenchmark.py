@@ -60,30 +60,25 @@ def read(path: str | Path, *, score: str = _SCORE) -> TraceSet:
             scores.append(value)
     if not phones:
         raise TraceError(f"{path}: no model with a {score}: expected AI Benchmark's list of phones")
-    ids = _names(phones, counts)
-    first = ~pd.Index(ids).duplicated()
+    ids = pd.Index(_names(phones, counts), dtype="str", name=None)
+    first = ~ids.duplicated()
     counts["dropped: the same phone again"] = int((~first).sum())
     speeds = np.array(scores)[first]
     return TraceSet(
-        device_ids=pd.Index(ids, dtype="str")[first],
+        device_ids=ids[first],
         compute=Series.constant(speeds / np.median(speeds)),
         compute_unit=COMPUTE_UNIT,
         repairs=counts,
     )
 
 
-def _names(phones: list[dict[str, object]], counts: Counter[str]) -> list[str]:
+def _names(phones: list[dict[str, object]], counts: Counter[str]) -> "pd.Series[str]":
     """Return the model of each phone, with chip, Android and memory where it occurs again."""
-    names = [_text(phone, "Model") for phone in phones]
-    twice = {name for name, n in Counter(names).items() if n > 1}
-    counts["renamed: model that is listed more than once"] = sum(name in twice for name in names)
+    names = pd.Series([_text(phone, "Model") for phone in phones], dtype="str")
+    counts["renamed: model that is listed more than once"] = int(names.duplicated(keep=False).sum())
     for extra, prefix in (("CPU", ""), ("Android", "Android "), ("RAM", "")):
-        again = {name for name, n in Counter(names).items() if n > 1}
-        if again:
-            names = [
-                f"{name}, {prefix}{_text(phone, extra)}" if name in again else name
-                for name, phone in zip(names, phones, strict=True)
-            ]
+        longer = names + [f", {prefix}{_text(phone, extra)}" for phone in phones]
+        names = names.mask(names.duplicated(keep=False), longer)
     return names
 
 

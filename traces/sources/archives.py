@@ -15,7 +15,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Self, TypeAlias
@@ -25,19 +24,13 @@ from fedstale.errors import TraceError
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one trace file may grow to."""
+MOST_FILES = 500_000
+"""In an archive or a folder."""
+MOST_BYTES = 512 << 20
+"""Of one file, unpacked."""
+MOST_BYTES_IN_ALL = 2 << 30
+"""Of all files of an archive or a folder, unpacked."""
 
-    members: int = 500_000
-    """Files in an archive or a folder."""
-    member_bytes: int = 512 << 20
-    """Bytes of one file, unpacked."""
-    total_bytes: int = 2 << 30
-    """Bytes of all files together, unpacked."""
-
-
-LIMITS = Limits()
 _Stream: TypeAlias = IO[bytes] | io.BufferedIOBase
 _Entry: TypeAlias = tuple[str, Callable[[], _Stream]]
 """Name of a file, and what opens it."""
@@ -66,14 +59,14 @@ def opening(path: Path) -> Iterator[None]:
         raise TraceError(f"{path}: cannot read ({e.strerror or e})") from None
 
 
-def read_file(path: Path, limits: Limits = LIMITS) -> bytes:
+def read_file(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     """Return the bytes of one file, unpacked if it is gzipped or xz.
 
     Raises:
         TraceError: the file is missing, empty, damaged or larger than the limit.
     """
     with opening(path), _plain(path) as stream:
-        data = _read(stream, limits.member_bytes, str(path))
+        data = _read(stream, most_bytes, str(path))
     if not data.strip():
         raise TraceError(f"{path}: is empty")
     return data
@@ -106,15 +99,13 @@ def head(path: Path, size: int = 4096) -> bytes:
         return stream.read(size)
 
 
-def names(path: Path, limits: Limits = LIMITS) -> Iterator[str]:
+def names(path: Path) -> Iterator[str]:
     """Yield the names of the plain files in a folder or an archive, without reading them."""
-    for name, _ in members(path, lambda _: False, limits):
+    for name, _ in members(path, lambda _: False):
         yield name
 
 
-def members(
-    path: Path, wanted: Callable[[str], bool], limits: Limits = LIMITS
-) -> Iterator[tuple[str, bytes | None]]:
+def members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes | None]]:
     """Yield (name, bytes) of each plain file in a folder, a zip, a tar or a gzipped tar.
 
     Bytes are None where the name is not wanted. Hidden files, links and the resource forks that
@@ -123,7 +114,6 @@ def members(
     Args:
         path: folder or archive.
         wanted: called with each name, relative to the folder or archive, with forward slashes.
-        limits: beyond which the archive is rejected.
 
     Raises:
         TraceError: a name leads out of the archive or is no text, a limit is passed, or it is
@@ -131,11 +121,11 @@ def members(
     """
     with opening(path):
         if path.is_dir():
-            entries = _in_folder(path, limits)
+            entries = _in_folder(path)
         elif zipfile.is_zipfile(path):
             entries = _in_zip(path)
         elif is_tar(path):
-            entries = _in_tar(path, limits)
+            entries = _in_tar(path)
         else:
             raise TraceError(
                 f"{path}: expected a folder, a zip or a tar.gz, whole and not truncated"
@@ -145,14 +135,14 @@ def members(
             data = None
             if wanted(name) and not _is_hidden(name):
                 with opened() as stream:
-                    data = _read(stream, limits.member_bytes, f"{path}: {name}")
+                    data = _read(stream, MOST_BYTES, f"{path}: {name}")
                 total += len(data)
                 if name.encode(errors="ignore").decode() != name:
                     raise TraceError(f"{path}: member {name!r} is not named in UTF-8: rename it")
-            if count > limits.members or total > limits.total_bytes:
+            if count > MOST_FILES or total > MOST_BYTES_IN_ALL:
                 raise TraceError(
-                    f"{path}: holds more than {limits.members} files or {limits.total_bytes} "
-                    "bytes: expected a trace archive"
+                    f"{path}: holds more than {MOST_FILES} files or {MOST_BYTES_IN_ALL} bytes: "
+                    "expected a trace archive"
                 )
             if not _is_hidden(name):
                 yield name, data
@@ -198,13 +188,13 @@ def _read(stream: _Stream, limit: int, name: str) -> bytes:
     return out.getvalue()
 
 
-def _in_folder(path: Path, limits: Limits) -> Iterator[_Entry]:
+def _in_folder(path: Path) -> Iterator[_Entry]:
     files: list[Path] = []
     for file in path.rglob("*"):
         if file.is_file():
             files.append(file)
-        if len(files) > limits.members:
-            raise TraceError(f"{path}: holds more than {limits.members} files: expected traces")
+        if len(files) > MOST_FILES:
+            raise TraceError(f"{path}: holds more than {MOST_FILES} files: expected traces")
     for file in sorted(files):
         yield file.relative_to(path).as_posix(), partial(_plain, file)
 
@@ -217,10 +207,10 @@ def _in_zip(path: Path) -> Iterator[_Entry]:
                 yield name, partial(archive.open, info)
 
 
-def _in_tar(path: Path, limits: Limits) -> Iterator[_Entry]:
+def _in_tar(path: Path) -> Iterator[_Entry]:
     with _plain(path) as stream:
         # Headers and padding come on top of the content.
-        most = limits.total_bytes + 1024 * limits.members + tarfile.RECORDSIZE
+        most = MOST_BYTES_IN_ALL + 1024 * MOST_FILES + tarfile.RECORDSIZE
         bounded = _Bounded(stream, most, path)
         with tarfile.open(  # type: ignore[call-overload]
             fileobj=bounded, mode="r|", tarinfo=_StrictHeader

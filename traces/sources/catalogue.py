@@ -40,18 +40,6 @@ NATIVE = "native"
 TIMEOUT_S = 30.0
 MAX_BYTES = 1 << 30
 _CHUNK = 1 << 16
-_ACCEPTED = """accepted are
-  native             a .parquet file written by fedstale
-  flash              ready_strict.json
-  flash_days         cached_timers.json
-  library_desktops   FullLogonData-NNN.csv, or a folder or zip of them
-  car_charging       Dataset1_charging_reports.csv
-  gnettrack          a G-NetTrack CSV, a folder or a zip of them
-  mahimahi           NAME.up and NAME.down, plain or gzipped, or a folder of them
-  planetlab          a tar.gz, zip or folder of DAY/HOST, or one host file in a folder named DAY
-  aibenchmark        AI Benchmark's JSON list of phones
-  fedscale_behaviour client_behave_trace
-  fedscale_capacity  client_device_capacity"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +68,12 @@ class TraceSource:
     """Reads a file or folder of this kind."""
     channels: tuple[str, ...]
     """What the reader learns from it by default."""
-    compute_unit: str | None
-    """What one unit of work is; None where compute is not known."""
     origin: str
     """Authors or project, and the repository that publishes it."""
     licence: str
     """Under which terms, as stated there."""
+    accepts: str
+    """Files and folders of this kind."""
     files: tuple[RemoteFile, ...]
     """What `fetch` downloads."""
 
@@ -95,19 +83,18 @@ class TraceSource:
         return f"{self.name}: {self.origin}; licence: {self.licence}"
 
 
-_READERS: dict[str, tuple[Callable[[str | Path], TraceSet], str | None]] = {
-    "flash": (flash.read, None),
-    "flash_days": (flash.read_days, None),
-    "library_desktops": (library.read, None),
-    "car_charging": (charging.read, None),
-    "gnettrack": (gnettrack.read, None),
-    "mahimahi": (mahimahi.read, None),
-    "planetlab": (planetlab.read, planetlab.COMPUTE_UNIT),
-    "aibenchmark": (aibenchmark.read, aibenchmark.COMPUTE_UNIT),
-    "fedscale_behaviour": (fedscale.read_behaviour, None),
-    "fedscale_capacity": (fedscale.read_capacity, fedscale.COMPUTE_UNIT),
+_READERS: dict[str, Callable[[str | Path], TraceSet]] = {
+    "flash": flash.read,
+    "flash_days": flash.read_days,
+    "library_desktops": library.read,
+    "car_charging": charging.read,
+    "gnettrack": gnettrack.read,
+    "mahimahi": mahimahi.read,
+    "planetlab": planetlab.read,
+    "aibenchmark": aibenchmark.read,
+    "fedscale_behaviour": fedscale.read_behaviour,
+    "fedscale_capacity": fedscale.read_capacity,
 }
-"""Reader and compute unit of each source."""
 
 
 def _sources() -> dict[str, TraceSource]:
@@ -116,8 +103,7 @@ def _sources() -> dict[str, TraceSource]:
     for name, about in tomllib.loads(text).items():
         about["channels"] = tuple(about["channels"])
         about["files"] = tuple(RemoteFile(**file) for file in about["files"])
-        reader, unit = _READERS[name]
-        found[name] = TraceSource(name=name, reader=reader, compute_unit=unit, **about)
+        found[name] = TraceSource(name=name, reader=_READERS[name], **about)
     return found
 
 
@@ -139,7 +125,10 @@ def kind_of(path: Path) -> str:
     else:
         kind = _of_names([f"{path.absolute().name}/{name}" for name in names(path)])
     if kind is None:
-        raise TraceError(f"{path}: not a trace of a known kind; {_ACCEPTED}")
+        accepted = {NATIVE: "a .parquet file written by fedstale"}
+        accepted |= {name: source.accepts for name, source in SOURCES.items()}
+        lines = (f"\n  {name:<19}{files}" for name, files in accepted.items())
+        raise TraceError(f"{path}: not a trace of a known kind; accepted are{''.join(lines)}")
     return kind
 
 
@@ -206,7 +195,6 @@ def fetch(
     *,
     url: str | None = None,
     progress: Progress | None = None,
-    max_bytes: int = MAX_BYTES,
 ) -> Path:
     """Download a published recording and return where it is.
 
@@ -215,7 +203,6 @@ def fetch(
         folder: where to put it; made if missing.
         url: where to get it instead; for a source of several files, the folder that they are in.
         progress: called as bytes arrive; None to report nothing.
-        max_bytes: size beyond which a file is rejected.
 
     Returns:
         The file, or a folder NAME for a source of several files; `TraceSet.read` reads either.
@@ -236,20 +223,18 @@ def fetch(
         from_ = (
             file.url if url is None else f"{url.rstrip('/')}/{file.filename}" if several else url
         )
-        _fetch_file(file, place / file.filename, from_, progress, max_bytes)
+        _fetch_file(file, place / file.filename, from_, progress)
     return place if several else place / source.files[0].filename
 
 
-def _fetch_file(
-    file: RemoteFile, target: Path, url: str, progress: Progress | None, max_bytes: int
-) -> None:
+def _fetch_file(file: RemoteFile, target: Path, url: str, progress: Progress | None) -> None:
     if not url.startswith(("http://", "https://")):
         raise TraceError(f"url = {url!r}: expected http:// or https://")
     if file.sha256 is not None and target.is_file():
         with target.open("rb") as present:
             if hashlib.file_digest(present, "sha256").hexdigest() == file.sha256:
                 return
-    too_large = TraceError(f"{url}: larger than {max_bytes} bytes: expected a trace file")
+    too_large = TraceError(f"{url}: larger than {MAX_BYTES} bytes: expected a trace file")
     digest, done = hashlib.sha256(), 0
     with _as_trace_error(url), replacing(target) as out:
         # Bytes as they are stored: packed ones on the way would not have the size that is stated.
@@ -265,11 +250,11 @@ def _fetch_file(
                 raise TraceError(f"{url}: leads to {response.url}, without encryption: rejected")
             stated = response.headers.get("Content-Length")
             total = int(stated) if stated is not None and stated.isdigit() else None
-            if total is not None and total > max_bytes:
+            if total is not None and total > MAX_BYTES:
                 raise too_large
             for chunk in response.iter_raw(_CHUNK):
                 done += len(chunk)
-                if done > max_bytes:
+                if done > MAX_BYTES:
                     raise too_large
                 digest.update(chunk)
                 out.write(chunk)
@@ -286,13 +271,9 @@ def _fetch_file(
                 "on the way; nothing was kept"
             )
     if file.sha256 is None:
-        with _as_trace_error(str(target)), replacing(checksum_file(target)) as out:
+        checksum = target.with_name(f"{target.name}.sha256")
+        with _as_trace_error(str(target)), replacing(checksum) as out:
             out.write(f"{seen}  {target.name}\n".encode())
-
-
-def checksum_file(target: Path) -> Path:
-    """Return where the checksum of a download is recorded when none was known before."""
-    return target.with_name(target.name + ".sha256")
 
 
 @contextmanager

@@ -17,6 +17,8 @@ import math
 import pickle
 import pickletools
 from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,15 +26,15 @@ import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
-from fedstale.traces.sources.archives import Limits, number, read_file
+from fedstale.traces.sources.archives import number, read_file
 from fedstale.traces.trace_set import TraceSet
 
 COMPUTE_UNIT = "seconds of the median client of the file"
 MAX_BYTES = 256 << 20
 MAX_OPCODES = 60_000_000
+_CAPACITY = ("computation", "communication")
 _MOST_KBIT_PER_S = 1e9
 _MOST_LARGE_INTEGERS = 1000
 
@@ -75,30 +77,23 @@ def read_behaviour(path: str | Path) -> TraceSet:
     counts: Counter[str] = Counter()
     ids: list[str] = []
     lengths: list[float] = []
-    windows: list[Array] = []
-    for client, record in _clients(path).items():
-        known = record if isinstance(record, dict) else {}
+    windows: list[list[tuple[float, float]]] = []
+    for client, known in _clients(path):
         length = number(known.get("finish_time"))
         if not 0 < length < math.inf:
             counts["dropped: client without a finish_time above 0"] += 1
             continue
-        ids.append(str(client))
+        ids.append(client)
         lengths.append(length)
         windows.append(_pairs(known, counts))
     if not ids:
         raise TraceError(f"{path}: no client with a finish_time: expected a client_behave_trace")
-    owner = np.repeat(np.arange(len(ids)), [len(w) for w in windows])
-    flat, ends_of_records = np.concatenate(windows), np.array(lengths)
-    online, repairs = Availability.repaired(
-        owner, flat[:, 0], flat[:, 1], ends_of_records, join_s=0.0
-    )
+    owner = np.repeat(np.arange(len(ids)), [len(each) for each in windows])
+    starts, ends = np.array(list(chain(*windows)), dtype=np.float64).reshape(-1, 2).T
+    online, repairs = Availability.repaired(owner, starts, ends, np.array(lengths), join_s=0.0)
     counts += repairs
     counts["kept: client that is never online"] = int(np.sum(np.diff(online.offsets) == 0))
-    return TraceSet(
-        device_ids=pd.Index(ids, dtype="str"),
-        availability=online,
-        repairs=counts,
-    )
+    return TraceSet(device_ids=pd.Index(ids, dtype="str"), availability=online, repairs=counts)
 
 
 def read_capacity(path: str | Path) -> TraceSet:
@@ -121,71 +116,66 @@ def read_capacity(path: str | Path) -> TraceSet:
     """
     path = Path(path)
     counts: Counter[str] = Counter()
-    ids: list[str] = []
-    rows: list[tuple[float, float]] = []
-    for client, record in _clients(path).items():
-        known = record if isinstance(record, dict) else {}
-        ms, kbit = number(known.get("computation")), number(known.get("communication"))
-        # A speed must be finite both ways: 1 / 1e-320 is not.
-        if not 1e-9 < ms < math.inf:
-            counts["dropped: client whose computation is not a number above 0"] += 1
-        elif not 1e-9 < kbit < _MOST_KBIT_PER_S:
-            counts["dropped: client whose communication is not a number above 0"] += 1
-        else:
-            ids.append(str(client))
-            rows.append((ms, kbit))
-    if not rows:
+    table = pd.DataFrame(
+        [(id_, *map(number, map(known.get, _CAPACITY))) for id_, known in _clients(path)],
+        columns=["client", *_CAPACITY],
+    )
+    # A speed must be finite both ways: 1 / 1e-320 is not.
+    for name, most in zip(_CAPACITY, (math.inf, _MOST_KBIT_PER_S), strict=True):
+        good = table[name].between(1e-9, most, inclusive="neither")
+        counts[f"dropped: client whose {name} is not a number above 0"] += int((~good).sum())
+        table = table[good]
+    if table.empty:
         raise TraceError(
             f"{path}: no client with computation and communication: expected a "
             "client_device_capacity"
         )
-    ms_per_sample, kbit_per_s = np.array(rows).T
-    speeds = 1.0 / ms_per_sample
+    speeds = 1.0 / table["computation"].to_numpy(np.float64)
+    bit_per_s = table["communication"].to_numpy(np.float64) * 1e3
     return TraceSet(
-        device_ids=pd.Index(ids, dtype="str"),
+        device_ids=pd.Index(table["client"], dtype="str", name=None),
         compute=Series.constant(speeds / np.median(speeds)),
-        downlink=Series.constant(kbit_per_s * 1e3),
-        uplink=Series.constant(kbit_per_s * 1e3),
+        downlink=Series.constant(bit_per_s),
+        uplink=Series.constant(bit_per_s),
         compute_unit=COMPUTE_UNIT,
         repairs=counts,
     )
 
 
-def _clients(path: Path) -> dict[object, object]:
+def _clients(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the name of each client, and its record; an empty one for what is none."""
     data = load(path)
     if not isinstance(data, dict) or not data:
         raise TraceError(f"{path}: expected a pickled dictionary of clients")
-    return data
+    for client, record in data.items():
+        yield str(client), record if isinstance(record, dict) else {}
 
 
-def _pairs(record: dict[str, object], counts: Counter[str]) -> Array:
-    """Return the windows of one client, shape (windows, 2); NaN where one is not a number."""
+def _pairs(record: dict[str, object], counts: Counter[str]) -> list[tuple[float, float]]:
+    """Return the windows of one client; NaN where one is not a number."""
     active, inactive = record.get("active"), record.get("inactive")
     if not isinstance(active, list) or not isinstance(inactive, list):
         counts["dropped: client's windows that are not lists"] += 1
-        return np.zeros((0, 2))
-    n = min(len(active), len(inactive))
-    counts["dropped: start without an end, or end without a start"] += (
-        max(len(active), len(inactive)) - n
-    )
-    values = [[number(x), number(y)] for x, y in zip(active[:n], inactive[:n], strict=True)]
-    return np.array(values, dtype=np.float64).reshape(-1, 2)
+        return []
+    unpaired = abs(len(active) - len(inactive))
+    counts["dropped: start without an end, or end without a start"] += unpaired
+    return list(zip(map(number, active), map(number, inactive), strict=False))
 
 
-def load(path: Path, *, max_bytes: int = MAX_BYTES, max_opcodes: int = MAX_OPCODES) -> object:
+def load(path: Path) -> object:
     """Return the plain data of a pickle file, gzipped or not.
 
     Raises:
         TraceError: the file is missing, too large or damaged, or holds anything but plain data.
     """
-    data = read_file(path, Limits(member_bytes=max_bytes))
+    data = read_file(path, MAX_BYTES)
     try:
-        return loads(data, max_opcodes=max_opcodes)
+        return loads(data)
     except TraceError as e:
         raise TraceError(f"{path}: {e}") from None
 
 
-def loads(data: bytes, *, max_opcodes: int = MAX_OPCODES) -> object:
+def loads(data: bytes) -> object:
     """Return the plain data of a pickle.
 
     Raises:
@@ -199,7 +189,7 @@ def loads(data: bytes, *, max_opcodes: int = MAX_OPCODES) -> object:
         fedstale.errors.TraceError: the pickle asks for STACK_GLOBAL at byte 28: rejected, ...
     """
     try:
-        _check(data, max_opcodes)
+        _check(data)
         return _PlainUnpickler(io.BytesIO(data), encoding="latin-1").load()
     except TraceError:
         raise
@@ -207,7 +197,7 @@ def loads(data: bytes, *, max_opcodes: int = MAX_OPCODES) -> object:
         raise TraceError(f"truncated or damaged pickle ({e}): expected plain data") from None
 
 
-def _check(data: bytes, max_opcodes: int) -> None:
+def _check(data: bytes) -> None:
     """Raise a TraceError if a pickle does anything but build plain data, or asks for much memory.
 
     The lengths of strings are checked against the file by `pickletools.genops` itself.
@@ -215,8 +205,8 @@ def _check(data: bytes, max_opcodes: int) -> None:
     n_large = 0
     for n, (opcode, argument, at) in enumerate(pickletools.genops(data)):
         name, number = opcode.name, argument if isinstance(argument, int) else 0
-        if n >= max_opcodes:
-            raise TraceError(f"the pickle has more than {max_opcodes} instructions: rejected")
+        if n >= MAX_OPCODES:
+            raise TraceError(f"the pickle has more than {MAX_OPCODES} instructions: rejected")
         if name not in _PLAIN:
             raise TraceError(
                 f"the pickle asks for {name} at byte {at}: rejected, only dictionaries, lists, "

@@ -103,11 +103,14 @@ def _rates(
             f"{', '.join(_COLUMNS)}"
         ) from None
     clock = pd.to_datetime(table["Timestamp"], format=_CLOCK, errors="coerce")
-    good = clock.notna().to_numpy(copy=True)
+    rates = (
+        table[_COLUMNS[1:]].apply(pd.to_numeric, errors="coerce").replace([np.inf, -np.inf], np.nan)
+    )
+    down = rates["DL_bitrate"]
+    good = clock.notna()
     counts["dropped: row without a readable time"] += int((~good).sum())
-    down, up = (_numbers(table[column]) for column in _COLUMNS[1:])
     for bad, kind in (
-        (np.isnan(down), "is not a number"),
+        (down.isna(), "is not a number"),
         ((down < 0) | (down > _MOST_KBIT_PER_S), "is negative or above 1 Tbit/s"),
     ):
         counts[f"dropped: row whose rate {kind}"] += int((good & bad).sum())
@@ -115,40 +118,25 @@ def _rates(
     if not good.any():
         counts["dropped: session without a readable rate"] += 1
         return None
-    seconds = clock[good].to_numpy().astype("datetime64[s]").astype(np.int64)
-    index = _grid(seconds, counts)
-    lost = ~((up >= 0) & (up <= _MOST_KBIT_PER_S)) & good
+    rates = rates[good]
+    lost = ~rates["UL_bitrate"].between(0, _MOST_KBIT_PER_S)
     if uplink:
-        counts["filled: uplink that is not a number from 0 to 1 Tbit/s, taken as 0"] += int(
-            lost.sum()
-        )
-    up = np.where(lost, 0.0, up)
-    return _held(index, down[good], counts) * 1e3, _held(index, up[good], Counter()) * 1e3
+        kind = "filled: uplink that is not a number from 0 to 1 Tbit/s, taken as 0"
+        counts[kind] += int(lost.sum())
+    rates.loc[lost, "UL_bitrate"] = 0.0
+    seconds = _seconds(clock[good], counts)
+    readings = rates.groupby(seconds)
+    counts["averaged: further reading of the same second"] += len(rates) - readings.ngroups
+    counts["filled: second without a reading"] += int(seconds[-1]) + 1 - readings.ngroups
+    bit_per_s = readings.mean().reindex(np.arange(seconds[-1] + 1)).ffill() * 1e3
+    return bit_per_s["DL_bitrate"].to_numpy(), bit_per_s["UL_bitrate"].to_numpy()
 
 
-def _numbers(column: "pd.Series[str]") -> Array:
-    """Return a column as numbers; NaN, also for infinity, where there is none."""
-    numbers = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, copy=True)
-    numbers[np.isinf(numbers)] = np.nan
-    return numbers
-
-
-def _grid(seconds: Index, counts: Counter[str]) -> Index:
+def _seconds(clock: "pd.Series[pd.Timestamp]", counts: Counter[str]) -> Index:
     """Return the second of each row from the first on, with pauses and clock jumps closed up."""
-    steps = np.diff(seconds)
+    steps = np.diff(clock.to_numpy().astype("datetime64[s]").astype(np.int64))
     back, pause = steps < 0, steps > _HOLD_S
     counts["closed up: clock went back"] += int(back.sum())
     counts[f"closed up: silence above {_HOLD_S} s"] += int(pause.sum())
     steps = np.where(back | pause, 1, steps)
     return np.concatenate([[0], np.cumsum(steps)])
-
-
-def _held(index: Index, rates: Array, counts: Counter[str]) -> Array:
-    """Return the mean rate of each second; the last one where a second has none."""
-    readings = np.bincount(index)
-    sums = np.bincount(index, weights=rates)
-    counts["averaged: further reading of the same second"] += int((readings - 1).clip(0).sum())
-    counts["filled: second without a reading"] += int((readings == 0).sum())
-    known = np.flatnonzero(readings)
-    mean = sums[known] / readings[known]
-    return mean[np.searchsorted(known, np.arange(readings.size), side="right") - 1]

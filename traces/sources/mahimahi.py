@@ -19,13 +19,13 @@ import pandas as pd
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.series import Series
-from fedstale.traces.sources.archives import Limits, read_file
+from fedstale.traces.sources.archives import read_file
 from fedstale.traces.trace_set import TraceSet
 
 _PACKET_BIT = 1500 * 8
 _LONGEST_MS = 31 * 86_400_000
 _MOST_BINS = 10_000_000
-_LIMITS = Limits(member_bytes=64 << 20)
+_MOST_BYTES = 64 << 20
 _LONGEST_WORD = 18
 DIRECTIONS = {".up": "uplink", ".down": "downlink"}
 
@@ -115,7 +115,7 @@ def _row(path: Path, bin_s: float, counts: Counter[str]) -> tuple[Array, Array, 
 
 
 def _milliseconds(path: Path) -> Index:
-    lines = read_file(path, _LIMITS).split()
+    lines = read_file(path, _MOST_BYTES).split()
     try:
         if max(map(len, lines)) > _LONGEST_WORD:
             raise ValueError

@@ -25,8 +25,6 @@ from fedstale.traces.trace_set import TraceSet
 
 STEP_S = 300.0
 _SAMPLES = 288
-# One long word would make an array of fixed-width text as wide in every place.
-_LONGEST_WORD = 24
 COMPUTE_UNIT = "seconds of the host's whole processor"
 HOST = re.compile(r"(?:^|/)(\d{8}/[^/]+)$")
 
@@ -49,20 +47,14 @@ def read(path: str | Path) -> TraceSet:
     path = Path(path)
     counts: Counter[str] = Counter()
     hosts = _hosts(path, counts)
-    rows: list[Array] = []
-    ids: list[str] = []
-    for name in sorted(hosts):
-        busy = _percent(hosts[name], counts)
-        if busy is None:
-            counts["dropped: host without a readable sample"] += 1
-        else:
-            ids.append(name)
-            rows.append(1.0 - busy / 100.0)
-    if not rows:
+    busy = {name: _percent(hosts[name], counts) for name in sorted(hosts)}
+    left = {name: 1.0 - percent / 100.0 for name, percent in busy.items() if percent is not None}
+    counts["dropped: host without a readable sample"] += len(busy) - len(left)
+    if not left:
         raise TraceError(f"{path}: no readable host: expected files DAY/HOST of percentages")
     return TraceSet(
-        device_ids=pd.Index(ids, dtype="str"),
-        compute=Series.regular(rows, step_s=STEP_S),
+        device_ids=pd.Index(list(left), dtype="str"),
+        compute=Series.regular(list(left.values()), step_s=STEP_S),
         compute_unit=COMPUTE_UNIT,
         repairs=counts,
     )
@@ -88,22 +80,11 @@ def _hosts(path: Path, counts: Counter[str]) -> dict[str, bytes]:
 
 def _percent(data: bytes, counts: Counter[str]) -> Array | None:
     """Return the samples of one host in percent; None if not one can be read."""
-    words = data.split()
-    if not words:
+    words = [word.decode("latin-1") for word in data.split()]
+    busy = pd.to_numeric(pd.Series(words, dtype="object"), errors="coerce")
+    known = busy.between(0, 100)
+    if not known.any():
         return None
-    try:
-        if max(map(len, words)) > _LONGEST_WORD:
-            raise ValueError
-        busy = np.array(words).astype(np.float64)
-    except ValueError:
-        numbers = pd.to_numeric(pd.Series([w.decode("latin-1") for w in words]), errors="coerce")
-        busy = numbers.to_numpy(np.float64)
     counts["kept: record that is not a day of 288 samples"] += int(busy.size != _SAMPLES)
-    known = np.flatnonzero((busy >= 0) & (busy <= 100))
-    if known.size == 0:
-        return None
-    if known.size < busy.size:
-        counts["filled: sample that is not from 0 to 100"] += busy.size - known.size
-        nearest = np.searchsorted(known, np.arange(busy.size), side="right") - 1
-        busy = busy[known[nearest.clip(0)]]
-    return busy
+    counts["filled: sample that is not from 0 to 100"] += int((~known).sum())
+    return busy.where(known).ffill().bfill().to_numpy(np.float64)

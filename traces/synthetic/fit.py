@@ -14,9 +14,9 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import DAY_S, Array, Index, rounded
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
+from fedstale.traces.synthetic import diurnal
 from fedstale.traces.synthetic import links as regimes
 from fedstale.traces.synthetic import load as background_model
-from fedstale.traces.synthetic import presence as diurnal
 from fedstale.traces.synthetic.population import Links, Population
 from fedstale.traces.trace_set import TraceSet
 

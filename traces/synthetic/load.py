@@ -76,18 +76,16 @@ def fit(loads: Sequence[Array], step_s: float) -> Background:
         raise TraceError("background to fit: expected records of one length, at least 49 steps")
     table = np.array(loads)
     load = rounded(np.quantile(table, LEVELS), 5)
-    if np.ptp(table) == 0:
-        # Nothing varies, so there is nothing to remember.
-        return Background(
-            load=load, own=1.0, slow=0.0, fast=0.0, phi_slow=0.0, phi_fast=0.0, step_s=float(step_s)
+    # Where nothing varies, there is nothing to remember.
+    (own, slow, fast), phi_slow, phi_fast = (1.0, 0.0, 0.0), 0.0, 0.0
+    if np.ptp(table) > 0:
+        centred = table - table.mean()
+        recorded = [(centred[:, :-lag] * centred[:, lag:]).mean() / table.var() for lag in _LAGS]
+        target = _correlation_before(load, np.array(recorded))
+        _, (own, slow, fast), phi_slow, phi_fast = min(
+            (_shares(target, a, b) for a, b in product(_PHIS_SLOW, _PHIS_FAST)),
+            key=lambda found: found[0],
         )
-    centred = table - table.mean()
-    recorded = [(centred[:, :-lag] * centred[:, lag:]).mean() / table.var() for lag in _LAGS]
-    target = _correlation_before(load, np.array(recorded))
-    _, (own, slow, fast), phi_slow, phi_fast = min(
-        (_shares(target, a, b) for a, b in product(_PHIS_SLOW, _PHIS_FAST)),
-        key=lambda found: found[0],
-    )
     return Background(
         load=load,
         own=own,

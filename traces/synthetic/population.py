@@ -10,7 +10,7 @@ zeros in its name follow n.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -24,14 +24,14 @@ from fedstale.traces.arrays import DAY_S, Array, stream
 from fedstale.traces.availability import Availability
 from fedstale.traces.io.atomic import replacing
 from fedstale.traces.series import Series
+from fedstale.traces.synthetic import diurnal
 from fedstale.traces.synthetic import links as regimes
 from fedstale.traces.synthetic import load as background
-from fedstale.traces.synthetic import presence as diurnal
+from fedstale.traces.synthetic.diurnal import LEVELS, PARTS, Diurnal
 from fedstale.traces.synthetic.links import LEVELS as LINK_LEVELS
 from fedstale.traces.synthetic.links import Regimes
 from fedstale.traces.synthetic.load import LEVELS as LOAD_LEVELS
 from fedstale.traces.synthetic.load import Background
-from fedstale.traces.synthetic.presence import LEVELS, PARTS, Diurnal
 from fedstale.traces.trace_set import TraceSet, numbered
 
 EPOCH = "2024-01-01T00:00:00"
@@ -139,25 +139,23 @@ def _links(
     """Return downlinks and uplinks; both of a device are from one place of one realisation."""
     middle = np.exp(model.median_log + model.median_log_sd * normal[0])
     share = np.exp(model.uplink_share_log + model.uplink_share_log_sd * normal[1])
-    place = _place(which, phase, _LINKS, _LINK_S)
-    rows = {
-        purpose: regimes.draw(one, _LINKS, _LINK_S, stream(seed, purpose, 0))
+    pools = [
+        Series.regular(regimes.draw(one, _LINKS, _LINK_S, stream(seed, purpose, 0)), step_s=1.0)
         for purpose, one in ((_DOWNLINK, model.downlink), (_UPLINK, model.uplink))
-    }
-    down, up = (replace(Series.regular(list(r), step_s=1.0), **place) for r in rows.values())
-    return replace(down, scales=middle), replace(up, scales=middle * share)
+    ]
+    down, up = (_placed(pool, which, phase) for pool in pools)
+    return down.scaled(middle), up.scaled(middle * share)
 
 
 def _compute(model: background.Background, which: Array, phase: Array, seed: int) -> Series:
     """Return what the background leaves of each device's processor, as a share."""
-    load_ = background.draw(model, _LOADS, _LOAD_STEPS, stream(seed, _LOAD, 0))
-    left = Series.regular(list(1.0 - load_), step_s=model.step_s)
-    place = _place(which, phase, _LOADS, _LOAD_STEPS * model.step_s)
-    return replace(left, scales=np.ones(which.size), **place)
+    loads = background.draw(model, _LOADS, _LOAD_STEPS, stream(seed, _LOAD, 0))
+    return _placed(Series.regular(1.0 - loads, step_s=model.step_s), which, phase)
 
 
-def _place(which: Array, phase: Array, rows: int, length_s: float) -> dict[str, Any]:
-    return {"rows": (which * rows).astype(np.int32), "shifts": phase * length_s}
+def _placed(pool: Series, which: Array, phase: Array) -> Series:
+    taken = pool.take((which * pool.n_devices).astype(np.int64))
+    return taken.shifted(phase * taken.record_s())
 
 
 def load(path: str | Path | None = None) -> Population:
@@ -166,8 +164,14 @@ def load(path: str | Path | None = None) -> Population:
     Raises:
         TraceError: the file is missing, not TOML, or a number is missing or out of range.
     """
-    table = _table(path)
+    embedded = resources.files("fedstale.traces.synthetic") / "synthetic.toml"
     where = "the embedded population" if path is None else str(path)
+    try:
+        table = tomllib.loads((embedded if path is None else Path(path)).read_text("utf-8"))
+    except OSError as problem:
+        raise TraceError(f"{where}: cannot be read ({problem.strerror})") from None
+    except (ValueError, RecursionError) as problem:
+        raise TraceError(f"{where}: not a TOML file ({problem})") from None
     if "population" not in table:
         raise TraceError(f"{where}: expected a table [population], as fedstale traces fit writes")
     try:
@@ -179,11 +183,6 @@ def load(path: str | Path | None = None) -> Population:
             "expected a file that fedstale traces fit wrote"
         ) from None
     return population
-
-
-def targets() -> Mapping[str, Any]:
-    """Return the marginals of the recordings that the embedded population was fitted on."""
-    return dict(_table(None)["targets"])
 
 
 def save(
@@ -209,18 +208,6 @@ def save(
             tomli_w.dump(document, file)
     except OSError as problem:
         raise TraceError(f"{path}: cannot be written ({problem.strerror})") from None
-
-
-def _table(path: str | Path | None) -> dict[str, Any]:
-    if path is None:
-        text = (resources.files("fedstale.traces.synthetic") / "synthetic.toml").read_text("utf-8")
-        return tomllib.loads(text)
-    try:
-        return tomllib.loads(Path(path).read_text("utf-8"))
-    except OSError as problem:
-        raise TraceError(f"{path}: cannot be read ({problem.strerror})") from None
-    except (ValueError, RecursionError) as problem:
-        raise TraceError(f"{path}: not a TOML file ({problem})") from None
 
 
 def _of(kind: Any, value: Any) -> Any:  # noqa: ANN401 - any type, and any value of TOML

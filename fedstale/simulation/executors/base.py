@@ -23,8 +23,9 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 
-from fedstale.simulation.compat import ErrorCode, quick_arrays
+from fedstale.simulation.compat import quick_arrays
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
 # How long a client's own threads may outlast it; a device's process waits for them too.

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
-from functools import partial
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -19,7 +18,7 @@ from fedstale.errors import ConfigError
 from fedstale.simulation.compat import own_copy, with_content
 from fedstale.simulation.executors.base import ClientCall, ClientReply, Executor, InlineExecutor
 from fedstale.simulation.executors.workers import ProcessExecutor, RayExecutor
-from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp, load_client
+from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
 from fedstale.strategies.arrays import n_cores
 
 logger = logging.getLogger(__name__)
@@ -130,14 +129,13 @@ def executor_for(
                 "in this process alone; give the directory of an app to run it in others"
             )
         return InlineExecutor(client)
-    load = partial(load_client, app.client, app.directory)
     if kind == "ray":
-        return RayExecutor(load, workers, gpus=gpus)
+        return RayExecutor(app.load_client, workers, gpus=gpus)
     if kind == "inline":
         return InlineExecutor(client)
     if kind == "processes" or (workers or 1) > 1:
-        return ProcessExecutor(load, workers or n_cores())
-    return InlineExecutor(client) if workers == 1 else AutoExecutor(client, load)
+        return ProcessExecutor(app.load_client, workers or n_cores())
+    return InlineExecutor(client) if workers == 1 else AutoExecutor(client, app.load_client)
 
 
 def _batched(app: FlowerApp, client: ClientApp) -> Executor:

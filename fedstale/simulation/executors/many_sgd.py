@@ -232,6 +232,7 @@ class Batches:
         self._examples = np.array([task.order.shape[1] for task in tasks])
         self._size = np.array([task.batch_size for task in tasks])
         self._steps = np.array([task.n_steps for task in tasks])
+        self.n_steps = tasks[0].n_steps
         self._per_epoch = -(-self._examples // self._size)
         # The clients' data lie one after the other, and so do their orders.
         owned = np.array([task.n_examples for task in tasks])
@@ -239,11 +240,6 @@ class Batches:
         first_owned, self._first = np.cumsum(owned) - owned, np.cumsum(taken) - taken
         self._order = np.concatenate([task.order.ravel() for task in tasks])
         self._order += np.repeat(first_owned, taken)
-
-    @property
-    def n_steps(self) -> int:
-        """The largest number of steps of a client."""
-        return int(self._steps[0])
 
     def at(self, t: int) -> tuple[Index, Floats, Array]:
         """Return a step of the k clients that take it.

@@ -23,10 +23,10 @@ from typing import Any, Generic, TypeVar
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import (
-    ErrorCode,
     identity,
     own_copy,
     quick_arrays,
@@ -279,15 +279,19 @@ class RayExecutor(WorkerExecutor[_Reference]):
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
             ray.init(log_to_driver=False, include_dashboard=False)
-        super().__init__(workers or self._n_workers(gpus), parts_per_worker=1)
-        self.description = f"{self._workers} Ray actors"
-        try:
-            self._check_gpus(gpus)
-        except ConfigError:
+        resources, each = self._ray.cluster_resources(), gpus or 0.0
+        cores, gpus_found = int(resources["CPU"]), resources.get("GPU", 0.0)
+        workers = workers or (min(cores, int(gpus_found / each)) or 1 if each else cores)
+        super().__init__(workers, parts_per_worker=1)
+        self.description = f"{workers} Ray actors"
+        # Ray waits without end for an actor that needs more than the cluster has.
+        if each * workers > gpus_found:
             self._leave()
-            raise
-        remote = self._ray.remote(num_cpus=1, num_gpus=gpus or 0, max_restarts=0)
-        self._remote = remote(_Actor)
+            raise ConfigError(
+                f"gpus = {gpus} for each of {workers} Ray actors: the cluster has "
+                f"{gpus_found:g}; ask for a smaller share or for fewer workers"
+            )
+        self._remote = self._ray.remote(num_cpus=1, num_gpus=each, max_restarts=0)(_Actor)
         self._actors = [self._remote.remote(load) for _ in range(self._workers)]
 
     def __exit__(self, *problem: object) -> None:
@@ -299,20 +303,6 @@ class RayExecutor(WorkerExecutor[_Reference]):
     def _leave(self) -> None:
         if self._is_ours:
             self._ray.shutdown()
-
-    def _n_workers(self, gpus: float | None) -> int:
-        resources = self._ray.cluster_resources()
-        cores = int(resources["CPU"])
-        return min(cores, int(resources.get("GPU", 0.0) / gpus)) or 1 if gpus else cores
-
-    def _check_gpus(self, gpus: float | None) -> None:
-        # Ray waits without end for an actor that needs more than the cluster has.
-        gpus_found = self._ray.cluster_resources().get("GPU", 0.0)
-        if (gpus or 0) * self._workers > gpus_found:
-            raise ConfigError(
-                f"gpus = {gpus} for each of {self._workers} Ray actors: the cluster has "
-                f"{gpus_found:g}; ask for a smaller share or for fewer workers"
-            )
 
     def _run_parts(self, parts: Sequence[Part[_Reference]]) -> list[list[ClientReply] | None]:
         actors = self._actors[: len(parts)]

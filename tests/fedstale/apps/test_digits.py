@@ -144,9 +144,11 @@ def test_evaluation_on_a_device_is_that_of_its_held_out_examples(answer, task):
 
 def test_bad_settings_of_training_are_refused_by_name(task):
     data = task.client_data(0, 10, 0.5, 1)[0]
-    settings = {"epochs": 1, "learning_rate": 0.1, "seed": (1,)}
+    order = task.order(len(data[1]), 1, (1,))
     with pytest.raises(ValueError, match="batch-size = 0"):
-        task.train(task.Network(), data, batch_size=0, **settings)
+        task.train(task.Network(), data, order, batch_size=0, learning_rate=0.1)
+    with pytest.raises(ValueError, match="local-epochs = -1"):
+        task.order(len(data[1]), -1, (1,))
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def test_variants_that_look_alike_have_folders_of_their_own():
 @pytest.fixture
 def planned(tmp_path):
     """Return a run by hand, in a folder that holds nothing yet."""
-    return PlannedRun(variant="A", seed=0, config=BASE, folder=tmp_path / "run")
+    return PlannedRun(variant="A", config=BASE, folder=tmp_path / "run")
 
 
 def test_how_far_a_run_is_can_be_seen_in_its_folder(planned):

@@ -14,7 +14,7 @@ sys.path += [str(Path(__file__).parents[2] / "strategies")]
 
 from small_app import write_small_app
 from tiny import COSTS, counting_app, fleet
-from virtual_grid import VirtualGrid, adder, identity, record
+from virtual_grid import VirtualGrid, adder, identity, record, weighed
 
 from fedstale.config import SimulationConfig, Until
 from fedstale.deployment.run_folder import recorded
@@ -43,8 +43,8 @@ class Seen(Callback):
     def metrics(self, run, version, source, values):
         self.rows += [(run.now(), version, source, *item) for item in values.items()]
 
-    def aggregated(self, run, message_id, *, staleness, weight, **facts):
-        self.merges.append((message_id, staleness, weight))
+    def aggregated(self, run, update, version):
+        self.merges.append((update.message_id, update.staleness, update.weight))
 
     def reply(self, run, message_id, reply, status):
         self.replies.append((message_id, status))
@@ -147,7 +147,7 @@ def test_on_real_devices_a_strategy_is_watched_through_its_grid():
     ]
     assert list(grid.get_node_ids()) == [1, 2, 3]
     assert seen.moments[-1][1] == 3
-    grid.runtime.aggregated(ids[0], base_version=0, version=2, staleness=1, weight=0.5)
+    grid.runtime.aggregated(weighed(ids[0], staleness=1), 2)
     grid.runtime.rejected(ids[1], reason="NaN")
     grid.runtime.rejected(ids[2], reason="error 7: the battery is empty")
     grid.runtime.metrics(1, "server", {"accuracy": 0.5})

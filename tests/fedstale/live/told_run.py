@@ -7,7 +7,7 @@ from flwr.app import Error, Message, RecordDict
 
 sys.path += [str(Path(__file__).parents[2] / "strategies")]
 
-from virtual_grid import identity
+from virtual_grid import identity, weighed
 
 from fedstale.strategies.server.runtime import Clock, Runtime
 
@@ -40,8 +40,7 @@ class ToldRun(Clock):
 
     def merged(self, now, staleness):
         self.time = now
-        facts = {"base_version": 0, "version": staleness + 1, "staleness": staleness}
-        self.runtime.aggregated("m", **facts, weight=0.5)
+        self.runtime.aggregated(weighed("m", staleness=staleness), staleness + 1)
 
     def failed(self, now, name, ending, reason):
         self.time, self.name, self.n_failed = now, name, self.n_failed + 1

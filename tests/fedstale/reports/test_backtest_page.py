@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedstale.reports.backtest import figures, write_backtest
+from fedstale.reports.backtest import PAGE, figures
+from fedstale.reports.page import write_figures
 
 KINDS = [f"kind-{i}" for i in range(9)]
 
@@ -69,7 +70,7 @@ def test_what_was_not_measured_is_not_drawn(tables):
 
 def test_the_page_is_one_file_that_asks_for_nothing(tables, tmp_path):
     tables["fan"] = fan_of("</script><b>phone")
-    page = write_backtest(tables, tmp_path, "Two phones.")
+    page = write_figures("Backtest", "Two phones.", figures(tables), tmp_path / PAGE)
     assert page == tmp_path / "backtest.html"
     text = page.read_text(encoding="utf-8")
     assert "default-src 'none'" in text

@@ -44,7 +44,8 @@ def test_work_before_an_instant_is_the_sum_of_overlaps(jobs, instants):
 def test_the_ledger_on_the_page_closes(record):
     run = record()
     device_time, traffic = costs.figures(run)
-    for figure, total in ((device_time, run.busy_s.sum() / 60.0), (traffic, run.moved_bytes.sum())):
+    minutes, moved = run.jobs["busy_s"].sum() / 60.0, run.jobs["moved_bytes"].sum()
+    for figure, total in ((device_time, minutes), (traffic, moved)):
         drawn = sum(value for trace in figure.traces for value in trace["x"])
         unit = {"device-min": 1.0, "device-h": 1 / 60.0, "MB": 1e-6}[figure.x_title]
         assert drawn == pytest.approx(total * unit, rel=1e-6)
@@ -53,7 +54,7 @@ def test_the_ledger_on_the_page_closes(record):
 def test_bytes_count_from_the_instant_at_which_a_device_is_done(record):
     run = record()
     instants = np.array([0.0, 95.0, 500.0, 1e9])
-    rows = list(zip(run.jobs["ended_at"], run.moved_bytes, strict=True))
+    rows = list(zip(run.jobs["ended_at"], run.jobs["moved_bytes"], strict=True))
     expected = [sum(moved for ended, moved in rows if ended <= t) for t in instants]
     assert learning.bytes_at(run, instants).tolist() == expected
 

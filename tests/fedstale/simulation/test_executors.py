@@ -1,13 +1,13 @@
 import sys
 import threading
 import time
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
@@ -17,7 +17,6 @@ from tiny import counting_app, message_to
 from fedstale.errors import ConfigError
 from fedstale.simulation import InlineExecutor, ProcessExecutor
 from fedstale.simulation.compat import (
-    ErrorCode,
     identity,
     quick_arrays,
     read_array,
@@ -28,9 +27,7 @@ from fedstale.simulation.executors import base as contract
 from fedstale.simulation.executors.base import quick_manual_seed
 from fedstale.simulation.executors.batched import written_each
 from fedstale.simulation.executors.choice import AutoExecutor, executor_for
-from fedstale.simulation.flower_app import FlowerApp, load_client
-
-REFERENCE = "small_app_under_test.client:app"
+from fedstale.simulation.flower_app import FlowerApp
 
 
 def calls(n):
@@ -51,7 +48,7 @@ def weights(answers):
 
 
 def test_processes_give_the_answers_of_one_process_in_the_order_of_the_calls(tmp_path):
-    load = partial(load_client, REFERENCE, write_small_app(tmp_path))
+    load = FlowerApp.find(write_small_app(tmp_path)).load_client
     with ProcessExecutor(load, 2) as pool:
         theirs = pool.run(calls(5))
         again = pool.run(list(reversed(calls(5))))
@@ -66,7 +63,7 @@ def test_state_written_in_a_worker_comes_back(tmp_path):
         '    context.state["kept"] = MetricRecord({"x": 1})\n'
         '    (w,) = message.content["arrays"].to_numpy_ndarrays()\n    for',
     )
-    load = partial(load_client, REFERENCE, write_small_app(tmp_path, client=client))
+    load = FlowerApp.find(write_small_app(tmp_path, client=client)).load_client
     with ProcessExecutor(load, 1) as pool:
         (answer,) = pool.run(calls(1))
     assert answer.context.state["kept"]["x"] == 1
@@ -78,7 +75,7 @@ def test_a_client_that_kills_its_worker_gets_an_error_reply_and_the_others_their
         "    import os\n    if context.node_config['partition-id'] == 1:\n        os._exit(1)\n"
         "    x, y = data(context",
     )
-    load = partial(load_client, REFERENCE, write_small_app(tmp_path, client=client))
+    load = FlowerApp.find(write_small_app(tmp_path, client=client)).load_client
     with ProcessExecutor(load, 2) as pool:
         answers = pool.run(calls(3))
     assert [a.reply.has_error() for a in answers] == [False, True, False]
@@ -141,7 +138,7 @@ def test_a_worker_killed_once_in_the_middle_changes_no_answer(tmp_path):
         "        mark.touch()\n        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    x, y = data(context",
     )
-    load = partial(load_client, REFERENCE, write_small_app(tmp_path / "app", client=client))
+    load = FlowerApp.find(write_small_app(tmp_path / "app", client=client)).load_client
     with ProcessExecutor(load, 2) as pool:
         theirs = pool.run(calls(5))
     assert mark.exists()
@@ -149,7 +146,7 @@ def test_a_worker_killed_once_in_the_middle_changes_no_answer(tmp_path):
 
 
 def test_arrays_go_to_workers_once_a_version_and_are_given_back(tmp_path):
-    load = partial(load_client, REFERENCE, write_small_app(tmp_path))
+    load = FlowerApp.find(write_small_app(tmp_path)).load_client
     with ProcessExecutor(load, 1) as pool:
         shared = calls(6)
         record = shared[0].message.content["arrays"]
@@ -304,7 +301,7 @@ def test_the_default_moves_to_processes_when_training_takes_long_and_changes_no_
 ):
     monkeypatch.setattr(choice, "_MEASURED_S", 0.0)
     monkeypatch.setattr(choice, "_SHORT_CALL_S", 0.0)
-    load = partial(load_client, REFERENCE, write_small_app(tmp_path))
+    load = FlowerApp.find(write_small_app(tmp_path)).load_client
     with AutoExecutor(load(), load, workers=2) as auto:
         first = auto.run(calls(4))
         assert auto.description.startswith("2 processes: ")
@@ -316,7 +313,7 @@ def test_the_default_moves_to_processes_when_training_takes_long_and_changes_no_
 def test_the_default_stays_where_it_is_when_training_is_short(tmp_path, monkeypatch, spent, short):
     monkeypatch.setattr(choice, "_MEASURED_S", spent)
     monkeypatch.setattr(choice, "_SHORT_CALL_S", short)
-    load = partial(load_client, REFERENCE, write_small_app(tmp_path))
+    load = FlowerApp.find(write_small_app(tmp_path)).load_client
     with AutoExecutor(load(), load, workers=2) as auto:
         auto.run(calls(4))
         assert auto.description.startswith("inline, in this process: ")
@@ -370,7 +367,7 @@ def test_ray_gives_the_answers_of_one_process_also_when_an_actor_dies(tmp_path):
     )
     good = FlowerApp.find(write_small_app(tmp_path / "good"))
     bad = FlowerApp.find(write_small_app(tmp_path / "bad", client=client))
-    load = partial(load_client, REFERENCE, good.directory)
+    load = good.load_client
     with executor_for(good, load(), "ray", 2) as executor:
         theirs = executor.run(calls(5))
     assert weights(theirs) == weights(InlineExecutor(load()).run(calls(5)))
@@ -384,7 +381,7 @@ def test_ray_gives_the_answers_of_one_process_also_when_an_actor_dies(tmp_path):
 def test_ray_actors_share_gpus_and_more_than_there_are_is_one_sentence(tmp_path):
     ray = pytest.importorskip("ray")
     app = FlowerApp.find(write_small_app(tmp_path))
-    load = partial(load_client, REFERENCE, app.directory)
+    load = app.load_client
     # Ray counts what it is told that there is.
     ray.init(num_cpus=4, num_gpus=1, log_to_driver=False, include_dashboard=False)
     try:

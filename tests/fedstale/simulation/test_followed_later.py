@@ -112,16 +112,16 @@ def test_a_time_to_live_that_means_nothing_is_refused_when_it_is_sent(make_grid,
     message.metadata.ttl = ttl
     with pytest.raises(ConfigError, match=r"ttl = .*: expected seconds > 0"):
         grid.push_messages([message])
-    assert grid.n_sent == 0
+    assert len(grid._jobs) == 0
 
 
 def test_events_and_checkpoints_hold_what_was_sent_a_moment_ago(make_grid):
     grid = make_grid([[(0, 1000)]] * 2)
     grid.push_messages([message_to(1000)])
     grid.push_messages([message_to(1001)])
-    assert (grid.n_sent, grid.runtime.n_in_flight()) == (2, 2)
+    assert (len(grid._jobs), grid.runtime.n_in_flight()) == (2, 2)
     assert grid.events()["status"].to_pylist() == ["in-flight"] * 2
     other = make_grid([[(0, 1000)]] * 2)
     other.load_state_dict(grid.state_dict())
     assert len(list(other.pull_messages(["message-0", "message-1"]))) == 2
-    assert (other.n_sent, other.runtime.n_in_flight()) == (2, 0)
+    assert (len(other._jobs), other.runtime.n_in_flight()) == (2, 0)

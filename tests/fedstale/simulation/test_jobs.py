@@ -4,8 +4,10 @@ import errno
 import gc
 import mmap
 import os
+import sys
 import tempfile
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,12 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+sys.path += [str(Path(__file__).parents[2] / "strategies")]
+
+from packing import packed
+
 from fedstale.errors import FedstaleError, ResumeError
 from fedstale.reports.folder import RunFolder
 from fedstale.simulation import jobs as jobs_module
 from fedstale.simulation.jobs import COLUMNS, UNCLAIMED, UNKNOWN, JobRow, JobTable, table
-from fedstale.strategies.server.checkpoint import packed, unpacked
+from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.server.runtime import REJECTED, REPORTED
+from fedstale.strategies.weighting import ClientUpdate
 
 DEVICES = pd.Index(["phone-0", "phone-1", "phone-2"])
 
@@ -52,8 +59,10 @@ def send(jobs, **changed):
 
 
 def note_aggregated(jobs, job_id, version):
-    facts = {"base_version": 1, "version": version, "staleness": 2, "weight": 0.5}
-    jobs.aggregated(None, f"message-{job_id}", **facts)
+    facts = {"base_version": 1, "staleness": 2, "weight": 0.5}
+    arrays = {"delta": {}, "base": {}, "current": {}}
+    update = ClientUpdate(message_id=f"message-{job_id}", **arrays, **facts)
+    jobs.aggregated(None, update, version)
 
 
 def kept(jobs):

@@ -5,9 +5,9 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedstale.config import Costs
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.simulation import TraceGrid
-from fedstale.simulation.costs import Costs
 from fedstale.strategies import GapAware
 from fedstale.traces import TraceSet
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from tiny import COSTS, counting_app, fleet, message_to
 
 from fedstale.errors import ConfigError, TraceError
 from fedstale.simulation import Costs, RunEnded, TraceGrid
-from fedstale.simulation.compat import ErrorCode
 from fedstale.simulation.costs import content_bytes
 from fedstale.strategies import FedBuff
 from fedstale.traces import TraceSet

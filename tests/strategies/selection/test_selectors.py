@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from known_nodes import listed
 
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
     RELEASED,
     Candidate,
-    Candidates,
     ExpectedUtility,
     Fastest,
     Filtered,
@@ -38,8 +38,8 @@ SELECTORS = {
 }
 
 numbers = st.one_of(st.just(nan), st.floats(0.0, 1e6))
-candidates = st.builds(
-    Candidate,
+nodes = st.builds(
+    dict,
     node_id=st.integers(2, 10**6),
     forecast=st.sampled_from([{}, {"p_finish": 0.3}, {"p_available": 0.1}, {"p_finish": [1.0]}]),
     durations_s=st.lists(st.floats(0.1, 1e4), max_size=3).map(tuple),
@@ -52,19 +52,19 @@ candidates = st.builds(
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(candidates, min_size=1, max_size=12, unique_by=lambda c: c.node_id), st.data())
+@given(st.lists(nodes, min_size=1, max_size=12, unique_by=lambda c: c["node_id"]), st.data())
 @pytest.mark.parametrize("name", SELECTORS)
 def test_every_selector_returns_k_distinct_known_ids_and_the_same_for_the_same_seed(
     name, pool, data
 ):
-    k, known = data.draw(st.integers(1, 15)), Candidates.listed(pool)
+    k, candidates = data.draw(st.integers(1, 15)), listed(pool)
     one, two = SELECTORS[name](), SELECTORS[name]()
     for turn in range(3):
-        chosen = one.select(known, k, 0.0, np.random.default_rng(turn))
-        again = two.select(known, k, 0.0, np.random.default_rng(turn))
+        chosen = one.select(candidates, k, 0.0, np.random.default_rng(turn))
+        again = two.select(candidates, k, 0.0, np.random.default_rng(turn))
         assert chosen == again
         assert len(chosen) == len(set(chosen)) == min(k, len(pool))
-        assert set(chosen) <= {c.node_id for c in pool}
+        assert set(chosen) <= {c["node_id"] for c in pool}
         assert all(type(node) is int for node in chosen)
 
 
@@ -84,18 +84,18 @@ def test_a_candidate_holds_only_what_a_server_can_honestly_know():
         "last_version",
         "picked_at",
         "expected_finishes",
+        *("duration_s", "p_finish", "utility"),
     }
     # What an array holds, a candidate shows, as it is or in its forecast.
-    shown = {f.name for f in fields(Candidate)} | {"duration_s"}
+    shown = {f.name for f in fields(Candidate)}
     assert {n for n in Table(1).columns if not n.startswith("forecast_")} <= shown
 
 
 def pool(**columns):
     names = list(columns)
     rows = zip(*columns.values(), strict=True)
-    return Candidates.listed(
-        Candidate(node_id=10 + i, **dict(zip(names, row, strict=True)))
-        for i, row in enumerate(rows)
+    return listed(
+        {"node_id": 10 + i, **dict(zip(names, row, strict=True))} for i, row in enumerate(rows)
     )
 
 
@@ -180,12 +180,9 @@ def test_the_utility_of_oort_is_its_formula():
 
 
 def test_oort_explores_less_and_less():
-    fresh = pool(examples=[nan] * 50)
-    known = [
-        Candidate(node_id=1000 + i, examples=1.0, square_loss=1.0, durations_s=(1.0,))
-        for i in range(50)
-    ]
-    both = Candidates.listed([*fresh, *known])
+    fresh = [{"node_id": 10 + i} for i in range(50)]
+    answered = {"examples": 1.0, "square_loss": 1.0, "durations_s": (1.0,)}
+    both = listed([*fresh, *({"node_id": 1000 + i, **answered} for i in range(50))])
     oort, shares = Oort(), []
     for seed in range(120):
         chosen = oort.select(both, 20, 0.0, RNG(seed))
@@ -230,18 +227,20 @@ def test_a_history_keeps_the_last_durations_only():
             staleness=1,
             version=seconds,
         )
-    assert history[7].durations_s == tuple(float(s) for s in range(12, 20))
-    assert history[7].duration_s == 15.5
-    assert history[8].duration_s != history[8].duration_s
+    assert history.candidates([7])[0].durations_s == tuple(float(s) for s in range(12, 20))
+    assert history.candidates([7])[0].duration_s == 15.5
+    assert history.candidates([8])[0].duration_s != history.candidates([8])[0].duration_s
     assert Fastest(inf).select(history.candidates([7, 8]), 1, 0.0, RNG(0)) == [7]
 
 
-@given(candidates)
+@given(nodes)
 def test_a_candidate_comes_out_of_the_arrays_as_it_went_in(node):
-    again = Candidates.listed([node])[0]
-    for f in fields(Candidate):
-        np.testing.assert_equal(getattr(again, f.name), getattr(node, f.name))
-    np.testing.assert_equal(again.duration_s, node.duration_s)
+    candidates = listed([node])
+    again = candidates[0]
+    for name, value in node.items():
+        np.testing.assert_equal(getattr(again, name), value)
+    for name in ("duration_s", "p_finish", "utility"):
+        np.testing.assert_equal(getattr(again, name), getattr(candidates, name)[0])
 
 
 def test_a_history_knows_each_node_by_its_own_id_however_many_there_are():
@@ -251,7 +250,7 @@ def test_a_history_knows_each_node_by_its_own_id_however_many_there_are():
         for _ in range(turn % 3):
             history.picked(node, float(turn))
         if turn % 50 == 0:
-            assert history[node].times_picked == turn % 3
+            assert history.candidates([node])[0].times_picked == turn % 3
     seen = history.candidates([*ids, 12345])
     assert seen.times_picked.tolist() == [turn % 3 for turn in range(len(ids))] + [0]
     assert seen.node_ids.tolist() == [*ids, 12345]
@@ -284,4 +283,6 @@ def test_a_history_goes_on_from_its_state():
         one.failed(7)
         one.picked(8, 5.0)
     for node in (7, 8, 9, 10):
-        np.testing.assert_equal(repr(other[node]), repr(history[node]))
+        np.testing.assert_equal(
+            repr(other.candidates([node])[0]), repr(history.candidates([node])[0])
+        )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packing import packed
 from replies import BASE, good, job, open_buffer, reply
 
 from fedstale.errors import ProtocolError
@@ -12,7 +13,7 @@ from fedstale.strategies.arrays import norm_of
 from fedstale.strategies.robust import Median, TrimmedMean
 from fedstale.strategies.robust.base import heaviest
 from fedstale.strategies.server.buffer import Buffer, RobustMean, RunningMean, capped
-from fedstale.strategies.server.checkpoint import packed, unpacked
+from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.weighting import ByAge, ClientUpdate, inverse
@@ -54,7 +55,7 @@ def put(reducer, rows, weights=None, examples=None, nodes=None, **metrics):
 def admitted(buffer, node, examples, **arrays):
     """Add the update in a reply, limited as in a run; return it."""
     message = reply(good(examples, **arrays), node)
-    one = buffer._reputation.open(message, job(node, job_id=node), buffer._versions)
+    one = buffer.reputation.open(message, job(node, job_id=node), buffer.versions)
     buffer.add(one)
     return one
 
@@ -286,9 +287,9 @@ def test_a_step_out_of_the_finite_range_is_discarded_and_the_optimizer_starts_an
 def reopened(buffer, strategy):
     """A buffer that goes on from the bytes of a checkpoint."""
     reputation = Reputation(strategy.validation)
-    reputation.load_state_dict(buffer._reputation.state_dict())
+    reputation.load_state_dict(buffer.reputation.state_dict())
     parts = strategy.weighting, strategy.server_optimizer
-    again = Buffer(strategy, *parts, versions=buffer._versions, reputation=reputation)
+    again = Buffer(strategy, *parts, versions=buffer.versions, reputation=reputation)
     again.load_state_dict(unpacked(packed(buffer.state_dict())))
     return again
 

@@ -91,6 +91,6 @@ def test_restored_jobs_are_followed(kind):
 
 
 def test_nodes_are_online_in_the_order_of_the_grid():
-    assert FreeNodes(Listing([9, 5]), OpenJobs()).online().ids.tolist() == [9, 5]
-    assert FreeNodes(Listing([9, 5]), OpenJobs()).online().ids.dtype == np.uint64
-    assert FreeNodes(Keeping([5, 3]), OpenJobs()).online().ids.tolist() == [3, 5]
+    assert Listing([9, 5]).online_nodes().ids.tolist() == [9, 5]
+    assert Listing([9, 5]).online_nodes().ids.dtype == np.uint64
+    assert Keeping([5, 3]).online_nodes().ids.tolist() == [3, 5]

@@ -36,7 +36,7 @@ def test_a_node_is_busy_while_it_trains_and_not_while_it_evaluates():
     send(open_jobs, "train", node=5)
     send(open_jobs, "evaluate", node=6, purpose="evaluate")
     assert set(open_jobs.busy_nodes) == {5}
-    assert (open_jobs.n_training, open_jobs.n_open) == (1, 2)
+    assert (open_jobs.n_out["train"], open_jobs.n_open) == (1, 2)
     open_jobs.end("train", "failed")
     assert not open_jobs.busy_nodes
 

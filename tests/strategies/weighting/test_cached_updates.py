@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packing import packed
 
 from fedstale.errors import ConfigError
-from fedstale.strategies.server.checkpoint import packed, unpacked
+from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.weighting import (
     ByAge,
     CachedUpdates,

@@ -128,7 +128,7 @@ def test_an_unknown_kind_is_one_sentence():
         forecaster_class("prophet")
 
 
-def test_a_forecaster_of_another_class_is_refused(training, held_out, tmp_path):
+def test_a_forecaster_of_another_class_is_rejected(training, held_out, tmp_path):
     LastValue().fit(training, held_out, seed=0).save(tmp_path)
     with pytest.raises(TraceError, match="expected 'ewma'"):
         Ewma.load(tmp_path)

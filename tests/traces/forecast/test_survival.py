@@ -24,30 +24,30 @@ def job(**changes):
 
 
 def test_certain_constant_rates_give_the_times_that_trips_gives():
-    said = forecast(np.array([2.0, 8000.0, 1600.0])[:, None, None]).of_job(job())
-    np.testing.assert_allclose(said.training_s, 50.0)
-    np.testing.assert_allclose(said.reporting_s, 10.0)
-    np.testing.assert_allclose(said.total_s, 61.0)
-    np.testing.assert_allclose(said.p_finish, 1.0)
+    found = forecast(np.array([2.0, 8000.0, 1600.0])[:, None, None]).of_job(job())
+    np.testing.assert_allclose(found.training_s, 50.0)
+    np.testing.assert_allclose(found.reporting_s, 10.0)
+    np.testing.assert_allclose(found.total_s, 61.0)
+    np.testing.assert_allclose(found.p_finish, 1.0)
 
 
 def test_times_are_the_inverse_quantiles_of_rates():
     rates = np.array([1.0, 2.0, 4.0]) * np.ones((3, 1, 1))
-    said = forecast(rates).of_job(job(work=400.0, download_bytes=0, upload_bytes=0))
-    np.testing.assert_allclose(said.training_s[0], [100.0, 200.0, 400.0])
+    found = forecast(rates).of_job(job(work=400.0, download_bytes=0, upload_bytes=0))
+    np.testing.assert_allclose(found.training_s[0], [100.0, 200.0, 400.0])
 
 
 def test_a_job_of_nothing_takes_no_time():
-    said = forecast(np.ones((3, 1, 1))).of_job(job(work=0, download_bytes=0, upload_bytes=0))
-    np.testing.assert_array_equal(said.total_s, 0.0)
-    np.testing.assert_array_equal(said.p_finish, 1.0)
+    found = forecast(np.ones((3, 1, 1))).of_job(job(work=0, download_bytes=0, upload_bytes=0))
+    np.testing.assert_array_equal(found.total_s, 0.0)
+    np.testing.assert_array_equal(found.p_finish, 1.0)
 
 
 def test_a_dead_link_gives_a_finite_time_and_no_chance():
-    said = forecast(np.array([1.0, 0.0, 1.0])[:, None, None]).of_job(job(ttl_s=600.0))
-    assert np.isfinite(said.total_s).all()
-    assert said.total_s[0, 1] <= LONGEST_S
-    np.testing.assert_array_equal(said.p_finish, 0.0)
+    found = forecast(np.array([1.0, 0.0, 1.0])[:, None, None]).of_job(job(ttl_s=600.0))
+    assert np.isfinite(found.total_s).all()
+    assert found.total_s[0, 1] <= LONGEST_S
+    np.testing.assert_array_equal(found.p_finish, 0.0)
 
 
 def test_a_deadline_before_the_fastest_time_leaves_no_chance():
@@ -58,10 +58,10 @@ def test_a_deadline_before_the_fastest_time_leaves_no_chance():
 
 def test_the_probability_to_finish_is_the_survival_as_long_as_it_takes():
     survival = 0.5 ** (HORIZONS_S / 3600.0)
-    said = forecast(np.array([1.0, 1e9, 1e9])[:, None, None], survival=survival).of_job(
+    found = forecast(np.array([1.0, 1e9, 1e9])[:, None, None], survival=survival).of_job(
         job(work=1800.0)
     )
-    assert said.p_finish[0] == pytest.approx(0.5**0.5, rel=1e-3)
+    assert found.p_finish[0] == pytest.approx(0.5**0.5, rel=1e-3)
 
 
 def test_a_device_offline_must_come_back_and_stay():
@@ -81,14 +81,14 @@ def test_a_device_offline_must_come_back_and_stay():
     st.floats(1, 1e6),
 )
 def test_any_forecast_gives_ordered_finite_times_and_a_probability(rates, work, size, ttl):
-    said = forecast(np.array(rates).reshape(3, 7, 3)).of_job(
+    found = forecast(np.array(rates).reshape(3, 7, 3)).of_job(
         job(work=work, upload_bytes=size, download_bytes=size, ttl_s=ttl)
     )
-    for times in (said.training_s, said.reporting_s, said.total_s):
+    for times in (found.training_s, found.reporting_s, found.total_s):
         assert np.all(np.isfinite(times))
         assert np.all(np.diff(times, axis=1) >= 0)
         assert np.all(times >= 0)
-    assert 0.0 <= said.p_finish[0] <= 1.0
+    assert 0.0 <= found.p_finish[0] <= 1.0
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,9 +116,9 @@ def test_samples_have_the_quantiles_that_they_were_made_from():
     assert (drawn > 80.0).mean() == pytest.approx(0.1, abs=0.04)
 
 
-def slowly(said, work, down, up, ttl):
+def slowly(devices, work, down, up, ttl):
     """Return what `of_job` returns for one device, number by number, with numpy's interpolation."""
-    amounts = np.maximum(said.rates[0], 1e-9) * RATE_HORIZONS_S[:, None]
+    amounts = np.maximum(devices.rates[0], 1e-9) * RATE_HORIZONS_S[:, None]
     curves = np.maximum.accumulate(np.maximum.accumulate(amounts, axis=1), axis=2)
     edges = np.append(0.0, RATE_HORIZONS_S)
 
@@ -153,9 +153,9 @@ def slowly(said, work, down, up, ttl):
     total = downloaded + trained + reported
     drawn = sampled(total[:, None])[:, 0]
     grid = np.append(0.0, HORIZONS_S)
-    logs = np.log(np.append(1.0, said.survival[0]))
-    new = np.log(np.append(1.0, said.new_session_survival))
-    if said.online[0]:
+    logs = np.log(np.append(1.0, devices.survival[0]))
+    new = np.log(np.append(1.0, devices.new_session_survival))
+    if devices.online[0]:
         p = np.mean([np.exp(np.interp(t, grid, logs)) * (t <= ttl) for t in drawn])
     else:
         p = 0.0
@@ -171,7 +171,7 @@ def test_thousands_at_once_are_forecast_as_a_loop_forecasts_each():
     rng = np.random.default_rng(0)
     n = 2500
     spread = np.sort(rng.normal(0, 0.7, (n, 3, RATE_HORIZONS_S.size, 3)), axis=3)
-    said = DeviceForecast(
+    devices = DeviceForecast(
         online=rng.random(n) < 0.5,
         survival=np.minimum.accumulate(rng.uniform(0.5, 1.0, (n, HORIZONS_S.size)), axis=1),
         new_session_survival=0.5 ** (HORIZONS_S / 3600.0),
@@ -184,13 +184,13 @@ def test_thousands_at_once_are_forecast_as_a_loop_forecasts_each():
         "upload_bytes": rng.uniform(0, 1e7, n),
         "ttl_s": rng.uniform(1, 1e4, n),
     }
-    together = said.of_job(Job(**asked))
+    together = devices.of_job(Job(**asked))
     for i in rng.integers(n, size=150):
         one = DeviceForecast(
-            online=said.online[i : i + 1],
-            survival=said.survival[i : i + 1],
-            new_session_survival=said.new_session_survival,
-            rates=said.rates[i : i + 1],
+            online=devices.online[i : i + 1],
+            survival=devices.survival[i : i + 1],
+            new_session_survival=devices.new_session_survival,
+            rates=devices.rates[i : i + 1],
         )
         trained, reported, total, p = slowly(one, *(asked[k][i] for k in asked))
         np.testing.assert_allclose(together.training_s[i], trained, rtol=1e-9)

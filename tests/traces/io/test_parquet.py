@@ -183,7 +183,7 @@ def test_a_truncated_file_is_one_clear_error(tmp_path, share):
         TraceSet.read(path)
 
 
-def test_damaged_bytes_are_refused_or_harmless(tmp_path):
+def test_damaged_bytes_are_rejected_or_harmless(tmp_path):
     path = tmp_path / "t.parquet"
     traces = rich_set()
     traces.write(path)
@@ -216,15 +216,15 @@ def test_a_missing_file_is_one_clear_error(tmp_path):
 def rewritten(path, *, about=None, change=None):
     """Write the file again with other metadata or with another table."""
     table = pq.read_table(path)
-    said = json.loads(table.schema.metadata[b"fedstale"])
-    said.update(about or {})
+    described = json.loads(table.schema.metadata[b"fedstale"])
+    described.update(about or {})
     if change is not None:
         table = change(table)
-    table = table.replace_schema_metadata({b"fedstale": json.dumps(said).encode()})
+    table = table.replace_schema_metadata({b"fedstale": json.dumps(described).encode()})
     pq.write_table(table, path, row_group_size=1)
 
 
-def test_a_later_version_is_refused_by_its_number(tmp_path):
+def test_a_later_version_is_rejected_by_its_number(tmp_path):
     path = tmp_path / "t.parquet"
     rich_set().write(path)
     rewritten(path, about={"version": 3})
@@ -232,7 +232,7 @@ def test_a_later_version_is_refused_by_its_number(tmp_path):
         TraceSet.read(path)
 
 
-def test_a_column_of_another_type_is_refused_by_its_name(tmp_path):
+def test_a_column_of_another_type_is_rejected_by_its_name(tmp_path):
     path = tmp_path / "t.parquet"
     rich_set().write(path)
 

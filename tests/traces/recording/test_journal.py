@@ -4,13 +4,14 @@ import math
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict, fields
 
 import numpy as np
 import pytest
 
 from fedstale.errors import ResumeError, TraceError
 from fedstale.traces.recording import journal as journals
-from fedstale.traces.recording.journal import Journal, RecordingRun
+from fedstale.traces.recording.journal import RECORD, Journal, RecordingRun
 from fedstale.traces.recording.monitor import Reading
 
 ABOUT = RecordingRun(device_id="phone", interval_s=60.0, utc_offset_s=3600.0)
@@ -24,8 +25,8 @@ def append(folder, instants, *, about=ABOUT, max_bytes=ROOM):
 
 
 def instants_of(folder):
-    parts, dropped = journals.read(folder)
-    return [float(x) for part in parts for x in part.readings["instant"]], dropped
+    readings, dropped = journals.read(folder)
+    return readings["instant"].tolist(), dropped
 
 
 def size_of(folder):
@@ -51,12 +52,14 @@ def test_a_reading_comes_back_as_it_was(tmp_path):
     with Journal(tmp_path / "j", ABOUT, max_bytes=ROOM) as journal:
         journal.append(full, 12.5)
         journal.append(Reading(instant=1.7e9 + 60), 72.5)
-    ((part,), dropped) = journals.read(tmp_path / "j")
-    assert part.about == ABOUT
+    readings, dropped = journals.read(tmp_path / "j")
+    about = readings[[field.name for field in fields(RecordingRun)]]
+    assert about.to_dict("records") == [asdict(ABOUT)] * 2
     assert dropped == {}
-    assert part.readings[0].item() == (12.5, 1.7e9 + 0.25, 0.5, 1e6, 2e5, 0.75, 1.0, 0.0)
-    assert part.readings[1].item()[:2] == (72.5, 1.7e9 + 60)
-    assert all(math.isnan(x) for x in part.readings[1].item()[2:])
+    first, second = readings[list(RECORD.names)].itertuples(index=False)
+    assert first == (12.5, 1.7e9 + 0.25, 0.5, 1e6, 2e5, 0.75, 1.0, 0.0)
+    assert second[:2] == (72.5, 1.7e9 + 60)
+    assert all(math.isnan(x) for x in second[2:])
 
 
 def test_every_reading_waits_for_the_disk_and_is_there_when_append_returns(tmp_path):
@@ -75,8 +78,8 @@ def test_every_reading_waits_for_the_disk_and_is_there_when_append_returns(tmp_p
 def test_a_new_start_goes_on_as_another_run(tmp_path):
     append(tmp_path / "j", [100, 160])
     append(tmp_path / "j", [500])
-    parts, _ = journals.read(tmp_path / "j")
-    assert [part.about.run for part in parts] == [0, 1]
+    readings, _ = journals.read(tmp_path / "j")
+    assert readings["run"].tolist() == [0, 0, 1]
     assert instants_of(tmp_path / "j") == ([100, 160, 500], {})
 
 
@@ -122,7 +125,7 @@ def test_many_starts_do_not_break_the_bound(tmp_path):
         with unsynced(Journal(tmp_path / "j", ABOUT, max_bytes=bound)) as journal:
             journal.append(Reading(instant=float(k)), 0.0)
     assert size_of(tmp_path / "j") <= bound
-    assert [part.about.run for part in journals.read(tmp_path / "j")[0]][-1] == 199
+    assert journals.read(tmp_path / "j")[0]["run"].iloc[-1] == 199
 
 
 def test_a_bound_below_two_hours_is_rejected(tmp_path):
@@ -256,9 +259,9 @@ def test_what_a_damaged_database_still_holds_is_read_beside_the_next(tmp_path, m
     copy = damaged(month, tmp_path / "j", damage)
     before, _ = instants_of(copy)
     append(copy, [10**6], max_bytes=10**7)
-    parts, dropped = journals.read(copy)
+    readings, dropped = journals.read(copy)
     assert instants_of(copy)[0] == [*before, 10**6]
-    assert [part.about.run for part in parts] == [0, 1, 2, 3]
+    assert readings["run"].unique().tolist() == [0, 1, 2, 3]
     assert dropped["dropped: damaged reading"] == 3000 - len(before)
     assert len(journals.files_of(copy)) == 2
 
@@ -340,15 +343,15 @@ for turn in range(20):
     time.sleep(rng.random() * 0.03)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    said = first
+    reported = first
     while more := os.read(told, 65536):
-        said += more
-    print(len(said) // 4)
+        reported += more
+    print(len(reported) // 4)
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither fork nor SIGKILL")
-def test_a_recorder_killed_twenty_times_loses_nothing_that_it_had_said_was_on_the_disk(tmp_path):
+def test_a_recorder_killed_twenty_times_loses_nothing_that_it_had_reported_as_written(tmp_path):
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", KILLER, str(tmp_path / "j")],
         capture_output=True,
@@ -356,12 +359,12 @@ def test_a_recorder_killed_twenty_times_loses_nothing_that_it_had_said_was_on_th
         check=True,
         env={"OPENBLAS_NUM_THREADS": "1", "PATH": ""},
     )
-    said = [int(line) for line in run.stdout.split()]
-    assert len(said) == 20
-    parts, dropped = journals.read(tmp_path / "j")
+    reported = [int(line) for line in run.stdout.split()]
+    assert len(reported) == 20
+    readings, dropped = journals.read(tmp_path / "j")
     assert dropped == {}
     for turn in range(20):
-        kept = np.concatenate([p.readings["instant"] for p in parts if p.about.run == turn])
+        kept = readings.loc[readings["run"] == turn, "instant"]
         assert kept.tolist() == [turn * 1e6 + k for k in range(kept.size)]
-        # One more than was said may be there: killed after the disk and before the word.
-        assert said[turn] <= kept.size <= said[turn] + 1
+        # One more than was reported may be there: killed after the disk and before the report.
+        assert reported[turn] <= kept.size <= reported[turn] + 1

@@ -30,8 +30,8 @@ class Device:
 
 
 def steadies_of(folder):
-    parts, _ = journals.read(folder)
-    return [float(x) for part in parts for x in part.readings["steady"]]
+    readings, _ = journals.read(folder)
+    return readings["steady"].tolist()
 
 
 def recorded(folder, device, *, interval_s=5.0, duration_s=float("inf")):

@@ -7,13 +7,18 @@ import zipfile
 import pytest
 
 from fedstale.errors import TraceError
-from fedstale.traces.sources.archives import Limits, head, members, read_file
+from fedstale.traces.sources import archives
+from fedstale.traces.sources.archives import head, members, read_file
 
-SMALL = Limits(members=5, member_bytes=1000, total_bytes=3000)
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch):
+    for name, limit in (("FILES", 5), ("BYTES", 1000), ("BYTES_IN_ALL", 3000)):
+        monkeypatch.setattr(archives, f"MOST_{name}", limit)
 
 
-def everything(path, limits=SMALL):
-    return dict(members(path, lambda _: True, limits))
+def everything(path):
+    return dict(members(path, lambda _: True))
 
 
 def make_zip(path, files):
@@ -63,7 +68,7 @@ def test_all_containers_give_the_same_files(make):
 
 def test_files_that_are_not_wanted_are_named_and_not_read(make):
     path = make({"a.csv": b"1", "b.txt": b"2"})
-    assert dict(members(path, lambda n: n.endswith(".csv"), SMALL)) == {
+    assert dict(members(path, lambda n: n.endswith(".csv"))) == {
         "a.csv": b"1",
         "b.txt": None,
     }
@@ -106,7 +111,7 @@ def test_a_wanted_file_whose_name_is_no_text_is_rejected(maker, tmp_path):
     maker(path, {name: b"1", "._" + name: b"2"})
     with pytest.raises(TraceError, match="is not named in UTF-8: rename it"):
         everything(path)
-    assert dict(members(path, lambda _: False, SMALL)) == {name: None}
+    assert dict(members(path, lambda _: False)) == {name: None}
 
 
 def test_a_zip_member_without_a_name_is_a_trace_error(tmp_path):
@@ -126,7 +131,7 @@ def test_links_and_devices_in_a_tar_are_passed_over(kind, tmp_path):
 def test_a_tar_bomb_that_is_skipped_is_still_counted(tmp_path):
     path = make_tar(tmp_path / "a.tar.gz", {"x": b"0" * 50_000, "y": b"1"})
     with pytest.raises(TraceError, match="unpacks to too much"):
-        list(members(path, lambda _: False, SMALL))
+        list(members(path, lambda _: False))
 
 
 @pytest.mark.parametrize("maker", [make_zip, make_tar])
@@ -177,7 +182,7 @@ def test_a_file_is_read_plain_or_gzipped(tmp_path):
 def test_a_gzip_bomb_is_rejected(tmp_path):
     (tmp_path / "bomb").write_bytes(gzip.compress(b"0" * 1_000_000))
     with pytest.raises(TraceError, match="larger than 1000 bytes"):
-        read_file(tmp_path / "bomb", SMALL)
+        read_file(tmp_path / "bomb", 1000)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,7 @@ def test_missing_files_and_folders_in_place_of_files_say_so(tmp_path):
         everything(tmp_path / "nothing")
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+def test_a_pipe_is_rejected_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(TraceError, match="expected a file"):
         read_file(tmp_path / "pipe")

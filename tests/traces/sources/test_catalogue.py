@@ -12,7 +12,7 @@ def test_every_source_says_where_it_is_from_and_under_which_terms(name):
     assert source.name == name
     assert source.files
     assert set(source.channels) <= set(CHANNELS)
-    assert (source.compute_unit is not None) == ("compute" in source.channels)
+    assert source.accepts
     assert source.licence in source.licence_line
     assert "\n" not in source.licence_line
 

@@ -210,16 +210,18 @@ def test_a_list_cannot_be_a_key():
         loads(b"\x80\x02}]Ns.")
 
 
-def test_more_instructions_than_the_limit_are_rejected():
+def test_more_instructions_than_the_limit_are_rejected(monkeypatch):
+    monkeypatch.setattr(fedscale, "MAX_OPCODES", 10)
     with pytest.raises(TraceError, match="more than 10 instructions"):
-        loads(pickle.dumps(list(range(100))), max_opcodes=10)
+        loads(pickle.dumps(list(range(100))))
 
 
-def test_a_file_larger_than_the_limit_is_rejected_also_when_it_is_packed(tmp_path):
+def test_a_file_larger_than_the_limit_is_rejected_also_when_it_is_packed(tmp_path, monkeypatch):
+    monkeypatch.setattr(fedscale, "MAX_BYTES", 1000)
     file = tmp_path / "bomb"
     file.write_bytes(gzip.compress(b"\x80\x04" + b"N0" * 1_000_000 + b"N."))
     with pytest.raises(TraceError, match="larger than 1000 bytes"):
-        load(file, max_bytes=1000)
+        load(file)
 
 
 def test_an_error_names_the_file(tmp_path):

@@ -10,7 +10,6 @@ import pytest
 from fedstale.errors import TraceError
 from fedstale.traces import TraceSet
 from fedstale.traces.sources import SOURCES, RemoteFile, catalogue, fetch
-from fedstale.traces.sources.catalogue import checksum_file
 
 CONTENT = json.dumps({"a": [[1, 2]], "b": [[3, 4]] * 20_000}).encode()
 SHA = hashlib.sha256(CONTENT).hexdigest()
@@ -86,7 +85,7 @@ def test_a_file_arrives_whole_and_can_be_read(tmp_path, at):
 
 def test_a_checksum_that_was_not_known_is_recorded(tmp_path, at):
     path = fetch("flash", tmp_path, url=at("ok"))
-    assert checksum_file(path).read_text() == f"{SHA}  ready_strict.json\n"
+    assert path.with_name(f"{path.name}.sha256").read_text() == f"{SHA}  ready_strict.json\n"
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "ready_strict.json",
         "ready_strict.json.sha256",
@@ -130,9 +129,12 @@ def test_a_download_that_fails_leaves_nothing_behind(tmp_path, at, part, says):
 
 
 @pytest.mark.parametrize("part", ["ok", "unstated"])
-def test_a_file_that_is_too_large_is_refused_whether_or_not_it_says_so(tmp_path, at, part):
+def test_a_file_that_is_too_large_is_rejected_whether_or_not_it_says_so(
+    tmp_path, at, part, monkeypatch
+):
+    monkeypatch.setattr(catalogue, "MAX_BYTES", 1000)
     with pytest.raises(TraceError, match="larger than 1000 bytes"):
-        fetch("flash", tmp_path, url=at(part), max_bytes=1000)
+        fetch("flash", tmp_path, url=at(part))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstale.traces.sources import SOURCES, gnettrack
+from fedstale.traces.sources import SOURCES, aibenchmark, fedscale, gnettrack, planetlab
 
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -31,12 +31,19 @@ def test_the_page_tells_what_all_sessions_of_the_5g_archive_need():
         assert f"{n:,} {kind}" in PAGE
 
 
+UNITS = {
+    "planetlab": planetlab.COMPUTE_UNIT,
+    "aibenchmark": aibenchmark.COMPUTE_UNIT,
+    "fedscale_capacity": fedscale.COMPUTE_UNIT,
+}
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_page_shows_every_source_as_the_catalogue_has_it(name):
     source = SOURCES[name]
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |"))
     cells = (source.about, ", ".join(source.channels), source.origin, source.licence)
-    for cell in (*cells, source.compute_unit or "-"):
+    for cell in (*cells, UNITS.get(name, "-")):
         assert f"| {cell} |" in row
 
 

@@ -1,9 +1,7 @@
 """Fitted numbers describe the recordings, survive their file, and find a known truth again."""
 
-import tomllib
 from dataclasses import asdict, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +9,9 @@ import pytest
 
 from fedstale.errors import TraceError
 from fedstale.traces import Series, TraceSet
+from fedstale.traces.synthetic import diurnal, population
 from fedstale.traces.synthetic import links as regimes
 from fedstale.traces.synthetic import load as background
-from fedstale.traces.synthetic import population
-from fedstale.traces.synthetic import presence as diurnal
 from fedstale.traces.synthetic.fit import availability_marginal, fit
 from fedstale.traces.trace_set import numbered
 
@@ -56,17 +53,16 @@ def _numbers(value: object):
         yield value
 
 
-def test_the_embedded_targets_are_the_marginals_of_the_recordings(fitted):
-    found, stored = fitted[1], population.targets()
+def test_the_embedded_targets_are_the_marginals_of_the_recordings(fitted, embedded):
+    found, stored = fitted[1], embedded["targets"]
     assert found.keys() == stored.keys()
     for part, marginal in found.items():
         for name, numbers in marginal.items():
             np.testing.assert_allclose(numbers, stored[part][name], rtol=1e-4)
 
 
-def test_the_embedded_file_says_where_it_is_from():
-    text = (resources.files("fedstale.traces.synthetic") / "synthetic.toml").read_text("utf-8")
-    provenance = tomllib.loads(text)["provenance"]
+def test_the_embedded_file_says_where_it_is_from(embedded):
+    provenance = embedded["provenance"]
     assert provenance["command"].startswith("fedstale traces fit --availability ")
     assert all(len(file["sha256"]) == 64 for file in provenance["files"])
     assert {file["part"] for file in provenance["files"]} == {

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
 from fedstale.traces import Job, TraceSet
-from fedstale.traces.synthetic import population
 from fedstale.traces.synthetic.fit import (
     availability_marginal,
     link_marginal,
@@ -74,14 +73,14 @@ def marginals_of(traces: TraceSet) -> dict:
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_generated_devices_have_the_recorded_marginals(seed):
+def test_generated_devices_have_the_recorded_marginals(seed, embedded):
     # As long as most of the recording: lengths of gaps depend on it.
-    assert_alike(marginals_of(TraceSet.synthetic(3000, days=5, seed=seed)), population.targets())
+    assert_alike(marginals_of(TraceSet.synthetic(3000, days=5, seed=seed)), embedded["targets"])
 
 
-def test_a_week_keeps_the_hours_of_two_days():
+def test_a_week_keeps_the_hours_of_two_days(embedded):
     week = availability_marginal(TraceSet.synthetic(2000, days=7, seed=0).availability)
-    recorded = population.targets()["availability"]
+    recorded = embedded["targets"]["availability"]
     np.testing.assert_allclose(week["hourly"], recorded["hourly"], atol=HOURLY_ABS)
 
 

@@ -4,10 +4,9 @@ Also the worth of the probabilities: a server that picks the most reliable devic
 reports in time and the device-seconds wasted on the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -144,6 +143,11 @@ def calibration_scores(
     )
 
 
+def most_reliable(forecast: JobForecast) -> Index:
+    """Return the devices by falling probability to finish; of equal ones the fastest first."""
+    return np.lexsort((forecast.total_s[:, 1], -forecast.p_finish))
+
+
 def decision(
     forecasters: Mapping[str, Forecaster],
     observer: TraceObserver,
@@ -153,7 +157,7 @@ def decision(
     *,
     k: int,
     seed: int,
-    rule: Literal["chance", "cost"] = "chance",
+    order: Callable[[JobForecast], Index] = most_reliable,
 ) -> pd.DataFrame:
     """Return what picking the most reliable k devices at each instant costs and brings.
 
@@ -169,8 +173,7 @@ def decision(
         job: what is sent; its deadline must be finite.
         k: number of devices picked.
         seed: of random choices.
-        rule: "chance" picks the likeliest to finish; "cost" picks those of the least expected loss
-            of device-seconds for each report, (1 - p) / p times the median of the total time.
+        order: returns devices in the order in which they are picked.
 
     Returns:
         For each forecaster: valid_ratio (reported in time / sent), wasted_s (device-seconds spent
@@ -193,11 +196,10 @@ def decision(
         spent = np.where(good, 0.0, spent)
         observed = observer.at(online, now)
         orders = {
-            name: _order(each.forecast_job(observed, job), rule)
-            for name, each in forecasters.items()
+            name: order(each.forecast_job(observed, job)) for name, each in forecasters.items()
         }
-        for name, order in ({"random": rng.permutation(online.size)} | orders).items():
-            rounds[name].append((good[order[:k]].mean(), spent[order[:k]].mean()))
+        for name, picked in ({"random": rng.permutation(online.size)} | orders).items():
+            rounds[name].append((good[picked[:k]].mean(), spent[picked[:k]].mean()))
     rows: list[tuple[object, ...]] = []
     for name, values in rounds.items():
         # Neighbouring rounds are alike, so hours are resampled whole.
@@ -211,12 +213,3 @@ def decision(
         gap = named["last-value"] - named["oracle"]
         table["gap_closed"] = (named["last-value"] - table["wasted_s"]) / gap
     return table
-
-
-def _order(forecast: JobForecast, rule: Literal["chance", "cost"]) -> Index:
-    """Return the devices in the order in which they are picked."""
-    p, total = forecast.p_finish, forecast.total_s[:, 1]
-    if rule == "cost":
-        p = np.maximum(p, 1e-3)
-        return np.argsort((1.0 - p) / p * total, kind="stable")
-    return np.lexsort((total, -p))

@@ -104,7 +104,12 @@ def deal(n_partitions: int, alpha: float, seed: int) -> list[Index]:
 
 
 def order(n: int, epochs: int, seed: tuple[int, ...]) -> Index:
-    """Return the order in which a device takes its n examples; shape (epochs, n)."""
+    """Return the order in which a device takes its n examples; shape (epochs, n).
+
+    It depends on the seed alone, such as (seed, partition, round).
+    """
+    if epochs < 0:
+        raise ValueError(f"local-epochs = {epochs}: expected a number >= 0")
     rng = np.random.default_rng((_SHUFFLE, *seed))
     return np.array([rng.permutation(n) for _ in range(epochs)], np.int64).reshape(epochs, n)
 
@@ -115,33 +120,23 @@ def losses(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def train(
-    network: nn.Module,
-    data: Data,
-    *,
-    epochs: int,
-    batch_size: int,
-    learning_rate: float,
-    seed: tuple[int, ...],
+    network: nn.Module, data: Data, order: Index, *, batch_size: int, learning_rate: float
 ) -> float:
     """Train in place with SGD; return the mean loss of the last epoch.
 
     Args:
         network: changed in place.
         data: images and labels.
-        epochs: passes over the data, >= 0.
+        order: of the examples, one row an epoch; shape (epochs, examples).
         batch_size: examples of one step, >= 1.
         learning_rate: of plain SGD.
-        seed: what the order of the examples depends on, such as (seed, partition, round).
     """
-    if batch_size < 1 or epochs < 0:
-        raise ValueError(
-            f"batch-size = {batch_size} and local-epochs = {epochs}: "
-            "expected batch-size >= 1 and local-epochs >= 0"
-        )
+    if batch_size < 1:
+        raise ValueError(f"batch-size = {batch_size}: expected a number >= 1")
     images, labels = data
     optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate)
     total = 0.0
-    for examples in torch.from_numpy(order(len(labels), epochs, seed)):
+    for examples in torch.from_numpy(order):
         total = 0.0
         for batch in examples.split(batch_size):
             optimizer.zero_grad()

@@ -15,23 +15,15 @@ app = ForecastMod(enabled_by="forecasts").client_app()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Return the model after some epochs on this device."""
-    network, config = _received(message), context.run_config
-    data, _ = _data(context)
-    loss = task.train(
-        network,
-        data,
-        epochs=int(config["local-epochs"]),
-        batch_size=int(config["batch-size"]),
-        learning_rate=float(config["learning-rate"]),
-        seed=_seed(message, context),
-    )
-    metrics = MetricRecord({"train_loss": loss, "num-examples": len(data)})
+    network, given = _received(message), job(message, context)
+    loss = task.train(network, **given)
+    metrics = MetricRecord({"train_loss": loss, "num-examples": len(given["data"][0])})
     content = RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics})
     return Message(content, reply_to=message)
 
 
 def job(message: Message, context: Context) -> dict[str, Any]:
-    """Return what `train` trains on, for engines that train many devices as one program."""
+    """Return what a device trains on; engines train many devices by it as one program."""
     config = context.run_config
     data, _ = _data(context)
     return {

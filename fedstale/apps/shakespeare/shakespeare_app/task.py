@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
+Index = npt.NDArray[np.int64]
+
 LENGTH = 80
 """Characters of one example."""
 MAX_NORM = 1.0
@@ -79,8 +81,13 @@ def split(examples: Tensor) -> tuple[Tensor, Tensor]:
     return examples[: max(1, len(examples) - n_test)], examples[-n_test:]
 
 
-def order(n: int, epochs: int, seed: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """Return the order in which a device takes its n examples; shape (epochs, n)."""
+def order(n: int, epochs: int, seed: tuple[int, ...]) -> Index:
+    """Return the order in which a device takes its n examples; shape (epochs, n).
+
+    It depends on the seed alone, such as (seed, partition, round).
+    """
+    if epochs < 0:
+        raise ValueError(f"local-epochs = {epochs}: expected a number >= 0")
     rng = np.random.default_rng(seed)
     return np.array([rng.permutation(n) for _ in range(epochs)], np.int64).reshape(epochs, n)
 
@@ -93,37 +100,35 @@ def losses(network: nn.Module, examples: Tensor) -> Tensor:
 
 def train(
     network: nn.Module,
-    examples: Tensor,
+    data: tuple[Tensor],
+    order: Index,
     *,
-    epochs: int,
     batch_size: int,
     learning_rate: float,
-    seed: tuple[int, ...],
+    max_norm: float,
 ) -> float:
     """Train in place with SGD; return the mean loss of the last epoch in nats a character.
 
     Args:
         network: changed in place.
-        examples: as `encode` makes them.
-        epochs: passes over the examples, >= 0.
+        data: the examples, as `encode` makes them.
+        order: of the examples, one row an epoch; shape (epochs, examples).
         batch_size: examples of one step, >= 1.
-        learning_rate: of SGD; gradients longer than MAX_NORM are shortened to it.
-        seed: what the order of the examples depends on, such as (seed, partition, round).
+        learning_rate: of SGD.
+        max_norm: gradients longer than this are shortened to it.
     """
-    if batch_size < 1 or epochs < 0:
-        raise ValueError(
-            f"batch-size = {batch_size} and local-epochs = {epochs}: "
-            "expected batch-size >= 1 and local-epochs >= 0"
-        )
+    if batch_size < 1:
+        raise ValueError(f"batch-size = {batch_size}: expected a number >= 1")
+    (examples,) = data
     optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate)
     total = 0.0
-    for epoch in torch.from_numpy(order(len(examples), epochs, seed)):
+    for epoch in torch.from_numpy(order):
         total = 0.0
         for batch in epoch.split(batch_size):
             optimizer.zero_grad()
             loss = _loss(network(examples[batch, :-1]), examples[batch, 1:])
             loss.backward()
-            nn.utils.clip_grad_norm_(network.parameters(), MAX_NORM)
+            nn.utils.clip_grad_norm_(network.parameters(), max_norm)
             optimizer.step()
             total += loss.item() * len(batch)
     return total / len(examples)

@@ -19,6 +19,7 @@ from fedstale.traces.forecast.evaluation.jobs import (
     decision,
     finishes,
     job_scores,
+    most_reliable,
     true_times,
 )
 from fedstale.traces.forecast.evaluation.report import backtested, wide
@@ -125,8 +126,13 @@ def test_scores_of_a_perfect_forecast_of_a_job_are_perfect(observer, origins, fl
     assert got["finish", "auprc"] == 1.0
 
 
-@pytest.mark.parametrize("rule", ["chance", "cost"])
-def test_picking_by_the_oracle_wastes_least(observer, last, fleet, rule):
+def least_loss(forecast):
+    p = np.maximum(forecast.p_finish, 1e-3)
+    return np.argsort((1.0 - p) / p * forecast.total_s[:, 1], kind="stable")
+
+
+@pytest.mark.parametrize("order", [most_reliable, least_loss])
+def test_picking_by_the_oracle_wastes_least(observer, last, fleet, order):
     instants = np.arange(2 * DAY, 3 * DAY - 3600, 3600.0)
     table = decision(
         {"last-value": last, "oracle": Oracle(fleet)},
@@ -136,7 +142,7 @@ def test_picking_by_the_oracle_wastes_least(observer, last, fleet, rule):
         JOB,
         k=3,
         seed=0,
-        rule=rule,
+        order=order,
     ).set_index("forecaster")
     assert table.loc["oracle", "wasted_s"] == table["wasted_s"].min()
     assert table.loc["oracle", "valid_ratio"] == table["valid_ratio"].max()
