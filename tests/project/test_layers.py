@@ -108,3 +108,36 @@ def test_every_public_name_exists_and_is_listed_once():
         assert len(set(names)) == len(names)
         for public in names:
             assert hasattr(module, public), f"{name}.{public}"
+
+
+ONE_OF_A_KIND = {
+    "traces/sources": "one file a source",
+    "strategies/weighting": "one file a published method",
+    "fedstale/cli": "what pyproject.toml starts",
+}
+
+
+def test_no_small_file_is_a_fragment_of_its_only_user():
+    product = [
+        path
+        for folder in ("fedstale", *BELOW)
+        for path in (ROOT / folder).rglob("*.py")
+        if "apps" not in path.parts and path.name not in ("__init__.py", "__main__.py")
+    ]
+    own = {path: path.relative_to(ROOT).with_suffix("").parts for path in product}
+    names = {path: ".".join(("fedstale", *parts)) for path, parts in own.items()}
+    names |= {path: ".".join(own[path]) for path in product if own[path][0] == "fedstale"}
+    users = {path: set() for path in product}
+    for user in product:
+        found = set(imported(user))
+        for node in ast.walk(ast.parse(user.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        for path in product:
+            users[path] |= {user} if names[path] in found else set()
+    fragments = [
+        str(path.relative_to(ROOT))
+        for path in product
+        if len(users[path]) == 1 and len(path.read_text().splitlines()) < 100
+    ]
+    assert [f for f in fragments if str(Path(f).parent) not in ONE_OF_A_KIND] == []

@@ -12,13 +12,13 @@ Reference:
 import re
 import zipfile
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array
 from fedstale.traces.series import Series
 from fedstale.traces.sources.archives import is_tar, members, read_file
 from fedstale.traces.trace_set import TraceSet
@@ -47,14 +47,26 @@ def read(path: str | Path) -> TraceSet:
     path = Path(path)
     counts: Counter[str] = Counter()
     hosts = _hosts(path, counts)
-    busy = {name: _percent(hosts[name], counts) for name in sorted(hosts)}
-    left = {name: 1.0 - percent / 100.0 for name, percent in busy.items() if percent is not None}
-    counts["dropped: host without a readable sample"] += len(busy) - len(left)
-    if not left:
+    names = sorted(hosts)
+    samples = _samples([hosts[name] for name in names])
+    of_host = samples["is_known"].groupby(samples["host"]).agg(["size", "sum"])
+    of_host = of_host.reindex(range(len(names)), fill_value=0)
+    readable = of_host[of_host["sum"] > 0]
+    counts["dropped: host without a readable sample"] += len(names) - len(readable)
+    if readable.empty:
         raise TraceError(f"{path}: no readable host: expected files DAY/HOST of percentages")
+    counts["kept: record that is not a day of 288 samples"] += int(
+        (readable["size"] != _SAMPLES).sum()
+    )
+    counts["filled: sample that is not from 0 to 100"] += int(
+        (readable["size"] - readable["sum"]).sum()
+    )
+    left = 1.0 - samples["percent"][samples["host"].isin(readable.index)].to_numpy() / 100.0
     return TraceSet(
-        device_ids=pd.Index(list(left), dtype="str"),
-        compute=Series.regular(list(left.values()), step_s=STEP_S),
+        device_ids=pd.Index([names[i] for i in readable.index], dtype="str"),
+        compute=Series.regular(
+            np.split(left, readable["size"].to_numpy().cumsum()[:-1]), step_s=STEP_S
+        ),
         compute_unit=COMPUTE_UNIT,
         repairs=counts,
     )
@@ -78,13 +90,15 @@ def _hosts(path: Path, counts: Counter[str]) -> dict[str, bytes]:
     return hosts
 
 
-def _percent(data: bytes, counts: Counter[str]) -> Array | None:
-    """Return the samples of one host in percent; None if not one can be read."""
-    words = [word.decode("latin-1") for word in data.split()]
-    busy = pd.to_numeric(pd.Series(words, dtype="object"), errors="coerce")
-    known = busy.between(0, 100)
-    if not known.any():
-        return None
-    counts["kept: record that is not a day of 288 samples"] += int(busy.size != _SAMPLES)
-    counts["filled: sample that is not from 0 to 100"] += int((~known).sum())
-    return busy.where(known).ffill().bfill().to_numpy(np.float64)
+def _samples(files: list[bytes]) -> pd.DataFrame:
+    """Return the samples of all hosts: host, percent, and whether that could be read.
+
+    What could not be read has the percent of its host before, or else after.
+    """
+    words = [data.split() for data in files]
+    host = np.repeat(np.arange(len(files)), [len(each) for each in words])
+    texts = b"\n".join(chain(*words)).decode("latin-1").split("\n") if host.size else []
+    percent = pd.to_numeric(pd.Series(texts, dtype="object"), errors="coerce").astype(np.float64)
+    is_known = percent.between(0, 100)
+    percent = percent.where(is_known).groupby(host).ffill().groupby(host).bfill()
+    return pd.DataFrame({"host": host, "percent": percent, "is_known": is_known})
