@@ -100,7 +100,8 @@ def availability_marginal(traces: Availability, *, epoch_s: float = 0.0) -> Marg
 
     Returns:
         `hourly` (mean share of devices online, for each hour of the day), `share` (quantiles, over
-        devices, of the share of time they are online), `never` (share of devices that never are),
+        devices, of the share of time they are online), both of the time in which they were logged,
+        `never` (share of devices that never are),
         `autocorrelation` (of being online, around the mean of all, at those of `ONLINE_LAGS_S`
         that logs reach), `session_s` and `gap_s` (quantiles of lengths of windows, and of gaps
         inside records; a window that never ends has no length).
@@ -109,23 +110,23 @@ def availability_marginal(traces: Availability, *, epoch_s: float = 0.0) -> Marg
     end = float(traces.lengths.max())
     # A short record that repeats still says something about every hour of a day.
     end = min(max(end, DAY_S) if traces.repeat else end, 7 * DAY_S, traces.until)
-    hours, n_online = np.zeros(24), np.zeros(24)
-    online_s = np.zeros(devices.size)
+    by_hour = np.zeros((2, 24))
+    online_s, logged_s = np.zeros((2, devices.size))
     step_s = min(_STEP_S, end / 10)
-    instants = np.arange(step_s / 2, end, step_s)
-    for t in instants:
-        online = traces.is_available(devices, t)
-        hour = int((t + epoch_s) % DAY_S // 3600)
-        hours[hour] += online.mean()
-        n_online[hour] += 1
+    for t in np.arange(step_s / 2, end, step_s):
+        logged = np.less(*traces.log_at(devices, t))
+        online = traces.is_available(devices, t) & logged
+        by_hour[:, int((t + epoch_s) % DAY_S // 3600)] += online.sum(), logged.sum()
         online_s += online
+        logged_s += logged
+    seen = logged_s > 0
     owner, starts, ends = traces.sessions(devices)
     endless = (ends - starts == traces.record_s()[devices][owner]) & traces.repeat
     gaps = (starts[1:] - ends[:-1])[owner[1:] == owner[:-1]]
     counts = np.bincount(owner, minlength=devices.size)
     return {
-        "hourly": _plain(hours / np.maximum(n_online, 1)),
-        "share": _quantiles(online_s / max(instants.size, 1)),
+        "hourly": _plain(by_hour[0] / np.maximum(by_hour[1], 1)),
+        "share": _quantiles(online_s[seen] / logged_s[seen]),
         "never": float(round((counts == 0).mean(), 5)),
         "autocorrelation": _persistence(traces, devices, end),
         "session_s": _quantiles((ends - starts)[~endless]),
