@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAvg
 
 
 @pytest.fixture
@@ -163,15 +164,14 @@ def test_digits_learns_under_flowers_own_simulation_engine(digits, monkeypatch):
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     server_app = digits.load_server()
-    strategy = importlib.import_module("digits_app.server_app").FedAvg
     results = []
-    start = strategy.start
+    start = FedAvg.start
 
     def kept(self, **settings):
         results.append(start(self, **settings))
         return results[-1]
 
-    monkeypatch.setattr(strategy, "start", kept)
+    monkeypatch.setattr(FedAvg, "start", kept)
     config = digits.run_config({"num-server-rounds": 2, "fraction-train": 1.0})
     server = ServerApp()
 
