@@ -31,7 +31,7 @@ SHORT_HISTORY = 0.2
 """Share of the examples to learn from whose device remembers only a part of its history."""
 TURN_SHARE = 0.625
 """Share of the record that may be learnt from."""
-_ATTEMPTS = 20
+_ATTEMPTS = 50
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
