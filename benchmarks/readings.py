@@ -40,8 +40,11 @@ def _content(traces: TraceSet) -> str:
     parts = []
     if traces.availability is not None:
         windows = traces.availability
-        hours = (windows.ends - windows.starts).sum() / 3600
-        parts.append(f"{windows.starts.size:,} windows of availability, {hours:,.1f} h in all")
+        hours, logged = (windows.ends - windows.starts).sum() / 3600, windows.logs_s.sum() / 3600
+        parts.append(
+            f"{windows.starts.size:,} windows of availability, "
+            f"{hours:,.1f} h of {logged:,.1f} h logged"
+        )
     for name in ("compute", "downlink", "uplink"):
         series = getattr(traces, name)
         if series is None:

@@ -11,6 +11,7 @@ Array: TypeAlias = npt.NDArray[np.float64]
 Index: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 T = TypeVar("T", bound=Any)
+DAY_S = 86_400.0
 
 DAY_S = 86_400.0
 """A day, in s."""

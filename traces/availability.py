@@ -2,6 +2,10 @@
 
 The only question a job asks is "which window am I in, or which is next?", so windows are kept
 sorted in one flat array and found by binary search.
+
+A device that was not logged at an instant is in a third state: unknown. It counts as offline where
+a state is needed, as in a simulation. What learns from devices, or is tested on them, asks
+`log_at` how far the log around an instant reaches, and looks no further in either direction.
 """
 
 from collections import Counter
@@ -13,12 +17,14 @@ import numpy.typing as npt
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import (
+    DAY_S,
     Array,
     Channel,
     Index,
     Mask,
     last_at_or_before,
     offsets_of,
+    ranges,
     spread_over,
 )
 
@@ -36,10 +42,20 @@ class Availability(Channel):
     """End of each window in s, exclusive, at most the next start; shape (windows,)."""
     offsets: Index
     """First window of each row; shape (rows + 1,)."""
+    log_starts: Array
+    """When each row's log begins, in its record, in s; shape (rows,)."""
+    logs_s: Array
+    """For how long each row was logged, through the end of its record if need be, in s; inf for
+    what is no recording and holds at any time; shape (rows,)."""
 
     @classmethod
     def of(
-        cls, rows: Sequence[npt.ArrayLike], lengths: npt.ArrayLike, *, repeat: bool = True
+        cls,
+        rows: Sequence[npt.ArrayLike],
+        lengths: npt.ArrayLike,
+        *,
+        logs: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+        repeat: bool = True,
     ) -> "Availability":
         """Return the availability of devices from their windows.
 
@@ -47,10 +63,13 @@ class Availability(Channel):
             rows: windows of each row as (start, end) in s, sorted, not touching; each of shape
                 (windows, 2), and of shape (0, 2) for a device that is never online.
             lengths: end of each row's record in s; scalar or shape (rows,).
+            logs: start of each row's log in s and its length in s; each a scalar or of shape
+                (rows,). None if the whole record was logged.
             repeat: whether a row starts again at its end.
 
         Raises:
-            TraceError: windows are empty, unsorted, overlap, touch or leave the record.
+            TraceError: windows are empty, unsorted, overlap, touch or leave the record, or a log
+                does.
 
         Example:
             >>> phone = Availability.of([[(10.0, 20.0)]], 100.0)
@@ -58,7 +77,7 @@ class Availability(Channel):
             (array([ 15., 110.]), array([ 20., 120.]))
         """
         starts, ends, counts = _flat(rows)
-        return cls.packed(starts, ends, counts, lengths, repeat=repeat)
+        return cls.packed(starts, ends, counts, lengths, logs=logs, repeat=repeat)
 
     @classmethod
     def packed(
@@ -68,6 +87,7 @@ class Availability(Channel):
         counts: npt.ArrayLike,
         lengths: npt.ArrayLike,
         *,
+        logs: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
         repeat: bool = True,
     ) -> "Availability":
         """Return the availability of devices from flat arrays of windows.
@@ -77,16 +97,23 @@ class Availability(Channel):
             ends: ends in s; shape (windows,).
             counts: number of windows of each row; shape (rows,).
             lengths: end of each row's record in s; scalar or shape (rows,).
+            logs: as for `of`.
             repeat: whether a row starts again at its end.
 
         Raises:
-            TraceError: windows are empty, unsorted, overlap, touch or leave the record.
+            TraceError: windows are empty, unsorted, overlap, touch or leave the record, or a log
+                does.
         """
         offsets = offsets_of(counts)
         n_rows = offsets.size - 1
-        lengths = np.array(np.broadcast_to(np.asarray(lengths, dtype=np.float64), (n_rows,)))
+        lengths, log_starts, logs_s = (
+            np.array(spread_over(x, (n_rows,)))
+            for x in (lengths, *((0.0, lengths) if logs is None else logs))
+        )
         if not np.all(np.isfinite(lengths) & (lengths > 0)):
             raise TraceError("the record of a device must have a finite length > 0 s")
+        if not np.all((log_starts >= 0) & (log_starts < lengths) & (logs_s >= 0)):
+            raise TraceError("the log of a device must start in its record and last >= 0 s")
         row = np.repeat(np.arange(n_rows), np.diff(offsets))
         follows = np.zeros(starts.size, dtype=bool)
         follows[1:] = row[1:] == row[:-1]
@@ -104,6 +131,8 @@ class Availability(Channel):
             ends=np.ascontiguousarray(ends),
             offsets=offsets,
             lengths=lengths,
+            log_starts=log_starts,
+            logs_s=logs_s,
             rows=np.arange(n_rows, dtype=np.int32),
             shifts=np.zeros(n_rows),
             repeat=repeat,
@@ -111,7 +140,7 @@ class Availability(Channel):
 
     @classmethod
     def repaired(
-        cls, rows: Sequence[npt.ArrayLike], lengths: npt.ArrayLike, *, join_s: float
+        cls, owner: Index, starts: Array, ends: Array, lengths: Array, *, join_s: float
     ) -> tuple["Availability", Counter[str]]:
         """Return the availability of devices from windows as recordings have them.
 
@@ -121,25 +150,24 @@ class Availability(Channel):
         dropped.
 
         Args:
-            rows: windows of each device as (start, end) in s, in any order; each of shape
-                (windows, 2).
-            lengths: end of each device's record in s, > 0; scalar or shape (devices,).
+            owner: device of each window, 0 to devices - 1; shape (windows,).
+            starts: in s; shape (windows,).
+            ends: in s; shape (windows,).
+            lengths: end of each device's record in s, > 0; shape (devices,).
             join_s: longest gap that is not a gap, in s, >= 0.
 
         Returns:
             The devices, and counts of repairs by kind.
 
         Example:
-            >>> windows = [(20.0, 30.0), (-5.0, 4.0), (31.0, 31.0)]
-            >>> phone, counts = Availability.repaired([windows], 100.0, join_s=1.0)
+            >>> owner, lengths = np.array([0, 0, 0]), np.array([100.0])
+            >>> starts, ends = np.array([20.0, -5.0, 31.0]), np.array([30.0, 4.0, 31.0])
+            >>> phone, counts = Availability.repaired(owner, starts, ends, lengths, join_s=1.0)
             >>> phone.starts, phone.ends
             (array([ 0., 20.]), array([ 4., 31.]))
             >>> counts["cut: started before instant 0"], counts["merged: at most 1 s apart"]
             (1, 1)
         """
-        starts, ends, n_windows = _flat(rows)
-        owner = np.repeat(np.arange(len(rows)), n_windows)
-        lengths = spread_over(lengths, (len(rows),))
         counts: Counter[str] = Counter()
         counts["sorted: out of order"] = int(
             np.count_nonzero((starts[1:] < starts[:-1]) & (owner[1:] == owner[:-1]))
@@ -152,8 +180,8 @@ class Availability(Channel):
 
         keep(np.isfinite(starts) & np.isfinite(ends), "dropped: not a number")
         keep(ends >= starts, "dropped: end before start")
-        keep(ends > 0, "dropped: before instant 0")
-        keep(starts < lengths[owner], "dropped: after the end of the record")
+        keep(ends >= 0, "dropped: before instant 0")
+        keep(starts <= lengths[owner], "dropped: after the end of the record")
         counts["cut: started before instant 0"] = int(np.count_nonzero(starts < 0))
         counts["cut: went on after the end of the record"] = int(
             np.count_nonzero(ends > lengths[owner])
@@ -170,6 +198,41 @@ class Availability(Channel):
         per_device = np.bincount(owner, minlength=lengths.size)
         return cls.packed(starts, ends, per_device, lengths), counts
 
+    def folded(self, began: Array, logs_s: Array) -> "Availability":
+        """Return logs as records of whole days, whose hours are those of the clock.
+
+        Each record is the fewest days that hold its log, so it repeats at the same hours. Played
+        from instant 0, the log comes once where it was in its week, and repeats from then on.
+
+        Args:
+            began: instant 0 of each row, in s since the midnight that the records begin with;
+                shape (rows,).
+            logs_s: for how long each row was logged, in s, >= 0; shape (rows,).
+
+        Example:
+            >>> night = Availability.of([[(0.0, 7200.0)]], 10_000.0)
+            >>> phone = night.folded(np.array([23 * 3600.0]), np.array([10_000.0]))
+            >>> phone.windows(0)
+            (array([[    0.,  3600.],
+                   [82800., 86400.]]), 86400.0)
+        """
+        lengths = np.maximum(np.ceil(logs_s / DAY_S), 1.0) * DAY_S
+        log_starts = np.mod(np.mod(began, 7 * DAY_S), lengths)
+        owner = np.repeat(np.arange(lengths.size), np.diff(self.offsets))
+        starts = np.mod(log_starts[owner] + self.starts, lengths[owner])
+        ends = starts + (self.ends - self.starts)
+        # What passes the end of the record goes on at its beginning.
+        over = np.flatnonzero(ends > lengths[owner])
+        rest = ends[over] - lengths[owner[over]]
+        folded, _ = self.repaired(
+            np.concatenate([owner, owner[over]]),
+            np.concatenate([starts, np.zeros(over.size)]),
+            np.concatenate([np.minimum(ends, lengths[owner]), rest]),
+            lengths,
+            join_s=0.0,
+        )
+        return replace(folded, log_starts=log_starts, logs_s=logs_s)
+
     @classmethod
     def always(cls, n: int) -> "Availability":
         """Return n devices that never leave.
@@ -178,7 +241,7 @@ class Availability(Channel):
             >>> Availability.always(1).window_at_or_after([0], [7.0])
             (array([7.]), array([inf]))
         """
-        one = cls.of([[(0.0, 1.0)]], 1.0)
+        one = cls.of([[(0.0, 1.0)]], 1.0, logs=(0.0, np.inf))
         return replace(one, rows=np.zeros(n, dtype=np.int32), shifts=np.zeros(n))
 
     def windows(self, device: int) -> tuple[Array, float]:
@@ -189,6 +252,61 @@ class Availability(Channel):
         row = int(self.rows[device])
         part = slice(self.offsets[row], self.offsets[row + 1])
         return np.stack([self.starts[part], self.ends[part]], axis=1), float(self.lengths[row])
+
+    def sessions(self, devices: Index) -> tuple[Index, Array, Array]:
+        """Return the windows of some devices' rows, those through the end of a record as one.
+
+        Args:
+            devices: positions; shape (n,).
+
+        Returns:
+            Place of the device in `devices`, start and end in s, in the row's time, where an end
+            may lie beyond the record's; shape (sessions,).
+        """
+        rows = self.rows[devices]
+        counts = np.diff(self.offsets)[rows]
+        windows = ranges(self.offsets[rows], counts)
+        owner = np.repeat(np.arange(devices.size), counts)
+        starts, ends = self.starts[windows], self.ends[windows]
+        offsets = offsets_of(counts)
+        first, last = offsets[:-1][counts > 1], offsets[1:][counts > 1] - 1
+        length = self.lengths[rows][counts > 1]
+        through = (starts[first] == 0.0) & (ends[last] == length) & self.repeat
+        ends[last[through]] += ends[first[through]]
+        kept = np.ones(starts.size, dtype=bool)
+        kept[first[through]] = False
+        return owner[kept], starts[kept], ends[kept]
+
+    def log_at(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> tuple[Array, Array]:
+        """Return from when to when each device was logged, around an instant.
+
+        A record that repeats is another log each time: whoever saw the last one would know this
+        one by heart.
+
+        Args:
+            devices: positions of devices; shape (n,).
+            t: instants in s, >= 0; scalar or shape (n,).
+
+        Returns:
+            Start, at most t, and end of the log in s; both t where the state at t is unknown.
+            Shape (n,).
+
+        Example:
+            >>> night = Availability.of([[(10.0, 20.0)]], 100.0, logs=(90.0, 40.0))
+            >>> night.log_at([0, 0, 0], [15.0, 50.0, 95.0])
+            (array([-10.,  50.,  90.]), array([ 30.,  50., 130.]))
+        """
+        devices = np.asarray(devices, dtype=np.int64)
+        t = spread_over(t, devices.shape)
+        row = self.rows[devices]
+        since = t + self.shifts[devices] - self.log_starts[row]
+        if self.repeat:
+            since = np.mod(since, self.lengths[row])
+        known = (since >= 0) & (since < self.logs_s[row]) & (t < self.until)
+        start, endless = t - since, np.isinf(self.logs_s[row])
+        end = np.where(endless, np.inf, np.minimum(start + self.logs_s[row], self.until))
+        start = np.where(endless, -np.inf, start)
+        return np.where(known, start, t), np.where(known, end, t)
 
     def is_available(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> Mask:
         """Return whether each device is available at its instant t; shape (n,)."""
@@ -283,3 +401,46 @@ def _first_of_each_run(
     counts["merged: overlapping"] = int(np.count_nonzero(overlaps))
     counts[f"merged: {apart}"] = int(np.count_nonzero(joins & ~overlaps))
     return np.flatnonzero(np.concatenate([[True], ~joins]))
+
+
+def longest_log(
+    owner: Index, starts: Array, ends: Array, n: int, *, gap_s: float
+) -> tuple[Mask, Array, Array]:
+    """Return when each device was logged, where nothing says so but its windows.
+
+    A log reaches from a first window to a last one, without any time longer than a gap in which
+    nothing was seen. Of several logs of a device, the one with the most time online counts.
+
+    Args:
+        owner: device of each window, 0 to n - 1; shape (windows,).
+        starts: in s; shape (windows,).
+        ends: in s, none before its start; shape (windows,).
+        n: number of devices.
+        gap_s: the longest time without a window within a log, in s.
+
+    Returns:
+        Which windows are of the logs, shape (windows,), and start and end of each log in s, of
+        shape (n,); for a device without windows the end, -inf, precedes the start, 0.
+
+    Example:
+        >>> owner, starts, ends = np.zeros(3, dtype=int), np.array([0, 5, 99]), np.array([1, 9, 99])
+        >>> longest_log(owner, starts.astype(float), ends.astype(float), 1, gap_s=10.0)
+        (array([ True,  True, False]), array([0.]), array([9.]))
+    """
+    began, ended = np.zeros(n), np.full(n, -np.inf)
+    kept = np.zeros(owner.size, dtype=bool)
+    if owner.size == 0:
+        return kept, began, ended
+    order = np.lexsort((ends, starts, owner))
+    sorted_owner, start, end = owner[order], starts[order], ends[order]
+    first = _first_of_each_run(sorted_owner, start, end, gap_s, Counter())
+    log = np.cumsum(np.isin(np.arange(order.size), first)) - 1
+    online = np.add.reduceat(end - start, first)
+    # The last of a device's logs in this order has the most time online, the earlier on a tie.
+    best = np.lexsort((-start[first], online, sorted_owner[first]))
+    chosen = best[np.append(np.diff(sorted_owner[first][best]) > 0, True)]
+    kept[order] = np.isin(log, chosen)
+    devices = sorted_owner[first][chosen]
+    began[devices] = start[first][chosen]
+    ended[devices] = np.maximum.reduceat(end, first)[chosen]
+    return kept, began, ended

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedstale.errors import TraceError
+from fedstale.traces.arrays import Array
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.trip import Job, TripOutcomes, trips
@@ -377,6 +378,16 @@ class TraceSet:
         repeat = after_end == "repeat"
         channels = {name: replace(getattr(self, name), repeat=repeat) for name in self.known}
         return replace(self, **channels)
+
+    def log_at(self, devices: npt.ArrayLike, t: npt.ArrayLike) -> tuple[Array, Array]:
+        """Return from when to when devices were logged; see `Availability.log_at`.
+
+        Where availability is unknown, what is known holds at any time.
+        """
+        if self.availability is not None:
+            return self.availability.log_at(devices, t)
+        endless = np.full(np.broadcast_shapes(np.shape(devices), np.shape(t)), np.inf)
+        return -endless, endless
 
     def trips(
         self, devices: npt.ArrayLike, sent_at: npt.ArrayLike, job: Job, free_at: npt.ArrayLike = 0.0

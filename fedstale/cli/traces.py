@@ -271,8 +271,11 @@ def _numbers(traces: "TraceSet") -> dict[str, Any]:
     }
     if traces.availability is not None:
         channel = traces.availability
+        logs_s = channel.logs_s[channel.rows]
+        logs_s = logs_s[np.isfinite(logs_s)]
         about["availability"] = {
             "record_s": float(channel.lengths.max()),
+            "logged_s": np.quantile(logs_s, LEVELS).tolist() if logs_s.size else [],
             "n_windows": int(np.diff(channel.offsets)[channel.rows].sum()),
             **availability_marginal(channel, epoch_s=traces.midnight_s or 0.0),
         }
@@ -319,6 +322,7 @@ def _show(name: str, about: dict[str, Any]) -> None:
         console.print(f"\nshare of devices online, by hour of the day (epoch {about['epoch']})")
         console.print("\n".join(plot(online["hourly"])))
         console.print(f"never online: {online['never']:.1%}")
+        rows.append(("logged", online["logged_s"], _duration))
         rows.append(("share of time online", online["share"], "{:.1%}".format))
         rows += [(name, online[f"{name}_s"], _duration) for name in ("session", "gap")]
     for channel, unit, size in (

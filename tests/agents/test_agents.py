@@ -30,7 +30,7 @@ def test_environments_are_imported_on_first_use():
 def test_an_agent_is_trained_and_evaluated_in_a_few_lines(tmp_path):
     settings = agents.EpisodeSettings(devices=(2, 8), rounds=3, window_s=3600.0)
     scenarios = agents.Scenarios.of(
-        TraceSet.synthetic(40, days=1, seed=0), forecasts="oracle", settings=settings
+        TraceSet.synthetic(80, days=1, seed=0), forecasts="oracle", settings=settings
     )
     training = agents.Training(updates=1, pairs=2, windows=2, validation_windows=2)
     agent = agents.train(scenarios.training, scenarios.validation, training, tmp_path)

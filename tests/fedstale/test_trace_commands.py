@@ -28,7 +28,7 @@ def run(*words: object):
 def sources(tmp_path):
     """Return a folder of tiny recordings in their authors' formats."""
     hour = 3600
-    phones = {f"p{i}": [[i * hour + 60, (i + 2) * hour]] for i in range(12)}
+    phones = {f"p{i}": [[i * hour + 60, (i + 2) * hour]] for i in range(20)}
     (tmp_path / "phones.json").write_text(json.dumps(phones))
     models = [{"Model": f"m{i}", "CPU_F_AI_Score": str(100 * (i + 1))} for i in range(4)]
     (tmp_path / "models.json").write_text(json.dumps(models))

@@ -37,7 +37,7 @@ ELSEWHERE = {
 
 LONG = {"waiting.toml"}
 ALIASES = {
-    "flash-ready-strict.json": "ready_strict.json",
+    "flash-days.json": "cached_timers.json",
     "ai-benchmark-devices.json": "models.json",
 }
 """Files of recordings by the names that the README gives them."""

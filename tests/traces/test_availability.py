@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
 from fedstale.traces import Availability
+from fedstale.traces.availability import longest_log
 
 inf = np.inf
 COPIES = 12
@@ -193,3 +194,87 @@ def test_a_million_devices_that_share_rows_take_a_dozen_bytes_each():
 def test_windows_that_are_no_pairs_are_rejected(row):
     with pytest.raises(TraceError, match="pairs"):
         Availability.of([row], 10.0)
+
+
+@given(
+    st.integers(0, 39),
+    st.integers(0, 40),
+    st.sampled_from([0.0, 0.25, 3.0, 9.75]),
+    st.booleans(),
+    st.lists(st.integers(0, 160).map(lambda k: k / 4), min_size=1, max_size=10),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_log_is_what_a_loop_over_all_logs_finds(start, length, shift, repeat, instants):
+    start, length = start / 4, length / 4
+    phone = Availability.of([np.empty((0, 2))], 10.0, logs=(start, length), repeat=repeat)
+    phone = phone.shifted(shift)
+    offset = shift % 10.0 if repeat else shift
+    logs = [(start + 10.0 * c - offset, start + 10.0 * c - offset + length) for c in range(-1, 6)]
+    for t in instants:
+        found = [(a, b) for a, b in (logs if repeat else logs[1:2]) if a <= t < b]
+        expected = found[-1] if found else (t, t)
+        assert tuple(x[0] for x in phone.log_at([0], t)) == expected
+
+
+def test_a_whole_record_is_logged_unless_it_is_said_otherwise_and_an_endless_one_has_no_seam():
+    phones = Availability.of([[(1.0, 2.0)]], 100.0)
+    assert [x.tolist() for x in phones.log_at([0, 0], [99.0, 100.0])] == [[0, 100], [100, 200]]
+    assert [x.tolist() for x in Availability.always(1).log_at([0], 5.0)] == [[-inf], [inf]]
+    assert [x.tolist() for x in phones.between(10.0, 60.0).log_at([0, 0], [5.0, 50.0])] == [
+        [-10, 50],
+        [50, 50],
+    ]
+
+
+@pytest.mark.parametrize("logs", [(-1.0, 5.0), (100.0, 5.0), (0.0, -1.0), (np.nan, 5.0)])
+def test_a_log_that_cannot_be_is_rejected(logs):
+    with pytest.raises(TraceError, match="must start in its record"):
+        Availability.of([[(1.0, 2.0)]], 100.0, logs=logs)
+
+
+@given(records(), st.integers(0, 60 * 24 * 14).map(lambda minutes: 60.0 * minutes))
+@settings(max_examples=100, deadline=None)
+def test_a_folded_log_is_online_when_the_log_was_at_the_same_hour_of_the_week(record, began):
+    windows, _ = record
+    hours = np.reshape(windows, (-1, 2)) * 3600.0 * 7
+    log_s = 70 * 3600.0
+    logged = Availability.of([hours], log_s)
+    phone = logged.folded(np.array([began]), np.array([log_s]))
+    assert phone.windows(0)[1] == 3 * 86_400.0
+    since = np.arange(0.0, log_s, 900.0)
+    in_week = began % (7 * 86_400.0) + since
+    at = np.zeros(since.size, dtype=int)
+    expected = [any(a <= t < b for a, b in hours) for t in since]
+    np.testing.assert_array_equal(phone.is_available(at, in_week), expected)
+    starts, ends = phone.log_at(at, in_week)
+    assert set(starts) == {in_week[0]}
+    assert set(ends) == {in_week[0] + log_s}
+    # Two hours of the third day were not logged.
+    assert phone.log_at([0], in_week[0] + log_s + 60.0)[1] == in_week[0] + log_s + 60.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 6)), max_size=15))
+@settings(max_examples=200, deadline=None)
+def test_the_longest_log_is_what_a_loop_finds(windows):
+    owner, starts, lengths = np.array(windows, dtype=int).reshape(-1, 3).T
+    kept, began, ended = longest_log(
+        owner, starts.astype(float), (starts + lengths).astype(float), 3, gap_s=5.0
+    )
+    for device in range(3):
+        own = sorted((a, a + n) for d, a, n in windows if d == device)
+        logs: list[list[tuple[int, int]]] = []
+        for a, b in own:
+            if logs and a - max(end for _, end in logs[-1]) <= 5:
+                logs[-1].append((a, b))
+            else:
+                logs.append([(a, b)])
+        if not logs:
+            assert ended[device] < began[device]
+            continue
+        best = max(logs, key=lambda log: sum(b - a for a, b in log))
+        assert began[device] == best[0][0]
+        assert ended[device] == max(b for _, b in best)
+        mine = owner == device
+        assert (
+            sorted(zip(starts[mine & kept], (starts + lengths)[mine & kept], strict=True)) == best
+        )

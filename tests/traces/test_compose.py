@@ -172,7 +172,7 @@ def test_published_recordings_compose_into_devices_that_report():
     from fedstale.traces import TraceSet
 
     traces = TraceSet.compose(
-        availability=TraceSet.read(SHARED / "flash-ready-strict.json"),
+        availability=TraceSet.read(SHARED / "flash-days.json"),
         compute=TraceSet.read(SHARED / "ai-benchmark-devices.json"),
         background=TraceSet.read(SHARED / "planetlab-cpu.tar.gz"),
         network=TraceSet.read(SHARED / "mahimahi"),

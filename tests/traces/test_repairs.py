@@ -28,8 +28,14 @@ def slow(windows, join_s):
 
 
 def fast(rows, join_s):
-    made, counts = Availability.repaired(rows, LENGTH, join_s=join_s)
-    assert made.lengths.tolist() == [LENGTH] * len(rows)
+    owner = np.repeat(np.arange(len(rows)), [len(r) for r in rows])
+    flat = np.array([w for row in rows for w in row], dtype=float).reshape(-1, 2)
+    return windows_of(owner, flat[:, 0], flat[:, 1], np.full(len(rows), LENGTH), join_s)
+
+
+def windows_of(owner, starts, ends, lengths, join_s):
+    made, counts = Availability.repaired(owner, starts, ends, lengths, join_s=join_s)
+    assert made.lengths.tolist() == lengths.tolist()
     return made.starts, made.ends, np.diff(made.offsets), counts
 
 
@@ -57,8 +63,8 @@ def test_windows_are_accepted_as_an_availability(rows, join_s):
 @given(devices, st.sampled_from([0.0, 1.0]))
 def test_repairing_twice_changes_nothing(rows, join_s):
     starts, ends, per_device, _ = fast(rows, join_s)
-    repaired = np.split(np.stack([starts, ends], axis=1), np.cumsum(per_device)[:-1])
-    again = fast(repaired, join_s)
+    owner = np.repeat(np.arange(len(rows)), per_device)
+    again = windows_of(owner, starts, ends, np.full(len(rows), LENGTH), join_s)
     assert again[0].tolist() == starts.tolist()
     assert again[1].tolist() == ends.tolist()
     assert sum(again[3].values()) == 0

@@ -1,9 +1,9 @@
 """Examples to learn from and to test on: what devices had observed, and what they then did.
 
 Labels come from the traces by the same windows and integrals as `trips`, up to an instant that
-belongs to the part and no later: a label that would need more is NaN, which every forecaster and
-score leaves out. Origins are drawn from two streams, any time and time online, since phones that
-are online are rare.
+belongs to the part and no later, nor later than the device was logged: a label that would need more
+is NaN, which every forecaster and score leaves out. Origins are drawn from two streams, any time
+and time online, since phones that are online are rare.
 
 Devices and time are split together: a forecaster is tested on devices that it did not learn from,
 at later instants than any it learnt from. The split follows from a seed, so training and testing
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, ranges, spread_over, stream
+from fedstale.traces.arrays import Array, Index, spread_over, stream
 from fedstale.traces.forecast.observation import (
     HORIZONS_S,
     RATE_HORIZONS_S,
@@ -31,6 +31,7 @@ SHORT_HISTORY = 0.2
 """Share of the examples to learn from whose device remembers only a part of its history."""
 TURN_SHARE = 0.625
 """Share of the record that may be learnt from."""
+_ATTEMPTS = 50
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -107,11 +108,13 @@ def examples_at(
         observer: of the devices' traces.
         devices: positions; shape (n,).
         now: origins in s; scalar or shape (n,).
-        until: instant from which on nothing may be known, in s; scalar or shape (n,).
+        until: instant from which on nothing may be known, in s; scalar or shape (n,). A device's
+            log may end earlier.
         history_s: how long devices remember, in s; scalar or shape (n,).
     """
     observed = observer.at(devices, now, history_s=history_s)
     limit = spread_over(until, observed.now.shape)
+    limit = np.minimum(limit, observer.traces.log_at(observed.devices, observed.now)[1])
     survival, rates = targets_at(observer.traces, observed.devices, observed.now, limit)
     return Examples(
         observed=observed,
@@ -141,7 +144,7 @@ def draw(
         start: first origin in s.
         until: instant in s before which origins and labels lie; a device's own record may end
             earlier.
-        n: number of examples, >= 1.
+        n: number of examples, >= 1; fewer come where hardly anything was logged.
         seed: of the draw.
         short_history: share of the examples whose device remembers only a part of its history,
             down to nothing, as one does that has just joined.
@@ -158,16 +161,22 @@ def draw(
         )
     rng = np.random.default_rng(seed)
     drawn, when = _anywhere(devices[open_], start, ends[open_], n, rng)
-    if observer.traces.availability is not None:
-        for _ in range(20):
-            online = observer.traces.availability.is_available(drawn, when)
-            spare = np.flatnonzero(~online)
-            spare = spare[: max(0, n // 2 - int(online.sum()))]
+    availability = observer.traces.availability
+    if availability is not None:
+        for _ in range(_ATTEMPTS):
+            online = availability.is_available(drawn, when)
+            logged = np.less(*availability.log_at(drawn, when))
+            offline = np.flatnonzero(logged & ~online)[: max(0, n // 2 - int(online.sum()))]
+            spare = np.sort(np.concatenate([offline, np.flatnonzero(~logged)]))
             if spare.size == 0:
                 break
             drawn[spare], when[spare] = _anywhere(
                 devices[open_], start, ends[open_], spare.size, rng
             )
+        logged = np.less(*availability.log_at(drawn, when))
+        drawn, when, n = drawn[logged], when[logged], int(np.count_nonzero(logged))
+        if n == 0:
+            raise TraceError(f"no log to draw origins from lies in the part [{start}, {until}) s")
     memory = np.full(n, np.inf)
     short = rng.random(n) < short_history
     memory[short] = when[short] * rng.random(int(short.sum())) ** 3
@@ -190,14 +199,14 @@ def _new_session_survival(traces: TraceSet, devices: Index, until: float) -> Arr
     availability = traces.availability
     if availability is None:
         return np.ones(HORIZONS_S.size)
-    row = availability.rows[devices]
-    counts = np.diff(availability.offsets)[row]
-    windows = ranges(availability.offsets[row], counts)
-    begin = availability.starts[windows] - np.repeat(availability.shifts[devices], counts)
+    which, starts, ends = availability.sessions(devices)
+    owner, lasts_s = devices[which], ends - starts
+    begin = starts - availability.shifts[owner]
     if availability.repeat:
-        begin = np.where(begin < 0, begin + np.repeat(availability.lengths[row], counts), begin)
-    known = (begin >= 0)[:, None] & (begin[:, None] + HORIZONS_S <= until)
-    lasts = (availability.ends - availability.starts)[windows, None] > HORIZONS_S
+        begin = np.where(begin < 0, begin + availability.record_s()[owner], begin)
+    last = np.minimum(availability.log_at(owner, begin.clip(min=0.0))[1], until)
+    known = (begin >= 0)[:, None] & (begin[:, None] + HORIZONS_S <= last[:, None])
+    lasts = lasts_s[:, None] > HORIZONS_S
     result = ((known & lasts).sum(axis=0) + 0.5) / (known.sum(axis=0) + 1.0)
     return np.minimum.accumulate(result)
 

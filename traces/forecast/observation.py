@@ -4,6 +4,9 @@ A `TraceObserver` reads traces as the device's own recorder would have. It is th
 trace to a forecaster, so a forecaster cannot see the future by mistake; the oracle, which may, has
 to be given the traces.
 
+A history begins with the device's log: what a repeated record held the last time is not known the
+next, or a forecaster would know it by heart.
+
 A history is 24 steps that grow from seconds to hours, so one short sequence holds both the last
 minute and yesterday. Forecasts are made on a grid of horizons; anything in between follows by
 interpolation, so one forecast serves jobs of every size.
@@ -144,7 +147,9 @@ class TraceObserver:
             )
         if not (np.all(np.isfinite(now) & (now >= 0)) and np.all(memory >= 0)):
             raise TraceError("now, history_s: expected seconds >= 0, now finite")
-        begin = np.maximum(now - memory, 0.0)
+        # Where the state is unknown, so is all that came before.
+        began = self.traces.log_at(devices, now)[0].clip(min=0.0)
+        begin = np.maximum(now - memory, began)
         parts = [slice(i, i + _CHUNK) for i in range(0, max(n, 1), _CHUNK)]
         return joined([self._observed(devices[p], now[p], begin[p]) for p in parts])
 

@@ -30,7 +30,7 @@ from fedstale.traces.series import BLOCK, Series
 from fedstale.traces.trace_set import CHANNELS, TraceSet
 
 FORMAT = "fedstale-traces"
-VERSION = 1
+VERSION = 2
 KEY = b"fedstale"
 
 SCHEMA = pa.schema(
@@ -48,6 +48,8 @@ SCHEMA = pa.schema(
             if (name, part) != ("availability", "scale")
         ),
         pa.field("length_s", pa.float64()),
+        pa.field("log_start_s", pa.float64()),
+        pa.field("log_s", pa.float64()),
         pa.field("starts_s", pa.list_(pa.float64())),
         pa.field("ends_s", pa.list_(pa.float64())),
         pa.field("values", pa.list_(pa.float32())),
@@ -58,6 +60,7 @@ SCHEMA = pa.schema(
 
 _DEVICES_A_GROUP = 131_072
 _SAMPLES_A_GROUP = 1 << 20
+_LARGEST = float(np.finfo(np.float64).max)
 
 
 def write(traces: TraceSet, path: Path) -> None:
@@ -124,6 +127,8 @@ def _window_groups(channel: Availability, rows: Index) -> Iterator[dict[str, pa.
         windows = ranges(channel.offsets[rows[part]], counts[part])
         yield {
             "length_s": pa.array(channel.lengths[rows[part]]),
+            "log_start_s": pa.array(channel.log_starts[rows[part]]),
+            "log_s": pa.array(channel.logs_s[rows[part]]),
             "starts_s": _lists(channel.starts[windows], counts[part]),
             "ends_s": _lists(channel.ends[windows], counts[part]),
         }
@@ -243,8 +248,9 @@ def _channel(
         if name == "availability":
             starts, counts = _flat(stored, "starts_s")
             ends, _ = _flat(stored, "ends_s")
+            logs = _floats(stored, "log_start_s", path), _floats(stored, "log_s", path, most=np.inf)
             channel: Availability | Series = Availability.packed(
-                starts, ends, counts, lengths, repeat=described["repeat"]
+                starts, ends, counts, lengths, logs=logs, repeat=described["repeat"]
             )
         else:
             values, counts = _flat(stored, "values")
@@ -276,13 +282,14 @@ def _channel(
     return replace(channel, **placed)
 
 
-def _floats(table: pa.Table, name: str, path: Path) -> Array:
+def _floats(table: pa.Table, name: str, path: Path, *, most: float = _LARGEST) -> Array:
     column = table[name]
     if column.null_count:
         raise TraceError(f"{path}: column {name} has {column.null_count} nulls: expected none")
     numbers = column.to_numpy().astype(np.float64)
-    if not np.all(np.isfinite(numbers) & (numbers >= 0)):
-        raise TraceError(f"{path}: column {name}: expected finite numbers >= 0")
+    if not np.all((numbers >= 0) & (numbers <= most)):
+        finite = "" if most == np.inf else "finite "
+        raise TraceError(f"{path}: column {name}: expected {finite}numbers >= 0")
     return numbers
 
 

@@ -7,6 +7,7 @@ archive states are as little to be trusted as the rest of it.
 import gzip
 import io
 import json
+import lzma
 import math
 import re
 import tarfile
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, Self, TypeAlias
+from typing import IO, Self, TypeAlias
 
 from fedstale.errors import TraceError
 
@@ -30,8 +31,14 @@ MOST_BYTES = 512 << 20
 MOST_BYTES_IN_ALL = 2 << 30
 """Of all files of an archive or a folder, unpacked."""
 
-_Entry: TypeAlias = tuple[str, Callable[[], IO[bytes]]]
+_Stream: TypeAlias = IO[bytes] | io.BufferedIOBase
+_Entry: TypeAlias = tuple[str, Callable[[], _Stream]]
 """Name of a file, and what opens it."""
+
+_DAMAGED = (
+    *(EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile),
+    tarfile.TarError,
+)
 
 # JSON may name the halves of a character one by one; a half alone is no text that can be stored.
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
@@ -44,7 +51,7 @@ def opening(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file or folder") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError) as e:
+    except _DAMAGED as e:
         raise TraceError(f"{path}: truncated or damaged ({e}): fetch it again") from None
     except (NotImplementedError, RuntimeError) as e:
         raise TraceError(f"{path}: cannot unpack ({e}): expected a plain zip or tar.gz") from None
@@ -53,7 +60,7 @@ def opening(path: Path) -> Iterator[None]:
 
 
 def read_file(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return the bytes of one file, unpacked if it is gzipped.
+    """Return the bytes of one file, unpacked if it is gzipped or xz.
 
     Raises:
         TraceError: the file is missing, empty, damaged or larger than the limit.
@@ -66,7 +73,7 @@ def read_file(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def read_json(path: Path) -> object:
-    """Return the content of a JSON file, gzipped or not.
+    """Return the content of a JSON file, packed or not.
 
     Raises:
         TraceError: the file is missing, empty or not JSON, says one thing twice, or holds half of
@@ -87,7 +94,7 @@ def read_json(path: Path) -> object:
 
 
 def head(path: Path, size: int = 4096) -> bytes:
-    """Return the first bytes of a file, unpacked if it is gzipped."""
+    """Return the first bytes of a file, unpacked if it is gzipped or xz."""
     with opening(path), _plain(path) as stream:
         return stream.read(size)
 
@@ -159,18 +166,20 @@ def _safe(path: Path, name: str) -> str:
     return str(parts)
 
 
-def _plain(path: Path) -> BinaryIO:
+def _plain(path: Path) -> io.BufferedIOBase:
     # A pipe would wait for ever, a device never end.
     if path.exists() and not path.is_file():
         raise TraceError(f"{path}: is a folder or a device, expected a file")
     with path.open("rb") as stream:
-        magic = stream.read(2)
-    if magic == b"\x1f\x8b":
-        return gzip.open(path, "rb")  # type: ignore[return-value]  # a GzipFile reads like a file
+        magic = stream.read(6)
+    if magic.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(path)
+    if magic == b"\xfd7zXZ\x00":
+        return lzma.LZMAFile(path)
     return path.open("rb")
 
 
-def _read(stream: IO[bytes], limit: int, name: str) -> bytes:
+def _read(stream: _Stream, limit: int, name: str) -> bytes:
     out = io.BytesIO()
     while chunk := stream.read(_CHUNK):
         out.write(chunk)
@@ -228,7 +237,7 @@ class _StrictHeader(tarfile.TarInfo):
 class _Bounded:
     """A stream that fails beyond so many bytes, whatever a tar header promises."""
 
-    def __init__(self, stream: BinaryIO, limit: int, path: Path) -> None:
+    def __init__(self, stream: io.BufferedIOBase, limit: int, path: Path) -> None:
         self._stream, self._left, self._path = stream, limit, path
 
     def read(self, size: int) -> bytes:

@@ -23,7 +23,16 @@ import httpx
 
 from fedstale.errors import TraceError
 from fedstale.traces.io.atomic import replacing
-from fedstale.traces.sources import aibenchmark, fedscale, flash, gnettrack, mahimahi, planetlab
+from fedstale.traces.sources import (
+    aibenchmark,
+    charging,
+    fedscale,
+    flash,
+    gnettrack,
+    library,
+    mahimahi,
+    planetlab,
+)
 from fedstale.traces.sources.archives import head, is_tar, names
 from fedstale.traces.trace_set import TraceSet
 
@@ -76,6 +85,9 @@ class TraceSource:
 
 _READERS: dict[str, Callable[[str | Path], TraceSet]] = {
     "flash": flash.read,
+    "flash_days": flash.read_days,
+    "library_desktops": library.read,
+    "car_charging": charging.read,
     "gnettrack": gnettrack.read,
     "mahimahi": mahimahi.read,
     "planetlab": planetlab.read,
@@ -121,6 +133,8 @@ def kind_of(path: Path) -> str:
 
 
 def _of_names(inside: list[str]) -> str | None:
+    if any(library.is_log(name) for name in inside):
+        return "library_desktops"
     if any(name.lower().endswith(".csv") for name in inside):
         return "gnettrack"
     if any(planetlab.HOST.search(name) for name in inside):
@@ -131,6 +145,8 @@ def _of_names(inside: list[str]) -> str | None:
 def _of_file(path: Path) -> str | None:
     if mahimahi.parts(path):
         return "mahimahi"
+    if library.is_log(path.name):
+        return "library_desktops"
     start = head(path)
     if start.startswith(b"PAR1") or path.suffix == ".parquet":
         return NATIVE
@@ -144,9 +160,11 @@ def _of_file(path: Path) -> str | None:
 def _of_content(start: bytes) -> str | None:
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith(b"{"):
-        return "flash"
+        return "flash_days" if b'"ready_time"' in text else "flash"
     if text.startswith(b"["):
         return "aibenchmark"
+    if b"plugout_time" in text.split(b"\n")[0]:
+        return "car_charging"
     if b"DL_bitrate" in text.split(b"\n")[0]:
         return "gnettrack"
     if b"finish_time" in start:

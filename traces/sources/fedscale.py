@@ -18,6 +18,7 @@ import pickle
 import pickletools
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -87,7 +88,9 @@ def read_behaviour(path: str | Path) -> TraceSet:
         windows.append(_pairs(known, counts))
     if not ids:
         raise TraceError(f"{path}: no client with a finish_time: expected a client_behave_trace")
-    online, repairs = Availability.repaired(windows, lengths, join_s=0.0)
+    owner = np.repeat(np.arange(len(ids)), [len(each) for each in windows])
+    starts, ends = np.array(list(chain(*windows)), dtype=np.float64).reshape(-1, 2).T
+    online, repairs = Availability.repaired(owner, starts, ends, np.array(lengths), join_s=0.0)
     counts += repairs
     counts["kept: client that is never online"] = int(np.sum(np.diff(online.offsets) == 0))
     return TraceSet(device_ids=pd.Index(ids, dtype="str"), availability=online, repairs=counts)

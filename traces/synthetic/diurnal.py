@@ -6,7 +6,8 @@ hours in which such devices come and slowly in the others (the time change of an
 renewal process), so that rare devices too come at their hours. Lengths follow quantiles of the
 recording, that of a session by the part of the day in which it starts.
 
-Deliberately absent: weekdays, and devices that know of each other.
+Deliberately absent: weekdays, devices that know of each other, and hours that one device keeps and
+no other does: yesterday says less of a generated phone than of a recorded one.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, Index, offsets_of, ranges, rounded
+from fedstale.traces.arrays import DAY_S, Array, Index, offsets_of, rounded
 from fedstale.traces.availability import Availability
 
 LEVELS = np.array([0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0])
@@ -23,8 +24,8 @@ PARTS = 8
 """Parts of the day, from midnight, that have session lengths of their own."""
 _PAUSE_S = 1800.0
 _BURN_IN_S = 2 * DAY_S
-_SHARE_GROUPS = 4
-_COUNT_GROUPS = 2
+_SHARE_GROUPS = 8
+_HOUR_GROUPS = 2
 # No hour is closed: the flow of operational time must be invertible.
 _LEAST_INTENSITY = 0.02
 
@@ -52,7 +53,7 @@ class Diurnal:
     """A population of groups; what their weights leave to 1 is never online."""
 
     groups: tuple[Group, ...]
-    """The groups, rarest devices first."""
+    """The groups, rarest devices first, and of alike those first that come at the other hours."""
 
 
 def draw(model: Diurnal, n: int, days: int, rng: np.random.Generator) -> tuple[Array, Array, Index]:
@@ -73,6 +74,7 @@ def draw(model: Diurnal, n: int, days: int, rng: np.random.Generator) -> tuple[A
     t[active] = tables.after(
         group[active], before, u[1] * _interpolated(tables.gap, group[active], u[0])
     )
+    active = active[t[active] < end]
     found: list[tuple[Index, Array, Array]] = []
     while active.size:
         # Only devices still on their way draw: the draws depend on the block alone.
@@ -100,30 +102,42 @@ def fit(availability: Availability, epoch_s: float = 0.0) -> Diurnal:
     """Return the population whose replay would look like a recording's replay.
 
     The recording is taken as a circle, as it is replayed: the gap from a device's last window leads
-    to its first. A recording does not tell unobserved from offline, so devices may come out rarer
-    than they were. They are grouped by the share of time they are online, then by how often they
-    come.
+    to its first. Devices are grouped by the share of time they are online, then by their hours:
+    those that are online when most devices are, and the others.
 
     Args:
         availability: the recording; each record a whole number of days.
         epoch_s: time of day of instant 0, in s.
 
     Raises:
-        TraceError: fewer than 8 devices ever come, or records are not whole days.
+        TraceError: fewer than 16 devices ever come, or records are not whole days.
     """
-    rows = availability.rows
-    length = availability.lengths[rows]
+    length = availability.record_s()
     if np.any(np.mod(length, DAY_S) != 0):
         raise TraceError("availability to fit: expected records of whole days, cut or pad them")
-    counts = np.diff(availability.offsets)[rows]
-    first = availability.offsets[rows]
-    windows = ranges(first, counts)
-    owner = np.repeat(np.arange(rows.size), counts)
-    starts, ends = availability.starts[windows], availability.ends[windows]
-    share = np.bincount(owner, weights=ends - starts, minlength=rows.size) / length
+    n = availability.n_devices
+    owner, starts, ends = availability.sessions(np.arange(n))
+    counts = np.bincount(owner, minlength=n)
+    hour_s = np.array(
+        [
+            np.bincount(
+                owner,
+                weights=_time_in_hour(starts + epoch_s, ends + epoch_s, hour),
+                minlength=n,
+            )
+            for hour in range(24)
+        ]
+    )
+    share = hour_s.sum(axis=0) / length
+    # The mean hour online of each device, as an angle, against that of all.
+    mean_hour = np.exp(2j * np.pi / 24 * np.arange(24)) @ hour_s
+    likeness = np.cos(np.angle(mean_hour) - np.angle(mean_hour.sum()))
     present = np.flatnonzero((counts > 0) & (share < 1))
-    if present.size < _SHARE_GROUPS * _COUNT_GROUPS:
-        raise TraceError(f"availability to fit: {present.size} devices come and go, expected >= 8")
+    if present.size < _SHARE_GROUPS * _HOUR_GROUPS:
+        raise TraceError(
+            f"availability to fit: {present.size} devices come and go, expected >= "
+            f"{_SHARE_GROUPS * _HOUR_GROUPS}"
+        )
     following = np.concatenate([starts[1:], [0.0]])
     last = offsets_of(counts)[1:][counts > 0] - 1
     own_first = offsets_of(counts)[:-1][counts > 0]
@@ -132,12 +146,13 @@ def fit(availability: Availability, epoch_s: float = 0.0) -> Diurnal:
     for members in np.array_split(
         present[np.argsort(share[present], kind="stable")], _SHARE_GROUPS
     ):
-        halves = np.array_split(members[np.argsort(counts[members], kind="stable")], _COUNT_GROUPS)
+        order = members[np.argsort(likeness[members], kind="stable")]
+        halves = np.array_split(order, _HOUR_GROUPS)
         for half in halves:
             ours = np.isin(owner, half)
             groups.append(
                 _fit_group(
-                    half.size / rows.size,
+                    half.size / n,
                     starts[ours] + epoch_s,
                     ends[ours] + epoch_s,
                     following[ours] + epoch_s,

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, Index, ranges, rounded
+from fedstale.traces.arrays import DAY_S, Array, Index, rounded
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.synthetic import diurnal
@@ -23,6 +23,8 @@ from fedstale.traces.trace_set import TraceSet
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Levels of the quantiles of marginals."""
 LINK_LAGS_S = (1, 10, 60)
+ONLINE_LAGS_S = (1800.0, 7200.0, DAY_S, 3 * DAY_S)
+"""Lags of the autocorrelation of being online, in s."""
 LOAD_LAGS = (1, 3, 12)
 _CLASSES = 10
 _MOST_PROCESSORS = 4000
@@ -98,38 +100,55 @@ def availability_marginal(traces: Availability, *, epoch_s: float = 0.0) -> Marg
 
     Returns:
         `hourly` (mean share of devices online, for each hour of the day), `share` (quantiles, over
-        devices, of the share of time they are online), `never` (share of devices that never are),
-        `session_s` and `gap_s` (quantiles of lengths of windows, and of gaps inside records; a
-        window that never ends has no length).
+        devices, of the share of time they are online), both of the time in which they were logged,
+        `never` (share of devices that never are),
+        `autocorrelation` (of being online, around the mean of all, at those of `ONLINE_LAGS_S`
+        that logs reach), `session_s` and `gap_s` (quantiles of lengths of windows, and of gaps
+        inside records; a window that never ends has no length).
     """
     devices = _spread(traces.n_devices, _MOST_DEVICES)
     end = float(traces.lengths.max())
     # A short record that repeats still says something about every hour of a day.
     end = min(max(end, DAY_S) if traces.repeat else end, 7 * DAY_S, traces.until)
-    hours, n_online = np.zeros(24), np.zeros(24)
-    online_s = np.zeros(devices.size)
+    by_hour = np.zeros((2, 24))
+    online_s, logged_s = np.zeros((2, devices.size))
     step_s = min(_STEP_S, end / 10)
-    instants = np.arange(step_s / 2, end, step_s)
-    for t in instants:
-        online = traces.is_available(devices, t)
-        hour = int((t + epoch_s) % DAY_S // 3600)
-        hours[hour] += online.mean()
-        n_online[hour] += 1
+    for t in np.arange(step_s / 2, end, step_s):
+        logged = np.less(*traces.log_at(devices, t))
+        online = traces.is_available(devices, t) & logged
+        by_hour[:, int((t + epoch_s) % DAY_S // 3600)] += online.sum(), logged.sum()
         online_s += online
-    rows = traces.rows[devices]
-    counts = np.diff(traces.offsets)[rows]
-    at = ranges(traces.offsets[rows], counts)
-    owner = np.repeat(np.arange(devices.size), counts)
-    lengths = traces.ends[at] - traces.starts[at]
-    endless = (lengths == traces.lengths[rows][owner]) & traces.repeat
-    gaps = (traces.starts[at][1:] - traces.ends[at][:-1])[owner[1:] == owner[:-1]]
+        logged_s += logged
+    seen = logged_s > 0
+    owner, starts, ends = traces.sessions(devices)
+    endless = (ends - starts == traces.record_s()[devices][owner]) & traces.repeat
+    gaps = (starts[1:] - ends[:-1])[owner[1:] == owner[:-1]]
+    counts = np.bincount(owner, minlength=devices.size)
     return {
-        "hourly": _plain(hours / np.maximum(n_online, 1)),
-        "share": _quantiles(online_s / max(instants.size, 1)),
+        "hourly": _plain(by_hour[0] / np.maximum(by_hour[1], 1)),
+        "share": _quantiles(online_s[seen] / logged_s[seen]),
         "never": float(round((counts == 0).mean(), 5)),
-        "session_s": _quantiles(lengths[~endless]),
+        "autocorrelation": _persistence(traces, devices, end),
+        "session_s": _quantiles((ends - starts)[~endless]),
         "gap_s": _quantiles(gaps),
     }
+
+
+def _persistence(traces: Availability, devices: Index, end: float) -> list[float]:
+    """Return the autocorrelation of being online, at lags that logs reach."""
+    who, when = (x.ravel() for x in np.meshgrid(devices, np.arange(_STEP_S, end, 3 * _STEP_S)))
+    start, last = traces.log_at(who, when)
+    who, when, last = who[start < last], when[start < last], last[start < last]
+    online = traces.is_available(who, when).astype(np.float64)
+    mean, found = online.mean(), []
+    for lag in ONLINE_LAGS_S:
+        known = when + lag < last
+        later = traces.is_available(who[known], when[known] + lag)
+        if later.size == 0 or online.var() == 0:
+            break
+        products = (online[known] - mean) * (later - mean)
+        found.append(products.mean() / online.var())
+    return _plain(np.array(found))
 
 
 def link_marginal(traces: Series) -> Marginal:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 def phones():
     """Return 200 phones: when they charge, how fast they are, what is left, and their links."""
     return TraceSet.compose(
-        availability=TraceSet.read(RECORDINGS / "flash-ready-strict.json"),
+        availability=TraceSet.read(RECORDINGS / "flash-days.json"),
         compute=TraceSet.read(RECORDINGS / "ai-benchmark-devices.json"),
         background=TraceSet.read(RECORDINGS / "planetlab-cpu.tar.gz"),
         network=TraceSet.read(RECORDINGS / "mahimahi"),

@@ -131,3 +131,43 @@ def test_other_traces_to_stop_on_leave_all_devices_to_learn_from(fleet):
 def test_too_few_devices_are_one_sentence():
     with pytest.raises(TraceError, match="at least 5"):
         split(TraceSet.ideal(4), seed=0)
+
+
+def phone(logs, *, days=1):
+    """Return a phone that is online from 1 h to 3 h, and logged for a part of its record."""
+    return TraceSet(
+        device_ids=pd.Index(["a"], dtype="str"),
+        availability=Availability.of([[(3600.0, 3 * 3600.0)]], days * DAY, logs=logs),
+    )
+
+
+def test_no_label_lies_beyond_the_end_of_a_log():
+    observer = TraceObserver(phone((0.0, 4 * 3600.0)))
+    survival = examples_at(observer, [0], 2 * 3600.0, until=DAY).survival[0]
+    np.testing.assert_array_equal(np.isnan(survival), HORIZONS_S > 2 * 3600.0)
+    # The record says what came after; nobody saw it.
+    assert survival[HORIZONS_S == 3600.0] == 0.0
+
+
+def test_no_origin_is_drawn_where_nothing_was_logged():
+    observer = TraceObserver(phone((20 * 3600.0, 8 * 3600.0)))
+    now = draw(observer, [0], start=0.0, until=DAY, n=300, seed=0).observed.now
+    hour = now // 3600
+    assert set(hour) <= {0, 1, 2, 3, 20, 21, 22, 23}
+    assert {0, 23} <= set(hour)
+
+
+def test_devices_of_which_nothing_was_logged_give_no_examples():
+    with pytest.raises(TraceError, match="no log to draw origins from"):
+        draw(TraceObserver(phone((0.0, 0.0))), [0], start=0.0, until=DAY, n=10, seed=0)
+
+
+def test_survival_of_new_sessions_counts_a_session_through_midnight_as_one():
+    windows = [(0.0, 3600.0), (DAY - 3600.0, DAY)]
+    traces = TraceSet(
+        device_ids=pd.Index(["a"], dtype="str"),
+        availability=Availability.of([windows], DAY, logs=(12 * 3600.0, DAY)),
+    )
+    at = 13 * 3600.0
+    survival = examples_at(TraceObserver(traces), [0], at, until=9 * DAY).new_session_survival
+    np.testing.assert_array_equal(survival >= 0.5, HORIZONS_S <= 3600.0)

@@ -123,14 +123,15 @@ def test_time_since_the_last_change_is_found_by_walking_back(seed, now):
     assert seen.since_s[0] == pytest.approx(expected)
 
 
-def test_a_window_that_began_before_the_shifted_record_counts_only_since_the_record():
+def test_a_window_counts_only_since_the_record_began_again():
     traces = TraceSet(
         device_ids=pd.Index(["a"], dtype="str"),
         availability=Availability.of([[(0.0, 50.0), (90.0, 100.0)]], 100.0).shifted([95.0]),
     )
     seen = TraceObserver(traces).at([0, 0, 0], [0.0, 20.0, 120.0])
-    # The second time round, at 120 s, the window began in the cycle before, at 95 s.
-    np.testing.assert_allclose(seen.since_s, [0.0, 20.0, 25.0])
+    # The record begins again at 5 s and at 105 s, within a window.
+    np.testing.assert_allclose(seen.since_s, [0.0, 15.0, 15.0])
+    np.testing.assert_allclose(seen.history_s, [0.0, 15.0, 15.0])
 
 
 def test_without_history_nothing_is_known_but_the_present():
@@ -275,3 +276,17 @@ def test_late_devices_lose_no_digits_to_the_many_before_them():
     online = OnlineTime(Availability.of(windows, 1e5, repeat=False))
     found = online.upto(np.array([n - 1]), np.array([[30.0, 15.0]]))
     np.testing.assert_allclose(found, [[0.3, 0.1]], rtol=1e-12)
+
+
+def test_a_history_begins_with_the_log_and_not_with_what_the_record_held_the_last_time():
+    # Logged from 20:00 to 04:00 and repeated each day: the next night is not known by heart.
+    night = Availability.of(
+        [[(3600.0, 7200.0), (79_200.0, 82_800.0)]], DAY, logs=(72_000.0, 28_800.0)
+    )
+    traces = TraceSet(device_ids=pd.Index(["a"], dtype="str"), availability=night)
+    seen = TraceObserver(traces).at([0, 0, 0], [2 * DAY + 1800.0, 2 * DAY - 3600.0, DAY + 43_200.0])
+    np.testing.assert_allclose(seen.history_s, [4.5 * 3600, 3 * 3600, 0.0])
+    np.testing.assert_allclose(seen.since_s, [1.5 * 3600, 0.0, 0.0])
+    assert not seen.online.any()
+    long_ago = EDGES_S[:-1] >= 5 * 3600.0
+    assert np.isnan(seen.online_share[0, long_ago]).all()

@@ -227,8 +227,8 @@ def rewritten(path, *, about=None, change=None):
 def test_a_later_version_is_rejected_by_its_number(tmp_path):
     path = tmp_path / "t.parquet"
     rich_set().write(path)
-    rewritten(path, about={"version": 2})
-    with pytest.raises(TraceError, match="version 2 of the format: expected 1"):
+    rewritten(path, about={"version": 3})
+    with pytest.raises(TraceError, match="version 3 of the format: expected 2"):
         TraceSet.read(path)
 
 

@@ -205,7 +205,7 @@ def test_an_address_that_is_none_is_one_sentence(tmp_path, url):
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path):
-    with pytest.raises(TraceError, match="expected one of flash, gnettrack"):
+    with pytest.raises(TraceError, match="expected one of flash, flash_days"):
         fetch("nonsense", tmp_path)
 
 

@@ -7,32 +7,69 @@ import pytest
 from fedstale.errors import TraceError
 from fedstale.traces.sources import flash
 
-REAL = Path(__file__).parents[3] / ".." / "shared" / "traces" / "flash-ready-strict.json"
+SHARED = Path(__file__).parents[3] / ".." / "shared" / "traces"
+REAL, DAYS = SHARED / "flash-ready-strict.json", SHARED / "flash-days.json"
 needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
+needs_days = pytest.mark.skipif(not DAYS.exists(), reason=f"{DAYS} is not on this machine")
+HOUR, DAY = 3600.0, 86_400.0
 
 
-def read(tmp_path, data, **options):
+def read(tmp_path, data):
     file = tmp_path / "ready_strict.json"
     file.write_text(data if isinstance(data, str) else json.dumps(data))
-    return flash.read(file, **options)
+    return flash.read(file)
+
+
+def read_days(tmp_path, data):
+    file = tmp_path / "cached_timers.json"
+    file.write_text(json.dumps(data))
+    return flash.read_days(file)
+
+
+def phone(start, end, *windows, usable=True):
+    return {"isSuccess": usable, "trace_start": start, "trace_end": end, "ready_time": windows}
 
 
 def windows(traces, phone):
     return traces.availability.windows(traces.position(phone))[0].tolist()
 
 
-def test_windows_are_read_as_they_are(tmp_path):
-    traces = read(tmp_path, {"a": [[10.0, 20.0], [50, 60]], "b": [[5.0, 6.0]]})
+def logged(traces, t, phone=0):
+    start, end = traces.availability.log_at([phone], t)
+    return start[0], end[0]
+
+
+def test_windows_keep_the_hours_of_the_clock(tmp_path):
+    traces = read(tmp_path, {"a": [[10.0, 20.0], [50, 60]], "b": [[30 * HOUR, 31 * HOUR]]})
     assert windows(traces, "a") == [[10, 20], [50, 60]]
-    assert windows(traces, "b") == [[5, 6]]
+    assert windows(traces, "b") == [[6 * HOUR, 7 * HOUR]]
     assert traces.known == ("availability",)
     assert not traces.repairs
 
 
+def test_a_phone_is_unknown_where_it_was_not_logged_and_not_away_on_another_day(tmp_path):
+    traces = read(tmp_path, {"a": [[22 * HOUR, 23 * HOUR], [26 * HOUR, 28 * HOUR]]})
+    assert windows(traces, "a") == [[2 * HOUR, 4 * HOUR], [22 * HOUR, 23 * HOUR]]
+    assert traces.availability.windows(0)[1] == DAY
+    assert logged(traces, 25 * HOUR) == (22 * HOUR, 28 * HOUR)
+    assert logged(traces, 12 * HOUR) == (12 * HOUR, 12 * HOUR)
+    # The same hour of the next day is the same hour of the record, and another log.
+    assert traces.availability.is_available([0], 27 * HOUR + DAY)[0]
+    assert logged(traces, 27 * HOUR + DAY) == (22 * HOUR + DAY, 28 * HOUR + DAY)
+
+
+def test_a_log_of_more_than_a_day_takes_two_days_and_one_of_days_apart_does_not(tmp_path):
+    two_days = [[20 * HOUR, 21 * HOUR], [40 * HOUR, 46 * HOUR]]
+    apart = [[10 * HOUR, 13 * HOUR], [60 * HOUR, 62 * HOUR]]
+    traces = read(tmp_path, {"a": two_days, "b": apart})
+    assert traces.availability.windows(0)[1] == 2 * DAY
+    assert logged(traces, 20 * HOUR) == (20 * HOUR, 46 * HOUR)
+    assert windows(traces, "b") == [[10 * HOUR, 13 * HOUR]]
+    assert dict(traces.repairs) == {"dropped: apart from the log by more than a day": 1}
+
+
 def test_every_kind_of_mess_is_repaired_or_dropped_and_counted(tmp_path):
     messy = [
-        [-50, -40],
-        [-5, 5],
         [100, 90],
         [200, 200],
         [300, 301],
@@ -40,7 +77,7 @@ def test_every_kind_of_mess_is_repaired_or_dropped_and_counted(tmp_path):
         [303, 310],
         [305, 308],
         [250, 260],
-        [172_790, 172_900],
+        [-200_000_000, 270],
         [200_000, 200_100],
         [1, "x"],
         [1, None],
@@ -49,18 +86,18 @@ def test_every_kind_of_mess_is_repaired_or_dropped_and_counted(tmp_path):
         7,
     ]
     traces = read(tmp_path, {"a": messy})
-    assert windows(traces, "a") == [[0, 5], [250, 260], [300, 310], [172_790, 172_800]]
+    assert windows(traces, "a") == [[200_000 - 2 * DAY, 200_100 - 2 * DAY]]
+    traces = read(tmp_path, {"a": [*messy, [-5000, 5]]})
+    assert windows(traces, "a") == [[0, 5], [250, 260], [300, 310], [DAY - 5000, DAY]]
     assert dict(traces.repairs) == {
-        "cut: started before instant 0": 1,
-        "cut: went on after the end of the record": 1,
-        "dropped: after the end of the record": 1,
-        "dropped: before instant 0": 1,
+        "dropped: apart from the log by more than a day": 1,
         "dropped: end before start": 1,
+        "dropped: longer than a day, so the clock was set": 1,
         "dropped: no length": 1,
         "dropped: not a pair of numbers": 5,
         "merged: at most 1 s apart": 2,
         "merged: overlapping": 1,
-        "sorted: out of order": 1,
+        "sorted: out of order": 2,
     }
 
 
@@ -69,14 +106,54 @@ def test_a_phone_without_windows_is_kept_as_one_that_never_comes(tmp_path):
     assert traces.n_devices == 2
     start, _ = traces.availability.window_at_or_after([0], 0.0)
     assert start == np.inf
+    assert logged(traces, 5.0) == (5.0, 5.0)
     assert traces.repairs["kept: phone that is never online"] == 1
 
 
-def test_the_record_repeats_after_whole_days(tmp_path):
-    traces = read(tmp_path, {"a": [[3600, 7200]]}, days=3)
-    assert traces.availability.windows(0)[1] == 3 * 86_400
-    start, _ = traces.availability.window_at_or_after([0], 3 * 86_400.0)
-    assert start == 3 * 86_400 + 3600
+def test_days_keep_the_hours_and_the_weekday_of_their_log(tmp_path):
+    # Four weeks and a day after instant 0, at 20:00, for three days.
+    start = 29 * DAY + 20 * HOUR
+    traces = read_days(
+        tmp_path, {"a": phone(start, start + 3 * DAY, [start + 2 * HOUR, start + 5 * HOUR])}
+    )
+    assert traces.availability.windows(0)[1] == 3 * DAY
+    assert logged(traces, 2 * DAY) == (DAY + 20 * HOUR, 4 * DAY + 20 * HOUR)
+    begin, end = traces.availability.window_at_or_after([0], DAY + 20 * HOUR)
+    assert (begin[0], end[0]) == (DAY + 22 * HOUR, 2 * DAY + HOUR)
+
+
+def test_a_window_through_the_end_of_the_days_goes_on_at_their_beginning(tmp_path):
+    traces = read_days(tmp_path, {"a": phone(6 * HOUR, 30 * HOUR, [20 * HOUR, 30 * HOUR])})
+    assert windows(traces, "a") == [[0, 6 * HOUR], [20 * HOUR, DAY]]
+    traces = read_days(
+        tmp_path, {"a": phone(6 * HOUR, 30 * HOUR, [6 * HOUR, 7 * HOUR], [29 * HOUR, 30 * HOUR])}
+    )
+    assert windows(traces, "a") == [[5 * HOUR, 7 * HOUR]]
+
+
+def test_phones_without_a_usable_log_are_left_out_and_counted(tmp_path):
+    traces = read_days(
+        tmp_path,
+        {
+            "a": phone(0.0, DAY, [1.0, 2.0], [-5.0, 1.0], [DAY - 1, DAY + 9]),
+            "b": phone(None, None, usable=False),
+            "c": phone(5.0, 5.0),
+            "d": phone(0.0, DAY) | {"ready_time": "no"},
+            "e": [],
+            "f": phone(DAY, 0.0),
+        },
+    )
+    assert list(traces.device_ids) == ["a"]
+    assert dict(traces.repairs) == {
+        "cut: started before instant 0": 1,
+        "cut: went on after the end of the record": 1,
+        "dropped: phone whose log has no span or no list of windows": 4,
+        "dropped: phone without a usable log": 1,
+        "merged: at most 1 s apart": 1,
+        "sorted: out of order": 1,
+    }
+    with pytest.raises(TraceError, match="no phone with a log"):
+        read_days(tmp_path, {"b": phone(0.0, 1.0, usable=False)})
 
 
 @pytest.mark.parametrize(
@@ -107,44 +184,63 @@ def test_numbers_that_are_none_are_dropped(tmp_path):
     assert traces.repairs["dropped: not a pair of numbers"] == 4
 
 
-def test_a_record_of_no_day_is_rejected(tmp_path):
-    with pytest.raises(TraceError, match="days = 0"):
-        read(tmp_path, {"a": []}, days=0)
-
-
 @needs_real
 def test_all_phones_of_the_published_file_load():
     traces = flash.read(REAL)
     raw = json.loads(REAL.read_text())
     assert traces.device_ids.tolist() == list(raw)
-    n_raw = sum(len(w) for w in raw.values())
-    gone = sum(n for k, n in traces.repairs.items() if k.startswith(("dropped", "merged")))
-    assert traces.availability.starts.size == n_raw - gone
+    days, counts = np.unique(traces.availability.lengths / DAY, return_counts=True)
+    assert days.tolist() == [1, 2, 3]
+    assert counts[0] > 0.94 * traces.n_devices
 
 
 @needs_real
-def test_merging_and_dropping_keep_the_available_time_of_the_published_file():
+def test_hours_of_the_published_file_are_where_they_were():
     traces = flash.read(REAL)
     raw = json.loads(REAL.read_text())
-    for phone in list(raw)[:200]:
-        expected = set()
-        for start, end in raw[phone]:
-            expected.update(range(max(int(start), 0), min(int(end), 172_800)))
-        made = sum(end - start for start, end in windows(traces, phone))
+    checked = 0
+    for name in list(raw)[:200]:
+        span = [x for window in raw[name] for x in window]
+        if not span or max(span) - min(span) > DAY:
+            continue
+        checked += 1
+        seconds = {
+            second % DAY for start, end in raw[name] for second in range(*map(int, (start, end)))
+        }
+        made = windows(traces, name)
+        assert seconds <= {second for start, end in made for second in range(int(start), int(end))}
         # Each gap of one second that is bridged adds that second.
-        assert len(expected) <= made <= len(expected) + len(raw[phone])
+        assert sum(end - start for start, end in made) <= len(seconds) + len(raw[name])
+    assert checked > 100
 
 
 @needs_real
-def test_phones_of_the_published_file_come_at_night():
+def test_phones_of_the_published_file_come_at_night_and_no_day_is_empty():
     traces = flash.read(REAL)
-    hours = np.arange(24) + 0.5
-    online = [
-        traces.availability.is_available(np.arange(traces.n_devices), 86_400 + h * 3600).mean()
-        for h in hours
-    ]
-    assert np.argmax(online) in (0, 1, 2, 3, 4, 5)
-    assert max(online) > 3 * min(online)
+    devices = np.arange(traces.n_devices)
+    online = np.array(
+        [traces.availability.is_available(devices, (h + 0.5) * HOUR).mean() for h in range(48)]
+    )
+    for day in (online[:24], online[24:]):
+        assert np.argmax(day) in (0, 1, 2, 3, 4, 5)
+        assert 2 * min(day) < max(day) < 4 * min(day)
+
+
+@needs_days
+def test_phones_over_days_are_ready_as_often_as_their_authors_log_says():
+    traces = flash.read_days(DAYS)
+    devices = np.arange(traces.n_devices)
+    assert traces.n_devices == 513
+    assert traces.repairs["dropped: phone without a usable log"] == 192
+    starts, ends = traces.availability.log_at(devices, 0.0)
+    assert np.all((starts <= 0) & (ends > 0))
+    share = np.array(
+        [traces.availability.is_available(devices, t).mean() for t in np.arange(0, 10 * DAY, 900)]
+    )
+    by_hour = share.reshape(10, 24, 4).mean(axis=(0, 2))
+    assert share.mean() == pytest.approx(0.095, abs=0.003)
+    assert by_hour[4] == pytest.approx(0.137, abs=0.01)
+    assert by_hour[13] == pytest.approx(0.065, abs=0.01)
 
 
 def test_half_of_a_character_is_no_name(tmp_path):

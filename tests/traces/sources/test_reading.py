@@ -12,13 +12,20 @@ from fedstale.traces.sources.catalogue import kind_of
 
 CSV = "Timestamp,DL_bitrate,UL_bitrate\n2020.02.13_10.00.00,8,1\n2020.02.13_10.00.01,8,1\n"
 FLASH = json.dumps({"a": [[1, 2]]})
+DAYS = json.dumps(
+    {"a": {"isSuccess": True, "trace_start": 0, "trace_end": 86400, "ready_time": [[1, 2]]}}
+)
+EVENTS = "a,available,2016-01-28 15:00:00.000\na,offline,2016-01-28 16:00:00.000\n"
+SESSIONS = "user_id;plugin_time;plugout_time\n" + "".join(
+    f"a;2020-01-{day:02} 20:00:00;2020-01-{day + 1:02} 06:00:00\n" for day in range(1, 12)
+)
 PHONES = json.dumps([{"Model": "a", "CPU_F_AI_Score": "5"}])
 BEHAVIOUR = pickle.dumps({1: {"active": [1], "inactive": [2], "finish_time": 9}})
 CAPACITY = pickle.dumps({1: {"computation": 1.0, "communication": 2.0}})
 
 
 def example(folder: Path, kind: str) -> Path:
-    """Write the smallest file of a kind under a name that does not give it away."""
+    """Write the smallest file of a kind; its name gives it away only where nothing else does."""
     if kind == "mahimahi":
         (folder / "a.up").write_text("1\n")
         return folder
@@ -28,12 +35,16 @@ def example(folder: Path, kind: str) -> Path:
         return folder
     content = {
         "flash": FLASH.encode(),
+        "flash_days": DAYS.encode(),
+        "library_desktops": EVENTS.encode(),
+        "car_charging": SESSIONS.encode(),
         "aibenchmark": PHONES.encode(),
         "gnettrack": CSV.encode(),
         "fedscale_behaviour": BEHAVIOUR,
         "fedscale_capacity": CAPACITY,
     }[kind]
-    file = folder / ("x.csv" if kind == "gnettrack" else "x")
+    names = {"gnettrack": "x.csv", "library_desktops": "FullLogonData-000.csv"}
+    file = folder / names.get(kind, "x")
     file.write_bytes(content)
     return file
 
@@ -84,7 +95,7 @@ def test_every_reader_answers_a_truncated_file_with_a_trace_error_or_less_data(t
         except TraceError:
             continue
         # A log that ends early is a shorter log; nothing else may pass.
-        assert kind == "gnettrack"
+        assert kind in ("gnettrack", "library_desktops", "car_charging")
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n", pickle.dumps({"a": 1})])
@@ -110,11 +121,17 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path):
 
 
 def test_archives_are_told_apart_by_what_is_in_them(tmp_path):
-    for name, member in (("a", "d/x.csv"), ("b", "d/20110303/host"), ("c", "d/readme")):
+    for name, member in (
+        ("a", "d/x.csv"),
+        ("b", "d/20110303/host"),
+        ("c", "d/readme"),
+        ("e", "d/FullLogonData-000.csv"),
+    ):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr(member, "1")
     assert kind_of(tmp_path / "a") == "gnettrack"
     assert kind_of(tmp_path / "b") == "planetlab"
+    assert kind_of(tmp_path / "e") == "library_desktops"
     with pytest.raises(TraceError, match="known kind"):
         kind_of(tmp_path / "c")
 

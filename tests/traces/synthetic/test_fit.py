@@ -24,7 +24,7 @@ def recordings():
         pytest.skip("published recordings are not here")
 
     return {
-        "availability": TraceSet.read(SHARED / "flash-ready-strict.json"),
+        "availability": TraceSet.read(SHARED / "flash-days.json"),
         "network": [TraceSet.read(SHARED / "uccmisl-5g.zip"), TraceSet.read(SHARED / "mahimahi")],
         "background": TraceSet.read(SHARED / "planetlab-cpu.tar.gz"),
         "compute": TraceSet.read(SHARED / "ai-benchmark-devices.json"),

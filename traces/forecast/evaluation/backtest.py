@@ -77,16 +77,16 @@ def rolling(
     rng = np.random.default_rng(seed)
     drawn: list[Index] = []
     when: list[Array] = []
+    availability = observer.traces.availability
     ends = np.minimum(record_s(observer.traces)[devices], until)
     grid = np.arange(start, until, step_s)
     for now in np.minimum(grid + step_s * rng.random(grid.size), np.nextafter(until, 0.0)):
         recorded = devices[ends > now]
-        if observer.traces.availability is None:
+        if availability is None:
             chosen = _some(recorded, most, rng)
         else:
-            is_online = observer.traces.availability.is_available(
-                recorded, np.full(recorded.size, now)
-            )
+            recorded = recorded[np.less(*availability.log_at(recorded, now))]
+            is_online = availability.is_available(recorded, now)
             online = _some(recorded[is_online], most, rng)
             offline = _some(recorded[~is_online], max(online.size, 1), rng)
             chosen = np.concatenate([online, offline])

@@ -119,10 +119,11 @@ def job_scores(
 def finishes(traces: TraceSet, origins: Observation, job: Job, until: float) -> Array:
     """Return 1 where a job sent to a device online is reported in time, 0 where not, else NaN.
 
-    NaN are devices that are offline, and jobs whose deadline lies beyond the part.
+    NaN are devices that are offline, and jobs whose deadline lies beyond the part or the log.
     """
     outcome = traces.trips(origins.devices, origins.now, job)
-    tried = origins.online & (origins.now + np.asarray(job.ttl_s) <= until)
+    known = np.minimum(traces.log_at(origins.devices, origins.now)[1], until)
+    tried = origins.online & (origins.now + np.asarray(job.ttl_s) <= known)
     return np.where(tried, outcome.status == Status.REPORTED, np.nan)
 
 
@@ -134,7 +135,8 @@ def calibration_scores(
     Only devices count that are online and remember all of their history, as those that are sent
     jobs. All count where there are none of these.
     """
-    alike = observed.online & (observed.history_s >= observed.now)
+    began = traces.log_at(observed.devices, observed.now)[0].clip(min=0.0)
+    alike = observed.online & (observed.history_s >= observed.now - began)
     observed = observed.take(alike) if alike.any() else observed
     return fleet_scores(
         forecaster.forecast_job(observed, job), true_times(traces, observed, job, until)
@@ -183,7 +185,9 @@ def decision(
     # Of each round, the share that is reported in time and the device-seconds wasted.
     rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in ("random", *forecasters)}
     for now in instants:
-        online = devices[observer.traces.availability.is_available(devices, now)]
+        # What a device does beyond its log is unknown.
+        logged = observer.traces.log_at(devices, now)[1] >= now + np.max(job.ttl_s)
+        online = devices[observer.traces.availability.is_available(devices, now) & logged]
         if online.size < 2 * k:
             continue
         outcome = observer.traces.trips(online, now, job)
