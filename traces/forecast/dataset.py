@@ -30,7 +30,7 @@ from fedstale.traces.trace_set import TraceSet
 SHORT_HISTORY = 0.2
 """Share of the examples to learn from whose device remembers only a part of its history."""
 TURN_SHARE = 0.625
-"""Share of the record that may be learnt from."""
+"""Share of the median record that may be learnt from."""
 _ATTEMPTS = 50
 
 
@@ -224,7 +224,7 @@ class Split:
     turn: float
     """Instant in s."""
     end: float
-    """End of the record in s."""
+    """End of the longest record in s."""
 
 
 def split(traces: TraceSet, *, seed: int) -> Split:
@@ -247,13 +247,13 @@ def split(traces: TraceSet, *, seed: int) -> Split:
         raise TraceError(f"{n} devices: expected at least 5 to split by device")
     order = stream(seed, 5).permutation(n)
     first, second = round(0.6 * n), round(0.8 * n)
-    end = float(record_s(traces).max())
+    lengths = record_s(traces)
     return Split(
         training=np.sort(order[:first]),
         validation=np.sort(order[first:second]),
         testing=np.sort(order[second:]),
-        turn=TURN_SHARE * end,
-        end=end,
+        turn=TURN_SHARE * float(np.median(lengths)),
+        end=float(lengths.max()),
     )
 
 

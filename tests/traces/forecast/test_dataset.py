@@ -171,3 +171,14 @@ def test_survival_of_new_sessions_counts_a_session_through_midnight_as_one():
     at = 13 * 3600.0
     survival = examples_at(TraceObserver(traces), [0], at, until=9 * DAY).new_session_survival
     np.testing.assert_array_equal(survival >= 0.5, HORIZONS_S <= 3600.0)
+
+
+def test_most_devices_have_hours_to_test_on_where_one_was_logged_for_long():
+    days = [2, 5, 5, 6, 40]
+    traces = TraceSet(
+        device_ids=pd.Index([f"d{i}" for i in range(5)], dtype="str"),
+        availability=Availability.of([[(0.0, 3600.0)]] * 5, np.array(days) * DAY),
+    )
+    parts = split(traces, seed=0)
+    assert parts.turn == 0.625 * 5 * DAY
+    assert parts.end == 40 * DAY
