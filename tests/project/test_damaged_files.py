@@ -8,6 +8,7 @@ tests of their own beside their readers.
 import gzip
 import io
 import json
+import lzma
 import pickle
 import resource
 import shutil
@@ -128,6 +129,23 @@ def source(kind, name, content):
     return Reader(data(name, content), lambda folder: TraceSet.read(folder / name, kind))
 
 
+DAYS = {
+    name: {"isSuccess": True, "trace_start": 5e4, "trace_end": 5e4 + 86400 * n, "ready_time": ready}
+    for n, (name, ready) in enumerate(
+        {"a": [[6e4, 7e4]], "b": [[9e4, 1e5], [5e4, 51e3]]}.items(), 1
+    )
+}
+EVENTS = "".join(
+    f"{machine},{state},2016-01-{day} 1{hour}:00:00.000\n"
+    for day in (28, 29)
+    for hour, state in enumerate(("available", "in-use", "offline", "restarted"))
+    for machine in ("D1", "D2")
+)
+SESSIONS = "user_id;plugin_time;plugout_time\n" + "".join(
+    f"{user};2020-01-{day:02} 20:00:00;2020-01-{day + 1:02} 06:00:00\n"
+    for user in "ab"
+    for day in range(1, 20, 3)
+)
 PHONES = [{"Model": f"phone {i}", "CPU_F_AI_Score": str(5 + i)} for i in range(5)]
 SLEEPERS = {i: {"active": [1, 50], "inactive": [20, 70], "finish_time": 90} for i in range(4)}
 CLIENTS = {i: {"computation": 1.0 + i, "communication": 2.0} for i in range(4)}
@@ -167,6 +185,12 @@ READERS = {
     ),
     "flash": source("flash", "x", json.dumps({"a": [[1, 2], [5, 9]], "b": [[3, 4]]}).encode()),
     "flash, gzipped": source("flash", "x", gzip.compress(json.dumps({"a": [[1, 2]]}).encode())),
+    "flash over days": source("flash_days", "x", json.dumps(DAYS).encode()),
+    "desktops": source("library_desktops", "FullLogonData-000.csv", EVENTS.encode()),
+    "desktops, xz": source(
+        "library_desktops", "FullLogonData-000.csv.xz", lzma.compress(EVENTS.encode())
+    ),
+    "cars": source("car_charging", "x", SESSIONS.encode()),
     "aibenchmark": source("aibenchmark", "x", json.dumps(PHONES).encode()),
     "gnettrack": source("gnettrack", "x.csv", LOG.encode()),
     "mahimahi": source("mahimahi", "x.up", b"1\n5\n9\n1000\n2000\n"),

@@ -50,7 +50,8 @@ def read(path: str | Path) -> TraceSet:
     """
     path = Path(path)
     counts: Counter[str] = Counter()
-    events = pd.concat([_events(text, counts) for text in _texts(path)], ignore_index=True)
+    files = [_events(text, counts) for text in _texts(path)]
+    events = pd.concat(files, ignore_index=True) if files else pd.DataFrame()
     if events.empty:
         raise TraceError(f"{path}: no row of machine, state and local time: expected desktops' log")
     machine, ids = pd.factorize(events["machine"], sort=True)

@@ -107,6 +107,12 @@ def test_what_is_not_this_format_is_one_sentence(tmp_path, text):
         read(tmp_path, text)
 
 
+def test_a_folder_without_a_log_is_one_sentence(tmp_path):
+    (tmp_path / "semesters.csv").write_text("semester\n")
+    with pytest.raises(TraceError, match="expected desktops' log"):
+        library.read(tmp_path)
+
+
 @needs_real
 def test_the_published_log_is_read_as_its_events_say():
     traces = library.read(REAL)
