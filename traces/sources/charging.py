@@ -29,6 +29,7 @@ from fedstale.traces.trace_set import TraceSet
 COLUMNS = ("user_id", "plugin_time", "plugout_time")
 EPOCH = "2018-01-01T00:00:00"
 """A Monday, from which instants count."""
+_LOCAL_TIME = "%Y-%m-%d %H:%M:%S"
 _WEEK_S = 7 * DAY_S
 _GAP_S = 30 * DAY_S
 
@@ -50,7 +51,7 @@ def read(path: str | Path) -> TraceSet:
     table = _table(path)
     counts: Counter[str] = Counter()
     starts, ends = (
-        (pd.to_datetime(table[name], format="ISO8601", errors="coerce") - pd.Timestamp(EPOCH))
+        (pd.to_datetime(table[name], format=_LOCAL_TIME, errors="coerce") - pd.Timestamp(EPOCH))
         / pd.Timedelta(seconds=1)
         for name in COLUMNS[1:]
     )

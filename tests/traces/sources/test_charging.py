@@ -73,11 +73,12 @@ def test_every_kind_of_mess_is_repaired_or_dropped_and_counted(tmp_path):
         + session("", "2020-01-05 20:00:00", "2020-01-05 21:00:00")
         + session("a", "2020-01-05 20:00:00", "2020-01-05 19:00:00")
         + session("a", "noon", "2020-01-05 19:00:00")
+        + session("a", "2020-01-05 18:00:00+01:00", "2020-01-05 19:00:00")
         + session("a", "2020-01-05 23:00:00", "2020-01-06 05:00:00")
     )
     traces = read(tmp_path, nights("a", 1, 20) + mess)
     repairs = dict(traces.repairs)
-    assert repairs.pop("dropped: no user, plug-in or plug-out time") == 3
+    assert repairs.pop("dropped: no user, plug-in or plug-out time") == 4
     assert repairs.pop("dropped: end before start") == 1
     assert repairs.pop("merged: overlapping") == 1
     assert repairs.pop("sorted: out of order") == 1
