@@ -131,3 +131,18 @@ def test_the_published_log_is_read_as_its_events_say():
     assert 11 <= int(np.argmin(share)) <= 17
     assert min(share) < 0.45
     assert max(share) > 0.6
+
+
+@needs_real
+def test_machines_change_together_and_were_silent_for_a_week_as_the_page_says():
+    availability = library.read(REAL).availability
+    row = np.repeat(np.arange(availability.lengths.size), np.diff(availability.offsets))
+    # Every window begins with a change and ends with one.
+    minute = np.concatenate([availability.starts, availability.ends]) // 60
+    found, where = np.unique(minute, return_inverse=True)
+    pairs = np.unique(np.stack([where, np.concatenate([row, row])]), axis=1)
+    machines = np.bincount(pairs[0], minlength=found.size)
+    assert (machines[where] >= 10).mean() == pytest.approx(1 / 6, abs=0.02)
+    christmas = (np.datetime64("2016-12-26") - np.datetime64("2016-01-25")).astype(float)
+    silent = (minute * 60 >= christmas * DAY) & (minute * 60 < (christmas + 6) * DAY)
+    assert not silent.any()
