@@ -198,6 +198,37 @@ class Availability(Channel):
         per_device = np.bincount(owner, minlength=lengths.size)
         return cls.packed(starts, ends, per_device, lengths), counts
 
+    @classmethod
+    def of_logs(
+        cls,
+        owner: Index,
+        starts: Array,
+        ends: Array,
+        began: Array,
+        logs_s: Array,
+        *,
+        join_s: float,
+    ) -> tuple["Availability", Counter[str]]:
+        """Return the availability of devices from windows of logs, which become whole days.
+
+        Args:
+            owner: device of each window, 0 to devices - 1; shape (windows,).
+            starts: in s since a midnight; shape (windows,).
+            ends: in s; shape (windows,).
+            began: start of each device's log in s; shape (devices,).
+            logs_s: for how long each device was logged, in s, >= 0; shape (devices,).
+            join_s: longest gap that is not a gap, in s, >= 0.
+
+        Returns:
+            The devices, `folded`, and counts of repairs by kind, as of `repaired`.
+        """
+        # A log without length holds no window, but a record has a length.
+        lengths = np.where(logs_s > 0, logs_s, 1.0)
+        logged, counts = cls.repaired(
+            owner, starts - began[owner], ends - began[owner], lengths, join_s=join_s
+        )
+        return logged.folded(began, logs_s), counts
+
     def folded(self, began: Array, logs_s: Array) -> "Availability":
         """Return logs as records of whole days, whose hours are those of the clock.
 

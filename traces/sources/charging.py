@@ -76,12 +76,10 @@ def read(path: str | Path) -> TraceSet:
     kept &= place[owner] >= 0
     owner, start, end = place[owner[kept]], start[kept], end[kept]
     began, logs_s = began[cars], logs_s[cars]
-    logged, repairs = Availability.repaired(
-        owner, start - began[owner], end - began[owner], logs_s, join_s=0.0
-    )
+    online, repairs = Availability.of_logs(owner, start, end, began, logs_s, join_s=0.0)
     return TraceSet(
         device_ids=pd.Index(users[cars], dtype="str"),
-        availability=logged.folded(began, logs_s),
+        availability=online,
         epoch=EPOCH,
         repairs=counts + repairs,
     )

@@ -152,19 +152,12 @@ def _on_the_clock(  # noqa: PLR0917 - one file's phones
     counts: Counter[str],
 ) -> TraceSet:
     """Return phones with records of whole days; instants count from the file's instant 0."""
-    owner, starts, ends = windows
-    logged, repairs = Availability.repaired(
-        owner,
-        starts - began[owner],
-        ends - began[owner],
-        np.maximum(logs_s, _RESOLUTION_S),
-        join_s=_RESOLUTION_S,
-    )
+    online, repairs = Availability.of_logs(*windows, began, logs_s, join_s=_RESOLUTION_S)
     counts += repairs
-    counts["kept: phone that is never online"] = int(np.sum(np.diff(logged.offsets) == 0))
+    counts["kept: phone that is never online"] = int(np.sum(np.diff(online.offsets) == 0))
     return TraceSet(
         device_ids=pd.Index(phones, dtype="str"),
-        availability=logged.folded(began, logs_s),
+        availability=online,
         epoch=epoch,
         repairs=counts,
     )
