@@ -12,8 +12,6 @@ Index: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 T = TypeVar("T", bound=Any)
 DAY_S = 86_400.0
-
-DAY_S = 86_400.0
 """A day, in s."""
 
 
@@ -126,11 +124,33 @@ def rounded(x: Array, digits: int) -> tuple[float, ...]:
 
 
 def joined(parts: Sequence[T]) -> T:
-    """Return one dataclass of arrays out of several, joined along the first axis."""
+    """Return one dataclass of arrays out of several, joined along the first axis.
+
+    A field may be such a dataclass itself.
+    """
     if len(parts) == 1:
         return parts[0]
-    names = [field.name for field in fields(parts[0])]
-    return type(parts[0])(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})
+    values = {field.name: [getattr(p, field.name) for p in parts] for field in fields(parts[0])}
+    return type(parts[0])(
+        **{
+            name: np.concatenate(each) if isinstance(each[0], np.ndarray) else joined(each)
+            for name, each in values.items()
+        }
+    )
+
+
+def taken(whole: T, which: npt.NDArray[Any] | slice) -> T:
+    """Return some entries of a dataclass of arrays; `which` is positions, a mask or a slice.
+
+    A field may be such a dataclass itself.
+    """
+    values = {field.name: getattr(whole, field.name) for field in fields(whole)}
+    return type(whole)(
+        **{
+            name: value[which] if isinstance(value, np.ndarray) else taken(value, which)
+            for name, value in values.items()
+        }
+    )
 
 
 def stream(seed: int, *key: int) -> np.random.Generator:
@@ -192,3 +212,23 @@ class Channel:
     def between(self, start: float, end: float) -> Self:
         """Return what happens in [start, end), with start as the new 0 and nothing from end on."""
         return replace(self.shifted(start), until=min(self.until, end) - start)
+
+
+def row_time(channel: Channel, devices: Index, t: Array) -> tuple[Array, Array]:
+    """Return instants in the time of each device's row, and the cycles since the first instant.
+
+    Args:
+        channel: of the devices.
+        devices: positions; shape (n,).
+        t: instants in s, >= 0; shape (n, m).
+
+    Returns:
+        Shape (n, m), and (n, m) or, for a channel that does not repeat, (1, 1).
+    """
+    x = np.minimum(t, channel.until) + channel.shifts[devices][:, None]
+    if not channel.repeat:
+        return x, np.zeros((1, 1))
+    length = channel.lengths[channel.rows[devices]][:, None]
+    cycles = np.floor(x / length)
+    x -= cycles * length
+    return x, cycles - cycles[:, :1]

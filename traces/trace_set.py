@@ -273,6 +273,19 @@ class TraceSet:
         return float((at - at.normalize()).total_seconds())
 
     @property
+    def monday_s(self) -> float | None:
+        """Time of instant 0 since the midnight that began its week's Monday, in s; None if unknown.
+
+        Example:
+            >>> replace(TraceSet.ideal(1), epoch="2024-01-02T06:00:00").monday_s
+            108000.0
+        """
+        if self.epoch is None:
+            return None
+        at = pd.Timestamp(self.epoch)
+        return float((at - at.to_period("W-SUN").start_time).total_seconds())
+
+    @property
     def nbytes(self) -> int:
         """Memory of all channels, in bytes, without the device ids."""
         return sum(getattr(self, name).nbytes for name in self.known)

@@ -21,7 +21,8 @@ from fedstale.errors import TraceError
 from fedstale.traces import Status, TraceSet
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.forecast import Forecaster, TraceObserver
-from fedstale.traces.forecast.observation import AVAILABLE_S, HORIZONS_S
+from fedstale.traces.forecast.observation import AVAILABLE_S
+from fedstale.traces.forecast.sessions import HORIZONS_S
 from fedstale.traces.io.atomic import replacing
 
 Parts = Sequence[tuple[npt.ArrayLike, Forecaster]]

@@ -63,13 +63,12 @@ def train_forecaster(
     ] = None,
     examples: Annotated[int, typer.Option(min=100, help="Number of examples.")] = 40_000,
     seed: _Seed = 0,
-    resume: Annotated[bool, typer.Option(help="Go on where an interrupted training was.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors."""
     from fedstale.traces import TraceSet
-    from fedstale.traces.forecast import LSTM, forecaster_class
+    from fedstale.traces.forecast import Perceptron, forecaster_class
     from fedstale.traces.forecast.dataset import draw_parts
 
     forecaster = forecaster_class(kind)()
@@ -77,16 +76,14 @@ def train_forecaster(
         raise ConfigError(f"kind = {kind!r}: reads the future and learns nothing")
     if not forecaster.saved:
         raise ConfigError(f"kind = {kind!r}: only compared with others, by `fedstale backtest`")
-    if not resume and (out / "forecaster.toml").exists():
-        raise ConfigError(f"{out}: holds a forecaster; expected a new folder, or --resume")
+    if (out / "forecaster.toml").exists():
+        raise ConfigError(f"{out}: holds a forecaster; expected a new folder")
     devices = TraceSet.load(traces, seed=seed)
     other = None if stop_on is None else TraceSet.load(stop_on, seed=seed)
     training, held_out = draw_parts(devices, other, n=examples, seed=seed)
-    if isinstance(forecaster, LSTM):
-        if not resume:
-            (out / "training.safetensors").unlink(missing_ok=True)
+    if isinstance(forecaster, Perceptron):
         progress = None if quiet else _show_epoch
-        forecaster.fit(training, held_out, seed=seed, progress=progress, checkpoint=str(out))
+        forecaster.fit(training, held_out, seed=seed, progress=progress)
     else:
         forecaster.fit(training, held_out, seed=seed)
     provenance = {
@@ -97,7 +94,6 @@ def train_forecaster(
         "seed": seed,
     }
     forecaster.save(out, provenance)
-    (out / "training.safetensors").unlink(missing_ok=True)
     say(f"forecaster: {out}", out, as_json=as_json, kind=kind, **provenance)
 
 
@@ -476,5 +472,5 @@ def _watching(out: Path, *, is_shown: bool, tensorboard: bool) -> Iterator[Watch
         yield watch
 
 
-def _show_epoch(epoch: int, loss: float, held_out: float) -> None:
-    note(f"epoch {epoch:3d}  loss {loss:.4f}  held out {held_out:.4f}")
+def _show_epoch(network: str, epoch: int, loss: float, held_out: float) -> None:
+    note(f"{network:8s}  epoch {epoch:2d}  loss {loss:.4f}  held out {held_out:.4f}")

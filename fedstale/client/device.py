@@ -24,6 +24,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from fedstale.errors import ConfigError
 from fedstale.traces.arrays import DAY_S, Array, Mask
 from fedstale.traces.forecast.observation import EDGES_S, RATES, STEPS, Observation
+from fedstale.traces.forecast.sessions import OwnSessions
 from fedstale.traces.recording.monitor import (
     ProcessorTimes,
     PsutilMonitor,
@@ -59,6 +60,8 @@ _LONGEST_SILENCE_S = 1800.0
 # What a training wins of a processor that others keep busy; chosen, not measured. Without it, a
 # device that is busy but trains would forecast that it never does.
 _FAIR_SHARE = 0.5
+# 1 January 1970 was a Thursday.
+_MONDAY_S = 3 * DAY_S
 _POSITION = {name: i for i, name in enumerate(COLUMNS)}
 
 COUNTERS_RECORD = "fedstale.counters"
@@ -129,14 +132,15 @@ class MessageHistory:
             "uplink": np.full((n, STEPS), np.nan),
         }
         online, since, known_for = _session(self, instants)
+        local = instants + utc_offset_s
         return Observation(
             devices=np.zeros(n, dtype=np.int64),
             now=instants,
             history_s=known_for,
             online=online,
-            since_s=since,
-            time_of_day_s=(instants + utc_offset_s) % DAY_S,
-            online_share=_means(arrived, self["online"], instants),
+            own=OwnSessions.unknown(since),
+            time_of_day_s=local % DAY_S,
+            time_of_week_s=(local + _MONDAY_S) % (7 * DAY_S),
             rates=np.stack([rates[name] for name in RATES], axis=1),
         )
 

@@ -7,7 +7,15 @@ from fedstale.traces.forecast.base import (
     embedded,
     forecaster_class,
 )
-from fedstale.traces.forecast.baselines import Ewma, HourlyMarkov, LastValue, Oracle
+from fedstale.traces.forecast.baselines import (
+    Ewma,
+    Hour,
+    HourlyMarkov,
+    HourOfWeek,
+    LastValue,
+    Oracle,
+    Persistence,
+)
 from fedstale.traces.forecast.boosting import Boosting
 from fedstale.traces.forecast.conformal import Adaptation, Calibration, fleet_scores
 from fedstale.traces.forecast.dataset import (
@@ -18,7 +26,7 @@ from fedstale.traces.forecast.dataset import (
     record_s,
     split,
 )
-from fedstale.traces.forecast.lstm import LSTM
+from fedstale.traces.forecast.lstm import LSTM, Linear, Perceptron
 from fedstale.traces.forecast.observation import Observation, TraceObserver
 from fedstale.traces.forecast.survival import DeviceForecast, JobForecast
 
@@ -33,11 +41,16 @@ __all__ = [
     "Examples",
     "FleetStatistics",
     "Forecaster",
+    "Hour",
+    "HourOfWeek",
     "HourlyMarkov",
     "JobForecast",
     "LastValue",
+    "Linear",
     "Observation",
     "Oracle",
+    "Perceptron",
+    "Persistence",
     "Split",
     "TraceObserver",
     "draw",

@@ -6,7 +6,7 @@ on one is a test on all.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,35 +17,29 @@ from fedstale.errors import ConfigError, TraceError
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.forecast.dataset import Examples
 from fedstale.traces.forecast.observation import (
-    HORIZONS_S,
     LEVELS,
     RATE_HORIZONS_S,
     Observation,
 )
+from fedstale.traces.forecast.sessions import HORIZONS_S
 from fedstale.traces.forecast.survival import DeviceForecast, JobForecast
 from fedstale.traces.io.models import ModelFiles
 from fedstale.traces.trip import Job
 
 State = dict[str, npt.NDArray[Any]]
 
+HOURS = 24
 LEAST_RATE = 1e-6
 """Rates below this are taken as this in logarithms."""
 
 FILES = ModelFiles(
     what="forecaster",
     made_by="fedstale train-forecaster",
-    version=("schema", 1),
+    version=("schema", 2),
     most_bytes=64_000_000,
     error=TraceError,
 )
 """forecaster.toml and forecaster.safetensors; see `fedstale.traces.io.models`."""
-
-# Of the fields of `FleetStatistics` in files of version 1.
-_STATE_NAMES = {
-    "survival": "prior.stays",
-    "new_session_survival": "prior.fresh",
-    "rates": "prior.rates",
-}
 
 KINDS: "dict[str, type[Forecaster]]" = {}
 """Class of each kind, by its name on the command line and in files."""
@@ -64,31 +58,47 @@ class FleetStatistics:
     """Share that remain offline, and that remain online, by horizon; shape (2, horizons)."""
     new_session_survival: Array
     """Share of sessions that last beyond each horizon; shape (horizons,)."""
+    online_by_hour: Array
+    """Share online in each hour of the day; shape (24,)."""
     rates: Array
     """Quantiles of mean rates over all devices; shape (3, rate horizons, quantiles)."""
 
     @classmethod
     def of(cls, examples: Examples) -> "FleetStatistics":
         """Return the statistics of the devices of some examples."""
-        bins = examples.observed.online.astype(np.int64)
+        online = examples.observed.online
+        bins = online.astype(np.int64)
         survival = shares(examples.survival, bins, 2, np.full(HORIZONS_S.size, 0.5))
+        hour = hour_of(examples.observed.time_of_day_s)
+        known = hour >= 0
+        n = np.bincount(hour[known], minlength=HOURS)
+        total = np.bincount(hour[known], weights=online[known], minlength=HOURS)
         rates = np.maximum(quantiles(examples.rates), LEAST_RATE)
         for k in range(RATE_HORIZONS_S.size):
             # What is known of no device is that of the shorter horizon, or 1.
             before = rates[:, k - 1] if k else 1.0
             rates[:, k] = np.where(np.isnan(rates[:, k]), before, rates[:, k])
         return cls(
-            survival=survival, new_session_survival=examples.new_session_survival, rates=rates
+            survival=np.minimum.accumulate(survival, axis=1),
+            new_session_survival=examples.new_session_survival,
+            online_by_hour=(total + 10.0 * online.mean()) / (n + 10.0),
+            rates=rates,
         )
 
     def state_dict(self) -> State:
         """Return the arrays under names of their own."""
-        return {name: getattr(self, field) for field, name in _STATE_NAMES.items()}
+        return {f"fleet.{field.name}": getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_state(cls, state: State) -> "FleetStatistics":
         """Return the statistics that a state holds."""
-        return cls(**{field: state[name] for field, name in _STATE_NAMES.items()})
+        return cls(**{field.name: state[f"fleet.{field.name}"] for field in fields(cls)})
+
+
+def hour_of(time_of_day_s: Array) -> Index:
+    """Return the hour of the day; -1 where the time of day is unknown."""
+    hour = np.floor(np.nan_to_num(time_of_day_s, nan=-3600.0) / 3600.0).astype(np.int64)
+    return np.where(hour >= 0, hour % HOURS, -1)
 
 
 def quantiles(x: Array) -> Array:
@@ -108,25 +118,26 @@ def quantiles(x: Array) -> Array:
     return result
 
 
-def shares(survival: Array, bins: Index, n_bins: int, start: Array) -> Array:
-    """Return the share that survives in each bin, beyond each horizon, falling with the horizon.
+def shares(happened: Array, bins: Index, n_bins: int, start: Array, weight: float = 10.0) -> Array:
+    """Return how often something happened in each bin, at each horizon.
 
     Args:
-        survival: 1, 0 or NaN; shape (n, horizons).
+        happened: 1, 0 or NaN; shape (n, horizons).
         bins: of each example; shape (n,).
         n_bins: number of bins.
-        start: share of an empty bin; weighs as much as ten examples; (horizons,) or
-            (n_bins, horizons).
+        start: share of an empty bin; (horizons,) or (n_bins, horizons).
+        weight: of `start`, in examples.
 
     Returns:
         Shares in (0, 1); shape (n_bins, horizons).
     """
-    known = ~np.isnan(survival)
-    total = np.zeros((n_bins, survival.shape[1]))
-    count = np.zeros((n_bins, survival.shape[1]))
-    np.add.at(total, bins, np.where(known, survival, 0.0))
+    known = ~np.isnan(happened)
+    total = np.zeros((n_bins, happened.shape[1]))
+    count = np.zeros((n_bins, happened.shape[1]))
+    np.add.at(total, bins, np.where(known, happened, 0.0))
     np.add.at(count, bins, known.astype(np.float64))
-    return np.minimum.accumulate((total + 10.0 * start) / (count + 10.0), axis=1)
+    share: Array = (total + weight * start) / (count + weight)
+    return share
 
 
 class Forecaster(ABC):
@@ -160,24 +171,36 @@ class Forecaster(ABC):
         """
 
     @abstractmethod
-    def predict(self, observed: Observation) -> tuple[Array, Array]:
-        """Return the survival of each device's session and quantiles of its rates.
+    def predict_sessions(self, observed: Observation) -> tuple[Array, Array]:
+        """Return each device's survival and its chance to be online.
 
         Args:
             observed: n devices.
 
         Returns:
-            Shapes (n, horizons) and (n, 3, rate horizons, quantiles), as `DeviceForecast` has them.
+            As in `DeviceForecast`; shape (n, horizons) each.
+        """
+
+    @abstractmethod
+    def predict_rates(self, observed: Observation) -> Array:
+        """Return quantiles of each device's rates.
+
+        Args:
+            observed: n devices.
+
+        Returns:
+            As in `DeviceForecast`; shape (n, 3, rate horizons, quantiles).
         """
 
     def forecast(self, observed: Observation) -> DeviceForecast:
         """Return what each device will do."""
-        survival, rates = self.predict(observed)
+        survival, available = self.predict_sessions(observed)
         return DeviceForecast(
             online=observed.online,
             survival=survival,
+            available=available,
             new_session_survival=self.fleet.new_session_survival,
-            rates=rates,
+            rates=self.predict_rates(observed),
         )
 
     def forecast_job(self, observed: Observation, job: Job) -> JobForecast:

@@ -11,18 +11,18 @@ much there was to gain; published systems that "predict" availability by looking
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import DAY_S, Array, Index, Mask
 from fedstale.traces.forecast.base import (
+    HOURS,
     LEAST_RATE,
     FleetStatistics,
     Forecaster,
+    hour_of,
     log_rate,
     quantiles,
     shares,
@@ -30,23 +30,20 @@ from fedstale.traces.forecast.base import (
 from fedstale.traces.forecast.dataset import Examples, targets_at
 from fedstale.traces.forecast.observation import (
     EDGES_S,
-    HORIZONS_S,
     LEVELS,
     RATE_HORIZONS_S,
     RATES,
     Observation,
 )
+from fedstale.traces.forecast.sessions import HORIZONS_S
 from fedstale.traces.forecast.survival import JobForecast
 from fedstale.traces.trace_set import TraceSet
 from fedstale.traces.trip import Job, Status
 
-HOURS = 24
 _HALF_LIVES_S: Array = np.array([60.0, 300.0, 900.0, 3600.0, 14400.0])
 # Changes are counted within this horizon, 5 min: long enough to observe some, short in an hour.
 _WITHIN = 1
-_HOUR_S, _MINUTE_S, _MINUTES = 3600.0, 60.0, 24 * 60
-# Log-odds beyond these would be those of a certain thing.
-_LEAST, _MOST = 1e-4, 1.0 - 1e-6
+_HOUR_S, _WEEK_HOURS = 3600.0, 7 * HOURS
 
 
 class Baseline(Forecaster):
@@ -56,6 +53,7 @@ class Baseline(Forecaster):
     n_bins: ClassVar[int] = 1
     spread: Array
     table: Array
+    """Share of each bin that survives, and that is online; shape (2, 2 bins, horizons)."""
 
     @abstractmethod
     def level(self, observed: Observation) -> Array:
@@ -69,32 +67,120 @@ class Baseline(Forecaster):
         """Count, on the training devices, how far the truth is from the number."""
         del validation, seed
         self.fleet = FleetStatistics.of(training)
-        bins = training.observed.online * self.n_bins + self.bins(training.observed)
-        start = np.repeat(self.fleet.survival, self.n_bins, axis=0)
-        self.table = shares(training.survival, bins, 2 * self.n_bins, start)
+        self.table = self.counted(training)
         ratio = log_rate(training.rates) - log_rate(self.level(training.observed))
         self.spread = np.nan_to_num(quantiles(ratio))
         return self
 
-    def predict(self, observed: Observation) -> tuple[Array, Array]:
-        """Return the number with the fleet's spread around it, and the share of the bin."""
-        level = self.level(observed)
-        rates = np.exp(log_rate(level)[..., None] + self.spread)
-        return self.survival(observed), np.where(np.isnan(rates), self.fleet.rates, rates)
+    def counted(self, training: Examples) -> Array:
+        """Return the table of the training devices; an empty bin has the share of its state."""
+        state = training.observed.online.astype(np.int64)
+        bins, tables = state * self.n_bins + self.bins(training.observed), []
+        for happened in (training.survival, training.available):
+            start = shares(happened, state, 2, np.full(HORIZONS_S.size, 0.5))
+            start = np.repeat(start, self.n_bins, axis=0)
+            tables.append(shares(happened, bins, 2 * self.n_bins, start))
+        return _falling(np.stack(tables))
 
-    def survival(self, observed: Observation) -> Array:
-        """Return the survival beyond each horizon; shape (n, horizons)."""
-        return self.table[observed.online * self.n_bins + self.bins(observed)]
+    def predict_sessions(self, observed: Observation) -> tuple[Array, Array]:
+        """Return the shares of the bin."""
+        survival, available = self.table[:, observed.online * self.n_bins + self.bins(observed)]
+        return survival, available
+
+    def predict_rates(self, observed: Observation) -> Array:
+        """Return the number with the fleet's spread around it."""
+        rates = np.exp(log_rate(self.level(observed))[..., None] + self.spread)
+        return np.where(np.isnan(rates), self.fleet.rates, rates)
+
+
+def _falling(table: Array) -> Array:
+    """Return a table whose survival falls with the horizon."""
+    table[0] = np.minimum.accumulate(table[0], axis=1)
+    return table
 
 
 class LastValue(Baseline):
-    """Persistence: rates and the state go on as in the last seconds."""
+    """Rates go on as in the last seconds, and devices remain as the share of the fleet does."""
 
     kind = "last-value"
 
     def level(self, observed: Observation) -> Array:
         """Return the mean of the newest step."""
         return _same(observed.rates[:, :, 0])
+
+
+class Persistence(LastValue):
+    """Everything goes on as it is."""
+
+    kind = "persistence"
+
+    def predict_sessions(self, observed: Observation) -> tuple[Array, Array]:
+        """Return 1 for survival, and the state for being online."""
+        shape = (len(observed), HORIZONS_S.size)
+        return np.ones(shape), np.broadcast_to(observed.online[:, None], shape).astype(np.float64)
+
+
+class Hour(Baseline):
+    """The share of the fleet's devices in the same state at the same hour of the day.
+
+    Rates are the device's own mean times the fleet's at the hour in the middle of a horizon.
+    """
+
+    kind = "hour"
+    saved: ClassVar[tuple[str, ...]] = ("spread", "table", "profile")
+    n_bins = HOURS + 1
+    profile: Array
+
+    def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
+        """Count shares and mean rates for each hour of the training devices."""
+        self.profile = np.zeros((len(RATES), HOURS))
+        hour = hour_of(training.observed.time_of_day_s)
+        ratio = log_rate(training.rates[:, :, _WITHIN]) - log_rate(long_mean(training.observed))
+        for channel in range(len(RATES)):
+            here = (hour >= 0) & ~np.isnan(ratio[:, channel])
+            n = np.bincount(hour[here], minlength=HOURS)
+            total = np.bincount(hour[here], weights=ratio[here, channel], minlength=HOURS)
+            self.profile[channel] = total / (n + 50.0)
+        return super().fit(training, validation, seed=seed)
+
+    def bins(self, observed: Observation) -> Index:
+        """Return the hour of the day; the last bin where it is unknown."""
+        hour = hour_of(observed.time_of_day_s)
+        return np.where(hour >= 0, hour, HOURS)
+
+    def level(self, observed: Observation) -> Array:
+        """Return the device's own mean times the fleet's at the hour in the middle of a horizon."""
+        middle = observed.time_of_day_s[:, None] + 0.5 * RATE_HORIZONS_S
+        hour = hour_of(middle)
+        # Without a clock there is no hour, and the device's own mean stands alone.
+        factor = np.where(hour[:, None] >= 0, self.profile[:, hour].transpose(1, 0, 2), 0.0)
+        return long_mean(observed)[:, :, None] * np.exp(factor)
+
+
+class HourOfWeek(Hour):
+    """The same for the hour of the week; where that is unknown or was rare, that of the day."""
+
+    kind = "hour-of-week"
+    n_bins = _WEEK_HOURS + HOURS + 1
+
+    def bins(self, observed: Observation) -> Index:
+        """Return the hour of the week, or else 168 and the hour of the day."""
+        hour = np.floor(np.nan_to_num(observed.time_of_week_s, nan=-1.0) / _HOUR_S)
+        return np.where(hour >= 0, hour, _WEEK_HOURS + Hour.bins(self, observed)).astype(np.int64)
+
+    def counted(self, training: Examples) -> Array:
+        """Return the table of the training devices; an empty bin has the share of its hour."""
+        state = training.observed.online.astype(np.int64)
+        of_day = Hour().counted(training)
+        start = of_day.reshape(2, 2, Hour.n_bins, -1)
+        hours = [*range(HOURS)] * 7 + [*range(Hour.n_bins)]
+        bins = state * self.n_bins + self.bins(training.observed)
+        pairs = zip((training.survival, training.available), start[:, :, hours], strict=True)
+        tables = [
+            shares(happened, bins, 2 * self.n_bins, of_hour.reshape(2 * self.n_bins, -1))
+            for happened, of_hour in pairs
+        ]
+        return _falling(np.stack(tables))
 
 
 class Ewma(Baseline):
@@ -112,8 +198,8 @@ class Ewma(Baseline):
         return _same(self._average(observed.rates))
 
     def bins(self, observed: Observation) -> Index:
-        """Return the bin of the exponentially weighted share of time online."""
-        share = np.nan_to_num(self._average(observed.online_share[:, None])[:, 0], nan=0.0)
+        """Return the bin of the share of time online in the last day."""
+        share = np.nan_to_num(observed.own.online_share[:, 2])
         return np.minimum((share * self.n_bins).astype(np.int64), self.n_bins - 1)
 
     def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
@@ -182,76 +268,25 @@ class HourlyChain:
         constant = (day / DAY_S)[state][:, None] * HORIZONS_S
         return np.exp(-np.where(unknown, constant, hazard))
 
-    def log_odds(self, online: Mask, time_of_day_s: Array) -> npt.NDArray[np.float32]:
-        """Return the log-odds of surviving each piece between two horizons, once in it.
 
-        To the minute of the day, from a table.
-
-        Args:
-            online: whether each device is online; shape (n,).
-            time_of_day_s: of its clock, NaN where it has none; shape (n,).
-
-        Returns:
-            float32 of shape (n, horizons).
-        """
-        minute = np.nan_to_num(time_of_day_s / _MINUTE_S, nan=-1.0).astype(np.int64)
-        minute[minute >= 0] %= _MINUTES
-        return self._table[online.astype(np.int64), minute]
-
-    @cached_property
-    def _table(self) -> npt.NDArray[np.float32]:
-        """Log-odds by state and minute; the last row is of devices without a clock."""
-        clock = np.append((np.arange(_MINUTES) + 0.5) * _MINUTE_S, np.nan)
-        rows = []
-        for state in (False, True):
-            survival = self.survival(np.full(clock.size, state), clock)
-            survival[:, 1:] /= survival[:, :-1].copy()
-            p = np.clip(survival, _LEAST, _MOST)
-            rows.append(np.log(p) - np.log1p(-p))
-        return np.array(rows, dtype=np.float32)
-
-
-def hour_of(time_of_day_s: Array) -> Index:
-    """Return the hour of the day; -1 where the time of day is unknown."""
-    hour = np.floor(np.nan_to_num(time_of_day_s, nan=-_HOUR_S) / _HOUR_S).astype(np.int64)
-    return np.where(hour >= 0, hour % HOURS, -1)
-
-
-class HourlyMarkov(Baseline):
-    """Hourly chain for survival; links and processors at their own mean times the fleet's hour."""
+class HourlyMarkov(Hour):
+    """Hourly chain for survival, and all else as by hour of the day."""
 
     kind = "hourly-markov"
-    saved = ("spread", "table", "leaving", "profile")
+    saved: ClassVar[tuple[str, ...]] = (*Hour.saved, "leaving")
 
     leaving: Array
-    profile: Array
 
     def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
-        """Count changes and mean rates for each hour of the training devices."""
-        self.leaving, self.profile = HourlyChain.of(training).leaving, np.zeros((len(RATES), HOURS))
-        hour = hour_of(training.observed.time_of_day_s)
-        known = hour >= 0
-        mean = long_mean(training.observed)
-        ratio = log_rate(training.rates[:, :, _WITHIN]) - log_rate(mean)
-        for channel in range(len(RATES)):
-            here = known & ~np.isnan(ratio[:, channel])
-            n = np.bincount(hour[here], minlength=HOURS)
-            total = np.bincount(hour[here], weights=ratio[here, channel], minlength=HOURS)
-            self.profile[channel] = total / (n + 50.0)
+        """Count the changes of each hour as well."""
+        self.leaving = HourlyChain.of(training).leaving
         return super().fit(training, validation, seed=seed)
 
-    def level(self, observed: Observation) -> Array:
-        """Return the device's own mean times the fleet's at the hour in the middle of a horizon."""
-        middle = observed.time_of_day_s[:, None] + 0.5 * RATE_HORIZONS_S
-        hour = hour_of(middle)
-        # Without a clock there is no hour, and the device's own mean stands alone.
-        factor = np.where(hour[:, None] >= 0, self.profile[:, hour].transpose(1, 0, 2), 0.0)
-        return long_mean(observed)[:, :, None] * np.exp(factor)
-
-    def survival(self, observed: Observation) -> Array:
+    def predict_sessions(self, observed: Observation) -> tuple[Array, Array]:
         """Return the probability that the chain does not leave its state."""
         chain = HourlyChain(leaving=self.leaving)
-        return chain.survival(observed.online, observed.time_of_day_s)
+        survival = chain.survival(observed.online, observed.time_of_day_s)
+        return survival, super().predict_sessions(observed)[1]
 
 
 class Oracle(Forecaster):
@@ -269,6 +304,7 @@ class Oracle(Forecaster):
         # Of devices without a history, and of sessions to come, nothing is known here.
         self.fleet = FleetStatistics(
             survival=np.ones((2, HORIZONS_S.size)),
+            online_by_hour=np.ones(HOURS),
             new_session_survival=np.ones(HORIZONS_S.size),
             rates=np.ones((len(RATES), RATE_HORIZONS_S.size, LEVELS.size)),
         )
@@ -278,12 +314,15 @@ class Oracle(Forecaster):
         del training, validation, seed
         return self
 
-    def predict(self, observed: Observation) -> tuple[Array, Array]:
-        """Return the true future, on the grids."""
-        ever = np.full(len(observed), np.inf)
-        survival, rates = targets_at(self._traces(), observed.devices, observed.now, ever)
-        rates = np.maximum(np.nan_to_num(rates, nan=1.0), LEAST_RATE)
-        return np.nan_to_num(survival, nan=1.0), np.repeat(rates[..., None], LEVELS.size, axis=3)
+    def predict_sessions(self, observed: Observation) -> tuple[Array, Array]:
+        """Return the true future, on the grid."""
+        survival, available, _ = self._targets(observed)
+        return np.nan_to_num(survival, nan=1.0), np.nan_to_num(available, nan=1.0)
+
+    def predict_rates(self, observed: Observation) -> Array:
+        """Return the true future, on the grid."""
+        rates = np.maximum(np.nan_to_num(self._targets(observed)[2], nan=1.0), LEAST_RATE)
+        return np.repeat(rates[..., None], LEVELS.size, axis=3)
 
     def forecast_job(self, observed: Observation, job: Job) -> JobForecast:
         """Return the exact times, and 1 for devices that will report in time, else 0.
@@ -299,6 +338,10 @@ class Oracle(Forecaster):
             times_s=np.where(made[:, None, None], times[..., None], free.times_s),
             p_finish=(outcome.status == Status.REPORTED).astype(np.float64),
         )
+
+    def _targets(self, observed: Observation) -> tuple[Array, Array, Array]:
+        ever = np.full(len(observed), np.inf)
+        return targets_at(self._traces(), observed.devices, observed.now, ever)
 
     def _traces(self) -> TraceSet:
         if self.traces is None:

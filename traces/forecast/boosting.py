@@ -1,8 +1,9 @@
-"""Gradient-boosted trees on the same inputs as the LSTM, with the horizon as one more input.
+"""Gradient-boosted trees on the numbers that the LSTM reads beside its sequences.
 
-scikit-learn grows and runs the trees: three regressors for each channel (one a quantile) and one
-classifier of survival, pooled over the pieces of the horizon grid. They are a baseline of the
-backtest and are not saved: scikit-learn saves estimators by pickle, which can run code.
+scikit-learn grows and runs the trees. Chances have one classifier for each state and horizon, which
+is what they are judged by. A channel has one regressor for each quantile, with the horizon as one
+more input, on its whole history. They are a baseline of the backtest and are not saved:
+scikit-learn saves estimators by pickle, which can run code.
 
 Reference:
     Friedman. Greedy Function Approximation: A Gradient Boosting Machine. Annals of Statistics
@@ -13,29 +14,33 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedstale.traces.arrays import Array
+from fedstale.traces.arrays import Array, Mask
 from fedstale.traces.forecast.base import FleetStatistics, Forecaster
 from fedstale.traces.forecast.dataset import Examples
-from fedstale.traces.forecast.lstm import Floats, features, flat, ratios
-from fedstale.traces.forecast.observation import (
-    HORIZONS_S,
-    LEVELS,
-    RATE_HORIZONS_S,
-    RATES,
-    Observation,
+from fedstale.traces.forecast.inputs import (
+    ChannelInputs,
+    Floats,
+    HalfHours,
+    channel_inputs,
+    channel_targets,
+    of_other_devices,
+    session_inputs,
 )
+from fedstale.traces.forecast.observation import LEVELS, RATE_HORIZONS_S, RATES, Observation
+from fedstale.traces.forecast.sessions import HORIZONS_S
 
 _MOST_ROWS = 120_000
 _SETTINGS: dict[str, Any] = {
-    "learning_rate": 0.1,
+    "learning_rate": 0.05,
     "max_leaf_nodes": 15,
-    "min_samples_leaf": 40,
+    "min_samples_leaf": 200,
+    "l2_regularization": 1.0,
     "early_stopping": False,
 }
 
 
 class Boosting(Forecaster):
-    """Gradient-boosted trees on lags.
+    """Gradient-boosted trees.
 
     Args:
         n_trees: trees of each model, >= 1.
@@ -43,14 +48,13 @@ class Boosting(Forecaster):
 
     kind = "boosting"
 
-    def __init__(self, n_trees: int = 80) -> None:
+    def __init__(self, n_trees: int = 200) -> None:
         self.n_trees = n_trees
+        self.around: HalfHours
         self.quantiles: dict[int, list[Any]] = {}
         """Regressors of each channel that is known, one a level."""
-        self.survives: list[Any] = []
-        """The classifier; none where the examples hold one outcome alone."""
-        self.only_outcome = 1.0
-        """The probability that stands for the classifier then."""
+        self.chances: dict[tuple[int, int, int], Any] = {}
+        """Classifiers, or the only outcome as a number, by what, state and horizon."""
 
     def fit(self, training: Examples, validation: Examples, *, seed: int) -> Self:
         """Grow the trees; the number of them is fixed, so nothing is chosen on `validation`."""
@@ -60,24 +64,28 @@ class Boosting(Forecaster):
         )
 
         del validation
-        self.fleet = FleetStatistics.of(training)
-        given = features(training.observed, self.fleet)
-        x = flat(given)
+        self.fleet, self.around = FleetStatistics.of(training), HalfHours.of(training)
+        observed = training.observed
+        around = of_other_devices(training, observed)
+        x = _known(session_inputs(observed, self.fleet, around)[0])
+        for what, happened in enumerate((training.survival, training.available)):
+            for state in (0, 1):
+                for k in range(HORIZONS_S.size):
+                    here = (observed.online == state) & ~np.isnan(happened[:, k])
+                    y = happened[here, k]
+                    made: Any = float(y.mean()) if y.size else 1.0
+                    if np.unique(y).size == 2:
+                        made = HistGradientBoostingClassifier(max_iter=self.n_trees, **_SETTINGS)
+                        made.fit(x[here], y > 0.5)
+                    self.chances[what, state, k] = made
         rng = np.random.default_rng(seed)
-        survival = training.survival
-        before = np.concatenate([np.ones((len(survival), 1)), survival[:, :-1]], axis=1)
-        rows, survived = _pooled(x, np.where(before == 1.0, survival, np.nan), rng)
-        if np.unique(survived).size == 2:
-            classifier = HistGradientBoostingClassifier(max_iter=self.n_trees, **_SETTINGS)
-            self.survives = [classifier.fit(rows, survived > 0.5)]
-        else:
-            self.survives, self.only_outcome = [], float(survived.max(initial=0.0))
-        y = ratios(training.rates, given.level)
         self.quantiles = {}
         for channel in range(len(RATES)):
-            if np.isnan(y[:, channel]).all():
+            given = self._channel(observed, channel)
+            targets = channel_targets(training.rates[:, channel], given)
+            if np.isnan(targets).all():
                 continue
-            rows, labels = _pooled(x, y[:, channel], rng)
+            rows, labels = _pooled(_flat(given), targets, rng)
             self.quantiles[channel] = [
                 HistGradientBoostingRegressor(
                     loss="quantile", quantile=float(level), max_iter=self.n_trees, **_SETTINGS
@@ -86,27 +94,46 @@ class Boosting(Forecaster):
             ]
         return self
 
-    def predict(self, observed: Observation) -> tuple[Array, Array]:
+    def predict_sessions(self, observed: Observation) -> tuple[Array, Array]:
         """Return the predictions of the trees for each device."""
+        around = self.around.of_devices(observed)
+        x = _known(session_inputs(observed, self.fleet, around)[0])
+        chances = np.empty((2, len(observed), HORIZONS_S.size))
+        for (what, state, k), made in self.chances.items():
+            here: Mask = observed.online == state
+            if isinstance(made, float):
+                chances[what, here, k] = made
+            elif here.any():
+                chances[what, here, k] = made.predict_proba(x[here])[:, 1]
+        return np.minimum.accumulate(chances[0], axis=1), chances[1]
+
+    def predict_rates(self, observed: Observation) -> Array:
+        """Return the predictions of the trees; the fleet's where a channel was unknown."""
         n = len(observed)
-        given = features(observed, self.fleet)
-        x = flat(given)
-        pieces = np.full((n, HORIZONS_S.size), self.only_outcome)
-        for classifier in self.survives if n else ():
-            for k in range(HORIZONS_S.size):
-                pieces[:, k] = classifier.predict_proba(_with(x, k))[:, 1]
         rates = np.broadcast_to(self.fleet.rates, (n, *self.fleet.rates.shape)).copy()
         for channel, regressors in self.quantiles.items() if n else ():
+            given = self._channel(observed, channel)
+            x = _flat(given)
             for k in range(RATE_HORIZONS_S.size):
-                at = _with(x, k)
-                logs = np.stack([each.predict(at) for each in regressors], axis=1)
-                quantiles = np.sort(logs, axis=1)
-                rates[:, channel, k] = np.exp(given.level[:, channel, None] + quantiles)
-        return np.cumprod(pieces, axis=1, dtype=np.float64), rates
+                at = np.concatenate([x, np.full((n, 1), k, dtype=np.float32)], axis=1)
+                ratios = np.sort(np.stack([r.predict(at) for r in regressors], axis=1), axis=1)
+                logs = ratios * given.spread[:, None] + given.level[:, None]
+                rates[:, channel, k] = np.exp(logs)
+        return rates
+
+    def _channel(self, observed: Observation, channel: int) -> ChannelInputs:
+        return channel_inputs(observed, channel, self.fleet.rates[channel], usual_spread=1.0)
 
 
-def _with(x: Floats, k: int) -> Floats:
-    return np.concatenate([x, np.full((len(x), 1), k, dtype=np.float32)], axis=1)
+def _known(numbers: Array) -> Array:
+    # A column that is unknown throughout has no bins; zeros stand beside columns that say so.
+    return np.nan_to_num(numbers)
+
+
+def _flat(given: ChannelInputs) -> Floats:
+    """Return the history and the other numbers of a channel as one row for each device."""
+    steps = given.sequence[:, :, 0].T
+    return np.concatenate([steps, given.static], axis=1)
 
 
 def _pooled(x: Floats, y: Array, rng: np.random.Generator) -> tuple[Floats, Array]:

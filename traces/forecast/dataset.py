@@ -10,21 +10,21 @@ at later instants than any it learnt from. The split follows from a seed, so tra
 agree on it without a file.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, spread_over, stream
+from fedstale.traces.arrays import Array, Index, spread_over, stream, taken
 from fedstale.traces.forecast.observation import (
-    HORIZONS_S,
     RATE_HORIZONS_S,
     RATES,
     Observation,
     TraceObserver,
     time_to_change,
 )
+from fedstale.traces.forecast.sessions import HORIZONS_S
 from fedstale.traces.trace_set import TraceSet
 
 SHORT_HISTORY = 0.2
@@ -42,6 +42,8 @@ class Examples:
     """The histories."""
     survival: Array
     """1 if the device remained online, or offline, beyond the horizon; shape (n, horizons)."""
+    available: Array
+    """1 if the device was online at the horizon; shape (n, horizons)."""
     rates: Array
     """Mean rate over each horizon after the origin; shape (n, 3, rate horizons)."""
     new_session_survival: Array
@@ -49,6 +51,14 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.observed)
+
+    def take(self, which: Index) -> "Examples":
+        """Return some of the examples, by their positions."""
+        shared = self.new_session_survival
+        return replace(
+            taken(replace(self, new_session_survival=self.survival), which),
+            new_session_survival=shared,
+        )
 
 
 def record_s(traces: TraceSet) -> Array:
@@ -62,7 +72,26 @@ def record_s(traces: TraceSet) -> Array:
     return np.max([np.minimum(c.record_s(), c.until) for c in known], axis=0)
 
 
-def targets_at(traces: TraceSet, devices: Index, now: Array, until: Array) -> tuple[Array, Array]:
+def log_span(traces: TraceSet, devices: Index) -> tuple[Array, Array]:
+    """Return from when to when each device was logged for the first time, in s; shape (n,) each.
+
+    What holds at any time, as of generated devices, is taken as logged for one record: its
+    repetition brings nothing new.
+    """
+    whole = record_s(traces)[devices]
+    availability = traces.availability
+    if availability is None:
+        return np.zeros(devices.size), whole
+    row = availability.rows[devices]
+    start = np.mod(availability.log_starts[row] - availability.shifts[devices], whole)
+    end = np.minimum(start + availability.logs_s[row], availability.until)
+    endless = np.isinf(availability.logs_s[row])
+    return np.where(endless, 0.0, start), np.where(endless, whole, end)
+
+
+def targets_at(
+    traces: TraceSet, devices: Index, now: Array, until: Array
+) -> tuple[Array, Array, Array]:
     """Return what each device does after an instant, as far as it is known before another.
 
     Args:
@@ -72,15 +101,19 @@ def targets_at(traces: TraceSet, devices: Index, now: Array, until: Array) -> tu
         until: instant from which on nothing may be known, in s; shape (n,).
 
     Returns:
-        Survival and rates, as in `Examples`.
+        Survival, being online and rates, as in `Examples`.
     """
     n = devices.size
-    survival = np.full((n, HORIZONS_S.size), np.nan)
-    if traces.availability is not None:
-        change = time_to_change(traces.availability, devices, now)[:, None]
+    survival, available = np.full((2, n, HORIZONS_S.size), np.nan)
+    if (availability := traces.availability) is not None:
         # A change that was observed also counts only if survival could have been: else the last
         # origins of a part would have changes alone.
-        survival = np.where((until - now)[:, None] >= HORIZONS_S, change > HORIZONS_S, np.nan)
+        known = (until - now)[:, None] > HORIZONS_S
+        change = time_to_change(availability, devices, now)[:, None]
+        survival = np.where(known, change > HORIZONS_S, np.nan)
+        then = now[:, None] + HORIZONS_S
+        online = availability.is_available(np.repeat(devices, HORIZONS_S.size), then.ravel())
+        available = np.where(known, online.reshape(then.shape), np.nan)
     end = now[:, None] + RATE_HORIZONS_S
     inside = end <= until[:, None]
     each, start = np.broadcast_arrays(devices[:, None], now[:, None], end)[:2]
@@ -91,7 +124,7 @@ def targets_at(traces: TraceSet, devices: Index, now: Array, until: Array) -> tu
             amounts = np.full(end.shape, np.nan)
             amounts[inside] = series.integral(each[inside], start[inside], end[inside])
             rates[:, i] = amounts / RATE_HORIZONS_S
-    return survival, rates
+    return survival, available, rates
 
 
 def examples_at(
@@ -115,10 +148,11 @@ def examples_at(
     observed = observer.at(devices, now, history_s=history_s)
     limit = spread_over(until, observed.now.shape)
     limit = np.minimum(limit, observer.traces.log_at(observed.devices, observed.now)[1])
-    survival, rates = targets_at(observer.traces, observed.devices, observed.now, limit)
+    survival, available, rates = targets_at(observer.traces, observed.devices, observed.now, limit)
     return Examples(
         observed=observed,
         survival=survival,
+        available=available,
         rates=rates,
         new_session_survival=_new_session_survival(
             observer.traces, np.unique(observed.devices), float(limit.max(initial=0.0))
@@ -142,9 +176,8 @@ def draw(
         observer: of the devices' traces.
         devices: positions to draw from; shape (m,).
         start: first origin in s.
-        until: instant in s before which origins and labels lie; a device's own record may end
-            earlier.
-        n: number of examples, >= 1; fewer come where hardly anything was logged.
+        until: instant in s before which origins and labels lie; a device's own log may end earlier.
+        n: number of examples, >= 1.
         seed: of the draw.
         short_history: share of the examples whose device remembers only a part of its history,
             down to nothing, as one does that has just joined.
@@ -153,46 +186,48 @@ def draw(
         TraceError: there is no time to draw from.
     """
     devices = np.asarray(devices, dtype=np.int64)
-    ends = np.minimum(record_s(observer.traces)[devices], until)
-    open_ = np.flatnonzero(ends > start)
+    begins, ends = log_span(observer.traces, devices)
+    begins, ends = np.maximum(begins, start), np.minimum(ends, until)
+    open_ = np.flatnonzero(ends > begins)
     if open_.size == 0 or n < 1:
         raise TraceError(
-            f"no time to draw {n} origins from: records end before the part [{start}, {until}) s"
+            f"no log to draw {n} origins from lies in the part [{start}, {until}) s: devices were "
+            "logged at other times"
         )
     rng = np.random.default_rng(seed)
-    drawn, when = _anywhere(devices[open_], start, ends[open_], n, rng)
+    part = devices[open_], begins[open_], ends[open_]
+    which, when = _anywhere(part, n, rng)
     availability = observer.traces.availability
-    if availability is not None:
-        for _ in range(_ATTEMPTS):
-            online = availability.is_available(drawn, when)
-            logged = np.less(*availability.log_at(drawn, when))
-            offline = np.flatnonzero(logged & ~online)[: max(0, n // 2 - int(online.sum()))]
-            spare = np.sort(np.concatenate([offline, np.flatnonzero(~logged)]))
-            if spare.size == 0:
-                break
-            drawn[spare], when[spare] = _anywhere(
-                devices[open_], start, ends[open_], spare.size, rng
-            )
-        logged = np.less(*availability.log_at(drawn, when))
-        drawn, when, n = drawn[logged], when[logged], int(np.count_nonzero(logged))
-        if n == 0:
-            raise TraceError(f"no log to draw origins from lies in the part [{start}, {until}) s")
+    for _ in range(_ATTEMPTS if availability is not None else 0):
+        assert availability is not None
+        online = availability.is_available(part[0][which], when)
+        spare = np.flatnonzero(~online)[: max(0, n // 2 - int(online.sum()))]
+        if spare.size == 0:
+            break
+        which[spare], when[spare] = _anywhere(part, spare.size, rng)
     memory = np.full(n, np.inf)
     short = rng.random(n) < short_history
-    memory[short] = when[short] * rng.random(int(short.sum())) ** 3
+    so_far = when - part[1][which]
+    memory[short] = so_far[short] * rng.random(int(short.sum())) ** 3
     memory[short & (rng.random(n) < 0.25)] = 0.0
-    limit = np.minimum(record_s(observer.traces)[drawn], until)
-    return examples_at(observer, drawn, when, until=limit, history_s=memory)
+    return examples_at(observer, part[0][which], when, until=part[2][which], history_s=memory)
 
 
 def _anywhere(
-    devices: Index, start: float, ends: Array, n: int, rng: np.random.Generator
+    part: tuple[Index, Array, Array], n: int, rng: np.random.Generator
 ) -> tuple[Index, Array]:
-    """Return n origins, uniform over all the time of all the devices."""
-    edges = np.cumsum(ends - start)
+    """Return n origins, uniform over all the time of all the devices: places in the part, instants.
+
+    Args:
+        part: devices, and from when to when each may be drawn, in s; shape (m,) each.
+        n: how many.
+        rng: draws.
+    """
+    _, begins, ends = part
+    edges = np.cumsum(ends - begins)
     place = rng.random(n) * edges[-1]
-    which = np.minimum(np.searchsorted(edges, place, side="right"), devices.size - 1)
-    return devices[which], start + rng.random(n) * (ends[which] - start)
+    which = np.minimum(np.searchsorted(edges, place, side="right"), begins.size - 1)
+    return which, begins[which] + rng.random(n) * (ends[which] - begins[which])
 
 
 def _new_session_survival(traces: TraceSet, devices: Index, until: float) -> Array:
@@ -224,7 +259,7 @@ class Split:
     turn: float
     """Instant in s."""
     end: float
-    """End of the longest record in s."""
+    """End of the last log in s."""
 
 
 def split(traces: TraceSet, *, seed: int) -> Split:
@@ -247,13 +282,13 @@ def split(traces: TraceSet, *, seed: int) -> Split:
         raise TraceError(f"{n} devices: expected at least 5 to split by device")
     order = stream(seed, 5).permutation(n)
     first, second = round(0.6 * n), round(0.8 * n)
-    lengths = record_s(traces)
+    lengths, ends = record_s(traces), log_span(traces, np.arange(n))[1]
     return Split(
         training=np.sort(order[:first]),
         validation=np.sort(order[first:second]),
         testing=np.sort(order[second:]),
         turn=TURN_SHARE * float(np.median(lengths)),
-        end=float(lengths.max()),
+        end=float(ends.max()),
     )
 
 

@@ -1,103 +1,88 @@
-"""The LSTM forecaster: about 10,000 parameters, pooled over devices, run with NumPy alone.
+"""The LSTM forecaster: one network for sessions and one for each channel, run with NumPy alone.
 
-One recurrent layer reads the device's history, the oldest step first; one hidden layer joins its
-last state with what is known of the device. For survival the output is what to add to the log-odds
-of a baseline, the hourly chain of the fleet, for each piece of the horizon grid: training starts at
-that baseline, and a few recorded days need not teach the hours of the day anew. For rates the
-output is quantiles of their logarithms, which cannot cross: the outer ones are the median minus and
-plus positive numbers. Training needs torch, and is in `lstm_training`; a device that only forecasts
-does not import it.
+The network of sessions reads the device's finished runs and, beside them, what the device counted
+of itself; for each state it returns the log-odds of surviving each piece of the horizon grid, once
+in it, and of being online at each horizon. The network of a channel reads the channel's history and
+returns quantiles of its logarithm, which cannot cross: the outer ones are the median minus and plus
+positive numbers. They are then moved until they cover as often as they say on the devices of the
+validation (conformalised quantile regression).
 
-Its inputs, shared by gradient boosting, are one short sequence and a few numbers for each device.
-Rates enter as logarithms relative to the device's own recent level, so one network serves slow and
-fast devices and any unit of work. What was not observed is 0. No input depends on how far a record
-has run. In a record of two days, a device with a yesterday is in its second night, and a network
-would learn that instead of the night: so the length of a history is cut at 6 hours, and yesterday
-enters only as far as the sequence holds it.
-
-x / (1 + |x|) takes the place of the hyperbolic tangent in the gates, and a half of it and a half
-that of the logistic function: a third of the time, for the same loss.
+The perceptron and the linear forecaster are the same without what makes it recurrent, and without
+its hidden layer. They are there to be compared with.
 
 Reference:
-    Hochreiter, Schmidhuber. Long Short-Term Memory. Neural Computation 9(8), 1997. The use follows
-    Huang et al., Prophet: Proactive Candidate-Selection for Federated Learning by Predicting the
-    Qualities of Training and Reporting Phases (arXiv 2020).
+    Huang, Yang, Pan et al. Prophet: Proactive Candidate-Selection for Federated Learning by
+    Predicting the Qualities of Training and Reporting Phases. arXiv 2020.
+    Romano, Patterson, Candes. Conformalized Quantile Regression. NeurIPS 2019.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self
+from functools import partial
+from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Array, Mask
-from fedstale.traces.forecast.base import (
-    LEAST_RATE,
-    FleetStatistics,
-    Forecaster,
-    State,
-    log_rate,
-)
-from fedstale.traces.forecast.baselines import HOURS, HourlyChain
+from fedstale.traces.arrays import Array
+from fedstale.traces.forecast.base import FleetStatistics, Forecaster, State
 from fedstale.traces.forecast.dataset import Examples
-from fedstale.traces.forecast.observation import (
-    EDGES_S,
-    HORIZONS_S,
-    LEVELS,
-    RATE_HORIZONS_S,
-    RATES,
-    STEPS,
-    Observation,
+from fedstale.traces.forecast.inputs import (
+    BOUND,
+    CHANNEL_NUMBERS,
+    RUN_NUMBERS,
+    SESSION_NUMBERS,
+    STEP_NUMBERS,
+    ChannelInputs,
+    Floats,
+    HalfHours,
+    channel_inputs,
+    channel_targets,
+    session_inputs,
 )
+from fedstale.traces.forecast.network import Weights, forward, shapes
+from fedstale.traces.forecast.observation import LEVELS, RATE_HORIZONS_S, RATES, Observation
+from fedstale.traces.forecast.sessions import HORIZONS_S
 
-Floats = npt.NDArray[np.float32]
-
-SEQUENCE = 5
-"""Numbers of each step: share online, three rates, its length."""
-STATIC = 18
-"""Numbers of each device."""
-_LONG_S = 6 * 3600.0
-BOUND = 5.0
-"""Logarithms of ratios are cut here: a factor of 150."""
-
-HIDDEN = 32
-PIECES = HORIZONS_S.size
-"""Outputs for survival, one for each piece of the horizon grid."""
-OUTPUTS = PIECES + len(RATES) * RATE_HORIZONS_S.size * LEVELS.size
-SHAPES = {
-    "gates": (SEQUENCE + HIDDEN + 1, 4 * HIDDEN),
-    "hidden": (HIDDEN + STATIC + 1, HIDDEN),
-    "output": (HIDDEN + STATIC + 1, OUTPUTS),
-}
-"""Shapes of the three weight matrices; the last row of each is its bias."""
-
+SESSIONS = "sessions"
+"""Name of the network of sessions; those of channels are called as the channels."""
 # Devices are computed this many at a time, so that a step's arrays stay in the cache.
 _CHUNK = 512
+_H, _R = HORIZONS_S.size, RATE_HORIZONS_S.size
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Features:
-    """Inputs of n devices."""
+class Perceptron(Forecaster):
+    """A hidden layer over what a device counted of itself."""
 
-    sequence: Floats
-    """The history, the oldest step first; shape (steps, n, 5)."""
-    static: Floats
-    """The rest; shape (n, 18)."""
-    level: Array
-    """Logarithm of the rate that ratios are relative to; shape (n, 3)."""
+    kind = "perceptron"
+    saved = ("around", "networks")
 
-
-class LSTM(Forecaster):
-    """Long short-term memory over a device's history, with quantiles of its rates."""
-
-    kind = "lstm"
-    saved = ("leaving", *SHAPES)
+    cells: ClassVar[dict[str, int]] = dict.fromkeys((SESSIONS, *RATES), 0)
+    """Width of each network's recurrent layer."""
+    width: ClassVar[dict[str, int]] = {SESSIONS: 128, **dict.fromkeys(RATES, 24)}
+    """Width of each network's hidden layer."""
 
     def __init__(self) -> None:
-        self.chain: HourlyChain
-        self.weights: dict[str, Floats] = {}
+        self.around: HalfHours
+        self.mean, self.scale = np.zeros(SESSION_NUMBERS), np.ones(SESSION_NUMBERS)
+        """Of the numbers of the training devices."""
+        self.networks: dict[str, Weights] = {}
+        """Weights by name; a channel that no training device knew has none."""
+        self.spread = np.ones(len(RATES))
+        """Usual spread of each channel; shape (3,)."""
+        self.margins = np.zeros((len(RATES), _R, 2))
+        """By how much the outer quantiles are moved outwards, in spreads; (3, horizons, 2)."""
+
+    @classmethod
+    def shapes(cls, name: str) -> dict[str, tuple[int, int]]:
+        """Return the shapes of the weights of a network."""
+        is_channel = name != SESSIONS
+        return shapes(
+            sequence=STEP_NUMBERS if is_channel else RUN_NUMBERS,
+            static=CHANNEL_NUMBERS if is_channel else SESSION_NUMBERS,
+            outputs=_R * LEVELS.size if is_channel else 4 * _H,
+            cells=cls.cells[name],
+            width=cls.width[name],
+        )
 
     def fit(
         self,
@@ -105,203 +90,189 @@ class LSTM(Forecaster):
         validation: Examples,
         *,
         seed: int,
-        progress: Callable[[int, float, float], None] | None = None,
-        checkpoint: str | None = None,
+        progress: Callable[[str, int, float, float], None] | None = None,
     ) -> Self:
-        """Train until the loss on the validation devices no longer falls.
+        """Train each network and keep its best epoch on the validation devices.
 
         Args:
             training: what to learn from.
             validation: of other devices.
             seed: of the first weights and of the order of examples.
-            progress: called with the epoch and both losses after each epoch.
-            checkpoint: folder to keep the state of training in, to go on after an interruption.
+            progress: called with the network, the epoch and both losses after each epoch.
         """
-        from fedstale.traces.forecast.lstm_training import train  # noqa: PLC0415 - imports torch
+        import torch  # noqa: PLC0415 - a device that only forecasts has none
 
-        self.fleet, self.chain = FleetStatistics.of(training), HourlyChain.of(training)
-        self.weights = train(
-            training,
-            validation,
-            self.fleet,
-            self.chain,
-            seed=seed,
-            progress=progress,
-            checkpoint=checkpoint,
-        )
+        from fedstale.traces.forecast import lstm_training  # noqa: PLC0415 - imports torch
+
+        self.fleet, self.around = FleetStatistics.of(training), HalfHours.of(training)
+        self.networks = {}
+        parts = self, training, validation
+        of_network = partial(lstm_training.Run, seed=seed, progress=progress)
+        threads = torch.get_num_threads()
+        # So small networks are no faster on several threads, and sums in the same order on one.
+        torch.set_num_threads(1)
+        try:
+            if np.isfinite(training.survival).any():
+                run = of_network(name=SESSIONS)
+                self.networks[SESSIONS] = lstm_training.train_sessions(*parts, run)
+            for channel, name in enumerate(RATES):
+                if np.isfinite(training.rates[:, channel]).any():
+                    run = of_network(name=name)
+                    self.networks[name] = lstm_training.train_channel(*parts, run)
+        finally:
+            torch.set_num_threads(threads)
+        self.margins = self._margins(validation)
         return self
 
-    def predict(self, observed: Observation) -> tuple[Array, Array]:
-        """Return the outputs of the network for each device."""
-        n = len(observed)
-        survival = np.empty((PIECES, n))
-        rates = np.empty((len(RATES), RATE_HORIZONS_S.size, LEVELS.size, n))
-        for i in range(0, n, _CHUNK):
+    def _margins(self, validation: Examples) -> Array:
+        """Return by how much outer quantiles miss the levels on the validation devices."""
+        self.margins = np.zeros((len(RATES), _R, 2))
+        made = self.margins.copy()
+        for channel, name in enumerate(RATES):
+            if name not in self.networks:
+                continue
+            given = self.channel_inputs(validation.observed, channel)
+            ratios = quantiles_of(forward(self.networks[name], given.sequence, given.static))
+            truth = channel_targets(validation.rates[:, channel], given)
+            for k in range(_R):
+                known = ~np.isnan(truth[:, k])
+                if known.any():
+                    y, q = truth[known, k], ratios[known, k]
+                    made[channel, k] = (
+                        np.quantile(q[:, 0] - y, 1.0 - LEVELS[0]),
+                        np.quantile(y - q[:, 2], LEVELS[2]),
+                    )
+        return made
+
+    def predict_sessions(self, observed: Observation) -> tuple[Array, Array]:
+        """Return the outputs of the network of sessions for each device."""
+        survival, available = np.empty((2, len(observed), _H))
+        for i in range(0, len(observed), _CHUNK):
             part = slice(i, i + _CHUNK)
-            given = features(observed.take(part), self.fleet)
-            raw = forward(self.weights, given.sequence, given.static)
-            online, clock = observed.online[part], observed.time_of_day_s[part]
-            raw[:PIECES] += self.chain.log_odds(online, clock).T
-            survival[:, part], rates[..., part] = read_out(raw, given)
-        return survival.T, rates.transpose(3, 0, 1, 2)
+            survival[part], available[part] = self._sessions(observed.take(part))
+        return survival, available
+
+    def _sessions(self, observed: Observation) -> tuple[Array, Array]:
+        state, around = observed.online.astype(np.int64), self.around.of_devices(observed)
+        if SESSIONS not in self.networks:
+            return around.survival, around.available
+        numbers, runs = session_inputs(observed, self.fleet, around)
+        raw = forward(self.networks[SESSIONS], runs, self.standardised(numbers))
+        of_state = raw.reshape(2, 2, _H, -1)[state, :, :, np.arange(state.size)]
+        chances = 1.0 / (1.0 + np.exp(-of_state.clip(-30, 30).astype(np.float64)))
+        # The probability to survive one piece, given that the device survived so far.
+        survival = np.cumprod(chances[:, 0], axis=1, dtype=np.float64)
+        return survival, chances[:, 1]
+
+    def standardised(self, numbers: Array) -> Floats:
+        """Return the numbers of sessions in standard deviations, 0 where unknown.
+
+        Args:
+            numbers: of `session_inputs`; shape (n, SESSION_NUMBERS).
+        """
+        z = np.clip((numbers - self.mean) / self.scale, -BOUND, BOUND)
+        return np.nan_to_num(z).astype(np.float32)
+
+    def predict_rates(self, observed: Observation) -> Array:
+        """Return the outputs of the networks of channels; the fleet's where there is none."""
+        n = len(observed)
+        rates = np.broadcast_to(self.fleet.rates, (n, *self.fleet.rates.shape)).copy()
+        for channel, name in enumerate(RATES):
+            if name not in self.networks:
+                continue
+            for i in range(0, n, _CHUNK):
+                part = slice(i, i + _CHUNK)
+                given = self.channel_inputs(observed.take(part), channel)
+                ratios = quantiles_of(forward(self.networks[name], given.sequence, given.static))
+                ratios[:, :, 0] -= self.margins[channel, :, 0]
+                ratios[:, :, 2] += self.margins[channel, :, 1]
+                ratios = np.maximum.accumulate(ratios, axis=2)
+                ratios *= given.spread[:, None, None]
+                rates[part, channel] = np.exp(ratios + given.level[:, None, None])
+        return rates
+
+    def channel_inputs(self, observed: Observation, channel: int) -> ChannelInputs:
+        """Return the inputs of a channel's network; see `fedstale.traces.forecast.inputs`."""
+        spread = float(self.spread[channel])
+        return channel_inputs(observed, channel, self.fleet.rates[channel], spread)
 
     def state_dict(self) -> State:
-        """Return the fleet statistics, the chain and the weights."""
-        return self.fleet.state_dict() | {"leaving": self.chain.leaving} | self.weights
+        """Return all arrays by name."""
+        return (
+            self.fleet.state_dict()
+            | {"around.survival": self.around.survival, "around.available": self.around.available}
+            | {name: getattr(self, name) for name in ("mean", "scale", "spread", "margins")}
+            | {
+                f"{network}.{name}": weight
+                for network, weights in self.networks.items()
+                for name, weight in weights.items()
+            }
+        )
 
     def load_state_dict(self, state: State) -> None:
-        """Restore the fleet statistics, the chain and the weights.
+        """Restore all arrays.
 
         Raises:
-            TraceError: a weight has not the shape of this version.
+            TraceError: one has not the shape of this version.
         """
-        for name, shape in {"leaving": (2, HOURS), **SHAPES}.items():
+        bins = (HalfHours.BINS, _H)
+        expected: dict[str, tuple[int, ...]] = {
+            "around.survival": bins,
+            "around.available": bins,
+            "mean": self.mean.shape,
+            "scale": self.scale.shape,
+            "spread": self.spread.shape,
+            "margins": self.margins.shape,
+        }
+        self.networks = {}
+        for network in (SESSIONS, *RATES):
+            if f"{network}.output" in state:
+                of_network = self.shapes(network)
+                expected |= {f"{network}.{name}": shape for name, shape in of_network.items()}
+                self.networks[network] = {
+                    name: state[f"{network}.{name}"].astype(np.float32) for name in of_network
+                }
+        for name, shape in expected.items():
             if state[name].shape != shape:
                 raise TraceError(
                     f"weights {name!r} of shape {state[name].shape}: expected {shape}; train again"
                 )
         self.fleet = FleetStatistics.from_state(state)
-        self.chain = HourlyChain(leaving=state["leaving"])
-        self.weights = {name: state[name].astype(np.float32) for name in SHAPES}
+        self.around = HalfHours(
+            survival=state["around.survival"], available=state["around.available"]
+        )
+        for name in ("mean", "scale", "spread", "margins"):
+            setattr(self, name, state[name])
 
 
-def forward(weights: dict[str, Floats], sequence: Floats, static: Floats) -> Floats:
-    """Return the raw outputs of the network.
+class Linear(Perceptron):
+    """A linear model of the same numbers: logistic regression of chances."""
 
-    Args:
-        weights: as in `SHAPES`; gates in the order input, forget, output, candidate.
-        sequence: shape (steps, n, 5).
-        static: shape (n, 18).
-
-    Returns:
-        Shape (outputs, n).
-    """
-    # Devices are the last axis in here: gates are then whole rows, and arithmetic on them is fast.
-    n, three, kernel = static.shape[0], 3 * HIDDEN, weights["gates"].T
-    joined = np.zeros((SEQUENCE + HIDDEN + 1, n), dtype=np.float32)
-    joined[-1] = 1.0
-    state = joined[SEQUENCE:-1]
-    cell = np.zeros((HIDDEN, n), dtype=np.float32)
-    gates = np.empty((4 * HIDDEN, n), dtype=np.float32)
-    spare = np.empty((4 * HIDDEN, n), dtype=np.float32)
-    opened, candidate = gates[:three], gates[three:]
-    for step in sequence:
-        joined[:SEQUENCE] = step.T
-        np.matmul(kernel, joined, out=gates)
-        _softsign(gates, spare, gates)
-        opened *= 0.5
-        opened += 0.5
-        candidate *= opened[:HIDDEN]
-        cell *= opened[HIDDEN : 2 * HIDDEN]
-        cell += candidate
-        _softsign(cell, spare[:HIDDEN], state)
-        state *= opened[2 * HIDDEN :]
-    inputs = np.concatenate([state, static.T, joined[-1:]])
-    inner = weights["hidden"].T @ inputs
-    # The inputs also go straight to the output: the last value is repeated by adding one of them.
-    np.maximum(inner, 0.0, out=inputs[:HIDDEN])
-    return np.asarray(weights["output"].T @ inputs, dtype=np.float32)
+    kind = "linear"
+    width: ClassVar[dict[str, int]] = dict.fromkeys((SESSIONS, *RATES), 0)
 
 
-def _softsign(x: Floats, spare: Floats, out: Floats) -> None:
-    np.abs(x, out=spare)
-    spare += 1.0
-    np.divide(x, spare, out=out)
+class LSTM(Perceptron):
+    """Long short-term memory over the runs of a device and the histories of its channels."""
+
+    kind = "lstm"
+    cells: ClassVar[dict[str, int]] = {SESSIONS: 32, **dict.fromkeys(RATES, 16)}
 
 
-def read_out(raw: Floats, given: Features) -> tuple[Array, Array]:
-    """Return the forecasts that raw outputs stand for.
+def quantiles_of(raw: Floats) -> Array:
+    """Return the quantiles that the outputs of a channel's network stand for.
 
     Args:
-        raw: from `forward`, the chain's log-odds of survival added; shape (outputs, n).
-        given: inputs of the same devices.
+        raw: shape (horizons x quantiles, n).
 
     Returns:
-        Survival, shape (horizons, n), and quantiles of rates, shape (3, rate
-        horizons, quantiles, n).
+        Logarithms of rates against the level, in spreads, rising; shape (n, horizons, quantiles).
     """
-    # The probability to survive one piece, given that the device survived so far.
-    pieces = 1.0 / (1.0 + np.exp(-raw[:PIECES].clip(-30, 30)))
-    survival = np.cumprod(pieces, axis=0, dtype=np.float64)
-    n = raw.shape[1]
-    logs = raw[PIECES:].reshape(len(RATES), RATE_HORIZONS_S.size, LEVELS.size, n)
-    outer = _softplus(logs[:, :, ::2])
-    logs[:, :, 0] = logs[:, :, 1] - outer[:, :, 0]
-    logs[:, :, 2] = logs[:, :, 1] + outer[:, :, 1]
-    return survival, np.exp(logs) * np.exp(given.level.T)[:, None, None]
+    low, median, high = raw.T.astype(np.float64).reshape(-1, _R, LEVELS.size).transpose(2, 0, 1)
+    return np.stack([median - _softplus(low), median, median + _softplus(high)], axis=2)
 
 
-def _softplus(x: Floats) -> Floats:
+def _softplus(x: Array) -> Array:
     # Not `logaddexp`, which is not vectorised.
-    return np.maximum(x, 0.0) + np.log(1.0 + np.exp(-np.abs(x)))
-
-
-def features(observed: Observation, fleet: FleetStatistics) -> Features:
-    """Return the inputs of a learnt forecaster.
-
-    Args:
-        observed: histories of n devices.
-        fleet: stands for what a device has not observed.
-    """
-    n = len(observed)
-    # Devices are the last axis in memory, where arithmetic is fast, and the first in the result.
-    rates = np.ascontiguousarray(observed.rates.transpose(2, 1, 0), dtype=np.float32)
-    logs = np.log(np.maximum(rates, np.float32(LEAST_RATE)))
-    known = ~np.isnan(logs)
-    logs[~known] = 0.0
-    count = known.sum(axis=0)
-    middle = np.log(fleet.rates[:, 1, 1])[:, None]
-    level = np.where(count > 0, logs.sum(axis=0) / np.maximum(count, 1), middle)
-    sequence = np.empty((STEPS, SEQUENCE, n), dtype=np.float32)
-    backwards = slice(None, None, -1)
-    sequence[:, 0] = np.nan_to_num(observed.online_share).T[backwards]
-    relative = sequence[:, 1:4]
-    np.subtract(logs[backwards], level.astype(np.float32), out=relative)
-    np.clip(relative, -BOUND, BOUND, out=relative)
-    relative *= known[backwards]
-    sequence[:, 4] = (np.log(np.diff(EDGES_S)) / 5.0 - 1.0)[backwards, None]
-    static = _static(observed, known, level - middle, relative[-1])
-    return Features(sequence=sequence.transpose(0, 2, 1), static=static.T, level=level.T)
-
-
-def flat(given: Features) -> Floats:
-    """Return the same numbers as one row for each device; (n, steps x 4 + 18)."""
-    steps = given.sequence[:, :, :4].transpose(1, 0, 2).reshape(given.static.shape[0], 4 * STEPS)
-    return np.concatenate([steps, given.static], axis=1)
-
-
-def _static(observed: Observation, known: Mask, against_fleet: Array, newest: Floats) -> Floats:
-    angle = 2 * np.pi * observed.time_of_day_s / DAY_S
-    clock = ~np.isnan(angle)
-    rows = [
-        observed.online,
-        _duration(observed.since_s),
-        _duration(np.minimum(observed.history_s, _LONG_S)),
-        clock,
-        *(np.where(clock, f(k * angle), 0.0) for k in (1, 2) for f in (np.sin, np.cos)),
-        ~np.isnan(observed.online_share).all(axis=1),
-        *(known[:, channel].any(axis=0) for channel in range(len(RATES))),
-        *np.clip(against_fleet, -BOUND, BOUND),
-        *newest,
-    ]
-    result = np.empty((STATIC, len(observed)), dtype=np.float32)
-    for i, row in enumerate(rows):
-        result[i] = row
-    assert len(rows) == STATIC
+    result: Array = np.maximum(x, 0.0) + np.log(1.0 + np.exp(-np.abs(x)))
     return result
-
-
-def _duration(t: Array) -> Array:
-    """Return a duration on a scale where seconds to days lie between -3 and 3."""
-    return (np.log1p(t) - 6.0) / 2.0
-
-
-def ratios(rates: Array, level: Array) -> Array:
-    """Return the targets of learnt forecasters for rates: log ratios, cut; NaN where unknown.
-
-    Args:
-        rates: mean rates over the horizons; shape (n, 3, rate horizons).
-        level: of `Features`; shape (n, 3).
-    """
-    assert rates.shape[1] == len(RATES)
-    return np.clip(log_rate(rates) - level[:, :, None], -BOUND, BOUND)

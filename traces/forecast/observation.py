@@ -17,7 +17,7 @@ for each segment, so an instant costs one search and a step is a difference. The
 stored segment, and rows that devices share are stored once.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,16 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import (
     DAY_S,
     Array,
-    Channel,
     Index,
     Mask,
     joined,
     last_at_or_before,
-    running_sums,
+    row_time,
     spread_over,
+    taken,
 )
 from fedstale.traces.availability import Availability
+from fedstale.traces.forecast.sessions import OwnSessions, SessionHistory
 from fedstale.traces.series import BLOCK, Series
 from fedstale.traces.trace_set import TraceSet
 
@@ -45,13 +46,8 @@ RATES = ("compute", "downlink", "uplink")
 LEVELS: Array = np.array([0.1, 0.5, 0.9])
 """Levels of the quantiles."""
 
-HORIZONS_S: Array = np.array(
-    [60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0, 86400.0]
-)
-"""Horizons of survival, of being online or of being offline, in s."""
-
 AVAILABLE_S = 1800.0
-"""The one of them for which a device reports its chance to stay online, so that devices compare."""
+"""The horizon for which a device reports its chance to stay online, so that devices compare."""
 
 RATE_HORIZONS_S: Array = np.array([10.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 7200.0])
 """Horizons over which a mean rate is forecast, in s."""
@@ -85,12 +81,13 @@ class Observation:
     """How long each device has been observed, in s, >= 0; shape (n,)."""
     online: Mask
     """Whether the device is available now; always true where availability is unknown."""
-    since_s: Array
-    """How long that has been so, in s, as far as it was observed; shape (n,)."""
+    own: OwnSessions
+    """Its sessions and gaps so far."""
     time_of_day_s: Array
     """Seconds since local midnight; shape (n,)."""
-    online_share: Array
-    """Share of each step in which the device was online, the newest first; shape (n, steps)."""
+    time_of_week_s: Array
+    """Seconds since the local midnight that began the Monday; NaN where the record holds no whole
+    weeks, so that its days are no weekdays; shape (n,)."""
     rates: Array
     """Mean rate of each channel in each step, the newest first; shape (n, 3, steps)."""
 
@@ -99,7 +96,7 @@ class Observation:
 
     def take(self, which: npt.NDArray[Any] | slice) -> "Observation":
         """Return some of the observations; `which` is positions, a mask or a slice."""
-        return Observation(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
+        return taken(self, which)
 
 
 class TraceObserver:
@@ -119,10 +116,10 @@ class TraceObserver:
 
     def __init__(self, traces: TraceSet) -> None:
         self.traces = traces
-        online = None if traces.availability is None else OnlineTime(traces.availability)
+        availability = traces.availability
+        self._sessions = None if availability is None else SessionHistory(availability)
         series = (getattr(traces, channel) for channel in RATES)
-        carried = (None if each is None else CarriedAmounts(each) for each in series)
-        self._amounts = (online, *carried)
+        self._amounts = [None if each is None else CarriedAmounts(each) for each in series]
 
     def at(
         self, devices: npt.ArrayLike, now: npt.ArrayLike, *, history_s: npt.ArrayLike = np.inf
@@ -154,29 +151,37 @@ class TraceObserver:
         return joined([self._observed(devices[p], now[p], begin[p]) for p in parts])
 
     def _observed(self, devices: Index, now: Array, begin: Array) -> Observation:
-        online, since = np.ones(devices.size, dtype=bool), now - begin
-        availability, midnight_s = self.traces.availability, self.traces.midnight_s
-        if availability is not None:
+        online, own = np.ones(devices.size, dtype=bool), OwnSessions.unknown(now - begin)
+        availability = self.traces.availability
+        if self._sessions is not None and availability is not None:
             online = availability.is_available(devices, now)
-            since = np.minimum(_since_change(availability, devices, now), since)
-        clock = np.full(now.shape, np.nan if midnight_s is None else midnight_s)
-        clock = (now + clock) % DAY_S
+            own = self._sessions.at(devices, now, begin)
         edges = np.maximum(now[:, None] - EDGES_S, begin[:, None])
-        # The time online, then the rates.
-        means = np.full((devices.size, 1 + len(RATES), STEPS), np.nan)
+        rates = np.full((devices.size, len(RATES), STEPS), np.nan)
         for i, amounts in enumerate(self._amounts):
             if amounts is not None:
-                means[:, i] = stepwise_means(amounts, devices, edges)
+                rates[:, i] = stepwise_means(amounts, devices, edges)
+        clock = np.mod(now + (np.nan if (at := self.traces.midnight_s) is None else at), DAY_S)
         return Observation(
             devices=devices,
             now=now,
             history_s=now - begin,
             online=online,
-            since_s=since,
+            own=own,
             time_of_day_s=clock,
-            online_share=means[:, 0],
-            rates=means[:, 1:],
+            time_of_week_s=self._time_of_week(devices, now),
+            rates=rates,
         )
+
+    def _time_of_week(self, devices: Index, now: Array) -> Array:
+        monday_s, availability = self.traces.monday_s, self.traces.availability
+        if monday_s is None or availability is None:
+            return np.full(now.shape, np.nan)
+        # A record of a few days that repeats is on any day of the week.
+        week_s = 7 * DAY_S
+        is_whole = np.mod(availability.record_s()[devices], week_s) == 0.0
+        is_whole &= np.mod(availability.shifts[devices], week_s) == 0.0
+        return np.where(is_whole, np.mod(now + monday_s, week_s), np.nan)
 
 
 def time_to_change(availability: Availability, devices: Index, t: Array) -> Array:
@@ -184,33 +189,6 @@ def time_to_change(availability: Availability, devices: Index, t: Array) -> Arra
     online = availability.is_available(devices, t)
     start, end = availability.window_at_or_after(devices, t)
     return np.where(online, end, start) - t
-
-
-def _since_change(availability: Availability, devices: Index, t: Array) -> Array:
-    """Return how long each device has been as it is; inf where the record does not hold it."""
-    if availability.starts.size == 0:
-        return np.full(t.shape, np.inf)
-    row = availability.rows[devices]
-    _, x, k = availability.locate(devices, t)
-    length = availability.lengths[row]
-    first, last = availability.offsets[row], availability.offsets[row + 1]
-    starts = availability.starts.take(k, mode="clip")
-    ends = availability.ends.take(k, mode="clip")
-    final_start = availability.starts.take(last - 1, mode="clip")
-    final_end = availability.ends.take(last - 1, mode="clip")
-    before = k < first
-    inside = ~before & (x < ends)
-    since = np.where(inside, x - starts, x - ends)
-    if availability.repeat:
-        since = np.where(before, x + length - final_end, since)
-        # A window that begins with the record may be the rest of the one that ended the last.
-        rest = inside & (starts == 0.0) & (final_end == length)
-        since = np.where(rest, x + length - final_start, since)
-        since = np.where(rest & (final_start == 0.0), np.inf, since)
-    else:
-        since = np.where(before, np.inf, since)
-    since = np.where(first == last, np.inf, since)
-    return np.where(t >= availability.until, np.minimum(since, t - availability.until), since)
 
 
 class CarriedAmounts:
@@ -255,7 +233,7 @@ class CarriedAmounts:
         """
         series = self.series
         row = series.rows[devices]
-        x, cycles = _row_time(series, devices, t)
+        x, cycles = row_time(series, devices, t)
         np.maximum(x, 0.0, out=x)
         if not series.repeat:
             np.minimum(x, series.lengths[row][:, None], out=x)
@@ -289,57 +267,7 @@ class CarriedAmounts:
         return slot, starts[slot]
 
 
-class OnlineTime:
-    """For how long devices have been online.
-
-    Args:
-        availability: windows of the devices.
-
-    Example:
-        >>> phone = OnlineTime(Availability.of([[(10.0, 20.0), (50.0, 60.0)]], 100.0))
-        >>> phone.upto(np.array([0]), np.array([[55.0, 20.0, 15.0, 0.0]]))
-        array([[15., 10.,  5.,  0.]])
-    """
-
-    def __init__(self, availability: Availability) -> None:
-        self.availability = availability
-        self._widths = availability.ends - availability.starts
-        self._before, self._totals = running_sums(self._widths, availability.offsets)
-
-    def upto(self, devices: Index, t: Array) -> Array:
-        """Return the time online up to each instant, in s; as `CarriedAmounts.upto`."""
-        availability = self.availability
-        if availability.starts.size == 0:
-            return np.zeros(t.shape)
-        row = availability.rows[devices]
-        x, cycles = _row_time(availability, devices, t)
-        first, last = availability.offsets[row], availability.offsets[row + 1]
-        m = t.shape[1]
-        k = last_at_or_before(
-            availability.starts, np.repeat(first, m), np.repeat(last, m), x.reshape(-1)
-        ).reshape(t.shape)
-        inside = np.maximum(k, 0)
-        x -= availability.starts[inside]
-        np.minimum(x, self._widths[inside], out=x)
-        x += self._before[inside]
-        result = np.where(k >= first[:, None], x, 0.0)
-        if availability.repeat:
-            result += cycles * self._totals[row][:, None]
-        return result
-
-
-def _row_time(channel: Channel, devices: Index, t: Array) -> tuple[Array, Array]:
-    """Return instants in the time of each device's row, and the cycles since the first instant."""
-    x = np.minimum(t, channel.until) + channel.shifts[devices][:, None]
-    if not channel.repeat:
-        return x, np.zeros((1, 1))
-    length = channel.lengths[channel.rows[devices]][:, None]
-    cycles = np.floor(x / length)
-    x -= cycles * length
-    return x, cycles - cycles[:, :1]
-
-
-def stepwise_means(amounts: CarriedAmounts | OnlineTime, devices: Index, edges: Array) -> Array:
+def stepwise_means(amounts: CarriedAmounts, devices: Index, edges: Array) -> Array:
     """Return the mean rates of steps that follow one another, the newest first.
 
     Args:

@@ -17,7 +17,8 @@ from statistics import NormalDist
 import numpy as np
 
 from fedstale.traces.arrays import Array, Index, Mask
-from fedstale.traces.forecast.observation import HORIZONS_S, LEVELS, RATE_HORIZONS_S
+from fedstale.traces.forecast.observation import LEVELS, RATE_HORIZONS_S
+from fedstale.traces.forecast.sessions import HORIZONS_S
 from fedstale.traces.trip import Job
 
 _COMPUTE, _DOWNLINK, _UPLINK = range(3)
@@ -69,6 +70,8 @@ class DeviceForecast:
     """Whether the device is available now; shape (n,)."""
     survival: Array
     """Probability to remain online, or offline, beyond each horizon; shape (n, horizons)."""
+    available: Array
+    """Probability to be online at each horizon, whatever happens until then; (n, horizons)."""
     new_session_survival: Array
     """Probability that a session which begins lasts beyond each horizon; shape (horizons,)."""
     rates: Array

@@ -4,17 +4,11 @@ import pytest
 from fedstale.traces import Job, TraceSet
 from fedstale.traces.forecast import Ewma, LastValue, TraceObserver, examples_at
 from fedstale.traces.forecast.baselines import HourlyChain
-from fedstale.traces.forecast.observation import HORIZONS_S
+from fedstale.traces.forecast.sessions import HORIZONS_S
 
 DAY = 86_400.0
 HOUR_S = 3600.0
 JOB = Job(work=60.0, download_bytes=1_000_000, upload_bytes=1_000_000, ttl_s=1800.0)
-
-
-@pytest.fixture
-def chain():
-    rng = np.random.default_rng(0)
-    return HourlyChain(leaving=rng.uniform(1e-5, 1e-3, (2, 24)))
 
 
 def test_a_constant_rate_is_an_exponential_law():
@@ -34,15 +28,6 @@ def test_each_hour_and_each_state_has_its_rate():
     assert survival[0, half_an_hour] == pytest.approx(1.0)
     assert survival[0, hour] == pytest.approx(np.exp(-1e-3 * 1800.0))
     np.testing.assert_allclose(survival[1], 1.0)
-
-
-def test_log_odds_are_those_of_the_pieces_of_the_horizon_grid(chain):
-    online = np.array([True, False, True, True])
-    clock = np.array([30.0, 7.0 * HOUR_S + 90.0, np.nan, 24.0 * HOUR_S - 30.0])
-    pieces = 1.0 / (1.0 + np.exp(-chain.log_odds(online, clock).astype(np.float64)))
-    np.testing.assert_allclose(
-        np.cumprod(pieces, axis=1), chain.survival(online, clock), rtol=2e-3, atol=2e-4
-    )
 
 
 def test_rates_are_those_of_the_examples(training):

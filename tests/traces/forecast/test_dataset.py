@@ -6,7 +6,8 @@ from fedstale.errors import TraceError
 from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.forecast import TraceObserver, draw, examples_at
 from fedstale.traces.forecast.dataset import draw_parts, record_s, split, targets_at
-from fedstale.traces.forecast.observation import HORIZONS_S, RATE_HORIZONS_S
+from fedstale.traces.forecast.observation import RATE_HORIZONS_S
+from fedstale.traces.forecast.sessions import HORIZONS_S
 
 DAY = 86_400.0
 
@@ -25,17 +26,18 @@ def test_survival_is_that_of_the_windows(fleet):
 
 
 def test_mean_rates_are_the_integrals_of_the_trace(fleet):
-    got = targets_at(fleet, np.array([3]), np.array([500.0]), np.array([DAY]))[1]
+    got = targets_at(fleet, np.array([3]), np.array([500.0]), np.array([DAY]))[2]
     for k, horizon in enumerate(RATE_HORIZONS_S):
         expected = fleet.downlink.integral([3], 500.0, 500.0 + horizon)[0] / horizon
         assert got[0, 1, k] == pytest.approx(expected)
 
 
 def test_labels_that_would_need_more_than_the_part_are_unknown(fleet):
-    survival, rates = targets_at(
+    survival, available, rates = targets_at(
         fleet, np.array([0]), np.array([1000.0]), np.array([1000.0 + 900.0])
     )
-    np.testing.assert_array_equal(np.isnan(survival[0]), HORIZONS_S > 900.0)
+    np.testing.assert_array_equal(np.isnan(survival[0]), HORIZONS_S >= 900.0)
+    np.testing.assert_array_equal(np.isnan(available[0]), HORIZONS_S >= 900.0)
     np.testing.assert_array_equal(np.isnan(rates[0, 0]), RATE_HORIZONS_S > 900.0)
 
 
@@ -43,10 +45,11 @@ def test_what_happens_after_the_part_changes_no_label(fleet):
     who, when = np.arange(60), np.linspace(0, DAY, 60)
     cut = fleet.between(0.0, DAY)
     for a, b in zip(
-        (targets_at(fleet, who, when, np.full(60, DAY))[1],),
-        (targets_at(cut, who, when, np.full(60, DAY))[1],),
+        targets_at(fleet, who, when, np.full(60, DAY)),
+        targets_at(cut, who, when, np.full(60, DAY)),
         strict=True,
     ):
+        assert np.isfinite(a).any()
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
@@ -87,7 +90,7 @@ def test_records_of_rates_alone_end_where_the_longest_ends():
 
 
 def test_a_part_after_every_record_is_one_sentence(observer):
-    with pytest.raises(TraceError, match="no time to draw"):
+    with pytest.raises(TraceError, match="no log to draw 10 origins"):
         draw(observer, np.arange(60), start=9 * DAY, until=10 * DAY, n=10, seed=0)
 
 
@@ -144,21 +147,38 @@ def phone(logs, *, days=1):
 def test_no_label_lies_beyond_the_end_of_a_log():
     observer = TraceObserver(phone((0.0, 4 * 3600.0)))
     survival = examples_at(observer, [0], 2 * 3600.0, until=DAY).survival[0]
-    np.testing.assert_array_equal(np.isnan(survival), HORIZONS_S > 2 * 3600.0)
+    np.testing.assert_array_equal(np.isnan(survival), HORIZONS_S >= 2 * 3600.0)
     # The record says what came after; nobody saw it.
     assert survival[HORIZONS_S == 3600.0] == 0.0
 
 
 def test_no_origin_is_drawn_where_nothing_was_logged():
     observer = TraceObserver(phone((20 * 3600.0, 8 * 3600.0)))
-    now = draw(observer, [0], start=0.0, until=DAY, n=300, seed=0).observed.now
-    hour = now // 3600
-    assert set(hour) <= {0, 1, 2, 3, 20, 21, 22, 23}
-    assert {0, 23} <= set(hour)
+    examples = draw(observer, [0], start=0.0, until=3 * DAY, n=300, seed=0)
+    hour = examples.observed.now // 3600
+    assert set(hour) == {20, 21, 22, 23, 24, 25, 26, 27}
+
+
+def test_labels_of_a_log_go_on_after_midnight_to_its_end():
+    observer = TraceObserver(phone((20 * 3600.0, 8 * 3600.0)))
+    examples = draw(observer, [0], start=0.0, until=3 * DAY, n=300, seed=0)
+    left = 28 * 3600.0 - examples.observed.now[:, None]
+    np.testing.assert_array_equal(np.isnan(examples.survival), left <= HORIZONS_S)
+    np.testing.assert_array_equal(np.isnan(examples.available), left <= HORIZONS_S)
+
+
+def test_being_online_at_a_horizon_is_the_state_then(fleet):
+    rng = np.random.default_rng(1)
+    who, when = rng.integers(60, size=100), rng.uniform(0, DAY, 100)
+    available = targets_at(fleet, who, when, np.full(100, 3 * DAY))[1]
+    for k, horizon in enumerate(HORIZONS_S):
+        np.testing.assert_array_equal(
+            available[:, k], fleet.availability.is_available(who, when + horizon)
+        )
 
 
 def test_devices_of_which_nothing_was_logged_give_no_examples():
-    with pytest.raises(TraceError, match="no log to draw origins from"):
+    with pytest.raises(TraceError, match="no log to draw 10 origins"):
         draw(TraceObserver(phone((0.0, 0.0))), [0], start=0.0, until=DAY, n=10, seed=0)
 
 

@@ -22,7 +22,7 @@ def edit(folder, **changes):
 
 def test_the_description_names_schema_kind_checksum_and_provenance(folder):
     about = FILES.describe(folder)
-    assert about["schema"] == 1
+    assert about["schema"] == 2
     assert about["kind"] == "last-value"
     assert len(about["sha256"]) == 64
     assert about["provenance"] == {"traces": "synthetic", "seed": 0}
@@ -39,7 +39,7 @@ def test_a_folder_without_a_forecaster_is_one_sentence(tmp_path):
 
 def test_another_version_is_rejected(folder):
     edit(folder, schema=99)
-    with pytest.raises(TraceError, match="schema = 99, expected 1"):
+    with pytest.raises(TraceError, match="schema = 99, expected 2"):
         Forecaster.load(folder)
 
 
@@ -91,9 +91,9 @@ def test_arrays_that_are_not_finite_are_rejected(training, held_out, tmp_path):
         Forecaster.load(tmp_path)
 
 
-def test_the_forecaster_that_comes_along_is_an_lstm_below_100_kb(observer):
+def test_the_forecaster_that_comes_along_is_an_lstm_below_400_kb(observer):
     forecaster = embedded()
     assert isinstance(forecaster, LSTM)
-    assert sum(a.nbytes for a in forecaster.state_dict().values()) < 100_000
+    assert sum(a.nbytes for a in forecaster.state_dict().values()) < 400_000
     survival = forecaster.forecast(observer.at(np.arange(60), 1e5)).survival
     assert np.all((survival >= 0) & (survival <= 1))

@@ -11,7 +11,6 @@ from fedstale.traces.forecast import (
     KINDS,
     Boosting,
     Ewma,
-    FleetStatistics,
     Forecaster,
     LastValue,
     Oracle,
@@ -30,14 +29,7 @@ _CACHE: dict[str, Forecaster] = {}
 def forecaster(request, training, held_out):
     if request.param not in _CACHE:
         made = Boosting(n_trees=8) if request.param == "boosting" else KINDS[request.param]()
-        if request.param == "lstm":
-            from fedstale.traces.forecast.baselines import HourlyChain
-            from fedstale.traces.forecast.lstm_training import train
-
-            made.fleet, made.chain = FleetStatistics.of(training), HourlyChain.of(training)
-            made.weights = train(training, held_out, made.fleet, made.chain, seed=0, epochs=25)
-        else:
-            made.fit(training, held_out, seed=0)
+        made.fit(training, held_out, seed=0)
         _CACHE[request.param] = made
     return _CACHE[request.param]
 
@@ -168,7 +160,7 @@ def test_the_oracle_is_marked_and_keeps_nothing(tmp_path):
 def test_boosted_trees_of_one_outcome_forecast_that_outcome(observer):
     traces = TraceSet.constant(60, compute=2.0, downlink_bit_per_s=8e6, uplink_bit_per_s=4e6)
     training = draw(TraceObserver(traces), np.arange(60), start=0.0, until=DAY, n=300, seed=0)
-    always = replace(training, survival=np.ones((300, 10)))
+    always = replace(training, survival=np.ones((300, 10)), available=np.ones((300, 10)))
     boosting = Boosting(n_trees=4).fit(always, always, seed=0)
     survival = boosting.forecast(observer.at(np.arange(60), DAY)).survival
     np.testing.assert_array_equal(survival, 1.0)

@@ -4,86 +4,183 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import safetensors
-import safetensors.numpy
 import torch
 
-from fedstale.errors import ResumeError, TraceError
-from fedstale.traces.forecast import LSTM, FleetStatistics
-from fedstale.traces.forecast.baselines import HourlyChain
-from fedstale.traces.forecast.lstm import (
-    HIDDEN,
-    OUTPUTS,
-    PIECES,
-    SEQUENCE,
-    SHAPES,
-    STATIC,
-    features,
-    forward,
-    read_out,
+from fedstale.errors import TraceError
+from fedstale.traces import Series, TraceSet
+from fedstale.traces.forecast import LSTM, Linear, Perceptron, TraceObserver, draw
+from fedstale.traces.forecast.inputs import (
+    channel_inputs,
+    channel_targets,
+    of_other_devices,
+    session_inputs,
 )
-from fedstale.traces.forecast.lstm_training import TrainingRun, network, train
+from fedstale.traces.forecast.lstm import SESSIONS, quantiles_of
+from fedstale.traces.forecast.lstm_training import network, session_loss
+from fedstale.traces.forecast.network import forward, shapes
+from fedstale.traces.forecast.observation import RATES
+from fedstale.traces.forecast.sessions import HORIZONS_S, OwnSessions
+
+DAY = 86_400.0
+CELLS, WIDTH, NUMBERS, STATIC = 5, 7, 3, 4
+
+
+def random_weights(cells=CELLS, width=WIDTH, outputs=6):
+    rng = np.random.default_rng(0)
+    of_network = shapes(sequence=NUMBERS, static=STATIC, outputs=outputs, cells=cells, width=width)
+    return {k: rng.normal(0, 0.3, shape).astype(np.float32) for k, shape in of_network.items()}
+
+
+def random_inputs(n, steps=24):
+    rng = np.random.default_rng(1)
+    return (
+        rng.normal(size=(steps, n, NUMBERS)).astype(np.float32),
+        rng.normal(size=(n, STATIC)).astype(np.float32),
+    )
 
 
 @pytest.fixture(scope="module")
-def weights():
-    rng = np.random.default_rng(0)
-    return {k: rng.normal(0, 0.3, shape).astype(np.float32) for k, shape in SHAPES.items()}
+def lstm(training, held_out):
+    return LSTM().fit(training, held_out, seed=0)
 
 
-def fleet_of(training):
-    return FleetStatistics.of(training), HourlyChain.of(training)
-
-
-def test_numpy_and_torch_compute_the_same_network(weights):
-    rng = np.random.default_rng(1)
-    sequence = rng.normal(size=(24, 50, SEQUENCE)).astype(np.float32)
-    static = rng.normal(size=(50, STATIC)).astype(np.float32)
+@pytest.mark.parametrize(("cells", "width"), [(CELLS, WIDTH), (0, WIDTH), (0, 0)])
+def test_numpy_and_torch_compute_the_same_network(cells, width):
+    weights, (sequence, static) = random_weights(cells, width), random_inputs(50)
     theirs = network(
         {k: torch.from_numpy(w) for k, w in weights.items()},
-        torch.from_numpy(sequence),
+        torch.from_numpy(sequence.transpose(1, 0, 2).copy()),
         torch.from_numpy(static),
     )
     np.testing.assert_allclose(
-        forward(weights, sequence, static).T, theirs.numpy(), rtol=1e-3, atol=1e-4
+        forward(weights, sequence, static).T, theirs.numpy(), rtol=1e-3, atol=1e-5
     )
 
 
-def test_gates_are_those_of_an_lstm_with_softsign(weights):
+def test_gates_are_those_of_an_lstm_with_softsign():
     def softsign(x):
         return x / (1.0 + np.abs(x))
 
-    rng = np.random.default_rng(1)
-    sequence = rng.normal(size=(24, 7, SEQUENCE)).astype(np.float32)
-    static = rng.normal(size=(7, STATIC)).astype(np.float32)
-    h = c = np.zeros((7, HIDDEN))
+    weights, (sequence, static) = random_weights(), random_inputs(7)
+    h = c = np.zeros((7, CELLS))
     for step in sequence:
         z = np.concatenate([step, h, np.ones((7, 1))], axis=1) @ weights["gates"]
-        i, f, o = (0.5 + 0.5 * softsign(z[:, k * HIDDEN : (k + 1) * HIDDEN]) for k in range(3))
-        c = f * c + i * softsign(z[:, 3 * HIDDEN :])
+        i, f, o = (0.5 + 0.5 * softsign(z[:, k * CELLS : (k + 1) * CELLS]) for k in range(3))
+        c = f * c + i * softsign(z[:, 3 * CELLS :])
         h = o * softsign(c)
     inner = np.maximum(np.concatenate([h, static, np.ones((7, 1))], axis=1) @ weights["hidden"], 0)
     expected = np.concatenate([inner, static, np.ones((7, 1))], axis=1) @ weights["output"]
     np.testing.assert_allclose(forward(weights, sequence, static).T, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_before_training_survival_is_that_of_the_chain(training):
-    lstm, chain = LSTM(), HourlyChain.of(training)
-    lstm.fleet, lstm.chain = FleetStatistics.of(training), chain
-    first = TrainingRun.start(seed=0, n=1).weights
-    lstm.weights = {k: w.detach().numpy() for k, w in first.items()}
-    observed = training.observed.take(slice(0, 300))
+def test_a_linear_forecaster_is_logistic_regression(training, held_out):
+    linear = Linear().fit(training, held_out, seed=0)
+    observed = held_out.observed
+    numbers, _ = session_inputs(observed, linear.fleet, linear.around.of_devices(observed))
+    z = np.c_[linear.standardised(numbers), np.ones(len(observed))]
+    odds = (z @ linear.networks[SESSIONS]["output"]).reshape(-1, 2, 2, HORIZONS_S.size)
+    online = odds[np.arange(len(observed)), observed.online.astype(int), 1]
     np.testing.assert_allclose(
-        lstm.forecast(observed).survival,
-        chain.survival(observed.online, observed.time_of_day_s),
-        atol=0.01,
+        linear.forecast(observed).available, 1 / (1 + np.exp(-online)), atol=1e-5
     )
 
 
-def test_thousands_at_once_are_forecast_as_each_of_them_alone(observer, training, weights):
-    lstm = LSTM()
-    lstm.fleet, lstm.chain = FleetStatistics.of(training), HourlyChain.of(training)
-    lstm.weights = {k: 0.3 * w for k, w in weights.items()}
+def test_outputs_are_quantiles_around_the_median():
+    raw = np.random.default_rng(2).normal(size=(21, 40)).astype(np.float32)
+    low, median, high = raw.T.reshape(40, 7, 3).transpose(2, 0, 1).astype(float)
+    found = quantiles_of(raw)
+    np.testing.assert_allclose(found[..., 1], median)
+    np.testing.assert_allclose(found[..., 0], median - np.logaddexp(low, 0.0), atol=1e-6)
+    np.testing.assert_allclose(found[..., 2], median + np.logaddexp(high, 0.0), atol=1e-6)
+
+
+def test_the_loss_is_the_likelihood_of_the_bin_in_which_a_run_ends():
+    # One device online that leaves in the third bin, and one whose log ends in the second.
+    h = HORIZONS_S.size
+    survival = np.full((2, h), np.nan)
+    survival[0] = np.arange(h) < 2
+    survival[1, 0] = 1.0
+    labels = np.concatenate([np.ones((2, 1)), survival, np.full((2, h), np.nan)], axis=1)
+    raw = np.random.default_rng(0).normal(size=(2, 4 * h))
+    survives = 1 / (1 + np.exp(-raw.reshape(2, 2, 2, h)[:, 1, 0]))
+    expected = (
+        -(
+            np.log(survives[0, 0])
+            + np.log(survives[0, 1])
+            + np.log(1 - survives[0, 2])
+            + np.log(survives[1, 0])
+        )
+        / 2
+    )
+    found = session_loss(torch.from_numpy(raw), torch.from_numpy(labels))
+    assert float(found) == pytest.approx(expected)
+
+
+def exchanged(observed, channel, rng):
+    """Return observations whose channel is that of quite another network."""
+    rates = observed.rates.copy()
+    others = rng.permutation(len(observed))
+    rates[:, channel] = 1e4 * rates[others, channel] * rng.lognormal(0, 2, rates[:, channel].shape)
+    return replace(observed, rates=rates)
+
+
+@pytest.mark.parametrize("channel", range(3))
+def test_a_foreign_channel_moves_no_other_forecast(lstm, held_out, channel):
+    observed = held_out.observed
+    before = lstm.forecast(observed)
+    after = lstm.forecast(exchanged(observed, channel, np.random.default_rng(0)))
+    np.testing.assert_array_equal(after.survival, before.survival)
+    np.testing.assert_array_equal(after.available, before.available)
+    for other in range(3):
+        same = np.array_equal(after.rates[:, other], before.rates[:, other])
+        assert same == (other != channel)
+
+
+def test_other_sessions_move_no_rate(lstm, held_out):
+    observed = held_out.observed
+    other = replace(
+        observed,
+        online=~observed.online,
+        own=OwnSessions.unknown(np.zeros(len(observed))),
+    )
+    before, after = lstm.forecast(observed), lstm.forecast(other)
+    np.testing.assert_array_equal(after.rates, before.rates)
+    assert not np.allclose(after.survival, before.survival)
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e6])
+def test_a_forecast_in_another_unit_is_the_same_forecast(lstm, held_out, unit):
+    observed = held_out.observed
+    known = ~np.isnan(observed.rates).all(axis=2).any(axis=1)
+    other = replace(observed, rates=unit * observed.rates)
+    np.testing.assert_allclose(
+        np.log(lstm.forecast(other).rates[known]),
+        np.log(lstm.forecast(observed).rates[known]) + np.log(unit),
+        atol=1e-3,
+    )
+
+
+def test_a_share_that_an_example_sees_was_counted_without_its_device(training):
+    shown = of_other_devices(training, training.observed)
+    device = int(training.observed.devices[0])
+    own = training.observed.devices == device
+    survival = training.survival.copy()
+    survival[own] = 1.0 - survival[own]
+    again = of_other_devices(replace(training, survival=survival), training.observed)
+    np.testing.assert_array_equal(again.survival[own], shown.survival[own])
+    assert not np.array_equal(again.survival[~own], shown.survival[~own])
+
+
+def test_outer_quantiles_cover_as_often_as_they_say_on_the_validation_devices(lstm, held_out):
+    rates = lstm.forecast(held_out.observed).rates
+    for channel in range(3):
+        truth = held_out.rates[:, channel]
+        inside = (rates[:, channel, :, 0] <= truth) & (truth <= rates[:, channel, :, 2])
+        coverage = inside[~np.isnan(truth)].mean()
+        assert 0.77 <= coverage <= 0.83
+
+
+def test_thousands_at_once_are_forecast_as_each_of_them_alone(lstm, observer):
     rng = np.random.default_rng(2)
     observed = observer.at(rng.integers(60, size=1300), rng.uniform(0, 2e5, 1300))
     together = lstm.forecast(observed)
@@ -93,103 +190,64 @@ def test_thousands_at_once_are_forecast_as_each_of_them_alone(observer, training
         np.testing.assert_allclose(together.rates[i], alone.rates[0], rtol=1e-4)
 
 
-def test_outputs_are_read_as_survival_and_as_quantiles_around_the_median(training, weights):
-    observed = training.observed.take(slice(0, 40))
-    given = features(observed, FleetStatistics.of(training))
-    raw = forward(weights, given.sequence, given.static)
-    survival, rates = read_out(raw.copy(), given)
-    np.testing.assert_allclose(
-        survival, np.cumprod(1.0 / (1.0 + np.exp(-raw[:PIECES])), axis=0), 1e-5
-    )
-    logs = raw[PIECES:].astype(np.float64).reshape(3, 7, 3, 40)
-    median = logs[:, :, 1] + given.level.T[:, None]
-    np.testing.assert_allclose(np.log(rates[:, :, 1]), median, atol=1e-5)
-    for quantile, sign in ((0, -1.0), (2, 1.0)):
-        expected = median + sign * np.logaddexp(logs[:, :, quantile], 0.0)
-        np.testing.assert_allclose(np.log(rates[:, :, quantile]), expected, atol=1e-5)
+def test_a_device_keeps_weights_of_less_than_a_megabyte(lstm):
+    assert sum(array.nbytes for array in lstm.state_dict().values()) < 400_000
 
 
-def test_the_forward_pass_leaves_the_weights_as_they_were(weights):
-    before = {k: w.copy() for k, w in weights.items()}
-    forward(weights, np.zeros((24, 3, SEQUENCE), np.float32), np.zeros((3, STATIC), np.float32))
-    for name in weights:
-        np.testing.assert_array_equal(weights[name], before[name])
-
-
-def test_there_are_about_ten_thousand_parameters(weights):
-    lstm = LSTM()
-    lstm.weights = weights
-    n_parameters = sum(w.size for w in lstm.weights.values())
-    assert 8_000 <= n_parameters <= 12_000
-    assert 4 * n_parameters < 100_000
-    assert weights["output"].shape[1] == OUTPUTS
+def test_the_perceptron_reads_no_sequence(training, held_out):
+    perceptron = Perceptron().fit(training, held_out, seed=0)
+    assert all("gates" not in weights for weights in perceptron.networks.values())
+    observed = held_out.observed
+    rates = observed.rates.copy()
+    # All steps but the newest, in another order.
+    rates[:, :, 1:] = rates[:, :, :0:-1]
+    other = perceptron.forecast(replace(observed, rates=rates))
+    np.testing.assert_allclose(other.rates, perceptron.forecast(observed).rates, rtol=1e-5)
 
 
 def test_training_lowers_the_loss_and_is_the_same_again(training, held_out):
-    fleet = fleet_of(training)
-    losses = []
-    one = train(training, held_out, *fleet, seed=0, epochs=3, progress=lambda *e: losses.append(e))
-    two = train(training, held_out, *fleet, seed=0, epochs=3)
-    assert losses[-1][1] < losses[0][1]
-    for name in one:
-        np.testing.assert_array_equal(one[name], two[name])
+    told = []
+    one, two = (
+        LSTM().fit(training, held_out, seed=0, progress=lambda *each: told.append(each))
+        for _ in range(2)
+    )
+    for name, weight in one.state_dict().items():
+        np.testing.assert_array_equal(weight, two.state_dict()[name], err_msg=name)
+    for network_name in (SESSIONS, *RATES):
+        losses = [loss for name, _, loss, _ in told if name == network_name]
+        assert losses[len(losses) // 2 - 1] < losses[0]
 
 
-def test_an_interrupted_training_goes_on_to_the_same_weights(training, held_out, tmp_path):
-    fleet = fleet_of(training)
-
-    def interrupt(epoch, *_):
-        if epoch == 2:
-            raise KeyboardInterrupt
-
-    whole = train(training, held_out, *fleet, seed=0, epochs=3)
-    first = str(tmp_path / "first")
-    with pytest.raises(KeyboardInterrupt):
-        train(training, held_out, *fleet, seed=0, epochs=3, checkpoint=first, progress=interrupt)
-    resumed = train(training, held_out, *fleet, seed=0, epochs=3, checkpoint=first)
-    for name in whole:
-        np.testing.assert_array_equal(resumed[name], whole[name])
+def test_a_channel_that_no_training_device_knew_is_that_of_the_fleet(observer, fleet):
+    known = TraceObserver(replace(fleet, uplink=None))
+    training = draw(known, np.arange(40), start=0.0, until=2 * DAY, n=600, seed=1)
+    lstm = LSTM().fit(training, training, seed=0)
+    assert "uplink" not in lstm.networks
+    rates = lstm.forecast(observer.at(np.arange(5), 2.2 * DAY)).rates
+    np.testing.assert_array_equal(rates[:, 2], np.broadcast_to(lstm.fleet.rates[2], (5, 7, 3)))
 
 
-def test_a_checkpoint_of_another_training_is_rejected(training, held_out, tmp_path):
-    fleet = fleet_of(training)
-    train(training, held_out, *fleet, seed=0, epochs=1, checkpoint=str(tmp_path))
-    with pytest.raises(ResumeError, match="seed 0"):
-        train(training, held_out, *fleet, seed=1, epochs=1, checkpoint=str(tmp_path))
-
-
-def test_a_damaged_checkpoint_is_one_sentence(training, held_out, tmp_path):
-    (tmp_path / "training.safetensors").write_bytes(b"not a checkpoint")
-    with pytest.raises(ResumeError, match="delete it to begin again"):
-        train(training, held_out, *fleet_of(training), seed=0, checkpoint=str(tmp_path))
-
-
-def test_a_checkpoint_of_another_version_is_one_sentence(training, held_out, tmp_path):
-    fleet = fleet_of(training)
-    train(training, held_out, *fleet, seed=0, epochs=1, checkpoint=str(tmp_path))
-    path = tmp_path / "training.safetensors"
-    arrays = safetensors.numpy.load_file(path)
-    with safetensors.safe_open(path, framework="numpy") as file:
-        counts = file.metadata()
-    renamed = {k.replace("gates", "recurrent"): v for k, v in arrays.items()}
-    safetensors.numpy.save_file(renamed, path, metadata=counts)
-    with pytest.raises(ResumeError, match="another version"):
-        train(training, held_out, *fleet, seed=0, checkpoint=str(tmp_path))
-
-
-def test_weights_of_another_shape_are_rejected(training, weights):
-    fleet, chain = fleet_of(training)
-    state = fleet.state_dict() | {"leaving": chain.leaving} | weights
-    state["hidden"] = np.zeros((3, 3), np.float32)
-    with pytest.raises(TraceError, match="hidden"):
+def test_weights_of_another_shape_are_rejected(lstm):
+    state = lstm.state_dict() | {"sessions.hidden": np.zeros((3, 3), np.float32)}
+    with pytest.raises(TraceError, match=r"sessions\.hidden"):
         LSTM().load_state_dict(state)
 
 
-def test_what_is_unknown_is_zero_in_the_inputs(observer, training):
-    given = features(observer.at(np.arange(5), 1e5, history_s=0.0), FleetStatistics.of(training))
-    assert np.all(np.isfinite(given.sequence))
-    assert np.all(np.isfinite(given.static))
-    np.testing.assert_array_equal(given.sequence[:, :, :4], 0.0)
+def test_what_is_unknown_is_zero_in_the_inputs(lstm, observer):
+    observed = observer.at(np.arange(5), 1e5, history_s=0.0)
+    numbers, runs = session_inputs(observed, lstm.fleet, lstm.around.of_devices(observed))
+    assert np.all(np.isfinite(lstm.standardised(numbers)))
+    np.testing.assert_array_equal(runs, 0.0)
+    given = lstm.channel_inputs(observed, 0)
+    np.testing.assert_array_equal(given.sequence[:, :, :2], 0.0)
+    assert np.all(given.spread > 0)
+
+
+def test_a_constant_channel_has_a_spread_above_zero():
+    traces = TraceSet(device_ids=TraceSet.ideal(1).device_ids, compute=Series.constant([3.0]))
+    observed = TraceObserver(traces).at([0], DAY)
+    given = channel_inputs(observed, 0, np.ones((7, 3)), usual_spread=1.0)
+    np.testing.assert_allclose(channel_targets(np.full((1, 7), 3.0), given), 0.0, atol=1e-12)
 
 
 def test_a_forecast_needs_neither_torch_nor_scikit_learn():
@@ -201,10 +259,10 @@ def test_a_forecast_needs_neither_torch_nor_scikit_learn():
     assert run.stdout.strip() == ""
 
 
-def test_nothing_tells_the_network_how_far_a_record_has_run(fleet, observer, training):
-    observed = observer.at(np.arange(20), 1.1 * 86_400.0)
-    later = replace(observed, history_s=observed.history_s * 9)
-    fleet_statistics = FleetStatistics.of(training)
-    np.testing.assert_array_equal(
-        features(observed, fleet_statistics).static, features(later, fleet_statistics).static
+def test_nothing_tells_the_network_the_date(lstm, observer):
+    # A month more of history, of which nothing is in the counts, is no more than a week.
+    observed = observer.at(np.arange(20), 2.1 * DAY)
+    longer, longest = (
+        lstm.forecast(replace(observed, history_s=np.full(20, days * DAY))) for days in (8, 400)
     )
+    np.testing.assert_array_equal(longer.survival, longest.survival)

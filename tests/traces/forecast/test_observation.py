@@ -12,10 +12,10 @@ from fedstale.traces.forecast import TraceObserver
 from fedstale.traces.forecast.observation import (
     EDGES_S,
     CarriedAmounts,
-    OnlineTime,
     stepwise_means,
     time_to_change,
 )
+from fedstale.traces.forecast.sessions import HORIZONS_S, SessionHistory
 
 DAY = 86_400.0
 LENGTH = 3 * DAY
@@ -61,6 +61,16 @@ def with_another_future(traces, now, rng):
     return replace(traces, availability=Availability.of(windows, 2 * LENGTH), **changed)
 
 
+def arrays(observed):
+    """Return all arrays of an observation by name."""
+    return {
+        field.name: getattr(part, field.name)
+        for part in (observed, observed.own)
+        for field in fields(part)
+        if field.name != "own"
+    }
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_changing_the_future_changes_no_observation(seed):
     rng = np.random.default_rng(seed)
@@ -69,10 +79,8 @@ def test_changing_the_future_changes_no_observation(seed):
     who = np.arange(traces.n_devices)
     before = TraceObserver(traces).at(who, now)
     after = TraceObserver(with_another_future(traces, now, rng)).at(who, now)
-    for field in fields(before):
-        np.testing.assert_allclose(
-            getattr(after, field.name), getattr(before, field.name), rtol=1e-6, atol=1e-6
-        )
+    for name, values in arrays(before).items():
+        np.testing.assert_allclose(arrays(after)[name], values, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 def test_changing_the_history_does_change_the_observation():
@@ -97,13 +105,9 @@ def test_steps_are_the_means_of_a_second_by_second_loop(seed, now, memory):
     step = int(rng.integers(EDGES_S.size - 1))
     start, end = max(now - EDGES_S[step + 1], begin), max(now - EDGES_S[step], begin)
     if start >= end:
-        assert np.isnan(seen.online_share[0, step])
         assert np.isnan(seen.rates[0, :, step]).all()
         return
     seconds = np.arange(start, end)
-    windows, _ = traces.availability.windows(1)
-    online = [(windows[:, 0] <= s) & (s < windows[:, 1]) for s in seconds]
-    assert seen.online_share[0, step] == pytest.approx(np.any(online, axis=1).mean(), abs=1e-9)
     starts, rates, _ = traces.compute.segments(1)
     each = rates[np.searchsorted(starts, seconds, side="right") - 1]
     assert seen.rates[0, 0, step] == pytest.approx(each.mean(), rel=1e-6)
@@ -120,7 +124,7 @@ def test_time_since_the_last_change_is_found_by_walking_back(seed, now):
     edges = windows.ravel()
     past = edges[edges <= now]
     expected = now - past[-1] if past.size else now
-    assert seen.since_s[0] == pytest.approx(expected)
+    assert seen.own.age_s[0] == pytest.approx(expected)
 
 
 def test_a_window_counts_only_since_the_record_began_again():
@@ -130,7 +134,7 @@ def test_a_window_counts_only_since_the_record_began_again():
     )
     seen = TraceObserver(traces).at([0, 0, 0], [0.0, 20.0, 120.0])
     # The record begins again at 5 s and at 105 s, within a window.
-    np.testing.assert_allclose(seen.since_s, [0.0, 15.0, 15.0])
+    np.testing.assert_allclose(seen.own.age_s, [0.0, 15.0, 15.0])
     np.testing.assert_allclose(seen.history_s, [0.0, 15.0, 15.0])
 
 
@@ -138,8 +142,8 @@ def test_without_history_nothing_is_known_but_the_present():
     traces = devices(np.random.default_rng(1))
     seen = TraceObserver(traces).at([0, 1], 2 * DAY, history_s=0.0)
     assert np.isnan(seen.rates).all()
-    assert np.isnan(seen.online_share).all()
-    np.testing.assert_array_equal(seen.since_s, 0.0)
+    assert np.isnan(seen.own.online_share).all()
+    np.testing.assert_array_equal(seen.own.age_s, 0.0)
     np.testing.assert_array_equal(seen.time_of_day_s, 6 * 3600.0)
 
 
@@ -148,7 +152,7 @@ def test_unknown_channels_are_nan_and_unknown_availability_counts_as_online():
     seen = TraceObserver(traces).at([0], 5000.0)
     assert seen.online[0]
     assert np.isnan(seen.rates[0, 1:]).all()
-    assert np.isnan(seen.online_share).all()
+    assert np.isnan(seen.own.online_share).all()
     assert seen.rates[0, 0, 0] == pytest.approx(3.0)
 
 
@@ -160,10 +164,8 @@ def test_many_devices_at_once_are_seen_as_each_of_them_alone():
     together = observer.at(who, when)
     for i in rng.integers(1500, size=20):
         alone = observer.at(who[i : i + 1], when[i : i + 1])
-        for field in fields(alone):
-            np.testing.assert_array_equal(
-                getattr(alone, field.name)[0], getattr(together, field.name)[i]
-            )
+        for name, values in arrays(alone).items():
+            np.testing.assert_array_equal(values[0], arrays(together)[name][i], err_msg=name)
 
 
 def test_no_devices_give_no_observations():
@@ -249,7 +251,7 @@ def test_time_online_is_what_a_loop_over_the_windows_adds_up(seed):
         phones = Availability.of(windows, RECORD_S, repeat=repeat).shifted(shift)
         phones = phones.between(100.0, 2.5 * RECORD_S)
         edges = falling(rng, 6)
-        found = OnlineTime(phones).upto(np.arange(6), edges)
+        found = SessionHistory(phones).online_s(np.arange(6), edges)
         for i in range(6):
             cycles = np.arange(5 if repeat else 1) * RECORD_S
             own = (windows[i][None] + cycles[:, None, None]).reshape(-1, 2) - phones.shifts[i]
@@ -266,15 +268,15 @@ def test_a_rate_of_zero_is_zero_exactly_also_around_the_end_of_a_record():
 
 
 def test_no_device_was_online_without_windows():
-    online = OnlineTime(Availability.of([np.empty((0, 2))] * 2, 10.0))
-    np.testing.assert_array_equal(online.upto(np.arange(2), np.ones((2, 3))), 0.0)
+    online = SessionHistory(Availability.of([np.empty((0, 2))] * 2, 10.0))
+    np.testing.assert_array_equal(online.online_s(np.arange(2), np.ones((2, 3))), 0.0)
 
 
 def test_late_devices_lose_no_digits_to_the_many_before_them():
     n = 3000
     windows = [[(0.1, 86_400.3)]] * (n - 1) + [[(10.0, 10.1), (20.0, 20.2)]]
-    online = OnlineTime(Availability.of(windows, 1e5, repeat=False))
-    found = online.upto(np.array([n - 1]), np.array([[30.0, 15.0]]))
+    online = SessionHistory(Availability.of(windows, 1e5, repeat=False))
+    found = online.online_s(np.array([n - 1]), np.array([[30.0, 15.0]]))
     np.testing.assert_allclose(found, [[0.3, 0.1]], rtol=1e-12)
 
 
@@ -286,7 +288,9 @@ def test_a_history_begins_with_the_log_and_not_with_what_the_record_held_the_las
     traces = TraceSet(device_ids=pd.Index(["a"], dtype="str"), availability=night)
     seen = TraceObserver(traces).at([0, 0, 0], [2 * DAY + 1800.0, 2 * DAY - 3600.0, DAY + 43_200.0])
     np.testing.assert_allclose(seen.history_s, [4.5 * 3600, 3 * 3600, 0.0])
-    np.testing.assert_allclose(seen.since_s, [1.5 * 3600, 0.0, 0.0])
+    np.testing.assert_allclose(seen.own.age_s, [1.5 * 3600, 0.0, 0.0])
     assert not seen.online.any()
-    long_ago = EDGES_S[:-1] >= 5 * 3600.0
-    assert np.isnan(seen.online_share[0, long_ago]).all()
+    # The hour of this evening, and nothing of earlier nights.
+    np.testing.assert_allclose(seen.own.lengths_s[0, :2], [3600.0, np.nan])
+    early = HORIZONS_S <= 4 * 3600.0
+    assert not seen.own.same_time[0, early].any()

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from fedstale.traces import Job
 from fedstale.traces.forecast import DeviceForecast
-from fedstale.traces.forecast.observation import HORIZONS_S, RATE_HORIZONS_S
+from fedstale.traces.forecast.observation import RATE_HORIZONS_S
+from fedstale.traces.forecast.sessions import HORIZONS_S
 from fedstale.traces.forecast.survival import LONGEST_S, _inverse, _upto, sampled, survival_at
 
 
@@ -14,6 +15,7 @@ def forecast(rates, *, online=True, survival=None, n=1):
     return DeviceForecast(
         online=np.full(n, online),
         survival=np.tile(survival, (n, 1)),
+        available=np.full((n, HORIZONS_S.size), 0.5),
         new_session_survival=0.5 ** (HORIZONS_S / 3600.0),
         rates=np.broadcast_to(rates, (n, 3, RATE_HORIZONS_S.size, 3)),
     )
@@ -174,6 +176,7 @@ def test_thousands_at_once_are_forecast_as_a_loop_forecasts_each():
     devices = DeviceForecast(
         online=rng.random(n) < 0.5,
         survival=np.minimum.accumulate(rng.uniform(0.5, 1.0, (n, HORIZONS_S.size)), axis=1),
+        available=np.full((n, HORIZONS_S.size), 0.5),
         new_session_survival=0.5 ** (HORIZONS_S / 3600.0),
         rates=np.exp(spread + rng.normal(0, 1, (n, 3, 1, 1)))
         * np.array([1, 1e6, 2e5])[:, None, None],

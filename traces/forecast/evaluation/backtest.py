@@ -25,14 +25,14 @@ from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index
 from fedstale.traces.forecast.base import LEAST_RATE, Forecaster
 from fedstale.traces.forecast.baselines import LastValue
-from fedstale.traces.forecast.dataset import Examples, examples_at, record_s
+from fedstale.traces.forecast.dataset import Examples, examples_at, log_span
 from fedstale.traces.forecast.observation import (
-    HORIZONS_S,
     LEVELS,
     RATE_HORIZONS_S,
     RATES,
     TraceObserver,
 )
+from fedstale.traces.forecast.sessions import HORIZONS_S
 from fedstale.traces.forecast.survival import DeviceForecast
 
 COLD_START_S = (0.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
@@ -78,14 +78,13 @@ def rolling(
     drawn: list[Index] = []
     when: list[Array] = []
     availability = observer.traces.availability
-    ends = np.minimum(record_s(observer.traces)[devices], until)
+    begins, ends = log_span(observer.traces, devices)
     grid = np.arange(start, until, step_s)
     for now in np.minimum(grid + step_s * rng.random(grid.size), np.nextafter(until, 0.0)):
-        recorded = devices[ends > now]
+        recorded = devices[(begins <= now) & (now < ends)]
         if availability is None:
             chosen = _some(recorded, most, rng)
         else:
-            recorded = recorded[np.less(*availability.log_at(recorded, now))]
             is_online = availability.is_available(recorded, now)
             online = _some(recorded[is_online], most, rng)
             offline = _some(recorded[~is_online], max(online.size, 1), rng)

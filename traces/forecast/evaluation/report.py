@@ -20,13 +20,13 @@ from fedstale.traces.forecast.dataset import Examples, draw_parts, examples_at, 
 from fedstale.traces.forecast.evaluation import backtest, jobs
 from fedstale.traces.forecast.evaluation.backtest import reliability
 from fedstale.traces.forecast.observation import (
-    HORIZONS_S,
     LEVELS,
     RATE_HORIZONS_S,
     RATES,
     Observation,
     TraceObserver,
 )
+from fedstale.traces.forecast.sessions import HORIZONS_S
 from fedstale.traces.trace_set import TraceSet
 from fedstale.traces.trip import Job
 
