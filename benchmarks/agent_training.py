@@ -1,6 +1,6 @@
 """Does the agent that learnt on a proxy also make real training faster, and with less waste.
 
-A hundred recorded phones train the built-in app `digits` for four hours under `TraceGrid`
+Thirty recorded phones train the built-in app `digits` for four hours under `TraceGrid`
 (`selection_training`). Neither agent nor forecaster has seen a phone, a host, a link or an hour of
 it, and the learning proxy was fitted to other phones and other deals. Every selector trains the
 same windows: the same phones, hours, data, first model and schedule. Targets were set beforehand,
@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from recorded_fleets import LENGTH_S
-from recorded_scenarios import TURN_S, recorded_scenarios
+from recorded_scenarios import recorded_scenarios
 from results_file import write_result
 from selection_training import HOURS_S, Trained, Window, train, training_kind
 from threadpoolctl import threadpool_limits
@@ -185,9 +184,10 @@ def scenario_of(recordings: Path, cache: Path | None) -> tuple[Scenario, Forecas
     """Return the phones and hours that no model has learnt from, and what these phones forecast."""
     test = recorded_scenarios(recordings, forecasts="none").testing
     kinds = training_kind(test)
-    scenario = Scenario.of(test.traces, forecasts="none", start=TURN_S, end=LENGTH_S, kinds=kinds)
+    hours = {"start": test.start, "end": test.end}
+    scenario = Scenario.of(test.traces, forecasts="none", kinds=kinds, **hours)
     parts = [(scenario.devices, embedded())]
-    said = ForecastTable.of(scenario.traces, kinds, parts, start=TURN_S, end=LENGTH_S, cache=cache)
+    said = ForecastTable.of(scenario.traces, kinds, parts, cache=cache, **hours)
     return scenario, said
 
 

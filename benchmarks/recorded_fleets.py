@@ -1,114 +1,215 @@
 """Fleets of complete devices made of published recordings, with nothing in common between them.
 
-Phones, hosts and links are divided first and joined afterwards. What repeats would be known after
-one turn, so nothing does: a load is two different days of one host, a link is whole sessions in a
-random order.
+A fleet of a kind (phones, desktops, cars, or all of them mixed) comes in three parts: to learn
+from, to stop early on and to test on. Devices, hosts of loads and sessions of links are divided
+among the parts first, and joined afterwards. Testing is later, too: loads are of other days, and
+the logs of desktops and cars are cut at an instant; a car's session across it is left out. All
+phones were logged in the same ten days, five in the median, and a cut would leave logs too short
+to forecast a day: they are divided by device alone.
+
+What no record says is said by the caller (`Assumed`); `ASSUMED` is what the benchmarks say, and
+why.
 """
 
+import tempfile
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from fedstale.traces import Series, TraceSet
+from fedstale.traces import TraceSet
+from fedstale.traces.arrays import DAY_S, Index, Mask, stream
+from fedstale.traces.forecast import record_s
+from fedstale.traces.merge import merged
 
-DAY_S = 86_400.0
-LENGTH_S = 2 * DAY_S
-LINKS = 48
+KINDS = ("phones", "desktops", "cars", "mixed")
+PARTS = ("learn", "stop", "test")
 SHARES = {"learn": 0.5, "stop": 0.75, "test": 1.0}
+"""Up to which share of devices, hosts and sessions each part goes."""
+TURN_SHARE = 0.6
+"""Share of the events of desktops and cars before the instant between learning and testing."""
+LENGTH_S = 5 * DAY_S
+"""Length of the median phone's record in s."""
+DAYS = 3
+"""For how many days no load and no link repeats."""
 UPLINK_SHARE = 0.2
-WORK_UNIT = "seconds of the median phone of the ranking, all of its processor"
+"""Uplink divided by downlink of the recorded 5G links, whose uplinks carry acknowledgements."""
+_DEVICES, _HOSTS, _SESSIONS = range(3)
 
 
-def fleets(recordings: Path, seed: int) -> dict[str, TraceSet]:
-    """Return devices to learn from, to stop early on and to test on, out of disjoint recordings.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """What no record says of desktops: none of those known here has their speed or their links."""
+
+    desktop_speed: float
+    """Speed of an idle desktop, times that of the median phone of the ranking; > 0."""
+    wired_bit_per_s: tuple[float, float]
+    """What the wired link of a desktop carries, down and up, in bit/s, constant; > 0."""
+
+
+ASSUMED = Assumed(desktop_speed=3.0, wired_bit_per_s=(100e6, 100e6))
+"""What the benchmarks assume.
+
+A desktop processor of 2015 with four cores at 3.2 GHz and 32 float32 operations a cycle peaks at
+4 x 3.2e9 x 32 = 410e9 a second; that of a phone in the middle of the ranking, with four large cores
+at 2.2 GHz and 16 operations a cycle, at 141e9: three times is a round number for their ratio.
+100 Mbit/s each way is the slower of the two usual ports of a wired desktop of those years, and a
+tenth of the other: what lies behind the port is shared, nobody recorded how.
+"""
+
+
+def fleets(
+    recordings: Path, seed: int, kind: str = "phones", *, assumed: Assumed | None = None
+) -> dict[str, TraceSet]:
+    """Return complete devices to learn from, to stop early on and to test on.
+
+    | kind | online | compute | links |
+    |---|---|---|---|
+    | phones | idle, charging, on Wi-Fi | AI Benchmark models x PlanetLab loads | 5G sessions |
+    | desktops | on, without a user | `desktop_speed` x PlanetLab loads | `wired_bit_per_s` |
+    | cars | plugged in at home | as phones | as phones |
+    | mixed | all of these | | |
+
+    A car's computer is taken for that of a phone, with the load of one, and its link for a
+    cellular one, since cars bring a modem; neither was recorded, and a parked car's link moves less
+    than those of the sessions, most of which were recorded while driving.
 
     Args:
-        recordings: folder of the published files.
-        seed: of the draw.
+        recordings: folder of the published files, or of others in their formats: flash-days.json,
+            library-desktops, ev-norway-charging-reports.csv.xz, ai-benchmark-devices.json,
+            planetlab-cpu.tar.gz and uccmisl-5g.zip. A kind needs those it is made of.
+        seed: of the division and of the draw, >= 0.
+        kind: one of `KINDS`.
+        assumed: what no record says; needed for desktops and for mixed.
+
+    Returns:
+        Sets "learn", "stop" and "test" that know all channels, with devices named as in their
+        files. They share no device, no host of a load and no session of a link; "test" shares no
+        day of a load with the others either, nor any day of desktops and of cars. Records are as
+        long as they were logged, from days to months, and then repeat in whole days;
+        `TraceSet.log_at` says which time was logged, and that a repetition is another log. Instant
+        0 is a midnight: of a Thursday for phones, of a Monday for the others.
+
+    Raises:
+        ValueError: there is no such kind, or assumptions are missing.
+        TraceError: a file is missing or damaged.
     """
-    rng = np.random.default_rng(seed)
-    phones = TraceSet.read(recordings / "flash-ready-strict.json")
-    models = TraceSet.read(recordings / "ai-benchmark-devices.json")
-    loads = TraceSet.read(recordings / "planetlab-cpu.tar.gz")
-    links = TraceSet.read(recordings / "uccmisl-5g.zip")
-    names = loads.device_ids.str.split("/", expand=True)
-    host, day = names.get_level_values(1), names.get_level_values(0)
-    hosts, days = rng.permutation(np.unique(host)), np.unique(day)
-    users = rng.permutation(phones.n_devices)
-    made, before = {}, 0.0
-    for name, upto in SHARES.items():
-        # Early stopping may see the same days as learning, testing may not.
-        usable = np.isin(host, _part(hosts, before, upto))
-        usable &= np.isin(day, days[4:] if name == "test" else days[:4])
-        made[name] = _fleet(
-            phones.take(np.sort(_part(users, before, upto))),
-            models,
-            loads.take(np.flatnonzero(usable)),
-            links.take(sessions_of(name, links, seed)),
-            rng,
+    if kind not in KINDS:
+        raise ValueError(f"kind = {kind!r}: expected one of {', '.join(KINDS)}")
+    if kind in ("desktops", "mixed") and assumed is None:
+        raise ValueError(f"assumed is missing: expected what no record says of {kind}")
+    kinds = KINDS[:3] if kind == "mixed" else (kind,)
+    made = {
+        name: {each: _fleet(recordings, seed, each, name, assumed) for each in kinds}
+        for name in PARTS
+    }
+    return {
+        name: merged(parts, align="time-of-week") if kind == "mixed" else parts[kind]
+        for name, parts in made.items()
+    }
+
+
+def span(traces: TraceSet) -> float:
+    """Return for how long half of the devices were recorded, in s."""
+    return float(np.median(record_s(traces)))
+
+
+def sessions_of(name: str, links: TraceSet, seed: int) -> Index:
+    """Return the positions of the links of a part."""
+    return _part(stream(seed, _SESSIONS).permutation(links.n_devices), name)
+
+
+def loads_of(name: str, loads: TraceSet, seed: int) -> Index:
+    """Return the positions of the loads of a part: DAY/HOST, of its hosts and on its days.
+
+    Early stopping may see the same days as learning, testing may not.
+    """
+    parts = loads.device_ids.str.split("/", expand=True)
+    day, host = parts.get_level_values(0), parts.get_level_values(1)
+    days = np.unique(day)
+    later = np.isin(day, days[days.size // 2 :])
+    hosts = _part(stream(seed, _HOSTS).permutation(np.unique(host)), name)
+    return np.flatnonzero(np.isin(host, hosts) & (later == (name == "test")))
+
+
+def _part(x: NDArray[Any], name: str) -> NDArray[Any]:
+    start = dict(zip(PARTS, (0.0, *SHARES.values()), strict=False))[name]
+    return np.sort(x[round(start * len(x)) : round(SHARES[name] * len(x))])
+
+
+def _fleet(recordings: Path, seed: int, kind: str, name: str, assumed: Assumed | None) -> TraceSet:
+    """Return a part of the fleet of one kind."""
+    loads, links = _read(recordings / "planetlab-cpu.tar.gz"), _read(recordings / "uccmisl-5g.zip")
+    compute = _read(recordings / "ai-benchmark-devices.json")
+    network, uplink_share = links.take(sessions_of(name, links, seed)), UPLINK_SHARE
+    if kind == "desktops" and assumed is not None:
+        down, up = assumed.wired_bit_per_s
+        network = TraceSet.constant(
+            1, compute=assumed.desktop_speed, downlink_bit_per_s=down, uplink_bit_per_s=up
         )
-        before = upto
-    return made
-
-
-def sessions_of(name: str, links: TraceSet, seed: int) -> np.ndarray:
-    """Return the positions of the links of a fleet."""
-    order = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,))).permutation(
-        links.n_devices
-    )
-    start = dict(zip(SHARES, (0.0, *SHARES.values()), strict=False))[name]
-    return _part(order, start, SHARES[name])
-
-
-def _part(x: np.ndarray, start: float, end: float) -> np.ndarray:
-    return x[round(start * len(x)) : round(end * len(x))]
-
-
-def _fleet(
-    phones: TraceSet, models: TraceSet, loads: TraceSet, links: TraceSet, rng: np.random.Generator
-) -> TraceSet:
-    n = phones.n_devices
-    speed = models.compute.value_at(rng.integers(models.n_devices, size=n), 0.0)
-    load = _two_days(loads, rng)
-    compute = load.take(rng.integers(load.n_devices, size=n)).scaled(speed)
-    joined = _stitched(links, rng)
-    which = rng.integers(joined.n_devices, size=n)
-    downlink = joined.take(which).shifted(rng.random(n) * LENGTH_S)
-    return TraceSet(
-        device_ids=phones.device_ids,
-        availability=phones.availability,
+        compute, uplink_share = replace(network, compute_unit=compute.compute_unit), None
+    online = _READERS[kind](recordings, seed, name)
+    return TraceSet.compose(
+        availability=online,
         compute=compute,
-        downlink=downlink,
-        uplink=downlink.scaled(UPLINK_SHARE),
-        compute_unit=WORK_UNIT,
-        epoch=phones.epoch,
+        background=loads.take(loads_of(name, loads, seed)),
+        network=network,
+        n=online.n_devices,
+        seed=seed * len(PARTS) + PARTS.index(name),
+        uplink_share=uplink_share,
+        days=DAYS,
     )
 
 
-def _two_days(loads: TraceSet, rng: np.random.Generator) -> Series:
-    """Return every host that was recorded on two days or more, two of its days in a row.
-
-    One day repeated would be known in full after 24 hours.
-    """
-    hosts = pd.Series(range(loads.n_devices)).groupby(loads.device_ids.str.split("/").str[1])
-    rows = []
-    for _, which in hosts:
-        if len(which) >= 2:
-            pair = rng.permutation(which.to_numpy())[:2]
-            rows.append(np.concatenate([loads.compute.segments(int(i))[1] for i in pair]))
-    return Series.regular(rows, step_s=300.0)
+@cache
+def _read(path: Path) -> TraceSet:
+    return TraceSet.read(path)
 
 
-def _stitched(links: TraceSet, rng: np.random.Generator) -> Series:
-    """Return links of two days, sessions in a random order: none repeats in a fixed time."""
-    seconds = [links.downlink.segments(i)[1] for i in range(links.n_devices)]
-    rows = []
-    for _ in range(LINKS):
-        parts, length = [], 0
-        while length < LENGTH_S:
-            part = seconds[rng.integers(len(seconds))]
-            parts.append(part)
-            length += part.size
-        rows.append(np.concatenate(parts)[: int(LENGTH_S)])
-    return Series.regular(rows, step_s=1.0)
+def _phones(recordings: Path, seed: int, name: str) -> TraceSet:
+    phones = _read(recordings / "flash-days.json")
+    return phones.take(_part(stream(seed, _DEVICES).permutation(phones.n_devices), name))
+
+
+def _desktops(recordings: Path, seed: int, name: str) -> TraceSet:
+    files = sorted((recordings / "library-desktops").glob("FullLogonData-*"))
+    columns = ["machine", "state", "at"]
+    events = pd.concat(
+        pd.read_csv(file, header=None, names=columns, dtype="str", encoding="utf-8-sig")
+        for file in files
+    )
+    at = pd.to_datetime(events["at"], errors="coerce")
+    kept = _of_part(events["machine"], at, at, seed, name)
+    with tempfile.TemporaryDirectory() as folder:
+        events[kept].to_csv(Path(folder) / "FullLogonData-000.csv", header=False, index=False)
+        return TraceSet.read(folder)
+
+
+def _cars(recordings: Path, seed: int, name: str) -> TraceSet:
+    (file,) = recordings.glob("ev-norway-charging-reports.csv*")
+    sessions = pd.read_csv(file, sep=";", dtype="str")
+    starts, ends = (
+        pd.to_datetime(sessions[column], errors="coerce")
+        for column in ("plugin_time", "plugout_time")
+    )
+    kept = _of_part(sessions["user_id"], starts, ends, seed, name)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "Dataset1_charging_reports.csv"
+        sessions[kept].to_csv(path, sep=";", index=False)
+        return TraceSet.read(path)
+
+
+_READERS = {"phones": _phones, "desktops": _desktops, "cars": _cars}
+
+
+def _of_part(devices: pd.Series, starts: pd.Series, ends: pd.Series, seed: int, name: str) -> Mask:
+    """Return which rows of a file are of a part: of its devices, and before or after the turn."""
+    known = np.unique(devices.dropna().to_numpy(dtype=str))
+    own = devices.isin(_part(stream(seed, _DEVICES).permutation(known), name))
+    turn = starts.quantile(TURN_SHARE).to_period("W-SUN").start_time
+    in_time = starts >= turn if name == "test" else ends < turn
+    return (own & in_time).to_numpy()

@@ -2,18 +2,19 @@
 
 The forecaster that comes with the package learnt from half of the phones, hosts and links
 (`recorded_fleets`, seed 0). The agent learns on the next quarter, on which that forecaster was only
-stopped early, and is tested on the last, with the loads of other days and at later hours.
+stopped early, and is tested on the last, with the loads of other days. Tests begin after a day, of
+which devices have a history then.
 """
 
 from pathlib import Path
 
-from recorded_fleets import LENGTH_S, fleets
+from recorded_fleets import ASSUMED, fleets, span
 
 from fedstale.agents.env.episodes import EpisodeSettings, JobKinds
 from fedstale.agents.env.scenario import Mode, Scenario, Scenarios
+from fedstale.traces.arrays import DAY_S
 from fedstale.traces.forecast import split
 
-TURN_S = 30 * 3600.0
 SEED = 0
 
 
@@ -23,6 +24,7 @@ def recorded_scenarios(
     forecasts: Mode = "forecaster",
     settings: EpisodeSettings | None = None,
     cache: Path | None = None,
+    kind: str = "phones",
 ) -> Scenarios:
     """Return the three scenarios.
 
@@ -31,15 +33,16 @@ def recorded_scenarios(
         forecasts: what devices report.
         settings: what episodes are drawn from.
         cache: folder to keep forecasts in.
+        kind: of the fleet, see `fleets`.
     """
-    parts = fleets(recordings, seed=SEED)
+    parts = fleets(recordings, seed=SEED, kind=kind, assumed=ASSUMED)
     learn, test = parts["stop"], parts["test"]
     kinds = JobKinds.of_fleet(learn)
     divided = split(learn, seed=SEED)
     places = {
-        "training": (learn, [*divided.training, *divided.testing], 0.0, TURN_S),
-        "validation": (learn, divided.validation, 0.0, TURN_S),
-        "testing": (test, range(test.n_devices), TURN_S, LENGTH_S),
+        "training": (learn, [*divided.training, *divided.testing], 0.0, span(learn)),
+        "validation": (learn, divided.validation, 0.0, span(learn)),
+        "testing": (test, range(test.n_devices), DAY_S, span(test)),
     }
     made = {
         name: Scenario.of(

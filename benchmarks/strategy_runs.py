@@ -21,15 +21,15 @@ from fedstale.traces import Job, Status, TraceSet
 
 RECORDINGS = Path(__file__).parents[1] / ".." / "shared" / "traces"
 SOURCES = {
-    "availability": "flash-ready-strict.json",
+    "availability": "flash-days.json",
     "compute": "ai-benchmark-devices.json",
     "background": "planetlab-cpu.tar.gz",
     "network": "uccmisl-5g.zip",
 }
 N_DEVICES = 100
 TIMEOUT_S, HORIZON_S = 3600.0, 2 * 3600.0
-START_S = 20 * 3600.0
-"""Instant of the recorded hours at which training starts: a fifth of the phones are there."""
+START_S = 3 * 3600.0
+"""Instant of the recorded days at which training starts: most phones are online in those hours."""
 ALPHA = 0.1
 SLOW_CLASSES = (7, 8, 9)
 GRID_S, WINDOW = 60.0, 10
@@ -131,7 +131,7 @@ def devices(sources: dict[str, TraceSet], seed: int) -> TraceSet:
     """Return the devices of a seed, synthetic ones where there are no recordings."""
     if not sources:
         return TraceSet.synthetic(N_DEVICES, days=2, seed=seed)
-    traces = TraceSet.compose(**sources, n=N_DEVICES, seed=seed, uplink_share=0.2)
+    traces = TraceSet.compose(**sources, n=N_DEVICES, seed=seed, uplink_share=0.2, days=1)
     assert traces.availability is not None
     return replace(traces, availability=traces.availability.shifted(np.full(N_DEVICES, START_S)))
 

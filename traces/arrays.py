@@ -153,6 +153,13 @@ def taken(whole: T, which: npt.NDArray[Any] | slice) -> T:
     )
 
 
+def rows_of(parts: Sequence["Channel"]) -> npt.NDArray[np.int32]:
+    """Return the row of each device of several channels, whose rows follow each other."""
+    offsets = offsets_of([part.lengths.size for part in parts])
+    shifted = [part.rows + first for part, first in zip(parts, offsets, strict=False)]
+    return np.concatenate(shifted).astype(np.int32)
+
+
 def stream(seed: int, *key: int) -> np.random.Generator:
     """Return the random numbers of one purpose: the same whatever else is drawn with the seed."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

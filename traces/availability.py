@@ -11,6 +11,7 @@ a state is needed, as in a simulation. What learns from devices, or is tested on
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from fedstale.traces.arrays import (
     last_at_or_before,
     offsets_of,
     ranges,
+    rows_of,
     spread_over,
 )
 
@@ -263,6 +265,22 @@ class Availability(Channel):
             join_s=0.0,
         )
         return replace(folded, log_starts=log_starts, logs_s=logs_s)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Availability"]) -> "Availability":
+        """Return the devices of several sets whose records repeat, one after the other.
+
+        Example:
+            >>> both = Availability.joined([Availability.of([[(5.0, 9.0)]], 10.0)] * 2)
+            >>> both.n_devices, both.window_at_or_after([1], [0.0])
+            (2, (array([5.]), array([9.])))
+        """
+        alike: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("starts", "ends", "lengths", "log_starts", "logs_s", "shifts")
+        }
+        counts = np.concatenate([np.diff(part.offsets) for part in parts])
+        return cls(offsets=offsets_of(counts), rows=rows_of(parts), repeat=True, **alike)
 
     @classmethod
     def always(cls, n: int) -> "Availability":

@@ -4,21 +4,27 @@ Published recordings each know a part of what a device does. Here each device ta
 part at random; rows stay shared, so a million devices cost little more than the recordings. What
 no source knows stays unknown. The parts are taken as independent, which real ones are not quite: a
 phone that charges at home also has the link of its home.
+
+Loads and links are shorter than what they are joined to, and what repeats is known after one turn.
+Over a number of days they need not repeat: a load is then different days of one processor, a link
+whole sessions in a random order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import DAY_S, Index, stream
+from fedstale.traces.arrays import DAY_S, Array, Index, stream
 from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.trace_set import TraceSet
 
-_AVAILABILITY, _COMPUTE, _BACKGROUND, _NETWORK = range(4)
+_AVAILABILITY, _COMPUTE, _BACKGROUND, _NETWORK, _DAYS, _SESSIONS = range(6)
+# A link of three days, once a second, takes a megabyte: devices share these, each from elsewhere.
+_STRUNG_LINKS = 48
 
 
 def compose(
@@ -28,21 +34,25 @@ def compose(
     *,
     after_end: str,
     uplink_share: float | None,
+    days: int | None,
 ) -> TraceSet:
     """Return n devices with all channels; see `TraceSet.compose`, whose sources are by name."""
     if isinstance(n, bool) or int(n) != n or n < 1:
         raise TraceError(f"n = {n!r}: expected an integer >= 1")
     if isinstance(seed, bool) or int(seed) != seed or seed < 0:
         raise TraceError(f"seed = {seed!r}: expected an integer >= 0")
+    if days is not None and (isinstance(days, bool) or int(days) != days or days < 1):
+        raise TraceError(f"days = {days!r}: expected an integer >= 1, or None")
+    length_s = 0.0 if days is None else days * DAY_S
     hours = _part(sources, "availability").with_after_end(after_end)
     speeds = _part(sources, "compute")
     links = _part(sources, "network", "downlink")
     ids, online = _online(hours, n, seed)
-    downlink, uplink = _linked(links, n, seed, uplink_share)
+    downlink, uplink = _linked(links, n, seed, uplink_share, length_s)
     return TraceSet(
         device_ids=ids,
         availability=online,
-        compute=_computing(speeds, sources, n, seed),
+        compute=_computing(speeds, sources, n, seed, length_s),
         downlink=downlink,
         uplink=uplink,
         compute_unit=speeds.compute_unit,
@@ -86,7 +96,7 @@ def _online(source: TraceSet, n: int, seed: int) -> tuple[pd.Index, Availability
 
 
 def _computing(
-    speeds: TraceSet, sources: Mapping[str, TraceSet | None], n: int, seed: int
+    speeds: TraceSet, sources: Mapping[str, TraceSet | None], n: int, seed: int, length_s: float
 ) -> Series:
     def anywhere(series: Series) -> Series:
         return replace(series, repeat=True).shifted(rng.random(n) * series.record_s())
@@ -95,7 +105,8 @@ def _computing(
     speed = speeds.channel("compute").take(_drawn(speeds.n_devices, n, rng))
     if sources["background"] is None:
         return anywhere(speed)
-    left = _part(sources, "background", "compute").channel("compute")
+    background = _part(sources, "background", "compute")
+    left = _days_in_a_row(background, length_s, stream(seed, _DAYS))
     if not _is_constant(speed):
         raise TraceError(
             "compute changes with time and background is given too: expected constant speeds, or "
@@ -108,18 +119,86 @@ def _computing(
     return anywhere(rows).scaled(speed.value_at(np.arange(n), 0.0))
 
 
+def _days_in_a_row(source: TraceSet, length_s: float, rng: np.random.Generator) -> Series:
+    """Return the loads of processors that were recorded for long enough, all their days in a row.
+
+    Records DAY/HOST of one host are its days, which follow each other in a random order.
+
+    Raises:
+        TraceError: no processor was recorded for so long.
+    """
+    left = source.channel("compute")
+    if length_s == 0.0 or _is_constant(left):
+        return left
+    hosts = pd.Series(np.arange(source.n_devices)).groupby(
+        source.device_ids.str.rsplit("/", n=1).str[-1].to_numpy()
+    )
+    order = [rng.permutation(days.to_numpy()) for _, days in hosts]
+    rows = [days for days in order if left.record_s()[days].sum() >= length_s]
+    if not rows:
+        raise TraceError(
+            f"background: no processor was recorded for {length_s / DAY_S:g} days: expected one, "
+            "or fewer days"
+        )
+    return _strung(left, rows, left.record_s())
+
+
+def _sessions_in_a_row(
+    links: Sequence[Series], n: int, length_s: float, rng: np.random.Generator
+) -> list[Series]:
+    """Return links that do not repeat within a time: whole sessions, in one order both ways."""
+    lasts_s = links[0].record_s()
+    if length_s == 0.0 or all(map(_is_constant, links)) or lasts_s.min() >= length_s:
+        return list(links)
+    if lasts_s.size == 1:
+        raise TraceError(
+            f"network: one link of {lasts_s[0]:g} s, which would repeat within "
+            f"{length_s / DAY_S:g} days: expected several, or no number of days"
+        )
+    rows = []
+    for _ in range(min(_STRUNG_LINKS, n)):
+        drawn = rng.integers(lasts_s.size, size=int(length_s // lasts_s.min()) + 1)
+        rows.append(drawn[: int(np.searchsorted(np.cumsum(lasts_s[drawn]), length_s)) + 1])
+    return [_strung(link, rows, lasts_s) for link in links]
+
+
+def _strung(series: Series, rows: Sequence[Index], lasts_s: Array) -> Series:
+    """Return rows that are some devices' records, one after the other.
+
+    Args:
+        series: the records.
+        rows: positions of devices for each row.
+        lasts_s: how long each device's record is played, in s; a record that is shorter holds its
+            last rate.
+    """
+    used = np.unique(np.concatenate(rows))
+    pieces = {int(device): series.segments(int(device))[:2] for device in used}
+    if series.step_s is not None and np.array_equal(series.record_s(), lasts_s):
+        values = [np.concatenate([pieces[int(d)][1] for d in row]) for row in rows]
+        return Series.regular(values, step_s=series.step_s)
+    cut = {d: (s[s < lasts_s[d]], v[s < lasts_s[d]]) for d, (s, v) in pieces.items()}
+    strung = []
+    for row in rows:
+        begins = np.cumsum(lasts_s[row]) - lasts_s[row]
+        starts = [cut[int(d)][0] + begin for d, begin in zip(row, begins, strict=True)]
+        strung.append((np.concatenate(starts), np.concatenate([cut[int(d)][1] for d in row])))
+    return Series.irregular(strung, [lasts_s[row].sum() for row in rows])
+
+
 def _linked(
-    source: TraceSet, n: int, seed: int, uplink_share: float | None
+    source: TraceSet, n: int, seed: int, uplink_share: float | None, length_s: float
 ) -> tuple[Series, Series]:
+    links = [source.channel("downlink"), *([] if source.uplink is None else [source.uplink])]
+    links = _sessions_in_a_row(links, n, length_s, stream(seed, _SESSIONS))
     rng = stream(seed, _NETWORK)
-    which, phase = _drawn(source.n_devices, n, rng), rng.random(n)
-    downlink = source.channel("downlink").take(which)
+    which, phase = _drawn(links[0].n_devices, n, rng), rng.random(n)
+    downlink = links[0].take(which)
     if source.uplink is not None:
         if uplink_share is not None:
             raise TraceError(
                 f"uplink_share = {uplink_share}: expected none, since network knows the uplink"
             )
-        uplink = source.uplink.take(which)
+        uplink = links[1].take(which)
     elif uplink_share is None:
         raise TraceError(
             "network knows no uplink: expected a source that does, or uplink_share, the rate of "

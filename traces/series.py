@@ -28,6 +28,7 @@ from fedstale.traces.arrays import (
     last_at_or_before,
     offsets_of,
     ranges,
+    rows_of,
     running_sums,
     spread_over,
 )
@@ -214,6 +215,39 @@ class Series(Channel):
             scales=np.ones(ends.size),
             repeat=repeat,
         )
+
+    @classmethod
+    def joined(cls, parts: Sequence["Series"]) -> "Series":
+        """Return the devices of several series that repeat, one after the other.
+
+        Rows stay shared. Series on one grid stay on it.
+
+        Example:
+            >>> both = Series.joined([Series.constant([1.0]), Series.regular([[2, 4]], step_s=5.0)])
+            >>> both.integral([0, 1], 0.0, 10.0)
+            array([10., 30.])
+        """
+        steps = {part.step_s for part in parts}
+        step_s = steps.pop() if len(steps) == 1 else None
+        starts = None if step_s else np.concatenate([part._all_starts() for part in parts])
+        alike: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("values", "totals", "lengths", "row_totals", "shifts", "scales")
+        }
+        return cls(
+            starts=starts,
+            step_s=step_s,
+            first_block=offsets_of(np.concatenate([np.diff(p.first_block) for p in parts])),
+            rows=rows_of(parts),
+            repeat=True,
+            **alike,
+        )
+
+    def _all_starts(self) -> Array:
+        """Return the start of each segment, inf beyond the end of a row; shape (blocks, 16)."""
+        row = np.repeat(np.arange(self.lengths.size), np.diff(self.first_block))
+        starts = self.starts_of(np.arange(row.size), row)
+        return np.where(starts < self.lengths[row][:, None], starts, np.inf)
 
     def scaled(self, factors: npt.ArrayLike) -> "Series":
         """Return the series with each device's rate multiplied by a factor >= 0."""

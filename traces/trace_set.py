@@ -187,13 +187,15 @@ class TraceSet:
         seed: int,
         after_end: str = "repeat",
         uplink_share: float | None = None,
+        days: int | None = None,
     ) -> "TraceSet":
         """Return n devices with all channels, made of independent sources.
 
         Every record of a source is used before one is used again. A device keeps the id of its
         record of availability; the second device with it is called ID#2, and comes some whole days
         later in the record, so that hours of the day stay where they are. Links and background
-        loads, which are short and know no hours, start anywhere and repeat.
+        loads, which are short and know no hours, start anywhere and repeat, each at the end of its
+        record, or after more than a number of days.
 
         Args:
             availability: when devices are online.
@@ -206,6 +208,9 @@ class TraceSet:
             after_end: whether a record of availability repeats ("repeat") or ends ("stop").
             uplink_share: rate of the uplink divided by that of the downlink, > 0, for links of
                 which only the downlink was recorded.
+            days: for how long no link and no load repeats, in days, >= 1. A link is then recorded
+                sessions in a random order; a load all days of one processor (records named
+                DAY/HOST), and those with fewer days are left out. None repeats each record.
 
         Returns:
             Devices that share the rows of their sources.
@@ -226,7 +231,7 @@ class TraceSet:
 
         sources = {"availability": availability, "compute": compute}
         sources |= {"background": background, "network": network}
-        return compose(sources, n, seed, after_end=after_end, uplink_share=uplink_share)
+        return compose(sources, n, seed, after_end=after_end, uplink_share=uplink_share, days=days)
 
     @classmethod
     def constant(

@@ -110,8 +110,8 @@ def merge(
     ],
     out: Out,
     align: Annotated[
-        Literal["time-of-day", "calendar"],
-        typer.Option(help="Lay recordings over each other by the hour, or by the day as well."),
+        Literal["time-of-day", "time-of-week", "calendar"],
+        typer.Option(help="Lay recordings over each other by the hour, of which day, or the date."),
     ] = "time-of-day",
     only: Annotated[
         str | None, typer.Option(metavar="CHANNELS", help="Keep these, with commas between.")
@@ -119,9 +119,9 @@ def merge(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Join recordings of several devices to one file."""
+    """Join recordings of several devices, or fleets, to one file."""
     check_free(out, overwrite=overwrite)
-    from fedstale.traces.recording.to_traces import merge as join
+    from fedstale.traces.merge import merge as join
 
     channels = None if only is None else [name.strip() for name in only.split(",")]
     write(join(recordings, align=align, only=channels), out, as_json=as_json)
@@ -171,13 +171,7 @@ def _rules(
     from fedstale.traces.recording import monitor
     from fedstale.traces.recording.to_traces import RecordingRules
 
-    links = None
-    if link_capacity is not None:
-        rates = link_capacity.split(",")
-        if len(rates) != 2:
-            raise ConfigError(f"link-capacity = {link_capacity!r}: expected DOWN,UP as in 50M,10M")
-        down, up = (_amount("link-capacity", rate, _UNITS_BYTES) for rate in rates)
-        links = (down, up)
+    links = None if link_capacity is None else link_rates(link_capacity)
     unit = compute_unit or "a unit of the speed that was stated at the recording"
     if calibrate:
         if compute_unit is not None:
@@ -187,6 +181,19 @@ def _rules(
         speed, unit = monitor.calibrate(), monitor.CALIBRATION_UNIT
         note(f"calibrated: {speed:,.1f} units/s, 1 unit = {unit}")
     return RecordingRules(available=available, speed=speed, compute_unit=unit, link_bit_per_s=links)
+
+
+def link_rates(capacity: str) -> tuple[float, float]:
+    """Return the rates of a link in bit/s, down and up, of an option such as 50M,10M.
+
+    Raises:
+        ConfigError: it is no such pair.
+    """
+    rates = capacity.split(",")
+    if len(rates) != 2:
+        raise ConfigError(f"link-capacity = {capacity!r}: expected DOWN,UP as in 50M,10M")
+    down, up = (_amount("link-capacity", rate, _UNITS_BYTES) for rate in rates)
+    return down, up
 
 
 def _amount(option: str, text: str, units: dict[str, float] | dict[str, int]) -> float:

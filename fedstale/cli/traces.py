@@ -5,6 +5,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,7 +24,8 @@ from fedstale.cli.output import (
     say_json,
     write,
 )
-from fedstale.cli.record import merge, record
+from fedstale.cli.record import link_rates, merge, record
+from fedstale.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedstale.traces import TraceSet
@@ -43,6 +45,14 @@ app = typer.Typer(
 )
 
 _Seed = Annotated[int, typer.Option(min=0, help="Seeds everything that is random.")]
+_Speed = Annotated[
+    float | None, typer.Option(help="Work units/s of every idle device, where none was recorded.")
+]
+_Unit = Annotated[str | None, typer.Option(help="What one work unit of --speed is, in words.")]
+_Capacity = Annotated[
+    str | None,
+    typer.Option(metavar="DOWN,UP", help="What every link carries, bit/s: 100M,100M; constant."),
+]
 
 
 @app.command(epilog="Examples: fedstale traces describe phones.json  |  synthetic:1000 --json")
@@ -82,15 +92,18 @@ def convert(
 
 @app.command(
     epilog="Example: fedstale traces compose --availability phones.json --compute models.json "
-    "--background planetlab.tar.gz --network mahimahi --n 1000 --out devices.parquet"
+    "--background planetlab.tar.gz --network mahimahi --days 3 --n 1000 --out devices.parquet"
 )
 @one_sentence()
 def compose(
     availability: Annotated[Path, typer.Option(help="Recording of when devices are online.")],
-    compute: Annotated[Path, typer.Option(help="Recording of how fast devices are.")],
-    network: Annotated[Path, typer.Option(help="Recording of links.")],
     n: Annotated[int, typer.Option("--n", min=1, help="Number of devices.")],
     out: Out,
+    compute: Annotated[Path | None, typer.Option(help="Recording of how fast devices are.")] = None,
+    speed: _Speed = None,
+    compute_unit: _Unit = None,
+    network: Annotated[Path | None, typer.Option(help="Recording of links.")] = None,
+    link_capacity: _Capacity = None,
     background: Annotated[
         Path | None, typer.Option(help="Recording of what other programs leave of a processor.")
     ] = None,
@@ -100,23 +113,28 @@ def compose(
     after_end: Annotated[
         Literal["repeat", "stop"], typer.Option(help="What follows the end of availability.")
     ] = "repeat",
+    days: Annotated[
+        int | None,
+        typer.Option(min=1, help="Days for which no link or load repeats; else each record does."),
+    ] = None,
     seed: _Seed = 0,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make complete devices out of independent recordings."""
+    """Make complete devices out of independent recordings, and of what you state of them."""
     check_free(out, overwrite=overwrite)
     from fedstale.traces import TraceSet
 
     devices = TraceSet.compose(
         availability=TraceSet.read(availability),
-        compute=TraceSet.read(compute),
+        compute=_computing(compute, speed, compute_unit),
         background=None if background is None else TraceSet.read(background),
-        network=TraceSet.read(network),
+        network=_linked(network, link_capacity),
         n=n,
         seed=seed,
         after_end=after_end,
         uplink_share=uplink_share,
+        days=days,
     )
     write(devices, out, as_json=as_json)
 
@@ -217,6 +235,36 @@ def fetch(
 
 app.command(epilog="Example: fedstale traces record --out phone.parquet --speed 1 --for 1h")(record)
 app.command(epilog="Example: fedstale traces merge a.parquet b.parquet --out fleet.parquet")(merge)
+
+
+def _computing(path: Path | None, speed: float | None, unit: str | None) -> "TraceSet":
+    """Return a recording of speeds, or the one speed that was stated."""
+    if (path is None) == (speed is None) or (speed is None) != (unit is None):
+        raise ConfigError(
+            f"compute = {path}, speed = {speed}, compute-unit = {unit}: expected --compute PATH, "
+            "or --speed N in work units/s with --compute-unit, what one unit is"
+        )
+    from fedstale.traces import TraceSet
+
+    if path is not None:
+        return TraceSet.read(path)
+    stated = TraceSet.constant(1, compute=speed or 0.0, downlink_bit_per_s=0, uplink_bit_per_s=0)
+    return replace(stated, compute_unit=unit)
+
+
+def _linked(path: Path | None, capacity: str | None) -> "TraceSet":
+    """Return a recording of links, or links of the one capacity that was stated."""
+    if (path is None) == (capacity is None):
+        raise ConfigError(
+            f"network = {path}, link-capacity = {capacity}: expected one of them, --network PATH "
+            "or --link-capacity DOWN,UP in bit/s"
+        )
+    from fedstale.traces import TraceSet
+
+    if path is not None:
+        return TraceSet.read(path)
+    down, up = link_rates(capacity or "")
+    return TraceSet.constant(2, compute=0, downlink_bit_per_s=down, uplink_bit_per_s=up)
 
 
 def _provenance(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:

@@ -6,10 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -97,6 +99,98 @@ def test_composed_devices_are_written_whole_and_reproducibly(sources):
     traces = TraceSet.read(sources / "one.parquet")
     assert traces.n_devices == 30
     traces.require("availability", "compute", "downlink", "uplink")
+
+
+@pytest.fixture
+def kinds(sources):
+    """Return the sources with desktops and cars in their authors' formats beside them."""
+    lines, sessions = [], []
+    for device in range(4):
+        for k, day in enumerate(pd.date_range("2016-02-01", periods=21)):
+            morning, evening = (day + pd.Timedelta(hours=h, seconds=k) for h in (8, 18))
+            lines.append(f"D{device},in-use,{morning:%Y-%m-%d %H:%M:%S}.000")
+            lines.append(f"D{device},available,{evening:%Y-%m-%d %H:%M:%S}.000")
+            sessions.append(f"C{device};{evening};{morning + pd.Timedelta(days=1)}")
+    (sources / "FullLogonData-001.csv").write_text("\n".join(lines), encoding="utf-8-sig")
+    header = "user_id;plugin_time;plugout_time"
+    (sources / "cars.csv").write_text("\n".join([header, *sessions]))
+    for day in ("20110306", "20110309"):
+        (sources / "load" / day).mkdir()
+        for host in ("h1", "h2", "h3"):
+            text = (sources / "load" / "20110303" / host).read_text()
+            (sources / "load" / day / host).write_text("\n".join(reversed(text.splitlines())))
+    return sources
+
+
+UNIT = "seconds of the median phone of the ranking, all of its processor"
+
+
+def test_a_fleet_of_desktops_cars_and_phones_is_composed_and_merged_by_commands(kinds):
+    load = ("--background", kinds / "load", "--days", 3, "--seed", 1)
+    stated = ("--speed", 3, "--compute-unit", UNIT, "--link-capacity", "100M,20M")
+    recorded = ("--compute", kinds / "models.json", "--network", kinds / "links")
+    for name, online, others in (
+        ("desktops", "FullLogonData-001.csv", stated),
+        ("cars", "cars.csv", recorded),
+        ("phones", "phones.json", recorded),
+    ):
+        words = ("--availability", kinds / online, *others, *load, "--n", 4)
+        result = run("compose", *words, "--out", kinds / f"{name}.parquet")
+        assert result.exit_code == 0, result.output
+    desktops = TraceSet.read(kinds / "desktops.parquet")
+    same = TraceSet.compose(
+        availability=TraceSet.read(kinds / "FullLogonData-001.csv"),
+        compute=replace(
+            TraceSet.constant(1, compute=3.0, downlink_bit_per_s=100e6, uplink_bit_per_s=20e6),
+            compute_unit=UNIT,
+        ),
+        background=TraceSet.read(kinds / "load"),
+        network=TraceSet.constant(1, compute=3.0, downlink_bit_per_s=100e6, uplink_bit_per_s=20e6),
+        n=4,
+        seed=1,
+        days=3,
+    )
+    assert list(desktops.device_ids) == list(same.device_ids)
+    instants = np.linspace(0.0, 21 * 86_400.0, 500)
+    for device in range(4):
+        here = np.full(500, device)
+        assert set(desktops.downlink.value_at(here, instants)) == {100e6}
+        assert set(desktops.uplink.value_at(here, instants)) == {20e6}
+        np.testing.assert_array_equal(
+            desktops.compute.value_at(here, instants), same.compute.value_at(here, instants)
+        )
+        np.testing.assert_array_equal(
+            desktops.availability.is_available(here, instants),
+            same.availability.is_available(here, instants),
+        )
+    files = [kinds / f"{name}.parquet" for name in ("desktops", "cars", "phones")]
+    result = run("merge", *files, "--align", "time-of-week", "--out", kinds / "mixed.parquet")
+    assert result.exit_code == 0, result.output
+    mixed = TraceSet.load(str(kinds / "mixed.parquet"), seed=0)
+    assert mixed.n_devices == 12
+    mixed.require("availability", "compute", "downlink", "uplink")
+    # The log of a car is a whole week, that of a desktop ends within one.
+    car, desktop = mixed.position("C0"), mixed.position("D0")
+    assert mixed.availability.logs_s[[car, desktop]].tolist() != [np.inf, np.inf]
+    night = mixed.availability.is_available([car, desktop], [4 * 86_400.0 + 3600.0] * 2)
+    assert night.tolist() == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--speed", 3), "compute-unit = None: expected --compute PATH, or --speed N"),
+        (("--speed", 3, "--compute-unit", "u"), "expected one of them, --network PATH or"),
+        (("--speed", 3, "--compute-unit", "u", "--link-capacity", "9"), "expected DOWN,UP as in"),
+        (("--link-capacity", "9M,9M"), "compute = None, speed = None"),
+    ],
+)
+def test_what_was_neither_recorded_nor_stated_is_named(kinds, words, expected):
+    out = kinds / "d.parquet"
+    result = run("compose", "--availability", kinds / "cars.csv", *words, "--n", 2, "--out", out)
+    assert result.exit_code == 2
+    assert expected in result.stderr
+    assert not out.exists()
 
 
 def test_synthesised_devices_are_those_of_the_library(tmp_path):

@@ -183,3 +183,112 @@ def test_published_recordings_compose_into_devices_that_report():
     reported = np.isfinite(traces.trips(np.arange(5000), 0.0, job).reported).mean()
     assert 0.2 < reported < 0.9
     assert traces.device_ids.is_unique
+
+
+# Over a number of days nothing repeats.
+
+MINUTES = 1440
+
+
+def days_of_hosts() -> TraceSet:
+    """Return one host of three days, one of two and one of one, each day at a level of its own."""
+    ids = ["1/a", "2/a", "3/a", "1/b", "2/b", "1/c"]
+    left = [np.full(MINUTES, level) for level in (0.1, 0.2, 0.3, 0.5, 0.6, 0.9)]
+    return TraceSet(device_ids=pd.Index(ids), compute=Series.regular(left, step_s=60.0))
+
+
+def test_a_load_is_all_days_of_one_processor_in_a_row():
+    traces = made(
+        n=40, compute=models().take([0]), background=days_of_hosts(), network=long_links(), days=2
+    )
+    noons = np.arange(6) * DAY_S
+    seen = set()
+    for device in range(40):
+        levels = traces.compute.value_at(np.full(6, device), noons).round(3)
+        period = 3 if levels.min() < 0.4 else 2
+        assert len(set(levels[:period])) == period
+        assert (levels[period:] == levels[: 6 - period]).all()
+        seen |= set(levels)
+    assert seen == {0.1, 0.2, 0.3, 0.5, 0.6}
+
+
+def long_links() -> TraceSet:
+    rng = np.random.default_rng(5)
+    down = [np.repeat(rng.random(n), 60) for n in (30, 47, 61, 90)]
+    return TraceSet(
+        device_ids=numbered("link", 4),
+        downlink=Series.regular(down, step_s=1.0),
+        uplink=Series.irregular([([0.0, 5.0], [d[0], 2 * d[0]]) for d in down], [900.0] * 4),
+    )
+
+
+def test_a_link_is_whole_sessions_both_ways_and_repeats_only_after_the_days():
+    source = long_links()
+    traces = made(n=30, background=None, network=source, days=2)
+    assert (traces.downlink.lengths >= 2 * DAY_S).all()
+    assert (traces.downlink.lengths < 2 * DAY_S + 90 * 60).all()
+    t = np.arange(30.0, DAY_S, 60.0)
+    sessions = [source.downlink.segments(i)[1] for i in range(4)]
+    firsts = {float(np.float32(s[0])): np.float32(s) for s in sessions}
+    for row in range(3):
+        rates = np.float32(traces.downlink.row_segments(row)[1])
+        at = 0
+        while at < rates.size:
+            session = firsts[float(rates[at])]
+            assert (rates[at : at + session.size] == session).all()
+            at += session.size
+    for device in range(5):
+        here = np.full(t.size, device)
+        now = traces.downlink.value_at(here, t)
+        # By chance a few minutes are alike, never a day.
+        assert (now == traces.downlink.value_at(here, t + DAY_S)).mean() < 0.2
+        # The uplink of a session is twice its first rate, from its fifth second on.
+        doubled = traces.uplink.value_at(here, t) / 2
+        assert set(np.float32(doubled)) <= set(firsts) | {f / 2 for f in firsts}
+        same = [now[k] == r for k, r in enumerate(np.float32(doubled))]
+        assert np.mean(same) > 1 / 100
+
+
+def test_both_directions_of_strung_sessions_begin_together():
+    down = Series.regular([np.full(600, 1.0), np.full(900, 2.0)], step_s=1.0)
+    # The uplink of the second was seen a little longer, that of the first a little shorter.
+    up = Series.irregular([([0.0], [10.0]), ([0.0, 901.0], [20.0, 99.0])], [598.0, 903.0])
+    source = TraceSet(device_ids=numbered("l", 2), downlink=down, uplink=up)
+    traces = made(n=5, background=None, network=source, days=1)
+    t = np.arange(0.5, 2 * DAY_S, 7.0)
+    for device in range(5):
+        here = np.full(t.size, device)
+        rates = traces.downlink.value_at(here, t), traces.uplink.value_at(here, t)
+        assert (rates[1] == 10 * rates[0]).all()
+
+
+def test_without_days_nothing_changes():
+    with_days = made(n=20, network=long_links(), days=None)
+    plain = made(n=20, network=long_links())
+    for name in ("compute", "downlink", "uplink"):
+        a, b = getattr(with_days, name), getattr(plain, name)
+        assert a.values.tobytes() == b.values.tobytes()
+        assert a.shifts.tobytes() == b.shifts.tobytes()
+
+
+def test_stated_links_and_speeds_stay_constant_over_days():
+    stated = TraceSet.constant(1, compute=3.0, downlink_bit_per_s=1e8, uplink_bit_per_s=2e7)
+    traces = made(compute=stated, background=days_of_hosts(), network=stated, days=3)
+    t = np.linspace(0, 4 * DAY_S, 50)
+    assert (traces.downlink.value_at(np.full(50, 2), t) == 1e8).all()
+    assert (traces.uplink.value_at(np.full(50, 2), t) == 2e7).all()
+    assert set(traces.compute.value_at(np.full(50, 2), t).round(3)) == {0.3, 0.6, 0.9}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"days": 0}, "days = 0: expected an integer >= 1, or None"),
+        ({"days": 1.5}, r"days = 1\.5"),
+        ({"days": 4, "network": long_links()}, "background: no processor was recorded for 4 days"),
+        ({"days": 2, "network": links().take([0])}, "network: one link of 60 s, which would"),
+    ],
+)
+def test_days_that_no_recording_can_fill_are_named(changes, expected):
+    with pytest.raises(TraceError, match=expected):
+        made(**{"background": days_of_hosts()} | changes)

@@ -4,20 +4,11 @@ A recording is passive. It sees the processor that other programs leave, so comp
 times a speed which the user states or measures. It sees traffic, which only bounds the capacity of
 a link from below, so links are stated or stay unknown. A device's clock may be set, or stop: the
 trace follows the steady clock within a run, and the wall clock from one run to the next.
-
-`merge` makes one set of many devices' own recordings, which start when their owners start them.
-They are laid on one time line, either by the calendar, which keeps what happened to all at once, or
-by the hour of the day alone, which lets recordings of different weeks overlap. Records repeat: by
-the hour of the day that fills the time before a recording began too; by the calendar a device is
-not online until then.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -27,9 +18,8 @@ from fedstale.traces.arrays import DAY_S, Array, Mask
 from fedstale.traces.availability import Availability
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.series import Series
-from fedstale.traces.trace_set import CHANNELS, TraceSet
+from fedstale.traces.trace_set import TraceSet
 
-Align = Literal["time-of-day", "calendar"]
 AvailableWhen = Literal["online", "charging", "recording"]
 
 _NEEDED: dict[AvailableWhen, tuple[str, ...]] = {
@@ -182,110 +172,3 @@ def _held(share: Array, gap: Mask) -> tuple[Array, int]:
         known = np.isfinite(share)
     held = pd.Series(share).where(known).ffill().bfill().to_numpy(np.float64)
     return np.clip(held, 0.0, 1.0), int((~known).sum())
-
-
-def merge(
-    paths: Sequence[str | Path], *, align: Align = "time-of-day", only: Sequence[str] | None = None
-) -> TraceSet:
-    """Return the devices of several recordings as one set.
-
-    Args:
-        paths: native files as `fedstale traces record` writes them, of distinct devices.
-        align: whether devices keep the day on which they were recorded ("calendar"), or only its
-            hour ("time-of-day").
-        only: channels to keep; None keeps all, which every recording must then know.
-
-    Returns:
-        All devices; instant 0 is the midnight before the first recording began.
-
-    Raises:
-        TraceError: a file cannot be read or is no recording, or recordings do not fit together.
-    """
-    if align not in get_args(Align):
-        raise TraceError(f"align = {align!r}: expected 'time-of-day' or 'calendar'")
-    if not paths:
-        raise TraceError("no recordings to merge: expected at least one file")
-    sets = {str(path): TraceSet.read(path, "native") for path in paths}
-    if len(sets) < len(paths):
-        raise TraceError("a file is given twice: expected distinct recordings")
-    channels = _channels(sets, only)
-    _check_alike(sets, channels)
-    begins = {name: pd.Timestamp(traces.epoch or "nat") for name, traces in sets.items()}
-    midnight = min(begins.values()).normalize()
-    windows: list[Array] = []
-    lengths: list[float] = []
-    leads: list[float] = []
-    origin: dict[str, str] = {}
-    for name, traces in sets.items():
-        lead_s = (begins[name] - midnight).total_seconds()
-        if align == "time-of-day":
-            lead_s %= DAY_S
-        absent_s = lead_s if align == "calendar" else 0.0
-        for i, device_id in enumerate(traces.device_ids):
-            if device_id in origin:
-                raise TraceError(
-                    f"{name}: device {device_id!r} is in {origin[device_id]} too; expected "
-                    "distinct devices: record each with a --device of its own"
-                )
-            origin[device_id] = name
-            online, length = traces.channel("availability").windows(i)
-            windows.append(online + absent_s)
-            lengths.append(length + absent_s)
-            leads.append(lead_s)
-    fleet: dict[str, Any] = {"availability": Availability.of(windows, lengths)}
-    for channel in channels[1:]:
-        each = [getattr(s, channel).segments(i) for s in sets.values() for i in range(s.n_devices)]
-        fleet[channel] = Series.irregular([row[:2] for row in each], [row[2] for row in each])
-    # Records begin later, and are preceded by their own repetition.
-    for channel in channels if align == "time-of-day" else channels[1:]:
-        fleet[channel] = fleet[channel].shifted(np.mod(-np.array(leads), fleet[channel].record_s()))
-    unit = next(iter(sets.values())).compute_unit
-    return TraceSet(
-        device_ids=pd.Index(list(origin), dtype="str"),
-        **fleet,
-        compute_unit=unit if "compute" in channels else None,
-        epoch=midnight.isoformat(),
-        repairs=sum((Counter(traces.repairs) for traces in sets.values()), Counter()),
-    )
-
-
-def _channels(sets: Mapping[str, TraceSet], only: Sequence[str] | None) -> tuple[str, ...]:
-    if only is not None:
-        unknown = [name for name in only if name not in CHANNELS]
-        if unknown or "availability" not in only:
-            raise TraceError(
-                f"only = {', '.join(only)}: expected availability and some of "
-                f"{', '.join(CHANNELS[1:])}"
-            )
-        wanted = set(only)
-    else:
-        wanted = {name for traces in sets.values() for name in traces.known} | {"availability"}
-    for path, traces in sets.items():
-        missing = [name for name in CHANNELS if name in wanted and name not in traces.known]
-        if missing:
-            raise TraceError(
-                f"{path}: does not know {', '.join(missing)}: leave it out, record it again, or "
-                "keep only the channels that all recordings know (--only)"
-            )
-    return tuple(name for name in CHANNELS if name in wanted)
-
-
-def _check_alike(sets: Mapping[str, TraceSet], channels: Sequence[str]) -> None:
-    first_name, first = next(iter(sets.items()))
-    for path, traces in sets.items():
-        if traces.epoch is None:
-            raise TraceError(f"{path}: knows no calendar time: expected a recording of a device")
-        if "compute" in channels and traces.compute_unit != first.compute_unit:
-            raise TraceError(
-                f"{path}: counts compute in {traces.compute_unit!r}, {first_name} in "
-                f"{first.compute_unit!r}: expected one unit; record with the same --compute-unit"
-            )
-        for name in channels:
-            channel = getattr(traces, name)
-            if np.any(channel.shifts) or np.isfinite(channel.until):
-                raise TraceError(
-                    f"{path}: {name} is a part of another record: expected a recording as "
-                    "fedstale traces record writes it; compose joins sources of other kinds"
-                )
-            if not channel.repeat:
-                raise TraceError(f"{path}: {name} stops at its end: expected records that repeat")

@@ -8,7 +8,7 @@ import pytest
 
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Series, TraceSet
-from fedstale.traces.recording.to_traces import merge
+from fedstale.traces.merge import merge, merged
 
 HOUR = 3600.0
 
@@ -130,5 +130,58 @@ def test_channels_that_make_no_set_are_rejected(pair, only):
 def test_nothing_to_merge_and_an_unknown_alignment_are_rejected(pair):
     with pytest.raises(TraceError, match="no recordings"):
         merge([])
-    with pytest.raises(TraceError, match="expected 'time-of-day' or 'calendar'"):
+    with pytest.raises(TraceError, match="expected 'time-of-day', 'time-of-week' or 'calendar'"):
         merge(pair, align="week")
+
+
+# Fleets of several kinds.
+
+
+def fleet(prefix, epoch, days, *, step_s):
+    """Return three devices that share rows, come at hours of their own and know a part of a log."""
+    online = Availability.of(
+        [[(i * HOUR, (i + 2) * HOUR)] for i in range(3)],
+        days * 24 * HOUR,
+        logs=(HOUR, days * 24 * HOUR - 2 * HOUR),
+    )
+    rates = Series.regular([np.arange(1.0, 40.0)], step_s=step_s).take([0, 0, 0])
+    return TraceSet(
+        device_ids=pd.Index([f"{prefix}{i}" for i in range(3)]),
+        availability=online,
+        compute=rates.scaled([1.0, 2.0, 3.0]).shifted([0.0, 7.0, 11.0]),
+        compute_unit="u",
+        epoch=epoch,
+    )
+
+
+@pytest.mark.parametrize("steps", [(60.0, 60.0), (60.0, 7.0)])
+def test_fleets_keep_weekday_log_and_rates_in_their_own_weeks(steps):
+    # A Thursday in one year, a Monday in another.
+    thursdays = fleet("t", "2020-01-02T00:00:00", 7, step_s=steps[0])
+    mondays = fleet("m", "2018-01-01T00:00:00", 14, step_s=steps[1])
+    both = merged({"one": thursdays, "two": mondays}, align="time-of-week")
+    assert both.epoch == "2018-01-01T00:00:00"
+    at = np.arange(0.0, 3 * 7 * 24 * HOUR, 1700.0)
+    for alone, first, lead in ((thursdays, 0, 3 * 24 * HOUR), (mondays, 3, 0.0)):
+        for device in range(3):
+            own, here = np.full(at.size, device), np.full(at.size, first + device)
+            for question in ("is_available", "window_at_or_after"):
+                found = getattr(both.availability, question)(here, at + lead)
+                wanted = np.array(getattr(alone.availability, question)(own, at), dtype=float)
+                if question == "window_at_or_after":
+                    wanted += lead
+                np.testing.assert_array_equal(found, wanted)
+            logs = np.array(both.log_at(here, at + lead)) - lead
+            np.testing.assert_allclose(logs, alone.log_at(own, at))
+            np.testing.assert_allclose(
+                both.compute.integral(here, at + lead, at + lead + 500.0),
+                alone.compute.integral(own, at, at + 500.0),
+            )
+    assert both.compute.lengths.size == 2
+
+
+def test_by_the_calendar_nothing_is_known_before_a_recording(pair):
+    both = merge(pair, align="calendar")
+    start, end = both.log_at([0, 0], [29 * HOUR, 30 * HOUR + 5.0])
+    assert start[0] == end[0]
+    assert (start[1], end[1]) == (30 * HOUR, 30 * HOUR + 100.0)
