@@ -23,6 +23,7 @@ from fedstale.traces.forecast.dataset import (
     Split,
     draw,
     examples_at,
+    log_span,
     record_s,
     split,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "examples_at",
     "fleet_scores",
     "forecaster_class",
+    "log_span",
     "record_s",
     "split",
 ]

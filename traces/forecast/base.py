@@ -41,6 +41,9 @@ FILES = ModelFiles(
 )
 """forecaster.toml and forecaster.safetensors; see `fedstale.traces.io.models`."""
 
+FLEETS = ("any", "phones", "desktops", "cars")
+"""Fleets with a forecaster that comes with fedstale."""
+
 KINDS: "dict[str, type[Forecaster]]" = {}
 """Class of each kind, by its name on the command line and in files."""
 
@@ -289,9 +292,17 @@ def forecaster_class(kind: str) -> type[Forecaster]:
     return KINDS[kind]
 
 
-def embedded() -> Forecaster:
-    """Return the forecaster that comes with fedstale: an LSTM, trained on published recordings.
+def embedded(fleet: str = "any") -> Forecaster:
+    """Return a forecaster that comes with fedstale: an LSTM, trained on published recordings.
 
     Its description names them, and the command; see docs/results/forecasting.md for scores.
+
+    Args:
+        fleet: what the devices are, one of `FLEETS`; "any" learnt from all of them.
+
+    Raises:
+        ConfigError: there is no such fleet.
     """
-    return Forecaster.load(Path(__file__).parent)
+    if fleet not in FLEETS:
+        raise ConfigError(f"fleet = {fleet!r}: expected one of {', '.join(FLEETS)}")
+    return Forecaster.load(Path(__file__).parent / "embedded" / fleet)

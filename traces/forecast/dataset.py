@@ -11,6 +11,7 @@ agree on it without a file.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -169,8 +170,9 @@ def draw(
     n: int,
     seed: int,
     short_history: float = 0.0,
+    balanced: bool = True,
 ) -> Examples:
-    """Return examples at origins drawn at random, half of them among devices online.
+    """Return examples at origins drawn at random.
 
     Args:
         observer: of the devices' traces.
@@ -181,6 +183,7 @@ def draw(
         seed: of the draw.
         short_history: share of the examples whose device remembers only a part of its history,
             down to nothing, as one does that has just joined.
+        balanced: whether half of the origins are among devices online, of which there are few.
 
     Raises:
         TraceError: there is no time to draw from.
@@ -198,8 +201,9 @@ def draw(
     part = devices[open_], begins[open_], ends[open_]
     which, when = _anywhere(part, n, rng)
     availability = observer.traces.availability
-    for _ in range(_ATTEMPTS if availability is not None else 0):
-        assert availability is not None
+    for _ in range(_ATTEMPTS if balanced else 0):
+        if availability is None:
+            break
         online = availability.is_available(part[0][which], when)
         spare = np.flatnonzero(~online)[: max(0, n // 2 - int(online.sum()))]
         if spare.size == 0:
@@ -310,6 +314,6 @@ def draw_parts(
     if stop_on is not None:
         learnt, stopped = np.arange(traces.n_devices), np.arange(stop_on.n_devices)
         other = TraceObserver(stop_on)
-    of_both = {"start": 0.0, "until": parts.turn, "short_history": SHORT_HISTORY}
-    training = draw(observer, learnt, n=n, seed=seed, **of_both)
-    return training, draw(other, stopped, n=max(n // 5, 100), seed=seed + 1, **of_both)
+    drawn = partial(draw, start=0.0, until=parts.turn, short_history=SHORT_HISTORY)
+    training = drawn(observer, learnt, n=n, seed=seed)
+    return training, drawn(other, stopped, n=max(n // 5, 100), seed=seed + 1)

@@ -38,7 +38,7 @@ _FAR = slice(int(np.searchsorted(HORIZONS_S, 1800.0)), None)
 _LEAST_SHARE = 1e-3
 _LEAST_SPREAD = 0.1
 # Own counts are shrunk to the fleet by so many counts of it.
-_RUNS_OF_FLEET, _HOURS_OF_FLEET, _DAYS_OF_OWN = 4.0, 2.0, 2.0
+_RUNS_OF_FLEET, _HOURS_OF_FLEET, _DAYS_OF_OWN, _STEPS_OF_FLEET = 4.0, 2.0, 2.0, 4.0
 # A bin of the half hours is shrunk to the state by so many examples.
 _EXAMPLES_OF_STATE = 20.0
 _FOLDS = 5
@@ -194,7 +194,8 @@ class ChannelInputs:
     level: Array
     """Logarithm of the rate that ratios are relative to; shape (n,)."""
     spread: Array
-    """Standard deviation of the ratios of the steps, > 0, which is their unit; shape (n,)."""
+    """Standard deviation of the ratios of the steps, shrunk to the fleet's and > 0, which is their
+    unit; shape (n,)."""
 
 
 def channel_inputs(
@@ -206,7 +207,7 @@ def channel_inputs(
         observed: n devices.
         channel: position in `RATES`.
         fleet_rates: quantiles of the fleet's rates of the channel, as in `FleetStatistics`.
-        usual_spread: of a device with fewer than two known steps.
+        usual_spread: of the fleet; own spreads are shrunk to it.
     """
     logs = np.log(np.maximum(observed.rates[:, channel], LEAST_RATE))
     known = ~np.isnan(logs)
@@ -214,8 +215,9 @@ def channel_inputs(
     middle = np.log(fleet_rates[1, 1])
     level = np.where(count > 0, np.nan_to_num(logs).sum(axis=1) / np.maximum(count, 1), middle)
     ratios = np.where(known, logs - level[:, None], 0.0)
-    spread = np.sqrt((ratios**2).sum(axis=1) / np.maximum(count, 1))
-    spread = np.maximum(np.where(count > 1, spread, usual_spread), _LEAST_SPREAD)
+    # A few steps say little of how restless a channel is.
+    square = (ratios**2).sum(axis=1) + _STEPS_OF_FLEET * usual_spread**2
+    spread = np.maximum(np.sqrt(square / (count + _STEPS_OF_FLEET)), _LEAST_SPREAD)
     ratios = np.clip(ratios / spread[:, None], -BOUND, BOUND)
     n, backwards = len(observed), slice(None, None, -1)
     sequence = np.empty((STEPS, n, STEP_NUMBERS), dtype=np.float32)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedstale.traces.arrays import Array, stream
-from fedstale.traces.forecast.base import shares
+from fedstale.traces.forecast.base import LEAST_RATE, shares
 from fedstale.traces.forecast.dataset import Examples
 from fedstale.traces.forecast.inputs import (
     Floats,
@@ -123,9 +123,9 @@ def train_channel(
     """Return the weights of the network of a channel, and set its usual spread; as above."""
     channel = RATES.index(run.name)
     seen = training.observed
-    known = ~np.isnan(seen.rates[:, channel])
-    of_devices = forecaster.channel_inputs(seen, channel).spread[known.sum(axis=1) > 1]
-    forecaster.spread[channel] = np.median(of_devices) if of_devices.size else 1.0
+    logs = np.log(np.maximum(seen.rates[:, channel], LEAST_RATE))
+    many = np.count_nonzero(~np.isnan(logs), axis=1) > 1
+    forecaster.spread[channel] = np.median(np.nanstd(logs[many], axis=1)) if many.any() else 1.0
     hidden = stream(run.seed, 7).random(len(training)) < WITHOUT_CLOCK
     parts = []
     for examples, observed in (

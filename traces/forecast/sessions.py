@@ -219,7 +219,7 @@ class SessionHistory:
         days = min(int(reach / DAY_S), DAYS)
         online, known = self._same_times(devices, now, begin, days)
         k = np.arange(1, days + 1)
-        each_day = DAY_DECAY ** (k - 1.0)
+        each_day: Array = np.power(DAY_DECAY, k - 1.0)
         each_week = np.where(k % _WEEK == 0, WEEK_DECAY ** (k // _WEEK - 1.0), 0.0)
         shares = _shares(online, known)
         nothing = np.full((devices.size, HORIZONS_S.size), np.nan)

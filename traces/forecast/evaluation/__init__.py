@@ -1,6 +1,6 @@
 """Backtests of forecasters: scores of processes and of jobs, and the tables of both."""
 
-from fedstale.traces.forecast.evaluation.backtest import by_horizon, rolling
+from fedstale.traces.forecast.evaluation.backtest import by_horizon, mean_with_interval, rolling
 from fedstale.traces.forecast.evaluation.jobs import decision
 from fedstale.traces.forecast.evaluation.report import (
     SHOWN,
@@ -16,6 +16,7 @@ __all__ = [
     "by_horizon",
     "decision",
     "job_tables",
+    "mean_with_interval",
     "process_tables",
     "rolling",
     "wide",

@@ -119,7 +119,7 @@ def by_horizon(
     scale = naive_scale(training)
     for name, forecaster in forecasters.items():
         forecast = forecaster.forecast(tested.observed)
-        rows += _survival(name, forecast, tested)
+        rows += _chances(name, forecast, tested)
         rows += _rates(name, forecast, tested, scale, least_rates(training))
     return pd.DataFrame(rows, columns=_COLUMNS)
 
@@ -150,22 +150,30 @@ def _logs(rates: Array, least: Array) -> Array:
     return np.log(np.maximum(rates, least.reshape(1, -1, *[1] * (rates.ndim - 2))))
 
 
-def _survival(name: str, forecast: DeviceForecast, tested: Examples) -> list[tuple[object, ...]]:
+def _chances(name: str, forecast: DeviceForecast, tested: Examples) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     online = tested.observed.online
-    for quantity, chosen in (("online", online), ("offline", ~online)):
+    for quantity, chosen, chances, outcomes in (
+        ("online", online, forecast.survival, tested.survival),
+        ("offline", ~online, forecast.survival, tested.survival),
+        ("available", np.ones(online.size, dtype=bool), forecast.available, tested.available),
+    ):
         devices = tested.observed.devices[chosen]
         for k, horizon in enumerate(HORIZONS_S):
-            p, happened = forecast.survival[chosen, k], tested.survival[chosen, k]
+            p, happened = chances[chosen, k], outcomes[chosen, k]
             known = int(np.count_nonzero(~np.isnan(happened)))
             if known == 0:
                 continue
             head = (name, quantity, float(horizon))
             metrics = {"brier": brier(p, happened), "log_loss": log_loss(p, happened)}
             rows += scored(head, metrics, devices, known)
-            # The rarer of the two events: leaving, or coming back.
-            area = average_precision(1.0 - p, 1.0 - happened)
-            rows.append((*head, "auprc_change", area, np.nan, np.nan, known))
+            for metric, value in (
+                # The rarer of the two events: leaving, coming back, being offline.
+                ("auprc_change", average_precision(1.0 - p, 1.0 - happened)),
+                ("skill", skill(p, happened)),
+                ("ece", calibration_error(p, happened)),
+            ):
+                rows.append((*head, metric, value, np.nan, np.nan, known))
     return rows
 
 
@@ -297,6 +305,37 @@ def average_precision(p: Array, happened: Array) -> float:
     if happened[known].sum() == 0:
         return float("nan")
     return float(average_precision_score(happened[known], p[known]))
+
+
+def skill(p: Array, happened: Array) -> float:
+    """Return by how much a forecast is better than the share of what happened in this test.
+
+    It is 1 minus the ratio of their Brier scores; NaN where all or nothing happened.
+
+    Example:
+        >>> round(skill(np.array([0.8, 0.2, 0.5]), np.array([1.0, 0.0, np.nan])), 2)
+        0.84
+    """
+    known = ~np.isnan(happened)
+    base = float(np.var(happened[known])) if known.any() else 0.0
+    return 1.0 - float(np.mean(brier(p, happened)[known])) / base if base > 0 else float("nan")
+
+
+def calibration_error(p: Array, happened: Array) -> float:
+    """Return the expected calibration error, in ten bins of equal width.
+
+    Reference:
+        Naeini, Cooper, Hauskrecht. Obtaining Well Calibrated Probabilities Using Bayesian Binning.
+        AAAI 2015.
+
+    Example:
+        >>> round(calibration_error(np.full(4, 0.5), np.array([1.0, 1.0, 1.0, 0.0])), 2)
+        0.25
+    """
+    bins = reliability(p, happened)
+    bins = bins[bins["n"] > 0]
+    miss = (bins["predicted"] - bins["observed"]).abs()
+    return float((miss * bins["n"]).sum() / bins["n"].sum())
 
 
 def reliability(p: Array, happened: Array) -> pd.DataFrame:

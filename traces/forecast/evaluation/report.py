@@ -31,7 +31,7 @@ from fedstale.traces.trace_set import TraceSet
 from fedstale.traces.trip import Job
 
 SHOWN = {
-    "horizons": "By horizon: Brier of survival (online, offline), MASE of rates",
+    "horizons": "By horizon: Brier skill of remaining as now and of being online, MASE of rates",
     "per_device": "Error of the mean rate over 5 min, as a logarithm: quantiles over devices",
     "cold_start": "Cold start: pinball of rates and Brier of survival, by length of history",
     "jobs": "The job: errors of its times, coverage of 80 % intervals, and its finish",
@@ -193,10 +193,7 @@ def _rounds(sent: Observation, until: float, job: Job) -> Array:
 def wide(name: str, table: pd.DataFrame) -> pd.DataFrame:
     """Return the part of a table that is printed: a row a forecaster."""
     if name == "horizons":
-        shown = table[
-            table["metric"].eq("brier") & table["quantity"].isin(["online", "offline"])
-            | table["metric"].eq("mase")
-        ]
+        shown = table[table["metric"].eq("skill") | table["metric"].eq("mase")]
         return shown.pivot_table(
             index=["quantity", "metric", "forecaster"], columns="horizon_s", values="value"
         )
