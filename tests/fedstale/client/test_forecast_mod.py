@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import subprocess
 import sys
 
@@ -272,7 +273,7 @@ def damaged(tmp_path, how):
     elif how == "cut short":
         arrays.write_bytes(arrays.read_bytes()[:-10])
     else:
-        toml.write_text(toml.read_text().replace("schema = 1", "schema = 99"))
+        toml.write_text(re.sub(r"schema = \d+", "schema = 99", toml.read_text()))
 
 
 @pytest.mark.parametrize("how", ["missing", "altered", "cut short", "of another version"])
