@@ -25,7 +25,7 @@ from flwr.app import RecordDict
 from fedstale.client.device import MessageHistory, expected_pace, store, stored
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import DAY_S, Array, joined
-from fedstale.traces.forecast.observation import RATES, Observation, TraceObserver
+from fedstale.traces.forecast.observation import EDGES_S, RATES, Observation, TraceObserver
 from fedstale.traces.forecast.sessions import DAYS
 from fedstale.traces.recording.journal import JournalReader
 from fedstale.traces.recording.to_traces import (
@@ -40,6 +40,9 @@ JOURNAL_RECORD = "fedstale.journal"
 """Name of the record in the Context's state that names the device of the journal."""
 # A device that has answered a message for so long, but made no reading since, does not record.
 _LATEST_S = 300.0
+# Rates reach back 25 h. What is older only fills the gaps that begin before, and is mostly left
+# out, since each reading of the processor is a segment of the trace.
+_OLDER_READINGS = 1000
 
 
 class JournalHistory:
@@ -155,7 +158,7 @@ def _pace_at_readings(readings: pd.DataFrame, history: MessageHistory, now: floa
     """Return the pace to expect at each reading, in work units/s; shape (readings,).
 
     While the device trained for a job itself, it is the pace of that job: its own load takes
-    nothing from the next one.
+    nothing from the next one. NaN where it is not known, or too old for any rate.
     """
     rows = history.rows[history["ready"] <= now]
     known = MessageHistory(rows[np.isfinite(MessageHistory(rows).pace)])
@@ -171,4 +174,7 @@ def _pace_at_readings(readings: pd.DataFrame, history: MessageHistory, now: floa
     free = pd.Series(np.where(trained, np.nan, left)).ffill().to_numpy()
     before = np.searchsorted(np.maximum.accumulate(instant), began, side="right") - 1
     left_before = np.where(before >= 0, free[np.maximum(before, 0)], np.nan)
-    return np.where(trained, pace[job], expected_pace(pace, left_before, left))
+    result = np.where(trained, pace[job], expected_pace(pace, left_before, left))
+    older = np.flatnonzero((instant < now - EDGES_S[-1]) & np.isfinite(result))
+    result[: older[-_OLDER_READINGS] if older.size >= _OLDER_READINGS else 0] = np.nan
+    return result

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +70,7 @@ _LONGEST_LOG_BYTES = 40 * _PAGE_BYTES
 _SPARE_BYTES = 64 * _PAGE_BYTES
 """Space of the log and its index, of the table of runs and of pages that are half full."""
 _DROPPED_AT_ONCE = 64
-_READ_AT_ONCE = 16_384
+_READ_AT_ONCE = 2048
 """Rows that are held as Python objects while they are read."""
 _LOCK = "recorder.lock"
 _PATIENCE_S, _SHORT_PATIENCE_S = 5.0, 1.0
@@ -471,12 +471,15 @@ def _runs(database: sqlite3.Connection) -> dict[int, RecordingRun]:
 
 def _with_runs(readings: _Readings, runs: dict[int, RecordingRun]) -> pd.DataFrame:
     """Return readings with the columns of their runs, without those whose run is lost."""
-    readings = readings[np.isin(readings["run"], list(runs))]
+    is_known = np.isin(readings["run"], list(runs))
+    readings = readings if is_known.all() else readings[is_known]
     numbers, of_rows = np.unique(readings["run"], return_inverse=True)
-    columns = {name: readings[name] for name in RECORD.names or ()}
+    columns: dict[str, Any] = {name: readings[name] for name in RECORD.names or ()}
     for field in fields(RecordingRun):
         of_runs = pd.Series([getattr(runs[number], field.name) for number in numbers.tolist()])
-        columns[field.name] = of_runs.to_numpy()[of_rows]
+        # Names are stored once, since there may be half a million readings.
+        is_name = field.name == "device_id"
+        columns[field.name] = (of_runs.astype("category") if is_name else of_runs).array[of_rows]
     return pd.DataFrame(columns)
 
 
@@ -492,7 +495,7 @@ def _found(
         after: id before the first.
         most: number of the newest that are enough; None for all.
     """
-    parts, n_damages = [np.empty(0, dtype=_ROW)], 0
+    parts, n_damages = list[_Readings](), 0
     for rows in _rows(database, "readings", after=after, most=most):
         if rows is None:
             n_damages += 1
@@ -503,12 +506,17 @@ def _found(
         for name in RECORD.names or ():
             part[name] = contents[name]
         part["id"], part["run"] = ([row[i] for row in of_size] for i in (0, 1))
-        parts.append(part)
-    readings = np.concatenate(parts)
-    ids, first = np.unique(readings["id"], return_index=True)
+        # The newest come first; without damage nothing else has to be put in order.
+        parts.append(part[::-1])
+    readings = np.concatenate([*reversed(parts), np.empty(0, dtype=_ROW)])
+    del parts
+    ids = readings["id"]
+    if np.any(ids[1:] <= ids[:-1]):
+        ids, first = np.unique(ids, return_index=True)
+        readings = readings[first]
     # What is gone before the first and after the last row cannot be counted.
     n_missing = int(ids[-1] - ids[0]) + 1 - ids.size if ids.size else 0
-    return readings[first], max(n_missing, n_damages)
+    return readings, max(n_missing, n_damages)
 
 
 def _rows(
