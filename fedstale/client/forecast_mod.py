@@ -147,13 +147,13 @@ class ForecastMod:
         return embedded() if self._folder is None else Forecaster.load(self._folder)
 
     def _journal(self, context: Context) -> "JournalHistory | None":
-        from fedstale.client.journal_history import JournalHistory  # noqa: PLC0415 - see above
-
         folder, available = (
             context.node_config.get(key, default) for key, default in self._recorded.items()
         )
         if folder is None:
             return None
+        from fedstale.client.journal_history import JournalHistory  # noqa: PLC0415 - see above
+
         key = str(folder), str(available)
         # What was read of a journal is kept between messages.
         return self._journals.setdefault(key, JournalHistory(*key))

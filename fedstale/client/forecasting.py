@@ -24,12 +24,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import Metadata, RecordDict
 
 from fedstale.client.device import Cost, Device, MessageHistory, store, stored
-from fedstale.client.journal_history import JournalHistory
 from fedstale.errors import ProtocolError
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, STATED
 from fedstale.traces.arrays import Array
@@ -39,6 +39,9 @@ from fedstale.traces.forecast.observation import AVAILABLE_S, LEVELS
 from fedstale.traces.forecast.survival import PHASES, DeviceForecast, JobForecast, survival_at
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.trip import Job
+
+if TYPE_CHECKING:
+    from fedstale.client.journal_history import JournalHistory
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +75,7 @@ def record(
     reply_bytes: float,
     state: RecordDict,
     work: float | None,
-    journal: JournalHistory | None,
+    journal: "JournalHistory | None",
 ) -> Record:
     """Add a message to the history, learn from it, and return the record of the forecast.
 
