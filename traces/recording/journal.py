@@ -65,8 +65,9 @@ _ROW_BYTES = 64
 _PAGE_BYTES = 4096
 _LOG_PAGES = 32
 """Pages that the write-ahead log grows to before they are copied to the database."""
-_LONGEST_LOG_BYTES = 40 * _PAGE_BYTES
-"""Size of the log at which a reader that keeps it from being copied has read for too long."""
+_LONG_LOG_BYTES = 40 * _PAGE_BYTES
+_LOG_SHARE = 1 / 16
+"""Share of the space for readings by which the log may grow beyond that while it is being read."""
 _SPARE_BYTES = 64 * _PAGE_BYTES
 """Space of the log and its index, of the table of runs and of pages that are half full."""
 _DROPPED_AT_ONCE = 64
@@ -213,7 +214,10 @@ class Journal:
                 f"readings every {about.interval_s:g} s"
             )
         self._folder, self._about, self._written = folder, about, False
-        self._max_bytes, self._least_bytes = max_bytes, least
+        waiting_bytes = int(_LOG_SHARE * (max_bytes - least))
+        self._longest_log_bytes = _LONG_LOG_BYTES + waiting_bytes
+        self._space_bytes = max_bytes - _SPARE_BYTES - waiting_bytes
+        self._least_bytes = least - _SPARE_BYTES
         with ExitStack() as opened:
             try:
                 folder.mkdir(exist_ok=True)
@@ -266,11 +270,11 @@ class Journal:
     def _begin(self, database: sqlite3.Connection, path: Path, older: list[Path]) -> None:
         """Append to a database from now on; delete older ones that take too much space."""
         self._database, self._path, self._written = database, path, False
-        left = self._max_bytes - _SPARE_BYTES
+        left = self._space_bytes
         for each in older:
             files = list(self._folder.glob(f"{each.name}*"))
             size = sum(file.stat().st_size for file in files)
-            if left - size < self._least_bytes - _SPARE_BYTES:
+            if left - size < self._least_bytes:
                 for file in files:
                     file.unlink()
             else:
@@ -281,7 +285,7 @@ class Journal:
     def _is_log_stuck(self) -> bool:
         """Return whether the log is long because a reader keeps it from being copied."""
         log = self._path.with_name(f"{self._path.name}-wal")
-        if log.stat().st_size <= _LONGEST_LOG_BYTES:
+        if log.stat().st_size <= self._longest_log_bytes:
             return False
         _, n_pages, n_copied = self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         return bool(n_copied < n_pages)

@@ -211,6 +211,20 @@ def test_a_reader_that_is_stopped_while_it_reads_breaks_neither_recorder_nor_bou
     assert readings["run"].tolist() == [0] * 50 + [1] * 950
 
 
+def test_a_reader_that_is_only_slow_leaves_the_recorder_where_it_is(tmp_path):
+    append(tmp_path / "j", range(50))
+    (first,) = journals.files_of(tmp_path / "j")
+    with unsynced(Journal(tmp_path / "j", ABOUT, max_bytes=64 * 10**6)) as journal:
+        for turn in range(5):
+            with closing(sqlite3.connect(first, isolation_level=None)) as slow:
+                slow.execute("BEGIN")
+                slow.execute("SELECT count(*) FROM readings").fetchone()
+                for k in range(60):
+                    journal.append(Reading(instant=float(60 * turn + k)), 0.0)
+    assert journals.files_of(tmp_path / "j") == [first]
+    assert len(instants_of(tmp_path / "j")[0]) == 350
+
+
 def test_a_stopped_reader_of_a_small_journal_costs_its_oldest_readings(tmp_path):
     bound = 300_000
     append(tmp_path / "j", range(50), max_bytes=bound)
