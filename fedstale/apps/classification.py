@@ -19,7 +19,7 @@ Data = tuple[Tensor, Tensor]
 """Examples, of any shape (n, ...), and their labels, int64 of shape (n,)."""
 
 _BATCH = 1000
-"""Examples that are evaluated at a time; more take more memory and no less time."""
+"""Examples that are evaluated at a time."""
 
 
 def deal(labels: Index, n_partitions: int, alpha: float, rng: np.random.Generator) -> list[Index]:

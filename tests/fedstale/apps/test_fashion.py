@@ -168,6 +168,12 @@ def test_a_damaged_file_is_one_sentence(reader, tmp_path, which, content, said):
     assert "\n" not in str(problem.value)
 
 
+@pytest.mark.parametrize("data", ["x" * 5000, "a\0b", "/proc/self/mem/x"])
+def test_a_folder_that_cannot_be_is_one_sentence(reader, data):
+    with pytest.raises(ConfigError, match="no train-images-idx3-ubyte or"):
+        reader.read_folder(data)
+
+
 def test_devices_share_the_training_images_and_no_test_image(task, small_clothes):
     mine = []
     for partition in range(7):

@@ -9,6 +9,7 @@ Reference:
 """
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,7 @@ def _examples(data: str, name: str) -> Data:
 def _find(data: str, name: str) -> Path:
     folder = Path(data) if data else DEBIAN
     for path in (folder / name, folder / f"{name}.gz"):
-        if path.exists():
+        if os.path.exists(path):  # Path.exists raises for names that are too long
             return path
     raise ConfigError(
         f"data = {data!r}: no {name} or {name}.gz in {folder}: install Debian's package "

@@ -22,7 +22,7 @@ load_data = lru_cache(maxsize=2)(idx.read_folder)
 class Network(nn.Sequential):
     """Two convolutions of 8 and 16 channels, each of which halves the image, and a linear layer.
 
-    9,098 weights. Strides take the place of pooling, which costs more than the rest together.
+    9,098 weights. Strides take the place of pooling, for speed.
     """
 
     def __init__(self, seed: int = 0) -> None:
