@@ -78,8 +78,8 @@ def simulate(
         str,
         typer.Argument(
             metavar="[APP]",
-            help="Directory of a Flower app, name of a built-in one (digits, shakespeare), or the "
-            "config.toml of an earlier run.",
+            help="Directory of a Flower app, name of a built-in one (digits, fashion, "
+            "shakespeare), or the config.toml of an earlier run.",
             show_default=False,
         ),
     ] = "",

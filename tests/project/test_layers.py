@@ -69,6 +69,10 @@ def test_every_import_of_the_product_is_declared():
         ("fedstale.traces.sources", {"flwr", "ray", "stable_baselines3", "torch"}),
         ("fedstale.strategies", {"ray", "stable_baselines3", "sb3_contrib", "gymnasium"}),
         ("fedstale.client", {"numpy.testing", "torch", "pandas", "ray", "stable_baselines3"}),
+        (
+            "fedstale.apps.client",
+            {"fedstale.agents", "fedstale.strategies", "pandas", "ray", "stable_baselines3"},
+        ),
         ("fedstale.agents", {"torch", "ray", "stable_baselines3", "sb3_contrib", "gymnasium"}),
         ("fedstale.cli.main", {"numpy", "pandas", "torch", "flwr", "ray", "stable_baselines3"}),
         ("fedstale.simulation", {"ray", "stable_baselines3", "sb3_contrib", "gymnasium"}),
