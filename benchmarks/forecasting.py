@@ -118,6 +118,8 @@ def chances(
     """Return the skill and the calibration of chances, and the scores of rates."""
     table = by_horizon(forecasters, tested, learn)
     shown = table["metric"].isin(["skill", "ece", "brier", "pinball", "coverage", "mase"])
+    # Trees were grown for chances alone.
+    shown &= ~(table["forecaster"].eq("boosting") & table["quantity"].isin(RATES))
     return table[shown].to_dict("records")
 
 
@@ -258,6 +260,7 @@ def _say(network: str, epoch: int, loss: float, tested: float) -> None:
 def fleet_rows(
     recordings: Path,
     fleet: str,
+    *,
     n: int,
     seed: int,
     boosted: tuple[str, ...],
@@ -327,7 +330,9 @@ def main() -> None:
         channels: dict[str, Forecaster] = {}
         for fleet in FLEETS_TESTED:
             boosted = ("boosting",) if seed in BOOSTED and not options.quick else ()
-            rows += fleet_rows(options.recordings, fleet, n, seed, boosted, channels)
+            rows += fleet_rows(
+                options.recordings, fleet, n=n, seed=seed, boosted=boosted, channels=channels
+            )
         # What is measured so far is kept, should the rest be interrupted.
         path = write_result("forecasting", [*map(rounded, rows)], command=command)
     skills = pd.DataFrame([row for row in rows if row.get("metric") == "skill"])
