@@ -45,6 +45,7 @@ from fedstale.traces.forecast.evaluation import (
     mean_with_interval,
     rolling,
 )
+from fedstale.traces.forecast.observation import RATES
 from fedstale.traces.forecast.sessions import HORIZONS_S
 
 FLEETS_TESTED = ("phones", "desktops", "cars")
