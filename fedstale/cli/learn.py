@@ -34,10 +34,10 @@ _Forecaster = Annotated[
     str,
     typer.Option(
         "--forecaster",
-        metavar="FOLDER|embedded|fit",
+        metavar="FOLDER|embedded|embedded:FLEET|fit",
         help="Source of forecasts: a trained forecaster that has not learnt from these devices, "
-        "the one that comes with fedstale, or new ones, each fitted to the half that it does not "
-        "forecast.",
+        "one that comes with fedstale (FLEET is phones, desktops or cars), or new ones, each "
+        "fitted to the half that it does not forecast.",
     ),
 ]
 _Seed = Annotated[int, typer.Option(min=0, help="Of the split and of everything random.")]
@@ -390,7 +390,9 @@ def _forecaster(name: str) -> "Forecaster | None":
 
     if name == "fit":
         return None
-    return embedded() if name == "embedded" else Forecaster.load(name)
+    if name == "embedded" or name.startswith("embedded:"):
+        return embedded(name.removeprefix("embedded").removeprefix(":") or "any")
+    return Forecaster.load(name)
 
 
 def _evaluate(
