@@ -218,9 +218,10 @@ class TraceSet:
             after_end: whether a record of availability repeats ("repeat") or ends ("stop").
             uplink_share: rate of the uplink divided by that of the downlink, > 0, for links of
                 which only the downlink was recorded.
-            days: for how long no link and no load repeats, in days, >= 1. A link is then recorded
-                sessions in a random order; a load all days of one processor (records named
-                DAY/HOST), and those with fewer days are left out. None repeats each record.
+            days: for how long no link and no load repeats as a whole, in days, >= 1. A link is then
+                recorded sessions in a random order, so that each recurs, but at no fixed time; a
+                load is all days of one processor (records named DAY/HOST), and processors with
+                fewer days are left out. None repeats each record.
 
         Returns:
             Devices that share the rows of their sources.

@@ -33,6 +33,7 @@ _LEVELS = {
     WEEK_S: (0, 0.1, 0.25, 0.5, 0.7, 0.85, 0.93, 0.97, 0.985, 0.993, 0.997, 0.999, 1.0),
 }
 _PAUSE_S = 1800.0
+# Cycles before instant 0 that are drawn and not kept.
 _BURN_IN = 2
 _SHARE_GROUPS = 8
 _HOUR_GROUPS = 2
