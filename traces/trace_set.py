@@ -155,7 +155,7 @@ class TraceSet:
         seed: int,
         days: int = _SYNTHETIC_DAYS,
         time_zones: Literal["same", "spread"] = "same",
-        population: "Population | str | None" = None,
+        population: "Population | str | Path | None" = None,
     ) -> "TraceSet":
         """Return n generated devices with all channels; their records repeat after their end.
 
@@ -203,7 +203,8 @@ class TraceSet:
 
         Every record of a source is used before one is used again. A device keeps the id of its
         record of availability; the second device with it is called ID#2, and comes some whole days
-        later in the record, so that hours of the day stay where they are. Links and background
+        later in the record, so that hours of the day stay where they are; in a record of several
+        whole weeks it comes whole weeks later, and weekdays stay as well. Links and background
         loads, which are short and know no hours, start anywhere and repeat, each at the end of its
         record, or after more than a number of days.
 

@@ -88,7 +88,7 @@ def generate(
     seed: int,
     *,
     time_zones: Literal["same", "spread"] = "same",
-    population: Population | str | None = None,
+    population: Population | str | Path | None = None,
 ) -> TraceSet:
     """Return n generated devices with all channels; see `TraceSet.synthetic`."""
     for name, value, least in (("n", n, 1), ("days", days, 1), ("seed", seed, 0)):
