@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Watch = Callable[["TrainingProgress"], None]
 
 _Traces = Annotated[
-    str, typer.Option("--traces", metavar="PATH|synthetic:N", help="Device traces.")
+    str, typer.Option("--traces", metavar="PATH|synthetic:N[@desktops]", help="Device traces.")
 ]
 _Forecaster = Annotated[
     str,

@@ -84,7 +84,7 @@ def simulate(
         ),
     ] = "",
     traces: Annotated[
-        str, typer.Option(help="File of device traces, or synthetic:N.")
+        str, typer.Option(help="File of device traces, synthetic:N, or synthetic:N@desktops.")
     ] = "synthetic:100",
     run_config: Annotated[
         list[str] | None,

@@ -85,6 +85,8 @@ def furnished(tmp_path_factory):
     called("new", folder / "my_app")
     phones = TraceSet.synthetic(60, days=3, seed=0)
     phones.write(folder / "phones.parquet")
+    # Five have one digit in their names, so that no device is in both.
+    TraceSet.synthetic(5, seed=0, population="desktops").write(folder / "desktops.parquet")
     for i, name in enumerate(("boxes", "phone", "tablet")):
         phones.take([i]).write(folder / f"{name}.parquet")
     (folder / "waiting.toml").write_text(PLAN, encoding="utf-8")
