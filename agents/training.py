@@ -5,11 +5,10 @@ from, as it would be deployed, against the heuristic on the same windows. The be
 the result of the training. A checkpoint is one file that is replaced at once, so a killed training
 resumes from the last one.
 
-One algorithm is here, evolution strategies: the gradient of a fitness, estimated from pairs of
-mirrored random changes. A selection is rewarded at the end of a round, and a policy by whole
-windows, so the fitness is the reward of whole windows, played as the agent is deployed: the best k,
-no sampling. All members of a generation play the same windows, and only the order of their fitness
-counts. The other algorithm is in `fedstale.agents.ppo`.
+The default algorithm is in `fedstale.agents.policy_gradient`. The other one is here, evolution
+strategies: the gradient of a fitness, estimated from pairs of mirrored random changes. The fitness
+is the reward of whole windows, played as the agent is deployed: the best k, no sampling. All
+members of a generation play the same windows, and only the order of their fitness counts.
 
 Reference:
     Salimans, Ho, Chen, Sidor, Sutskever. Evolution Strategies as a Scalable Alternative to
@@ -60,10 +59,10 @@ _BETA1, _BETA2, _EPSILON = 0.9, 0.99, 1e-8
 class Training:
     """How an agent is trained."""
 
-    algorithm: Literal["evolution", "ppo"] = "evolution"
-    """Evolution strategies on whole windows, or MaskablePPO on single picks."""
+    algorithm: Literal["policy-gradient", "evolution"] = "policy-gradient"
+    """Policy gradient on rounds, or evolution strategies on whole windows."""
     updates: int = 80
-    """Generations, or PPO's updates, >= 1."""
+    """Updates of the policy gradient, or generations, >= 1."""
     seed: int = 0
     """Of everything drawn."""
     residual: bool = True
@@ -71,11 +70,11 @@ class Training:
     pairs: int = 24
     """Mirrored pairs of agents in a generation, >= 1."""
     windows: int = 12
-    """Windows that each agent of a generation plays, or that PPO plays at a time, >= 1."""
+    """New windows of each update, >= 1."""
     sigma: float = 0.05
     """Size of evolution's changes, > 0."""
-    rate: float = 0.06
-    """Learning rate at first, > 0; it falls to a tenth."""
+    rate: float = 0.02
+    """Learning rate at first, > 0; it falls to a tenth. Evolution's is three times as high."""
     validate_every: int = 10
     """Updates between validations and checkpoints, >= 1."""
     validation_windows: int = 256
@@ -84,7 +83,7 @@ class Training:
     def __post_init__(self) -> None:
         counts = ("updates", "pairs", "windows", "validate_every")
         good = {
-            "algorithm": self.algorithm in {"evolution", "ppo"},
+            "algorithm": self.algorithm in {"policy-gradient", "evolution"},
             **{name: is_count(getattr(self, name)) for name in counts},
             "validation_windows": is_count(self.validation_windows) and self.validation_windows > 1,
             "seed": self.seed >= 0,
@@ -94,8 +93,8 @@ class Training:
         for name, holds in good.items():
             if not holds:
                 raise ConfigError(
-                    f"training.{name} = {getattr(self, name)!r}: expected 'evolution' or 'ppo', "
-                    "counts >= 1 (2 windows to validate on) and sizes > 0; see Training"
+                    f"training.{name} = {getattr(self, name)!r}: expected 'policy-gradient' or "
+                    "'evolution', counts >= 1 (validation_windows >= 2), sizes > 0; see Training"
                 )
 
     def rate_at(self, update: int) -> float:
@@ -195,7 +194,7 @@ class EvolutionLearner(Evolution, Learner):
         pick = training_picks_of(self._simulator, by_population(members, each))
         played = rollout(self._simulator, repeated, pick, self._reward)
         fitness = played.terms["reward"].reshape(-1, each).mean(axis=1)
-        self.tell(fitness, training.rate_at(self.generation))
+        self.tell(fitness, 3.0 * training.rate_at(self.generation))
         return {
             "reward": float(fitness.mean()),
             "best_member": float(fitness.max()),
@@ -275,11 +274,11 @@ def train(
         raise ConfigError(f"{folder}: holds an agent; expected a new folder, or --resume")
     folder.mkdir(parents=True, exist_ok=True)
     learner: Learner
-    if training.algorithm == "ppo":
+    if training.algorithm == "policy-gradient":
         # Stable-Baselines3 and torch are loaded only where they are used.
-        from fedstale.agents.ppo import PPOLearner  # noqa: PLC0415
+        from fedstale.agents.policy_gradient import PolicyGradient  # noqa: PLC0415
 
-        learner = PPOLearner(scenario, training, reward)
+        learner = PolicyGradient(scenario, training, reward)
     else:
         learner = EvolutionLearner(scenario, training, reward)
     validate = _Validation(validation, training, reward)

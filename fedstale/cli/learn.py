@@ -167,9 +167,10 @@ def train_agent(
     out: _Folder,
     forecaster: _Forecaster = "embedded",
     algorithm: Annotated[
-        Literal["evolution", "ppo"], typer.Option(help="How to learn; see docs/agent.md.")
-    ] = "evolution",
-    updates: Annotated[int, typer.Option(min=1, help="Generations, or updates of PPO.")] = 80,
+        Literal["policy-gradient", "evolution"],
+        typer.Option(help="How to learn; see docs/agent.md."),
+    ] = "policy-gradient",
+    updates: Annotated[int, typer.Option(min=1, help="Updates, or generations.")] = 80,
     seed: _Seed = 0,
     seeds: Annotated[
         int, typer.Option(min=1, help="Trainings; the best in validation is kept as the agent.")

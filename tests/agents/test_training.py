@@ -3,7 +3,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from gymnasium import spaces
 
 from fedstale.agents import AgentSelector
 from fedstale.agents.env.episodes import EpisodeSettings
@@ -12,7 +11,7 @@ from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.evaluation import episode_metrics
 from fedstale.agents.policy import scorer
-from fedstale.agents.policy.scorer import by_agent, by_population, flat, initial, score, unflat
+from fedstale.agents.policy.scorer import by_agent, by_population, flat, initial, unflat
 from fedstale.agents.training import Evolution, Training, ranks, train
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.traces import TraceSet
@@ -130,13 +129,15 @@ def test_a_training_ends_with_an_agent_that_can_be_used(tmp_path):
     )
 
 
+@pytest.mark.parametrize("algorithm", ["policy-gradient", "evolution"])
 @pytest.mark.parametrize("killed_at", [1, 3, 4])
-def test_a_killed_training_goes_on_and_ends_as_if_it_had_not_been(tmp_path, killed_at):
-    train(scenario(), scenario(1), settings(), tmp_path / "whole")
+def test_a_killed_training_goes_on_and_ends_as_if_it_had_not_been(tmp_path, algorithm, killed_at):
+    how = settings(algorithm=algorithm)
+    train(scenario(), scenario(1), how, tmp_path / "whole")
     with pytest.raises(KilledError):
-        train(scenario(), scenario(1), settings(), tmp_path / "cut", watch=kill_at(killed_at))
+        train(scenario(), scenario(1), how, tmp_path / "cut", watch=kill_at(killed_at))
     assert not (tmp_path / "cut" / "agent.toml").exists()
-    train(scenario(), scenario(1), settings(), tmp_path / "cut", resume=True)
+    train(scenario(), scenario(1), how, tmp_path / "cut", resume=True)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
@@ -211,45 +212,3 @@ def test_the_selector_plays_as_the_scores_that_it_was_trained_by(tmp_path):
     by_score = episode_metrics(ground.simulator(8), episodes, by_agent(weights))
     for name in ("sent", "aggregated", "reward", "unique"):
         np.testing.assert_allclose(by_selector[name], by_score[name], atol=1e-6, err_msg=name)
-
-
-def test_ppo_learns_goes_on_after_a_kill_and_writes_an_agent(tmp_path):
-    pytest.importorskip("sb3_contrib")
-    small = settings(algorithm="ppo", updates=2, windows=1, validate_every=1)
-    with pytest.raises(KilledError):
-        train(scenario(), scenario(1), small, tmp_path, watch=kill_at(1))
-    agent = train(scenario(), scenario(1), small, tmp_path, resume=True)
-    begun = small.start_weights()
-    assert (
-        not np.array_equal(agent.weights["last"], begun["last"])
-        or agent.provenance["best_update"] <= 1
-    )
-    rows = (tmp_path / "progress.jsonl").read_text().splitlines()
-    assert [json.loads(row)["update"] for row in rows] == [1, 2]
-
-
-def test_the_policy_draws_by_the_scores_over_its_temperature():
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("sb3_contrib")
-    from fedstale.agents.env.gym_env import observation_space
-    from fedstale.agents.ppo import TEMPERATURE, ScorerNetwork, ScorerPolicy
-
-    space = observation_space(5)
-    weights = random_weights()
-    policy = ScorerPolicy(
-        space,
-        spaces.Discrete(5),
-        lambda _: 1e-3,
-        features_extractor_class=ScorerNetwork,
-        features_extractor_kwargs={"weights": weights},
-    )
-    space.seed(0)
-    seen = {k: v[None] for k, v in space.sample().items()}
-    mask = np.array([[True, True, False, True, False]])
-    seen["mask"] = mask.astype(np.float32)
-    tensors = {k: torch.as_tensor(v) for k, v in seen.items()}
-    probabilities = policy.get_distribution(tensors, mask).distribution.probs.detach().numpy()
-    scores = score(weights, seen["features"], seen["context"], seen["heuristic"], mask)
-    scores = scores / TEMPERATURE
-    expected = np.where(mask, np.exp(scores - scores[mask].max()), 0.0)
-    np.testing.assert_allclose(probabilities, expected / expected.sum(), atol=1e-3)
