@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstale.agents.policy.features import features
+from fedstale.agents.policy.features import Inputs, features
 from fedstale.agents.policy.scorer import Agent, Floats, embedded, load, score
 from fedstale.errors import FedstaleError
 from fedstale.strategies.selection import ExpectedUtility, Selector
@@ -134,17 +134,7 @@ class AgentSelector(Selector):
         """
         if self._agent is None:
             return None
-        at = candidates.situation
-        given = features(
-            candidates,
-            np.ones((1, len(candidates)), dtype=np.bool_),
-            now=now,
-            k=k,
-            n_in_flight=at.n_in_flight,
-            version=at.version,
-            # Training always has a limit.
-            deadline_s=at.deadline_s if isfinite(at.deadline_s) else _patience(candidates),
-        )
+        given = inputs(candidates, k, now)
         scores = score(self._agent.weights, *(values[0] for values in given))
         if np.isfinite(scores).all():
             return scores
@@ -157,6 +147,27 @@ class AgentSelector(Selector):
         if not self._warned:
             logger.warning("the agent is not used, p_finish x utility decides: %s", problem)
         self._warned = True
+
+
+def inputs(candidates: Candidates, k: int, now: float) -> Inputs:
+    """Return the inputs of one choice, as an agent is given them.
+
+    Args:
+        candidates: nodes that may be picked.
+        k: how many are to be picked.
+        now: the instant in s.
+    """
+    at = candidates.situation
+    return features(
+        candidates,
+        np.ones((1, len(candidates)), dtype=np.bool_),
+        now=now,
+        k=k,
+        n_in_flight=at.n_in_flight,
+        version=at.version,
+        # Training always has a limit.
+        deadline_s=at.deadline_s if isfinite(at.deadline_s) else _patience(candidates),
+    )
 
 
 def _patience(candidates: Candidates) -> float:

@@ -85,6 +85,7 @@ def test_two_seeds_are_trained_and_all_contenders_are_compared(tmp_path, small):
     assert len(re.findall(r"seed \d  update \d/2  held out", result.stderr)) == 4
     assert HEURISTIC in result.stdout
     assert "(2 training seeds)" in result.stdout
+    assert scorer.load(out).provenance["training"]["algorithm"] == "policy-gradient"
     best = scorer.load(out).provenance["validation"]
     each = [scorer.load(out / f"seed-{seed}").provenance["validation"] for seed in (0, 1)]
     assert best == max(each)
@@ -97,7 +98,8 @@ def test_two_seeds_are_trained_and_all_contenders_are_compared(tmp_path, small):
     assert found.exit_code == 0, found.output
     rows = json.loads(found.stdout)
     by_name = {row["contender"]: row for row in rows if row["metric"] == "reward"}
-    assert {"agent", HEURISTIC, "random", "FedCS", "REFL IPS", "agent from scratch"} <= set(by_name)
+    names = {"agent", HEURISTIC, "p_finish", "LinUCB", "random", "FedCS", "REFL IPS"}
+    assert names | {"agent from scratch"} <= set(by_name)
     assert by_name["agent"]["difference"] is None
     low, high = by_name["random"]["low"], by_name["random"]["high"]
     assert low <= by_name["random"]["difference"] <= high

@@ -10,6 +10,7 @@ from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.rounds import top
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.evaluation import episode_metrics, gini
+from fedstale.agents.policy.linear_bandit import LinUCB
 from fedstale.agents.policy.scorer import by_heuristic
 from fedstale.strategies.selection import (
     ExpectedUtility,
@@ -54,6 +55,7 @@ SELECTORS = {
     "likely": ExpectedUtility(),
     "refl": LeastAvailable(),
     "oort": Oort(),
+    "bandit": LinUCB(),
 }
 
 
