@@ -33,7 +33,7 @@ from fedstale.agents.env.gym_env import VectorSelectionEnv
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.policy.scorer import Weights
-from fedstale.agents.training import Learner, Training
+from fedstale.agents.training import Training
 from fedstale.strategies.state import State
 from fedstale.traces.arrays import Array, stream
 
@@ -285,15 +285,18 @@ class RoundBuffer(DictRolloutBuffer):
         """
         del batch_size
         seen = self.observations
-        free = np.argwhere(is_free(seen["mask"], seen["slots"]))
+        free, credit = np.argwhere(is_free(seen["mask"], seen["slots"])), self.advantages
+        if not len(free):
+            # PPO needs a minibatch: a choice that is credited with nothing.
+            free, credit = np.zeros((1, 2), dtype=np.int64), np.zeros_like(credit)
         for i in range(min(STEPS, len(free))):
             step, env = free[i::STEPS].T
             # Candidates come first: no place after the last one of any choice is needed.
-            width = int(seen["mask"][step, env].sum(axis=1).max())
+            width = max(int(seen["mask"][step, env].sum(axis=1).max()), 1)
             deepest = int(seen["slots"][step, env].max())
             cut = {"features": width, "heuristic": width, "mask": width}
             actions = self.actions[step, env, :deepest]
-            numbers = (self.values, self.log_probs, self.advantages, self.returns)
+            numbers = (self.values, self.log_probs, credit, self.returns)
             yield DictRolloutBufferSamples(
                 {k: self.to_torch(v[step, env, : cut.get(k)]) for k, v in seen.items()},
                 self.to_torch(actions.astype(np.float32)),
@@ -330,8 +333,8 @@ def against_the_others(returns: Array, n: int) -> Array:
     return ((grouped - mean) * (n / (n - 1))).reshape(returns.shape)
 
 
-class PolicyGradient(Learner):
-    """Stable-Baselines3's PPO on rounds, one update at a time.
+class PolicyGradient:
+    """Stable-Baselines3's PPO on rounds, one update at a time; a checkpoint holds its state.
 
     Args:
         scenario: where the windows are.

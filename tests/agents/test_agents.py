@@ -33,7 +33,7 @@ def test_an_agent_is_trained_and_evaluated_in_a_few_lines(tmp_path):
     scenarios = agents.Scenarios.of(
         TraceSet.synthetic(80, days=1, seed=0), forecasts="oracle", settings=settings
     )
-    training = agents.Training(updates=1, pairs=2, windows=2, validation_windows=2)
+    training = agents.Training(updates=1, windows=1, validation_windows=2)
     agent = agents.train(scenarios.training, scenarios.validation, training, tmp_path)
     playing = agents.contenders(scenarios.testing, [agent])
     found = agents.evaluate({name: playing[name] for name in ("agent", "random")}, windows=10)

@@ -11,60 +11,10 @@ from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.evaluation import episode_metrics
 from fedstale.agents.policy import scorer
-from fedstale.agents.policy.scorer import by_agent, by_population, flat, initial, unflat
-from fedstale.agents.training import Evolution, Training, ranks, train
+from fedstale.agents.policy.scorer import by_agent
+from fedstale.agents.training import Training, train
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.traces import TraceSet
-
-RATE = 0.05
-
-
-def search(seed=0, pairs=16):
-    start = np.zeros(6)
-    return Evolution(start, np.ones(6), Training(pairs=pairs, sigma=0.1, seed=seed))
-
-
-def fitness(members):
-    return -np.square(members - np.arange(6) / 6).sum(axis=1)
-
-
-def test_evolution_finds_the_best_of_a_bowl():
-    evolution = search()
-    for _ in range(150):
-        evolution.tell(fitness(evolution.ask()), RATE)
-    np.testing.assert_allclose(evolution.mean, np.arange(6) / 6, atol=0.1)
-
-
-def test_members_are_mirrored_and_follow_from_the_seed():
-    members = search().ask()
-    np.testing.assert_allclose(members[:16] + members[16:], 0.0)
-    np.testing.assert_array_equal(members, search().ask())
-    assert not np.array_equal(members, search(seed=1).ask())
-
-
-def test_evolution_goes_on_as_if_it_had_not_stopped():
-    whole, first, second = search(), search(), search()
-    for _ in range(3):
-        first.tell(fitness(first.ask()), RATE)
-    second.load_state_dict(first.state_dict())
-    for _ in range(2):
-        second.tell(fitness(second.ask()), RATE)
-    for _ in range(5):
-        whole.tell(fitness(whole.ask()), RATE)
-    np.testing.assert_array_equal(second.mean, whole.mean)
-
-
-def test_only_the_order_of_fitness_counts():
-    one, other = search(), search()
-    values = fitness(one.ask())
-    one.tell(values, RATE)
-    other.tell(np.exp(9 * values), RATE)
-    np.testing.assert_array_equal(one.mean, other.mean)
-
-
-def test_fitness_that_is_no_number_is_the_worst():
-    assert ranks(np.array([1.0, np.nan, 2.0])).tolist() == pytest.approx([0.0, -0.5, 0.5])
-    assert ranks(np.zeros(4)).tolist() == [0.0] * 4
 
 
 def rewards(ground, episodes, score):
@@ -78,8 +28,10 @@ def rng(seed):
 
 
 def random_weights():
-    n = flat(settings().start_weights()).size
-    return unflat(rng(1).normal(size=n) * 0.3)
+    return {
+        name: (0.3 * rng(1).standard_normal(value.shape)).astype("f4")
+        for name, value in settings().start_weights().items()
+    }
 
 
 @cache
@@ -92,7 +44,7 @@ def scenario(seed=0):
 
 
 def settings(**changed):
-    small = {"pairs": 3, "windows": 4, "validate_every": 2, "validation_windows": 6, "updates": 6}
+    small = {"windows": 1, "validate_every": 2, "validation_windows": 6, "updates": 6}
     return Training(**{**small, **changed})
 
 
@@ -129,10 +81,9 @@ def test_a_training_ends_with_an_agent_that_can_be_used(tmp_path):
     )
 
 
-@pytest.mark.parametrize("algorithm", ["policy-gradient", "evolution"])
 @pytest.mark.parametrize("killed_at", [1, 3, 4])
-def test_a_killed_training_goes_on_and_ends_as_if_it_had_not_been(tmp_path, algorithm, killed_at):
-    how = settings(algorithm=algorithm)
+def test_a_killed_training_goes_on_and_ends_as_if_it_had_not_been(tmp_path, killed_at):
+    how = settings()
     train(scenario(), scenario(1), how, tmp_path / "whole")
     with pytest.raises(KilledError):
         train(scenario(), scenario(1), how, tmp_path / "cut", watch=kill_at(killed_at))
@@ -166,7 +117,7 @@ def test_a_folder_with_an_agent_is_not_written_over(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("updates", 0), ("pairs", 1.5), ("sigma", 0.0), ("algorithm", "a2c"), ("rate", np.inf)],
+    [("updates", 0), ("windows", 1.5), ("rate", 0.0), ("rate", np.inf), ("seed", -1)],
 )
 def test_settings_out_of_range_are_rejected(name, value):
     with pytest.raises(ConfigError, match=rf"training\.{name}"):
@@ -176,19 +127,6 @@ def test_settings_out_of_range_are_rejected(name, value):
 def test_an_agent_from_scratch_never_uses_the_heuristics_score(tmp_path):
     agent = train(scenario(), scenario(1), settings(residual=False, updates=2), tmp_path)
     assert agent.weights["beta"][0] == 0.0
-
-
-def test_a_population_plays_as_each_of_its_members_alone():
-    ground = scenario()
-    episodes = ground.draw(3, np.random.default_rng(0))
-    vectors = np.stack([flat(initial(rng(seed))) for seed in range(2)])
-    vectors = vectors + rng(9).normal(size=vectors.shape) * 0.3
-    repeated = episodes.take(np.tile(np.arange(3), 2))
-    together = rewards(ground, repeated, by_population(vectors, 3))["reward"].reshape(2, 3)
-    for member in range(2):
-        weights = unflat(vectors[member])
-        alone = rewards(ground, episodes, by_agent(weights))["reward"]
-        np.testing.assert_allclose(together[member], alone, atol=1e-9)
 
 
 def test_training_picks_earn_what_evaluation_measures():

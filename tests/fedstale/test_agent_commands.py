@@ -69,7 +69,7 @@ def small(monkeypatch):
     train_all = agent_commands.train_all
 
     def shortly(trainings, *args, **options):
-        less = {"pairs": 2, "windows": 2, "validate_every": 1, "validation_windows": 4}
+        less = {"windows": 1, "validate_every": 1, "validation_windows": 4}
         short = {folder: replace(training, **less) for folder, training in trainings.items()}
         return train_all(short, *args, **options)
 
@@ -85,7 +85,6 @@ def test_two_seeds_are_trained_and_all_contenders_are_compared(tmp_path, small):
     assert len(re.findall(r"seed \d  update \d/2  held out", result.stderr)) == 4
     assert HEURISTIC in result.stdout
     assert "(2 training seeds)" in result.stdout
-    assert scorer.load(out).provenance["training"]["algorithm"] == "policy-gradient"
     best = scorer.load(out).provenance["validation"]
     each = [scorer.load(out / f"seed-{seed}").provenance["validation"] for seed in (0, 1)]
     assert best == max(each)

@@ -21,8 +21,10 @@ def drawn(seed=0, n=7, batch=()):
 
 def trained(seed=0):
     rng = np.random.default_rng(seed)
-    n = scorer.flat(scorer.initial(rng)).size
-    return scorer.unflat(rng.normal(size=n) * 0.3)
+    return {
+        name: (0.3 * rng.standard_normal(value.shape)).astype(np.float32)
+        for name, value in scorer.initial(rng).items()
+    }
 
 
 def test_an_untrained_scorer_gives_exactly_the_heuristics_score():
@@ -76,23 +78,13 @@ def test_many_candidates_score_as_they_would_in_one_piece(monkeypatch):
     )
 
 
-def test_a_population_of_scorers_scores_as_each_alone():
-    vectors = np.stack([scorer.flat(trained(seed)) for seed in range(3)])
+def test_choices_that_are_scored_together_score_as_each_alone():
     features, context, heuristic = drawn(batch=(3, 4))
-    spread = scorer.unflat(vectors[:, None])
-    together = scorer.score(spread, features, context, heuristic)
+    together = scorer.score(trained(), features, context, heuristic)
     for p in range(3):
         for e in range(4):
-            alone = scorer.score(trained(p), features[p, e], context[p, e], heuristic[p, e])
+            alone = scorer.score(trained(), features[p, e], context[p, e], heuristic[p, e])
             np.testing.assert_allclose(together[p, e], alone, atol=1e-5)
-
-
-def test_weights_survive_being_flattened():
-    weights = trained()
-    again = scorer.unflat(scorer.flat(weights))
-    assert weights.keys() == again.keys()
-    for name, value in weights.items():
-        np.testing.assert_array_equal(again[name], value)
 
 
 def test_the_network_in_torch_gives_the_same_scores_and_exports_its_weights():
