@@ -4,9 +4,9 @@ An action is the ordered set of the k candidates that a round picks, drawn witho
 the scores over a temperature (Plackett-Luce), and its reward is what the window earns from that
 round on. Eight rollouts play each window, and the baseline of one is the mean of the other seven,
 which know the window, so that no critic has to learn how windows differ. The deployed agent takes
-the k best, so sampling must not stray far from them: the temperature is steered so that a quarter
-of the picks is off the best k. With one epoch and a wide clip PPO's loss is the policy gradient.
-Checkpoints hold nothing but arrays.
+the k best, so sampling must not stray far from them: after each update all scores are scaled so
+that a quarter of the picks is off the best k, which changes no ranking. With one epoch and a wide
+clip PPO's loss is the policy gradient. Checkpoints hold nothing but arrays.
 
 Reference:
     Plackett. The Analysis of Permutations. Applied Statistics, 1975.
@@ -44,7 +44,10 @@ OFF_BEST = 0.25
 STEPS = 4
 """Steps of the optimizer in an update, one for each minibatch."""
 
-_FIRST_TEMPERATURE, _STEERING = 0.25, 2.0
+TEMPERATURE = 0.25
+"""Divisor of the scores while rounds are drawn."""
+
+_STEERING = 2.0
 # Stands for the logarithm of 0: a difference of infinities has no gradient.
 _NONE = -1e9
 
@@ -180,6 +183,12 @@ class ScorerNetwork(BaseFeaturesExtractor):
         found = w["beta"] * obs["heuristic"][here] + (hidden @ w["last"]).squeeze(-1)
         return torch.zeros(here.shape).masked_scatter(here, found)
 
+    def scale(self, factor: float) -> None:
+        """Multiply all scores by a factor."""
+        with torch.no_grad():
+            self.weights["beta"] *= factor
+            self.weights["last"] *= factor
+
     def exported(self) -> Weights:
         """Return the weights for `fedstale.agents.policy.scorer`."""
         return {name: value.detach().numpy().copy() for name, value in self.weights.items()}
@@ -192,7 +201,6 @@ class RoundPolicy(ActorCriticPolicy):
     action_dist: PlackettLuce
 
     def _build(self, lr_schedule: Schedule) -> None:
-        self.temperature = _FIRST_TEMPERATURE
         self.generator = torch.Generator()
         self.action_dist = PlackettLuce(self.generator)
         # Of the free choices since the last steering: shares off the best k, and their number.
@@ -223,7 +231,7 @@ class RoundPolicy(ActorCriticPolicy):
 
     def get_distribution(self, obs: Any) -> PlackettLuce:  # noqa: ANN401
         """Return the distribution over rounds."""
-        scores = cast("Tensor", self.extract_features(obs)) / self.temperature
+        scores = cast("Tensor", self.extract_features(obs)) / TEMPERATURE
         k = obs["slots"][:, 0].long()
         return self.action_dist.proba_distribution(scores, obs["mask"] > 0, k)
 
@@ -232,10 +240,14 @@ class RoundPolicy(ActorCriticPolicy):
         return torch.zeros(len(obs["slots"]), 1)
 
     def steer(self) -> float:
-        """Move the temperature towards `OFF_BEST`, and return the share that was off the best."""
+        """Scale all scores towards `OFF_BEST`, and return the share that was off the best.
+
+        Were the divisor steered instead, scores would grow until the optimizer's steps, which do
+        not grow, changed nothing any more.
+        """
         share = self._off / max(self._free, 1)
         if self._free:
-            self.temperature *= float(np.exp(_STEERING * (OFF_BEST - share)))
+            self.features_extractor.scale(float(np.exp(_STEERING * (share - OFF_BEST))))
         self._off, self._free = 0.0, 0
         return share
 
@@ -393,7 +405,6 @@ class PolicyGradient:
             "reward": float(model.rollout_buffer.rewards.sum(axis=0).mean()),
             "beta": float(self.weights()["beta"][0]),
             "off_best": off_best,
-            "temperature": policy.temperature,
             "approx_kl": float(model.logger.name_to_value["train/approx_kl"]),
         }
 
@@ -402,13 +413,12 @@ class PolicyGradient:
         return self._policy.features_extractor.exported()
 
     def state_dict(self) -> State:
-        """Return weights, the optimizer's moments and the temperature."""
+        """Return weights and the optimizer's moments, all that later updates depend on."""
         policy = self._policy
         moments = policy.optimizer.state_dict()["state"]
         return {
             "policy": {k: v.numpy() for k, v in policy.state_dict().items()},
             "moments": {i: {k: v.numpy() for k, v in of.items()} for i, of in moments.items()},
-            "temperature": policy.temperature,
             "updates": self._updates,
         }
 
@@ -418,6 +428,6 @@ class PolicyGradient:
         policy.load_state_dict({k: tensor(v) for k, v in state["policy"].items()})
         moments = {i: {k: tensor(v) for k, v in of.items()} for i, of in state["moments"].items()}
         policy.optimizer.load_state_dict({**policy.optimizer.state_dict(), "state": moments})
-        policy.temperature, self._updates = state["temperature"], state["updates"]
+        self._updates = state["updates"]
         # The next update begins windows of its own.
         self._env.next_windows, self._model._last_obs = self._updates, None

@@ -16,6 +16,7 @@ from fedstale.agents.policy.scorer import initial, score
 from fedstale.agents.policy_gradient import (
     OFF_BEST,
     ROLLOUTS,
+    TEMPERATURE,
     PlackettLuce,
     PolicyGradient,
     RoundBuffer,
@@ -201,7 +202,7 @@ def test_the_policy_draws_by_the_scores_of_the_deployed_network_over_its_tempera
     for row, (count, k) in enumerate(((9, 2), (6, 6), (4, 0))):
         ordered = actions[row, :k].tolist()
         assert len(set(ordered)) == k
-        chance = naive_probability(scores[row, :count] / policy.temperature, ordered)
+        chance = naive_probability(scores[row, :count] / TEMPERATURE, ordered)
         assert float(found[row].exp()) == pytest.approx(chance, rel=1e-3)
     best, _ = policy.predict({k: v[0] for k, v in seen.items()}, deterministic=True)
     np.testing.assert_array_equal(best[:2], np.argsort(-scores[0], kind="stable")[:2])
@@ -374,18 +375,25 @@ def test_one_step_follows_the_gradient_of_the_expected_reward():
     assert float(sampled.norm() / exact.norm()) == pytest.approx(1.0, abs=0.2)
 
 
-def test_the_temperature_is_steered_to_the_share_off_the_best():
+@pytest.mark.parametrize("times", [0.05, 20.0])
+def test_scores_are_scaled_until_a_quarter_of_the_picks_is_off_the_best(times):
     rng = np.random.default_rng(0)
     policy = policy_of(20, random_weights(5))
-    shares = []
-    for _ in range(60):
-        policy(tensors(observations(rng, 64, 20, [20] * 64, [5] * 64)))
-        shares.append(policy.steer())
-    assert np.mean(shares[-20:]) == pytest.approx(OFF_BEST, abs=0.03)
-    before = policy.temperature
-    policy(tensors(observations(rng, 8, 20, [5] * 8, [5] * 8)))
-    policy.steer()
-    assert policy.temperature == before
+    policy.features_extractor.scale(times)
+    seen = tensors(observations(rng, 8, 20, [20] * 8, [5] * 8))
+    with torch.no_grad():
+        ranked = policy.features_extractor(seen).argsort(dim=1)
+        shares = []
+        for _ in range(60):
+            policy(tensors(observations(rng, 64, 20, [20] * 64, [5] * 64)))
+            shares.append(policy.steer())
+        assert np.mean(shares[-20:]) == pytest.approx(OFF_BEST, abs=0.03)
+        # No ranking has changed, and rounds without an alternative steer nothing.
+        scores = policy.features_extractor(seen)
+        assert torch.equal(scores.argsort(dim=1), ranked)
+        policy(tensors(observations(rng, 8, 20, [5] * 8, [5] * 8)))
+        policy.steer()
+        assert torch.equal(policy.features_extractor(seen), scores)
 
 
 def small(**changed):
