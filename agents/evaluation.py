@@ -27,8 +27,8 @@ from fedstale.agents.env.episodes import Episodes
 from fedstale.agents.env.rounds import TERMS, Policy, Rollout, picks_of, rollout
 from fedstale.agents.env.scenario import Scenario, online_share
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
-from fedstale.agents.policy.linear_bandit import LinUCB
 from fedstale.agents.policy.scorer import Agent, by_agent, by_heuristic
+from fedstale.agents.policy.selector import LinUCB
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
     PAPER,

@@ -252,10 +252,10 @@ class RoundPolicy(ActorCriticPolicy):
         return share
 
 
-_Any = TypeVar("_Any", Tensor, Array)
+_T = TypeVar("_T", Tensor, Array)
 
 
-def is_free(mask: _Any, slots: _Any) -> _Any:
+def is_free(mask: _T, slots: _T) -> _T:
     """Return which choices pick some candidates and leave others out; shape (...,).
 
     Args:

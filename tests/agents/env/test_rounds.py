@@ -10,8 +10,8 @@ from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.rounds import top
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.evaluation import episode_metrics, gini
-from fedstale.agents.policy.linear_bandit import LinUCB
 from fedstale.agents.policy.scorer import by_heuristic
+from fedstale.agents.policy.selector import LinUCB
 from fedstale.strategies.selection import (
     ExpectedUtility,
     Fastest,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedstale.agents import LinUCB
-from fedstale.agents.policy.selector import inputs
+from fedstale.agents.policy.selector import _inputs as inputs
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import Candidates
 
