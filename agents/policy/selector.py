@@ -217,7 +217,8 @@ class LinUCB(Selector):
         Recommendation. WWW 2010 (algorithm 1).
 
     Args:
-        alpha: weight of the uncertainty, >= 0.
+        alpha: weight of the uncertainty, >= 0; the default is the best of 0, 0.05, 0.1, 0.2 and 0.5
+            on 150 validation windows of recorded phones.
         ridge: how strongly theta is held at 0, > 0.
 
     Example:
@@ -228,7 +229,7 @@ class LinUCB(Selector):
 
     saved = ("covariance", "response", "_in_flight")
 
-    def __init__(self, alpha: float = 0.5, *, ridge: float = 1.0) -> None:
+    def __init__(self, alpha: float = 0.1, *, ridge: float = 1.0) -> None:
         """Start without any job."""
         require(alpha >= 0, "selector.alpha", alpha, "a number >= 0")
         require(ridge > 0, "selector.ridge", ridge, "a number > 0")
