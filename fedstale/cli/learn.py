@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -162,10 +162,7 @@ def train_agent(
     traces: _Traces,
     out: _Folder,
     forecaster: _Forecaster = "embedded",
-    algorithm: Annotated[
-        Literal["evolution", "ppo"], typer.Option(help="How to learn; see docs/agent.md.")
-    ] = "evolution",
-    updates: Annotated[int, typer.Option(min=1, help="Generations, or updates of PPO.")] = 80,
+    updates: Annotated[int, typer.Option(min=1, help="Updates of the weights.")] = 80,
     seed: _Seed = 0,
     seeds: Annotated[
         int, typer.Option(min=1, help="Trainings; the best in validation is kept as the agent.")
@@ -197,7 +194,7 @@ def train_agent(
     scenarios = _scenarios(traces, forecaster, seed, no_forecasts=no_forecasts, cache=out / "cache")
     trainings = {
         out / f"seed-{n}" if seeds > 1 else out: Training(
-            algorithm=algorithm, updates=updates, seed=n, residual=not from_scratch
+            updates=updates, seed=n, residual=not from_scratch
         )
         for n in range(seed, seed + seeds)
     }
