@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := fedstale traces strategies agents tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture profile
+.PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture profile table-forecasts
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -65,6 +65,13 @@ profile: setup ## show where a simulation spends its time
 
 compare: setup ## run the plans of benchmarks/compare and rewrite their tables
 	$(BIN)/python benchmarks/comparisons.py
+
+RECORDINGS := ../shared/traces
+
+table-forecasts: setup ## measure forecasts on the records in RECORDINGS and rewrite their page; takes hours
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasting.py $(RECORDINGS)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasting.py $(RECORDINGS) --speed
+	$(BIN)/python benchmarks/forecasting_page.py
 
 picture: setup ## draw the picture of the README from three runs
 	$(BIN)/python benchmarks/picture.py

@@ -13,7 +13,7 @@ from fedstale.agents.env.scenario import Scenario, Scenarios, cross_fitted
 from fedstale.agents.env.simulator import Reward, Simulator
 from fedstale.agents.evaluation import Contender, Evaluation, contenders, evaluate, faults
 from fedstale.agents.policy.scorer import Agent, load, save
-from fedstale.agents.policy.selector import AgentSelector, Choice, Shadow
+from fedstale.agents.policy.selector import AgentSelector, Choice, LinUCB, Shadow
 from fedstale.agents.training import Training, TrainingProgress, train
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = [
     "Evaluation",
     "JobKinds",
     "LearningProxy",
+    "LinUCB",
     "Reward",
     "Scenario",
     "Scenarios",

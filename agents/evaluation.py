@@ -28,12 +28,14 @@ from fedstale.agents.env.rounds import TERMS, Policy, Rollout, picks_of, rollout
 from fedstale.agents.env.scenario import Scenario, online_share
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
 from fedstale.agents.policy.scorer import Agent, by_agent, by_heuristic
+from fedstale.agents.policy.selector import LinUCB
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import (
     PAPER,
     RELEASED,
     Fastest,
     LeastAvailable,
+    MostReliable,
     Oort,
     PowerOfChoice,
     Random,
@@ -107,6 +109,8 @@ def contenders(
     played: list[tuple[str, Sequence[Policy], Scenario]] = [
         (AGENT, trained, scenario),
         (HEURISTIC, [by_heuristic], scenario),
+        ("p_finish", [MostReliable()], scenario),
+        ("LinUCB", [LinUCB()], scenario),
         ("random", [Random()], scenario),
         ("FedCS", [Fastest()], scenario),
         ("Oort, paper's constants", [Oort(PAPER)], scenario),

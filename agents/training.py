@@ -5,26 +5,16 @@ from, as it would be deployed, against the heuristic on the same windows. The be
 the result of the training. A checkpoint is one file that is replaced at once, so a killed training
 resumes from the last one.
 
-One algorithm is here, evolution strategies: the gradient of a fitness, estimated from pairs of
-mirrored random changes. A selection is rewarded at the end of a round, and a policy by whole
-windows, so the fitness is the reward of whole windows, played as the agent is deployed: the best k,
-no sampling. All members of a generation play the same windows, and only the order of their fitness
-counts. The other algorithm is in `fedstale.agents.ppo`.
-
-Reference:
-    Salimans, Ho, Chen, Sidor, Sutskever. Evolution Strategies as a Scalable Alternative to
-    Reinforcement Learning. 2017.
-    Kingma, Ba. Adam: A Method for Stochastic Optimization. ICLR 2015.
+How an agent changes its weights is in `fedstale.agents.policy_gradient`.
 """
 
 import hashlib
 import json
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,47 +24,38 @@ from fedstale.agents.env.simulator import Reward
 from fedstale.agents.policy.features import SCHEMA
 from fedstale.agents.policy.scorer import (
     Agent,
-    Floats,
     Score,
     Weights,
     by_agent,
     by_heuristic,
-    by_population,
-    flat,
     initial,
     save,
-    unflat,
 )
 from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies.server.checkpoint import read_checkpoint, write_checkpoint
 from fedstale.strategies.settings import is_count
-from fedstale.strategies.state import Stateful
 from fedstale.traces.arrays import Array, stream
+
+if TYPE_CHECKING:
+    from fedstale.agents.policy_gradient import PolicyGradient
 
 CHECKPOINT, PROGRESS = "training.safetensors", "progress.jsonl"
 _AT_A_TIME = 256
-_BETA1, _BETA2, _EPSILON = 0.9, 0.99, 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """How an agent is trained."""
 
-    algorithm: Literal["evolution", "ppo"] = "evolution"
-    """Evolution strategies on whole windows, or MaskablePPO on single picks."""
     updates: int = 80
-    """Generations, or PPO's updates, >= 1."""
+    """Updates of the policy gradient, >= 1."""
     seed: int = 0
     """Of everything drawn."""
     residual: bool = True
     """Whether the heuristic's score is part of the agent's; False learns from scratch."""
-    pairs: int = 24
-    """Mirrored pairs of agents in a generation, >= 1."""
     windows: int = 12
-    """Windows that each agent of a generation plays, or that PPO plays at a time, >= 1."""
-    sigma: float = 0.05
-    """Size of evolution's changes, > 0."""
-    rate: float = 0.06
+    """New windows of each update, >= 1."""
+    rate: float = 0.02
     """Learning rate at first, > 0; it falls to a tenth."""
     validate_every: int = 10
     """Updates between validations and checkpoints, >= 1."""
@@ -82,20 +63,18 @@ class Training:
     """Windows of a validation, >= 2."""
 
     def __post_init__(self) -> None:
-        counts = ("updates", "pairs", "windows", "validate_every")
+        counts = ("updates", "windows", "validate_every")
         good = {
-            "algorithm": self.algorithm in {"evolution", "ppo"},
             **{name: is_count(getattr(self, name)) for name in counts},
             "validation_windows": is_count(self.validation_windows) and self.validation_windows > 1,
             "seed": self.seed >= 0,
-            "sigma": 0 < self.sigma < np.inf,
             "rate": 0 < self.rate < np.inf,
         }
         for name, holds in good.items():
             if not holds:
                 raise ConfigError(
-                    f"training.{name} = {getattr(self, name)!r}: expected 'evolution' or 'ppo', "
-                    "counts >= 1 (2 windows to validate on) and sizes > 0; see Training"
+                    f"training.{name} = {getattr(self, name)!r}: expected counts >= 1 (2 "
+                    "windows to validate on), a seed >= 0 and a rate > 0; see Training"
                 )
 
     def rate_at(self, update: int) -> float:
@@ -108,116 +87,6 @@ class Training:
         weights = initial(stream(self.seed, 6))
         weights["beta"][:] = float(self.residual)
         return weights
-
-
-class Learner(Stateful, ABC):
-    """Changes an agent's weights; its state is all that later updates depend on."""
-
-    @abstractmethod
-    def update(self) -> dict[str, float]:
-        """Learn once, and return metrics of the update."""
-
-    @abstractmethod
-    def weights(self) -> Weights:
-        """Return the agent as it is now."""
-
-
-class Evolution(Stateful):
-    """Adam on the estimated gradient.
-
-    Args:
-        start: vector to begin with; shape (d,).
-        scale: of each weight's changes and steps; 0 keeps the weight constant; shape (d,).
-        training: how.
-    """
-
-    # The changes of a generation and its windows follow from its number.
-    saved = ("mean", "first", "second", "generation")
-
-    def __init__(self, start: Floats, scale: Floats, training: Training) -> None:
-        self.mean, self.scale = start.astype(np.float64), scale.astype(np.float64)
-        self.training = training
-        self.generation = 0
-        self.first, self.second = np.zeros_like(self.mean), np.zeros_like(self.mean)
-
-    def ask(self) -> Array:
-        """Return the members of this generation; shape (2 pairs, d), mirrored ones apart."""
-        change = self._changes() * self.training.sigma * self.scale
-        return np.concatenate([self.mean + change, self.mean - change])
-
-    def tell(self, fitness: Array, rate: float) -> None:
-        """Move towards the members that did better.
-
-        Args:
-            fitness: of the members that `ask` returned, more is better; shape (2 pairs,).
-            rate: size of the step.
-        """
-        shaped = ranks(fitness)
-        pairs = self.training.pairs
-        gradient = (shaped[:pairs] - shaped[pairs:]) @ self._changes() / pairs
-        self.generation += 1
-        self.first = _BETA1 * self.first + (1 - _BETA1) * gradient
-        self.second = _BETA2 * self.second + (1 - _BETA2) * np.square(gradient)
-        first = self.first / (1 - _BETA1**self.generation)
-        second = self.second / (1 - _BETA2**self.generation)
-        self.mean = self.mean + rate * self.scale * first / (np.sqrt(second) + _EPSILON)
-
-    def _changes(self) -> Array:
-        """Return the changes of this generation, which follow from its number."""
-        rng = stream(self.training.seed, 2, self.generation)
-        return rng.standard_normal((self.training.pairs, self.mean.size))
-
-
-class EvolutionLearner(Evolution, Learner):
-    """Changes agents at random, lets all play the same new windows, and follows the better ones.
-
-    Args:
-        scenario: where the windows are.
-        training: how.
-        reward: prices.
-    """
-
-    def __init__(self, scenario: Scenario, training: Training, reward: Reward) -> None:
-        start = training.start_weights()
-        scale = {name: np.ones_like(value) for name, value in start.items()}
-        scale["beta"][:] = float(training.residual)
-        super().__init__(flat(start), flat(scale), training)
-        self._scenario, self._reward = scenario, reward
-        self._simulator = scenario.simulator(2 * training.pairs * training.windows)
-
-    def update(self) -> dict[str, float]:
-        """Play one generation."""
-        training = self.training
-        each = training.windows
-        episodes = self._scenario.draw(each, stream(training.seed, 8, self.generation))
-        members = self.ask()
-        repeated = episodes.take(np.tile(np.arange(each), len(members)))
-        pick = training_picks_of(self._simulator, by_population(members, each))
-        played = rollout(self._simulator, repeated, pick, self._reward)
-        fitness = played.terms["reward"].reshape(-1, each).mean(axis=1)
-        self.tell(fitness, training.rate_at(self.generation))
-        return {
-            "reward": float(fitness.mean()),
-            "best_member": float(fitness.max()),
-            "beta": float(self.weights()["beta"][0]),
-        }
-
-    def weights(self) -> Weights:
-        """Return the mean of the population."""
-        return unflat(self.mean)
-
-
-def ranks(fitness: Array) -> Array:
-    """Return ranks scaled to [-1/2, 1/2]; equal ones share their mean rank, NaN is the worst.
-
-    Example:
-        >>> ranks(np.array([3.0, 9.0, 3.0]))
-        array([-0.25,  0.5 , -0.25])
-    """
-    values = np.nan_to_num(fitness, nan=-np.inf, neginf=-np.inf)
-    ordered = np.sort(values)
-    low, high = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
-    return (low + high - 1) / 2 / max(fitness.size - 1, 1) - 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,14 +143,10 @@ def train(
     if not resume and (folder / "agent.toml").exists():
         raise ConfigError(f"{folder}: holds an agent; expected a new folder, or --resume")
     folder.mkdir(parents=True, exist_ok=True)
-    learner: Learner
-    if training.algorithm == "ppo":
-        # Stable-Baselines3 and torch are loaded only where they are used.
-        from fedstale.agents.ppo import PPOLearner  # noqa: PLC0415
+    # Stable-Baselines3 and torch are loaded only where they are used.
+    from fedstale.agents.policy_gradient import PolicyGradient  # noqa: PLC0415
 
-        learner = PPOLearner(scenario, training, reward)
-    else:
-        learner = EvolutionLearner(scenario, training, reward)
+    learner = PolicyGradient(scenario, training, reward)
     validate = _Validation(validation, training, reward)
     done, best = 0, _Best(value=-np.inf, weights=learner.weights(), update=0)
     belongs = {**asdict(training), "schema": SCHEMA["version"], "scenario": _fingerprint(scenario)}
@@ -385,7 +250,7 @@ def _fingerprint(scenario: Scenario) -> str:
     return digest.hexdigest()[:16]
 
 
-def _resumed(path: Path, belongs: dict[str, Any], learner: Learner) -> tuple[int, _Best]:
+def _resumed(path: Path, belongs: dict[str, Any], learner: "PolicyGradient") -> tuple[int, _Best]:
     """Let a learner continue from a checkpoint; return the updates made and the best agent."""
     state = read_checkpoint(path)
     for name, value in belongs.items():

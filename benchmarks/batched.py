@@ -28,6 +28,7 @@ from results_file import spread, write_result
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
+from fedstale.apps import classification
 from fedstale.simulation import InlineExecutor
 from fedstale.simulation.compat import identity, own_copy
 from fedstale.simulation.executors import ClientCall
@@ -90,7 +91,7 @@ def workloads() -> list[Workload]:
         name="64-32-10",
         network=digits.Network,
         stackable=digits.Network,
-        losses=digits.losses,
+        losses=classification.losses,
         data=digits.load_data(1)[0],
         examples=20,
         epochs=2,

@@ -24,7 +24,7 @@ import pandas as pd
 from recorded_fleets import ASSUMED, fleets, span
 from results_file import write_result
 
-from fedstale.traces import Job, Series, TraceSet
+from fedstale.traces import Job, TraceSet
 from fedstale.traces.arrays import Array
 from fedstale.traces.forecast import (
     KINDS,
@@ -32,6 +32,7 @@ from fedstale.traces.forecast import (
     Examples,
     Forecaster,
     Oracle,
+    Perceptron,
     TraceObserver,
     draw,
     embedded,
@@ -44,6 +45,7 @@ from fedstale.traces.forecast.evaluation import (
     mean_with_interval,
     rolling,
 )
+from fedstale.traces.forecast.observation import RATES
 from fedstale.traces.forecast.sessions import HORIZONS_S
 
 FLEETS_TESTED = ("phones", "desktops", "cars")
@@ -54,7 +56,11 @@ JOBS = {
 SHIPPED = Path(__file__).parent.parent / "traces" / "forecast" / "embedded"
 BASELINES = ("persistence", "last-value", "hour", "hour-of-week", "hourly-markov", "ewma")
 LEARNT = ("linear", "perceptron", "lstm")
+BOOSTED = (0, 1)
+"""Seeds with which trees are grown, which take five times as long as all else."""
 SHORT_HISTORY = 0.2
+ORIGINS = 40
+"""Instants at which jobs are sent."""
 
 
 def examples(
@@ -80,12 +86,29 @@ def examples(
     return made[0], made[1], made[2]
 
 
-def fitted(learn: Examples, stop: Examples, kinds: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """Return forecasters by kind."""
+def fitted(
+    learn: Examples,
+    stop: Examples,
+    kinds: tuple[str, ...],
+    seed: int,
+    channels: Mapping[str, Forecaster],
+) -> dict[str, Forecaster]:
+    """Return forecasters by kind.
+
+    Processors and links were recorded once: the networks of channels are learnt with the phones.
+    """
     made: dict[str, Forecaster] = {}
     for kind in kinds:
         started = time.process_time()
-        made[kind] = KINDS[kind]().fit(learn, stop, seed=seed)
+        new = KINDS[kind]()
+        if isinstance(new, Perceptron):
+            known = channels.get(kind)
+            assert known is None or isinstance(known, Perceptron)
+            made[kind] = new.fit(learn, stop, seed=seed, channels=known)
+        else:
+            # Trees are compared on chances alone.
+            unknown = replace(learn, rates=np.full_like(learn.rates, np.nan))
+            made[kind] = new.fit(unknown if kind == "boosting" else learn, stop, seed=seed)
         print(f"{kind}: fitted in {time.process_time() - started:.0f} s", flush=True)
     return made
 
@@ -96,6 +119,8 @@ def chances(
     """Return the skill and the calibration of chances, and the scores of rates."""
     table = by_horizon(forecasters, tested, learn)
     shown = table["metric"].isin(["skill", "ece", "brier", "pinball", "coverage", "mase"])
+    # Trees were grown for chances alone.
+    shown &= ~(table["forecaster"].eq("boosting") & table["quantity"].isin(RATES))
     return table[shown].to_dict("records")
 
 
@@ -131,12 +156,9 @@ def differences(
 
 
 def on_other_links(traces: TraceSet, links: TraceSet, seed: int) -> TraceSet:
-    """Return devices whose links are of another study."""
+    """Return devices whose links are of another study, minutes long and repeated."""
     which = np.random.default_rng(seed).integers(links.n_devices, size=traces.n_devices)
-    downlink, uplink = (
-        getattr(links, name).take(which).shifted(0.0) for name in ("downlink", "uplink")
-    )
-    assert isinstance(downlink, Series)
+    downlink, uplink = (links.channel(name).take(which) for name in ("downlink", "uplink"))
     return replace(traces, downlink=downlink, uplink=uplink)
 
 
@@ -145,7 +167,6 @@ def job_rows(
     parts: Mapping[str, TraceSet],
     stop: Examples,
     *,
-    origins: int,
     seed: int,
 ) -> list[dict[str, Any]]:
     """Return the tables of both jobs on the test part."""
@@ -153,7 +174,7 @@ def job_rows(
     everyone, observer = np.arange(test.n_devices), TraceObserver(test)
     begin, end = 0.25 * span(test), span(test)
     tested = rolling(
-        observer, everyone, start=begin, until=end, step_s=(end - begin) / origins, seed=seed
+        observer, everyone, start=begin, until=end, step_s=(end - begin) / ORIGINS, seed=seed
     )
     held_out = parts["stop"], stop.observed, float(stop.observed.now.max()) + 86_400.0
     rows = []
@@ -216,15 +237,16 @@ def _seconds(times: int, call: Callable[[], object]) -> list[float]:
 
 def ship(recordings: Path, n: int, command: str) -> None:
     """Train the embedded forecasters, and write them to their places."""
-    for fleet in FLEETS:
+    phones: LSTM | None = None
+    for fleet in ("phones", "desktops", "cars", "any"):
         kind = "mixed" if fleet == "any" else fleet
         learn, stop, _ = examples(fleets(recordings, 0, kind, assumed=ASSUMED), n, 0)
-        made = LSTM().fit(learn, stop, seed=0, progress=_say)
+        made = LSTM().fit(learn, stop, seed=0, progress=_say, channels=phones)
+        phones = phones or made
         about = {
             "fleet": kind,
-            "recordings": "FLASH (705 phones over days), library desktops of the University "
-            "of North Carolina at Greensboro, Norwegian home-charged cars, AI Benchmark, PlanetLab, 5G production dataset "
-            "(Download); the parts of the fleet",
+            "recordings": "FLASH (705 phones over days), library desktops (UNC Greensboro), "
+            "home-charged cars (Norway), AI Benchmark, PlanetLab, 5G production dataset (Download)",
             "command": command,
             "examples": len(learn),
             "seed": 0,
@@ -234,6 +256,43 @@ def ship(recordings: Path, n: int, command: str) -> None:
 
 def _say(network: str, epoch: int, loss: float, tested: float) -> None:
     print(f"{network}, epoch {epoch}: {loss:.4f}, held out {tested:.4f}", flush=True)
+
+
+def fleet_rows(
+    recordings: Path,
+    fleet: str,
+    *,
+    n: int,
+    seed: int,
+    boosted: tuple[str, ...],
+    channels: dict[str, Forecaster],
+) -> list[dict[str, Any]]:
+    """Return all scores of one fleet, divided by one seed; jobs for the first seed alone.
+
+    Args:
+        recordings: folder of the published files.
+        fleet: one of `FLEETS_TESTED`.
+        n: examples to learn from.
+        seed: of the division and of all that is drawn.
+        boosted: "boosting", or nothing.
+        channels: forecasters whose networks of channels are taken; filled by the first fleet.
+    """
+    parts = fleets(recordings, seed, fleet, assumed=ASSUMED)
+    learn, stop, test = examples(parts, n, seed)
+    about = {"fleet": fleet, "seed": seed, "devices": parts["test"].n_devices}
+    print(about, flush=True)
+    made = fitted(learn, stop, (*BASELINES, *LEARNT, *boosted), seed, channels)
+    if not channels:
+        channels |= made
+    found = chances(made, test, learn) + differences(made, test, ("perceptron", *boosted))
+    if seed == 0:
+        compared = {kind: made[kind] for kind in ("last-value", "ewma", "lstm")}
+        links = TraceSet.read(recordings / "mahimahi")
+        other = {**parts, "test": on_other_links(parts["test"], links, seed)}
+        found += job_rows(compared, parts, stop, seed=seed)
+        for row in job_rows({"lstm": made["lstm"]}, other, stop, seed=seed):
+            found.append({**row, "links": "another study"})
+    return [{**about, **row} for row in found]
 
 
 def rounded(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,46 +325,23 @@ def main() -> None:
             write_result("forecasting_speed", [*map(rounded, rows)], command=command + " --speed")
         )
         return
-    rows = []
-    boosted = () if options.quick else ("boosting",)
-    links = TraceSet.read(options.recordings / "mahimahi")
-    for fleet in FLEETS_TESTED:
-        for seed in seeds:
-            parts = fleets(options.recordings, seed, fleet, assumed=ASSUMED)
-            learn, stop, test = examples(parts, n, seed)
-            about = {"fleet": fleet, "seed": seed, "devices": parts["test"].n_devices}
-            print(about, flush=True)
-            made = fitted(learn, stop, (*BASELINES, *LEARNT, *boosted), seed)
-            found = chances(made, test, learn)
-            found += differences(made, test, ("perceptron", *boosted))
-            if seed == 0:
-                origins = 8 if options.quick else 48
-                compared = {k: made[k] for k in ("last-value", "ewma", "lstm", *boosted)}
-                found += job_rows(compared, parts, stop, origins=origins, seed=seed)
-                other = {name: on_other_links(part, links, seed) for name, part in parts.items()}
-                found += [
-                    {**row, "links": "another study"}
-                    for row in job_rows(
-                        {"lstm": made["lstm"]},
-                        {**parts, "test": other["test"]},
-                        stop,
-                        origins=origins,
-                        seed=seed,
-                    )
-                ]
-            rows += [{**about, **row} for row in found]
-    for fleet in FLEETS_TESTED:
-        table = pd.DataFrame(
-            [r for r in rows if r["fleet"] == fleet and r.get("metric") == "skill"]
-        )
-        wide = table.pivot_table(
-            index=["quantity", "forecaster"], columns="horizon_s", values="value"
-        )
-        print(
-            f"\n{fleet}: skill, mean of {len(seeds)} seeds\n\n{wide.to_string(float_format='%.3f')}"
-        )
     command += " --quick" * options.quick
-    print(write_result("forecasting", [*map(rounded, rows)], command=command))
+    rows: list[dict[str, Any]] = []
+    for seed in seeds:
+        channels: dict[str, Forecaster] = {}
+        for fleet in FLEETS_TESTED:
+            boosted = ("boosting",) if seed in BOOSTED and not options.quick else ()
+            rows += fleet_rows(
+                options.recordings, fleet, n=n, seed=seed, boosted=boosted, channels=channels
+            )
+        # What is measured so far is kept, should the rest be interrupted.
+        path = write_result("forecasting", [*map(rounded, rows)], command=command)
+    skills = pd.DataFrame([row for row in rows if row.get("metric") == "skill"])
+    for fleet, table in skills.groupby("fleet"):
+        wide = table.pivot_table(["value"], ["quantity", "forecaster"], "horizon_s")["value"]
+        print(f"\n{fleet}: skill, mean of {len(seeds)} seeds\n")
+        print(wide.to_string(float_format="{:.3f}".format))
+    print(path)
 
 
 if __name__ == "__main__":

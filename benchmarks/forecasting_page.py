@@ -1,7 +1,7 @@
-"""Write the tables of docs/results/forecasting.md and forecasting-jobs.md from recorded results.
+"""Write the tables of docs/results/forecasting.md from recorded results.
 
 What stands between the markers of a table is replaced; the words around them are kept. The best
-number of a column is bold, the oracle's aside.
+number of a column is bold, that of persistence and of oracles aside.
 
 Run it with: python benchmarks/forecasting_page.py
 """
@@ -10,19 +10,22 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 HERE = Path(__file__).parent
-PAGES = tuple(
-    HERE.parent / "docs" / "results" / name for name in ("forecasting.md", "forecasting-jobs.md")
-)
+PAGE = HERE.parent / "docs" / "results" / "forecasting.md"
+HORIZONS_S = {
+    "online": (900.0, 1800.0, 3600.0, 14_400.0, 86_400.0),
+    "offline": (3600.0, 14_400.0, 86_400.0),
+    "available": (3600.0, 14_400.0, 86_400.0),
+}
+WORDS = {"online": "stays", "offline": "back in", "available": "online in"}
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in its largest whole unit, such as 15 min."""
-    for size, name in _UNITS:
+    """Return a duration in its largest whole unit, such as 15 min; a day is 24 h."""
+    for size, name in _UNITS[1:]:
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:.0f} {name}"
     return f"{seconds:.0f} s"
@@ -38,114 +41,89 @@ def markdown(table: pd.DataFrame, *, best: str | None = None, digits: int = 3) -
     for name, row in table.iterrows():
         cells = []
         for column, value in row.items():
-            text = "" if pd.isna(value) else f"{value:,.{digits}f}"
+            text = value if isinstance(value, str) else f"{value:,.{digits}f}"
             if best and name != "oracle" and value == getattr(judged[column], best)():
                 text = f"**{text}**"
-            cells.append(text)
+            cells.append("" if text == "nan" else text)
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def by_horizon(
-    rows: pd.DataFrame,
-    table: str,
-    quantity: str,
-    metric: str,
-    last: float,
-    *,
-    best: str | None = "min",
-) -> str:
-    """Return one metric of one quantity, a column a horizon."""
-    part = rows[rows["table"].eq(table) & rows["quantity"].eq(quantity) & rows["metric"].eq(metric)]
-    part = part[part["horizon_s"] <= last]
+def chances(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return one metric of chances, the mean over seeds, a column a question."""
+    columns = {}
+    for quantity, horizons in HORIZONS_S.items():
+        part = rows[rows["quantity"].eq(quantity) & rows["metric"].eq(metric)]
+        for horizon in horizons:
+            values = part[part["horizon_s"].eq(horizon)].groupby("forecaster", sort=False)["value"]
+            columns[f"{WORDS[quantity]} {duration(horizon)}"] = values.mean()
+    return pd.DataFrame(columns)
+
+
+def differences(rows: pd.DataFrame) -> str:
+    """Return the differences of Brier scores x 1,000, with the widest interval of the seeds."""
+    part = rows[rows["metric"].eq("brier difference")]
+    lines: dict[str, dict[str, str]] = {}
+    for quantity, horizons in HORIZONS_S.items():
+        for horizon in horizons:
+            here = part[part["quantity"].eq(quantity) & part["horizon_s"].eq(horizon)]
+            for pair, of_seeds in here.groupby("forecaster"):
+                low, mean, high = (
+                    1e3 * x
+                    for x in (
+                        of_seeds["low"].min(),
+                        of_seeds["value"].mean(),
+                        of_seeds["high"].max(),
+                    )
+                )
+                column = f"{WORDS[quantity]} {duration(horizon)}"
+                lines.setdefault(str(pair), {})[column] = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return markdown(pd.DataFrame(lines).T)
+
+
+def rates(rows: pd.DataFrame, channel: str, metric: str) -> str:
+    """Return one metric of a channel's rates, the mean over seeds, a column a horizon."""
+    part = rows[rows["quantity"].eq(channel) & rows["metric"].eq(metric)]
     found = part.pivot_table(index="forecaster", columns="horizon_s", values="value", sort=False)
     found = found[sorted(found.columns)]
     found.columns = pd.Index([duration(h) for h in found.columns])
-    return markdown(found, best=best)
+    return markdown(found, best="min" if metric == "pinball" else None)
 
 
-def jobs(rows: pd.DataFrame, size: str) -> str:
-    """Return the scores of one job."""
-    part = rows[rows["table"].eq(f"jobs, {size} job")]
-    wanted = {
-        "training_s mae_s": "training MAE, s",
-        "training_s coverage": "training coverage",
-        "reporting_s mae_s": "reporting MAE, s",
-        "reporting_s coverage": "reporting coverage",
-        "total_s coverage": "total coverage",
-        "finish brier": "finish Brier",
-        "finish log_loss": "finish log loss",
-        "finish auprc": "finish AUPRC",
-    }
-    part = part.assign(what=part["quantity"] + " " + part["metric"])
-    found = part.pivot_table(index="forecaster", columns="what", values="value", sort=False)
-    # An exact interval has no width, so whether it covers is a matter of rounding.
-    found.loc["oracle", [w for w in wanted if w.endswith("coverage")]] = np.nan
-    return markdown(found[list(wanted)].rename(columns=wanted))
+def coverage(rows: pd.DataFrame) -> str:
+    """Return how often 80 % intervals of the times of jobs covered, a row a forecaster."""
+    part = rows[rows["metric"].eq("coverage") & ~rows["forecaster"].eq("oracle")]
+    size = part["table"].str.extract(r"jobs, (\w+) job")[0]
+    phase = part["quantity"].str.removesuffix("_s")
+    links = part["links"].fillna("")
+    part = part.assign(
+        column=size + ", " + phase,
+        row=part["forecaster"] + links.where(links == "", ", links of " + links),
+    )
+    return markdown(part.pivot_table("value", "row", "column", sort=False), digits=2)
 
 
-def decision(rows: pd.DataFrame, table: str) -> str:
-    """Return what picking the first devices of an order brings."""
-    part = rows[rows["table"].eq(table)].set_index("forecaster")
+def decision(rows: pd.DataFrame) -> str:
+    """Return what picking the ten most reliable devices brings, a row a forecaster."""
+    part = rows[rows["table"].fillna("").str.startswith("decision") & rows["links"].isna()]
     found = pd.DataFrame(
         {
-            "valid ratio": part["valid_ratio"],
+            "job": part["table"].str.extract(r"decision, (\w+) job")[0],
+            "forecaster": part["forecaster"],
+            "reports in time": part["valid_ratio"],
             "wasted device-s a job": part["wasted_s"],
             "from": part["wasted_low"],
             "to": part["wasted_high"],
-            "gap closed": part["gap_closed"],
+            "gap to the oracle closed": part["gap_closed"],
         }
     )
-    return markdown(found, digits=2) + f"\n\n{part['rounds'].iloc[0]:.0f} rounds."
-
-
-def calibration(rows: pd.DataFrame) -> str:
-    """Return how often the embedded forecaster's intervals cover, and how wide they are."""
-    part = rows[rows["forecaster"].str.startswith("lstm")]
-    columns = {}
-    for size in ("short", "long"):
-        for metric in ("coverage", "width"):
-            for phase in ("training", "reporting", "total"):
-                chosen = part[
-                    part["table"].eq(f"jobs, {size} job")
-                    & part["quantity"].eq(f"{phase}_s")
-                    & part["metric"].eq(metric)
-                ]
-                columns[f"{size}, {phase} {metric}"] = chosen.set_index("forecaster")["value"]
-    found = pd.DataFrame(columns)
-    return "\n\n".join(
-        markdown(found.filter(like=f"{size}, ").rename(columns=lambda c: c.split(", ")[1]))
-        for size in ("short", "long")
-    )
-
-
-def seeds(rows: pd.DataFrame) -> str:
-    """Return how the LSTM varies with its seed."""
-    part = rows[rows["table"].eq("horizons by seed") & rows["metric"].eq("brier")]
-    part = part[part["quantity"].eq("online") & part["horizon_s"].between(60, 7200)]
-    found = part.pivot_table(index="seed", columns="horizon_s", values="value")
-    found.columns = pd.Index([f"Brier, {duration(h)}" for h in found.columns])
-    for size in ("short", "long"):
-        chosen = rows[rows["table"].eq(f"decision, {size} job by seed")].set_index("seed")
-        found[f"gap closed, {size} job"] = chosen["gap_closed"]
-    found.index = pd.Index([f"seed {int(i)}" for i in found.index])
-    return markdown(found)
-
-
-def cold(rows: pd.DataFrame) -> str:
-    """Return the scores after short histories."""
-    part = rows[rows["table"].eq("cold_start")]
-    parts = []
-    for metric in ("pinball", "brier"):
-        found = part.pivot_table(index="forecaster", columns="history_s", values=metric, sort=False)
-        found.columns = pd.Index([f"{metric}, {duration(h)}" for h in sorted(found.columns)])
-        parts.append(found)
-    return markdown(pd.concat(parts, axis=1), best="min")
+    found.index = found.pop("job") + ", " + found.pop("forecaster")
+    return markdown(found, digits=2)
 
 
 def speed(rows: pd.DataFrame) -> str:
-    """Return how fast forecasters are."""
-    part = rows[rows["table"].eq("speed")].set_index("forecaster")
+    """Return how fast the embedded forecasters are."""
+    part = rows.set_index("forecaster")
     found = pd.DataFrame(
         {
             "processes a second": part["processes_per_s"],
@@ -153,49 +131,35 @@ def speed(rows: pd.DataFrame) -> str:
             "one device, ms": part["one_device_ms"],
         }
     )
-    text = markdown(found, digits=1)
-    return text + f"\n\nObserving: {part['observations_per_s'].iloc[0]:,.0f} devices a second."
+    observed = f"\n\nObserving: {part['observations_per_s'].iloc[0]:,.0f} devices a second."
+    return markdown(found, digits=1) + observed
 
 
 def main() -> None:
-    """Rewrite the tables of both pages."""
-    rows, rules, bounds, corrected, speeds = (
-        pd.DataFrame(json.loads((HERE / "results" / f"{name}.json").read_text())["rows"])
-        for name in (
-            "forecasting",
-            "forecasting_rules",
-            "forecasting_bound",
-            "forecasting_calibration",
-            "forecasting_speed",
-        )
-    )
-    tables = {
-        "online": by_horizon(rows, "horizons", "online", "brier", 14_400),
-        "offline": by_horizon(rows, "horizons", "offline", "brier", 14_400),
-        "seeds": seeds(rows),
-        "cold": cold(rows),
-        "calibration": calibration(corrected),
-        "speed": speed(speeds),
+    """Rewrite the tables of the page."""
+    recorded = {
+        name: pd.DataFrame(json.loads((HERE / "results" / f"{name}.json").read_text())["rows"])
+        for name in ("forecasting", "forecasting_speed")
     }
+    rows, tables = recorded["forecasting"], {"speed": speed(recorded["forecasting_speed"])}
+    for fleet, part in rows.groupby("fleet"):
+        tables[f"{fleet} skill"] = markdown(chances(part, "skill"), best="max")
+        errors = chances(part, "ece")
+        tables[f"{fleet} error"] = markdown(
+            errors.loc[errors.index.isin(["linear", "perceptron", "lstm", "boosting"])]
+        )
+        tables[f"{fleet} difference"] = differences(part)
+        tables[f"{fleet} coverage"] = coverage(part)
+        tables[f"{fleet} decision"] = decision(part)
+    phones = rows[rows["fleet"].eq("phones")]
     for channel in ("compute", "downlink"):
-        for metric in ("mase", "pinball", "coverage"):
-            best = None if metric == "coverage" else "min"
-            found = by_horizon(rows, "horizons", channel, metric, 7200, best=best)
-            tables[f"{channel} {metric}"] = found
-    for name, table in (("links", "links as recorded"), ("other", "links of another study")):
-        for metric in ("mase", "pinball"):
-            tables[f"{name} {metric}"] = by_horizon(rows, table, "downlink", metric, 900)
-    for size in ("short", "long"):
-        tables[f"jobs {size}"] = jobs(rows, size)
-        tables[f"decision {size}"] = decision(rows, f"decision, {size} job")
-        tables[f"cost {size}"] = decision(rules, f"cost, {size} job")
-        tables[f"bound {size}"] = decision(bounds, f"bound, {size} job")
-    for path in PAGES:
-        page = path.read_text()
-        for name, text in tables.items():
-            pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
-            page = re.sub(pattern, lambda m, t=text: m[1] + t + "\n" + m[2], page, flags=re.DOTALL)
-        path.write_text(page)
+        for metric in ("pinball", "coverage"):
+            tables[f"{channel} {metric}"] = rates(phones, channel, metric)
+    page = PAGE.read_text()
+    for name, text in tables.items():
+        pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
+        page = re.sub(pattern, lambda m, t=text: m[1] + t + "\n" + m[2], page, flags=re.DOTALL)
+    PAGE.write_text(page)
 
 
 if __name__ == "__main__":

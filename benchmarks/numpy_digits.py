@@ -56,7 +56,7 @@ class NumpyDigits(Executor):
             epochs=int(config["local-epochs"]),
             batch_size=int(config["batch-size"]),
             rate=float(config["learning-rate"]),
-            rng=np.random.default_rng((self.task._SHUFFLE, seed, partition, server_round)),
+            rng=np.random.default_rng((self.task.SHUFFLE, seed, partition, server_round)),
         )
         arrays = ArrayRecord({name: FlowerArray(array) for name, array in model.items()})
         metrics = MetricRecord({"train_loss": loss, "num-examples": len(y)})

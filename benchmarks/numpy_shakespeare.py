@@ -18,6 +18,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy_digits import read_model
 
+from fedstale.apps.client import order
 from fedstale.simulation import Executor
 from fedstale.simulation.executors import ClientCall, ClientReply
 from fedstale.strategies.arrays import Array, Model
@@ -58,7 +59,7 @@ class NumpyShakespeare(Executor):
         loss = train(
             model,
             codes,
-            self.task.order(len(codes), int(config["local-epochs"]), seed),
+            order(len(codes), int(config["local-epochs"]), seed),
             batch_size=int(config["batch-size"]),
             rate=float(config["learning-rate"]),
             max_norm=self.task.MAX_NORM,

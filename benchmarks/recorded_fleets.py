@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fedstale.errors import TraceError
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import DAY_S, Index, Mask, stream
 from fedstale.traces.forecast import record_s
@@ -159,7 +160,8 @@ def _fleet(recordings: Path, seed: int, kind: str, name: str, assumed: Assumed |
         background=loads.take(loads_of(name, loads, seed)),
         network=network,
         n=online.n_devices,
-        seed=seed * len(PARTS) + PARTS.index(name),
+        # Of no other part and kind: a phone and a car of one mixed fleet would have one link.
+        seed=(seed * len(PARTS) + PARTS.index(name)) * len(KINDS) + KINDS.index(kind),
         uplink_share=uplink_share,
         days=DAYS,
     )
@@ -176,11 +178,10 @@ def _phones(recordings: Path, seed: int, name: str) -> TraceSet:
 
 
 def _desktops(recordings: Path, seed: int, name: str) -> TraceSet:
-    files = sorted((recordings / "library-desktops").glob("FullLogonData-*"))
     columns = ["machine", "state", "at"]
     events = pd.concat(
         pd.read_csv(file, header=None, names=columns, dtype="str", encoding="utf-8-sig")
-        for file in files
+        for file in _files(recordings, "library-desktops/FullLogonData-*")
     )
     at = pd.to_datetime(events["at"], errors="coerce")
     kept = _of_part(events["machine"], at, at, seed, name)
@@ -190,7 +191,7 @@ def _desktops(recordings: Path, seed: int, name: str) -> TraceSet:
 
 
 def _cars(recordings: Path, seed: int, name: str) -> TraceSet:
-    (file,) = recordings.glob("ev-norway-charging-reports.csv*")
+    file = _files(recordings, "ev-norway-charging-reports.csv*")[0]
     sessions = pd.read_csv(file, sep=";", dtype="str")
     starts, ends = (
         pd.to_datetime(sessions[column], errors="coerce")
@@ -201,6 +202,13 @@ def _cars(recordings: Path, seed: int, name: str) -> TraceSet:
         path = Path(folder) / "Dataset1_charging_reports.csv"
         sessions[kept].to_csv(path, sep=";", index=False)
         return TraceSet.read(path)
+
+
+def _files(recordings: Path, pattern: str) -> list[Path]:
+    found = sorted(recordings.glob(pattern))
+    if not found:
+        raise TraceError(f"{recordings / pattern}: no such file")
+    return found
 
 
 _READERS = {"phones": _phones, "desktops": _desktops, "cars": _cars}

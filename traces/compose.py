@@ -22,6 +22,7 @@ from fedstale.traces.availability import Availability
 from fedstale.traces.series import Series
 from fedstale.traces.trace_set import TraceSet
 
+_WEEK_S = 7 * DAY_S
 _AVAILABILITY, _COMPUTE, _BACKGROUND, _NETWORK, _DAYS, _SESSIONS = range(6)
 # A link of three days, once a second, takes a megabyte: devices share these, each from elsewhere.
 _STRUNG_LINKS = 48
@@ -83,11 +84,14 @@ def _online(source: TraceSet, n: int, seed: int) -> tuple[pd.Index, Availability
     turn = np.arange(n) // source.n_devices
     taken = source.channel("availability").take(which)
     if taken.repeat:
-        days = np.maximum(np.floor(taken.record_s() / DAY_S), 1)
+        length_s = taken.record_s()
+        weekly = (np.mod(length_s, _WEEK_S) == 0) & (length_s >= 2 * _WEEK_S)
+        unit_s = np.where(weekly, _WEEK_S, DAY_S)
+        units = np.maximum(np.floor(length_s / unit_s), 1)
         # A record that is no whole number of days would come at other hours if it were moved.
-        whole = np.mod(taken.record_s(), DAY_S) == 0
+        whole = np.mod(length_s, DAY_S) == 0
         taken = taken.shifted(
-            np.where(whole & (turn > 0), np.floor(rng.random(n) * days), 0) * DAY_S
+            np.where(whole & (turn > 0), np.floor(rng.random(n) * units), 0) * unit_s
         )
     ids = pd.Series(source.device_ids[which], dtype="str")
     again = turn > 0

@@ -80,20 +80,28 @@ class TraceSet:
         """Return the traces that a command or a configuration names.
 
         Args:
-            spec: `synthetic:N` for N generated devices over a week, a native .parquet file, or a
-                published recording in the format of its authors.
+            spec: `synthetic:N` for N generated phones over a week, `synthetic:N@desktops` for
+                desktops, a native .parquet file, or a published recording in the format of its
+                authors.
             seed: of generated devices; recordings do not depend on it.
 
         Raises:
             TraceError: it names no traces, or they cannot be read.
         """
         if cls.is_synthetic(spec):
-            count = spec.removeprefix(_SYNTHETIC)
+            count, at, preset = spec.removeprefix(_SYNTHETIC).partition("@")
             if not (count.isascii() and count.isdecimal() and int(count) >= 1):
                 raise TraceError(
                     f"traces = {spec!r}: expected synthetic:N, such as synthetic:100, with N >= 1"
                 )
-            return cls.synthetic(int(count), seed=seed)
+            from fedstale.traces.synthetic.population import PRESETS
+
+            if at and preset not in PRESETS:
+                raise TraceError(
+                    f"traces = {spec!r}: no population {preset!r}; expected synthetic:N@NAME with "
+                    f"one of {', '.join(PRESETS)}"
+                )
+            return cls.synthetic(int(count), seed=seed, population=preset or None)
         if not Path(spec).exists():
             raise TraceError(
                 f"traces = {spec!r}: no such file or folder; expected one, or synthetic:N for N "
@@ -147,7 +155,7 @@ class TraceSet:
         seed: int,
         days: int = _SYNTHETIC_DAYS,
         time_zones: Literal["same", "spread"] = "same",
-        population: "Population | None" = None,
+        population: "Population | str | Path | None" = None,
     ) -> "TraceSet":
         """Return n generated devices with all channels; their records repeat after their end.
 
@@ -156,10 +164,12 @@ class TraceSet:
         Args:
             n: number of devices, >= 1.
             seed: of everything drawn, >= 0.
-            days: length of the record of availability, >= 1.
+            days: length of the record of availability, >= 1; whole weeks for devices that keep
+                weekdays.
             time_zones: "same" makes instant 0 a midnight for all; "spread" puts each device in one
                 of 24 zones at random, and the set then has no epoch.
-            population: what to draw from; None for the embedded one.
+            population: what to draw from: "phones", "desktops", a file that `fedstale traces fit`
+                wrote, or a population; None is phones.
 
         Returns:
             Devices named device-0... upwards.
@@ -193,7 +203,8 @@ class TraceSet:
 
         Every record of a source is used before one is used again. A device keeps the id of its
         record of availability; the second device with it is called ID#2, and comes some whole days
-        later in the record, so that hours of the day stay where they are. Links and background
+        later in the record, so that hours of the day stay where they are; in a record of several
+        whole weeks it comes whole weeks later, and weekdays stay as well. Links and background
         loads, which are short and know no hours, start anywhere and repeat, each at the end of its
         record, or after more than a number of days.
 
@@ -208,9 +219,10 @@ class TraceSet:
             after_end: whether a record of availability repeats ("repeat") or ends ("stop").
             uplink_share: rate of the uplink divided by that of the downlink, > 0, for links of
                 which only the downlink was recorded.
-            days: for how long no link and no load repeats, in days, >= 1. A link is then recorded
-                sessions in a random order; a load all days of one processor (records named
-                DAY/HOST), and those with fewer days are left out. None repeats each record.
+            days: for how long no link and no load repeats as a whole, in days, >= 1. A link is then
+                recorded sessions in a random order, so that each recurs, but at no fixed time; a
+                load is all days of one processor (records named DAY/HOST), and processors with
+                fewer days are left out. None repeats each record.
 
         Returns:
             Devices that share the rows of their sources.

@@ -1,13 +1,13 @@
-"""The environments: which client to pick next, on real traces; for Gymnasium, and for training.
+"""The environments: which clients to pick next, on real traces; for Gymnasium, and for training.
 
-A round is as many picks as the server has free slots, and an environment makes them one by one
-(`Rounds`): candidates are shown packed and in random order, so that a place in the observation
-means nothing; after the last pick jobs are sent, and the simulator goes on to the next choice. From
-each round's reward is subtracted what `ExpectedUtility` earns in the same round of the same window,
-which no choice can change: what is left is due to the choice and not to the hour.
+A step is a round: the action is the set of clients that get the next jobs, the simulator goes on to
+the next choice, and the reward is what the round earned (`Rounds`). Candidates are shown packed and
+in random order, so that a place in the observation means nothing. From each round's reward
+`SelectionEnv` subtracts what `ExpectedUtility` earns in the same round of the same window, which no
+choice can change: what is left is due to the choice and not to the hour.
 
-Importing this module registers `SelectionEnv` as `fedstale/Selection-v0`; Gymnasium imports it by
-itself in `gymnasium.make("fedstale.agents.env.gym_env:fedstale/Selection-v0", scenario=traces)`.
+Importing this module registers `SelectionEnv` as `fedstale/Selection-v1`; Gymnasium imports it by
+itself in `gymnasium.make("fedstale.agents.env.gym_env:fedstale/Selection-v1", scenario=traces)`.
 """
 
 from collections.abc import Iterable
@@ -21,62 +21,53 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-from fedstale.agents.env.episodes import Episodes
-from fedstale.agents.env.rounds import picks_of, rollout
+from fedstale.agents.env.rounds import picks_of, rollout, top
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
-from fedstale.agents.policy.features import (
-    CONTEXT,
-    HEURISTIC_LIMIT,
-    LIMIT,
-    N_CONTEXT,
-    N_FEATURES,
-)
+from fedstale.agents.policy.features import HEURISTIC_LIMIT, LIMIT, N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import by_heuristic
 from fedstale.errors import ConfigError
 from fedstale.strategies.settings import is_count
 from fedstale.traces import TraceSet
-from fedstale.traces.arrays import Array, Index, Mask
+from fedstale.traces.arrays import Array, Index, Mask, stream
 
 Observation: TypeAlias = dict[str, npt.NDArray[np.float32]]
-Action: TypeAlias = np.int64
+Ranking: TypeAlias = npt.NDArray[np.int64]
 Indices: TypeAlias = int | Iterable[int] | None
 
-ID = "fedstale/Selection-v0"
+ID = "fedstale/Selection-v1"
 N_MAX = 64
 """Candidates that are shown at a time, by default."""
 
-_PICKED = CONTEXT.index("picked_share")
-# Episodes that are drawn, and played by the heuristic, at a time; and how often each is then used,
-# in a new order every time: choices differ, so nothing repeats.
-_DRAWN, _USES = 256, 4
+# Windows without any candidate are drawn anew, so often at most.
+_DRAWS = 100
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class ClosedRounds:
-    """Rounds that a pick has closed."""
+    """The rounds of one step."""
 
     rows: Index
-    """Their episodes; shape (m,)."""
+    """Their episodes, those that were not over; shape (m,)."""
     terms: dict[str, Array]
-    """Terms of their rewards, each of shape (m,)."""
+    """Terms of their rewards, and counts of their jobs, each of shape (m,)."""
     ended: Mask
-    """Whether the episode is over; shape (m,)."""
+    """Whether the episode is over now; shape (m,)."""
 
 
 class Rounds:
-    """The state of b episodes between picks.
+    """The state of b episodes between rounds.
 
     Args:
         scenario: where episodes take place.
         b: episodes at a time.
+        rollouts: episodes in a row that play the same window; b is a multiple of it.
         n_max: candidates that are shown; of more, so many are shown at random.
         reward: prices; the defaults if None.
         baseline: whether to subtract what the heuristic earns.
-        seed: of everything drawn.
 
     Raises:
-        ConfigError: a number of episodes or candidates is no integer >= 1.
+        ConfigError: a number of episodes or candidates is no integer >= 1, or b is no multiple.
     """
 
     def __init__(
@@ -84,156 +75,153 @@ class Rounds:
         scenario: Scenario,
         *,
         b: int,
+        rollouts: int = 1,
         n_max: int,
         reward: Reward | None,
-        baseline: bool = True,
-        seed: int = 0,
+        baseline: bool,
     ) -> None:
-        for name, value in (("n_envs", b), ("n_max", n_max)):
+        for name, value in (("n_envs", b), ("n_max", n_max), ("rollouts", rollouts)):
             if not is_count(value):
                 raise ConfigError(f"{name} = {value!r}: expected an integer >= 1")
-        self.scenario, self.b, self.n_max = scenario, b, n_max
+        if b % rollouts:
+            raise ConfigError(f"n_envs = {b}: expected a multiple of rollouts = {rollouts}")
+        self.scenario, self.b, self.rollouts, self.n_max = scenario, b, rollouts, n_max
         self.reward = reward or Reward()
         self.simulator = scenario.simulator(b)
-        self._baseline = scenario.simulator(min(_DRAWN, b)) if baseline else None
-        self.rng = np.random.default_rng(seed)
-        rounds = scenario.settings.rounds
-        # Episodes drawn, what the heuristic earns in their rounds, and those still to be used.
-        self._pool: Episodes
-        self._pool_rewards, self._unused = np.zeros((0, rounds)), np.zeros(0, dtype=np.int64)
-        self._expected = np.zeros((b, rounds))
-        self.columns = np.zeros((b, n_max), dtype=np.int64)
-        self.left = np.zeros(b, dtype=np.int64)
-        self._slots = np.ones(b, dtype=np.int64)
-        self._picked = np.zeros((b, self.simulator.n), dtype=bool)
+        self._baseline = scenario.simulator(b // rollouts) if baseline else None
+        self._rng = np.random.default_rng(0)
+        self._expected = np.zeros((b, scenario.settings.rounds))
+        self._columns = np.zeros((b, n_max), dtype=np.int64)
         self.mask = np.zeros((b, n_max), dtype=bool)
         """Which places may be picked now; shape (b, n_max)."""
+        self.slots = np.zeros(b, dtype=np.int64)
+        """How many are picked now, 0 when the episode is over; shape (b,)."""
         self.observation: Observation = {
             "features": np.zeros((b, n_max, N_FEATURES), dtype=np.float32),
             "context": np.zeros((b, N_CONTEXT), dtype=np.float32),
             "heuristic": np.zeros((b, n_max), dtype=np.float32),
             "mask": np.zeros((b, n_max), dtype=np.float32),
+            "slots": np.zeros((b, 1), dtype=np.float32),
         }
-        """The current observation; the same arrays are written again at the next pick."""
+        """The current observation; the same arrays are written again in the next round."""
 
-    def reseed(self, rng: np.random.Generator) -> None:
-        """Draw everything that follows anew."""
-        self.rng, self._unused = rng, self._unused[:0]
+    def begin(self, rng: np.random.Generator) -> None:
+        """Begin new episodes everywhere.
 
-    def begin(self, rows: Index) -> None:
-        """Begin new episodes."""
+        Args:
+            rng: of the windows, and of the order in which candidates are shown.
+        """
+        self._rng = rng
+        rows = np.arange(self.b)
         # An episode without any candidate has no choice in it.
-        waiting = rows
-        for _ in range(100):
-            self._begin(waiting)
-            waiting = waiting[self.simulator.done[waiting]]
-            if not waiting.size:
+        for _ in range(_DRAWS):
+            episodes = self.scenario.draw(rows.size // self.rollouts, rng)
+            each = np.repeat(np.arange(len(episodes)), self.rollouts)
+            self.simulator.reset(episodes.take(each), rows)
+            if self._baseline is not None:
+                pick = picks_of(
+                    self._baseline, by_heuristic, len(episodes), np.random.SeedSequence(0)
+                )
+                played = rollout(self._baseline, episodes, pick, self.reward)
+                self._expected[rows] = played.by_round[each]
+            rows = rows[self.simulator.done[rows]]
+            if not rows.size:
                 break
-        self._show(rows)
-
-    def _begin(self, rows: Index) -> None:
-        while rows.size:
-            if not self._unused.size:
-                self._refill()
-            used, self._unused = self._unused[: rows.size], self._unused[rows.size :]
-            some, rows = rows[: used.size], rows[used.size :]
-            self.simulator.reset(self._pool.take(used), some)
-            self._expected[some] = self._pool_rewards[used]
-
-    def _refill(self) -> None:
-        n = min(_DRAWN, self.b)
-        self._pool = self.scenario.draw(n, self.rng)
-        self._unused = np.concatenate([self.rng.permutation(n) for _ in range(_USES)])
-        self._pool_rewards = np.zeros((n, self.scenario.settings.rounds))
-        if self._baseline is not None:
-            seed = np.random.SeedSequence(0)
-            pick = picks_of(self._baseline, by_heuristic, n, seed)
-            self._pool_rewards = rollout(self._baseline, self._pool, pick, self.reward).by_round
+        self._show(np.arange(self.b))
 
     def _show(self, rows: Index) -> None:
         """Show the next choice of some episodes."""
         mask = self.simulator.mask[rows]
-        keys = np.where(mask, self.rng.random(mask.shape), 2.0)
-        if mask.shape[1] > self.n_max:
-            order = np.argpartition(keys, self.n_max, axis=1)[:, : self.n_max]
-        else:
-            order = np.argsort(keys, axis=1)
-        columns = np.zeros((rows.size, self.n_max), dtype=np.int64)
-        columns[:, : order.shape[1]] = order
-        shown = np.zeros(columns.shape, dtype=bool)
-        shown[:, : order.shape[1]] = np.take_along_axis(mask, order, axis=1)
-        self.columns[rows], self.mask[rows] = columns, shown
-        self._picked[rows] = False
-        self.left[rows] = np.minimum(self.simulator.slots[rows], shown.sum(axis=1))
-        self._slots[rows] = np.maximum(self.left[rows], 1)
+        # Most devices are offline or busy at most times: only candidates are looked at.
+        width = min(max(int(mask.sum(axis=1).max(initial=0)), 1), self.n_max)
+        keys = np.where(mask, self._rng.random(mask.shape), 2.0)
+        columns = np.argsort(keys, axis=1)[:, :width]
+        shown = np.take_along_axis(mask, columns, axis=1)
+        slots = np.minimum(self.simulator.slots[rows], shown.sum(axis=1))
         features, context, heuristic = self.simulator.observation(rows, columns)
-        self.observation["features"][rows] = features * shown[..., None]
+        for values in (self._columns, self.mask, *self.observation.values()):
+            values[rows] = 0
+        self._columns[rows, :width], self.mask[rows, :width] = columns, shown
+        self.slots[rows] = slots
+        self.observation["features"][rows, :width] = features * shown[..., None]
         self.observation["context"][rows] = context
-        self.observation["heuristic"][rows] = heuristic * shown
-        self.observation["mask"][rows] = shown
+        self.observation["heuristic"][rows, :width] = heuristic * shown
+        self.observation["mask"][rows, :width] = shown
+        self.observation["slots"][rows, 0] = slots
 
-    def pick(self, actions: npt.NDArray[np.int64]) -> ClosedRounds:
-        """Make one pick in each episode; a place that may not be picked uses up the pick.
+    def play(self, rankings: Ranking) -> ClosedRounds:
+        """Play one round of each episode that is not over.
 
         Args:
-            actions: places in the observation; shape (b,).
-
-        Returns:
-            The rounds that are closed by it; their next choices are shown already.
+            rankings: places in falling order of preference; shape (b, m). The first `slots` that
+                may be picked are; other places and repeated ones are ignored.
         """
-        every = np.arange(self.b)
-        legal = self.mask[every, actions]
-        row, place = every[legal], actions[legal]
-        self._picked[row, self.columns[row, place]] = True
-        self.mask[row, place] = False
-        self.observation["mask"][row, place] = 0.0
-        self.left -= 1
-        rows = every[(self.left <= 0) | ~self.mask.any(axis=1)]
-        self.observation["context"][:, _PICKED] = 1.0 - self.left / self._slots
+        rows = np.flatnonzero(~self.simulator.done)
         if not rows.size:
             return ClosedRounds(rows=rows, terms={}, ended=np.zeros(0, dtype=bool))
         simulator = self.simulator
         turn = simulator.n_rounds[rows].copy()
-        simulator.dispatch(rows, self._picked[rows])
+        simulator.dispatch(rows, self._picked(rows, rankings[rows]))
         outcome = simulator.advance(rows)
         terms = simulator.reward_terms(rows, outcome, self.reward)
         ended = simulator.done[rows]
-        expected = self._expected[rows, turn]
         # The heuristic may have had more rounds in its window.
         later = np.arange(self._expected.shape[1]) > turn[:, None]
         rest = (self._expected[rows] * later).sum(axis=1)
-        terms["baseline"] = -(expected + np.where(ended, rest, 0.0))
+        terms["baseline"] = -(self._expected[rows, turn] + np.where(ended, rest, 0.0))
         terms["reward"] += terms["baseline"]
         for name in ("progress", "time_s", "wasted_s", "sent", "aggregated", "failed", "discarded"):
             terms[name] = getattr(outcome, name)
         self._show(rows)
         return ClosedRounds(rows=rows, terms=terms, ended=ended)
 
+    def _picked(self, rows: Index, rankings: Ranking) -> Mask:
+        """Return the devices that rankings pick; shape (m, n)."""
+        worst = rankings.shape[1]
+        rank = np.full((rows.size, self.n_max), worst)
+        # Of equal indices the last one written holds: the best rank.
+        each = np.broadcast_to(np.arange(worst)[::-1], rankings.shape)
+        np.put_along_axis(rank, rankings[:, ::-1], each, axis=1)
+        best = top(-rank.astype(np.float64), self.mask[rows] & (rank < worst), self.slots[rows])
+        picked = np.zeros((rows.size, self.simulator.n), dtype=bool)
+        row, place = np.nonzero(best)
+        picked[row, self._columns[rows[row], place]] = True
+        return picked
 
-class SelectionEnv(gymnasium.Env[Observation, Action]):
-    """Pick devices for training, one at a time, in a window of recorded behaviour.
 
-    ## Action space
+class SelectionEnv(gymnasium.Env[Observation, Ranking]):
+    """Pick the devices of each round, in a window of recorded behaviour.
 
-    `Discrete(n_max)`: the place of a candidate in the observation. `action_masks()` says which
-    places may be picked; another one picks no device and uses up the pick. A device that is
-    offline, busy, in its cooldown or picked already is not a candidate.
+    ## Description
 
-    ## Observation space
+    A server of federated learning picks the devices that get the next jobs, in a window of some
+    hours. One step is one round: the jobs are sent, and the next choice is
+    due when the server has aggregated or has devices to pick again.
+
+    ## Action Space
+
+    `MultiDiscrete([n_max] * n_max)`: a ranking, places of candidates in falling order of
+    preference. The first k places that may be picked get a job, with k the number of `slots`; what
+    follows, places without a candidate, and places named again are ignored. A ranking without any
+    place that may be picked sends no job.
+
+    ## Observation Space
 
     A dictionary of float32 arrays; rows of candidates are in random order, and 0 where there is
-    none. See `fedstale.agents.policy.features.SCHEMA` for each number.
+    none. A device that is offline, busy or in its cooldown is no candidate. See
+    `fedstale.agents.policy.features.SCHEMA` for each number.
 
-    | key | shape | range | what |
-    |---|---|---|---|
-    | features | (n_max, 23) | [-8, 8] | of each candidate, as the server knows it |
-    | context | (8,) | [-8, 8] | of the choice |
-    | heuristic | (n_max,) | [-20, 20] | log(p_finish x utility), the score of `ExpectedUtility` |
-    | mask | (n_max,) | 0 or 1 | which places may be picked |
+    | Key       | Observation                            | Shape       | Min | Max   |
+    |-----------|----------------------------------------|-------------|-----|-------|
+    | features  | each candidate, as the server knows it | (n_max, 23) | -8  | 8     |
+    | context   | the choice                             | (8,)        | -8  | 8     |
+    | heuristic | log(p_finish x utility)                | (n_max,)    | -20 | 20    |
+    | mask      | which places may be picked             | (n_max,)    | 0   | 1     |
+    | slots     | k, how many are picked                 | (1,)        | 0   | n_max |
 
     ## Rewards
 
-    0, until the last pick of a round. Then `gain + time + waste + baseline`, each in `info`:
+    `gain + time + waste + baseline` of the round, each in `info`:
 
     - gain: fall of the learning proxy's log loss until the next choice, in units of what a server
       step with the fleet's own mixture of data learns; stale updates at the weight of their age.
@@ -242,23 +230,33 @@ class SelectionEnv(gymnasium.Env[Observation, Action]):
       were not waited for.
     - baseline: minus what `ExpectedUtility` earns in the same round of the same window.
 
-    ## Starting state
+    ## Starting State
 
     A random instant, random devices of those that appear in the window, a random job, schedule and
     mixture of data, and a server without any history; see `EpisodeSettings`.
 
-    ## Episode end
+    ## Episode End
 
-    Truncated at the end of the window or after the last round. There is no termination.
+    1. Termination: none.
+    2. Truncation: the end of the window, or the last round.
 
     ## Arguments
 
-    `scenario`: a `Scenario`, or traces, whose scenario is then `Scenario.of(traces)`; `n_max`,
-    `reward`, `baseline`.
+    | Parameter  | Type     | Default    | Description                                  |
+    |------------|----------|------------|----------------------------------------------|
+    | `scenario` | Scenario | required   | where; of a `TraceSet`, `Scenario.of` it     |
+    | `n_max`    | int      | `64`       | candidates shown; of more, so many at random |
+    | `reward`   | Reward   | `Reward()` | prices of time and waste                     |
+    | `baseline` | bool     | `True`     | whether to subtract the heuristic's reward   |
 
-    ## Version history
+    ## Vectorized Environment
 
-    v0: the first.
+    `VectorSelectionEnv` plays many episodes at once, for Stable-Baselines3.
+
+    ## Version History
+
+    * v1: a step is a round, an action a ranking; `slots` is observed.
+    * v0: a step was one pick of a round.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - as Gymnasium declares it
@@ -277,7 +275,7 @@ class SelectionEnv(gymnasium.Env[Observation, Action]):
         scenario = scenario if isinstance(scenario, Scenario) else Scenario.of(scenario)
         self._rounds = Rounds(scenario, b=1, n_max=n_max, reward=reward, baseline=baseline)
         self.observation_space = observation_space(n_max)  # type: ignore[assignment]
-        self.action_space = spaces.Discrete(n_max)
+        self.action_space = action_space(n_max)
         self._over = True
 
     def reset(
@@ -286,26 +284,18 @@ class SelectionEnv(gymnasium.Env[Observation, Action]):
         """Begin an episode."""
         del options
         super().reset(seed=seed)
-        if seed is not None or self._rounds.rng is not self.np_random:
-            self._rounds.reseed(self.np_random)
-        self._rounds.begin(np.zeros(1, dtype=np.int64))
+        self._rounds.begin(self.np_random)
         self._over = False
         return self._observation(), {}
 
-    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Pick one candidate."""
+    def step(self, action: Ranking) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Play one round."""
         if self._over:
             raise ConfigError("step: the episode is over; call reset() first")
-        closed = self._rounds.pick(np.array([action], dtype=np.int64))
-        if not closed.rows.size:
-            return self._observation(), 0.0, False, False, {}
+        closed = self._rounds.play(np.asarray(action, dtype=np.int64)[None])
         info = {name: float(values[0]) for name, values in closed.terms.items()}
         self._over = bool(closed.ended[0])
         return self._observation(), info["reward"], False, self._over, info
-
-    def action_masks(self) -> npt.NDArray[np.bool_]:
-        """Return which places may be picked; shape (n_max,)."""
-        return self._rounds.mask[0].copy()
 
     def _observation(self) -> Observation:
         return {name: values[0].copy() for name, values in self._rounds.observation.items()}
@@ -323,21 +313,30 @@ def observation_space(n_max: int) -> spaces.Dict:
             "context": box(LIMIT, N_CONTEXT),
             "heuristic": box(HEURISTIC_LIMIT, n_max),
             "mask": spaces.Box(0.0, 1.0, (n_max,), dtype=np.float32),
+            "slots": spaces.Box(0.0, n_max, (1,), dtype=np.float32),
         }
     )
+
+
+def action_space(n_max: int) -> spaces.MultiDiscrete:
+    """Return the space of rankings of n_max places."""
+    return spaces.MultiDiscrete(np.full(n_max, n_max))
 
 
 class VectorSelectionEnv(VecEnv):
     """Many episodes of `SelectionEnv` at once, all in NumPy: b are stepped with one call.
 
-    It is a vectorised environment of Stable-Baselines3, which `MaskablePPO` takes as it is; an
-    episode that ends is followed by the next one in the same step.
+    It is a vectorised environment of Stable-Baselines3. All episodes begin together and take as
+    many steps as a window has rounds at most: where a window is over before, nothing can be picked
+    any more and the reward is 0. The last step begins new windows everywhere.
 
     Args:
         scenario: where episodes take place.
         n_envs: b, episodes at a time, >= 1.
+        rollouts: episodes in a row that play the same window; b is a multiple of it.
         n_max: candidates that are shown in each.
         reward: prices; the defaults if None.
+        baseline: whether to subtract what the heuristic earns.
         seed: of everything drawn.
     """
 
@@ -346,51 +345,59 @@ class VectorSelectionEnv(VecEnv):
         scenario: Scenario,
         n_envs: int,
         *,
+        rollouts: int = 1,
         n_max: int = N_MAX,
         reward: Reward | None = None,
+        baseline: bool = True,
         seed: int = 0,
     ) -> None:
         self.render_mode = None
-        self._rounds = Rounds(scenario, b=n_envs, n_max=n_max, reward=reward, seed=seed)
-        self._actions = np.zeros(n_envs, dtype=np.int64)
-        super().__init__(n_envs, observation_space(n_max), spaces.Discrete(n_max))
+        self._rounds = Rounds(
+            scenario, b=n_envs, rollouts=rollouts, n_max=n_max, reward=reward, baseline=baseline
+        )
+        self._seed, self._step = seed, 0
+        self.next_windows = 0
+        """Number of the windows that begin next; they follow from it and the seed."""
+        self._actions = np.zeros((n_envs, n_max), dtype=np.int64)
+        super().__init__(n_envs, observation_space(n_max), action_space(n_max))
 
     def reset(self) -> VecEnvObs:
         """Begin an episode everywhere."""
         seeds = self._seeds
         if seeds and seeds[0] is not None:
-            self._rounds.reseed(np.random.default_rng(seeds[0]))
+            self._seed, self.next_windows = seeds[0], 0
         self._reset_seeds()
-        self._rounds.begin(np.arange(self.num_envs))
+        self._begin()
         return self._observation()
 
+    def _begin(self) -> None:
+        self._rounds.begin(stream(self._seed, 8, self.next_windows))
+        self.next_windows += 1
+        self._step = 0
+
     def step_async(self, actions: npt.NDArray[Any]) -> None:
-        """Keep the actions; shape (b,)."""
-        self._actions = np.asarray(actions, dtype=np.int64).reshape(self.num_envs)
+        """Keep the rankings; shape (b, n_max)."""
+        self._actions = np.asarray(actions, dtype=np.int64)
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Make one pick in each episode."""
-        closed = self._rounds.pick(self._actions)
+        """Play one round in each episode."""
+        closed = self._rounds.play(self._actions)
         rewards = np.zeros(self.num_envs, dtype=np.float32)
-        dones = np.zeros(self.num_envs, dtype=bool)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if closed.rows.size:
             rewards[closed.rows] = closed.terms["reward"]
             columns = {name: values.tolist() for name, values in closed.terms.items()}
             for i, row in enumerate(closed.rows.tolist()):
                 infos[row] = {name: values[i] for name, values in columns.items()}
-            ended = closed.rows[closed.ended]
-            if ended.size:
-                dones[ended] = True
-                for row in ended.tolist():
-                    last = {k: v[row].copy() for k, v in self._rounds.observation.items()}
-                    infos[row] |= {"terminal_observation": last, "TimeLimit.truncated": True}
-                self._rounds.begin(ended)
-        return self._observation(), rewards, dones, infos
-
-    def action_masks(self) -> npt.NDArray[np.bool_]:
-        """Return which places may be picked; shape (b, n_max)."""
-        return self._rounds.mask.copy()
+        self._step += 1
+        over = self._step == self._rounds.scenario.settings.rounds
+        if over:
+            last = self._rounds.observation
+            for row, info in enumerate(infos):
+                ended = {name: values[row].copy() for name, values in last.items()}
+                info |= {"terminal_observation": ended, "TimeLimit.truncated": True}
+            self._begin()
+        return self._observation(), rewards, np.full(self.num_envs, over), infos
 
     def close(self) -> None:
         """Do nothing: no resource is open."""
@@ -402,11 +409,9 @@ class VectorSelectionEnv(VecEnv):
         indices: Indices = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> list[Any]:
-        """Return `action_masks` of each episode; there is no other method of single ones."""
-        del args, kwargs
-        if method_name != "action_masks":
-            raise ConfigError(f"method {method_name!r}: expected 'action_masks'")
-        return list(self.action_masks()[list(self._get_indices(indices))])
+        """Raise ConfigError: single episodes have no methods."""
+        del args, indices, kwargs
+        raise ConfigError(f"method {method_name!r}: expected none, episodes have no methods")
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """Return an attribute, which all episodes share."""

@@ -57,7 +57,7 @@ SHAPES: Mapping[str, tuple[int, ...]] = {
     "hidden_bias": (HIDDEN,),
     "last": (HIDDEN, 1),
 }
-"""Name and shape of every weight, in the order of the flat vector."""
+"""Name and shape of every weight."""
 
 # As TOML has it.
 _SCHEMA = {k: list(v) if isinstance(v, tuple) else v for k, v in SCHEMA.items()}
@@ -80,28 +80,6 @@ def initial(rng: np.random.Generator) -> Weights:
             weights[name] = np.zeros(shape, dtype=np.float32)
     weights["beta"][:] = 1.0
     return weights
-
-
-def flat(weights: Weights) -> Single:
-    """Return all weights in one vector."""
-    return np.concatenate([weights[name].ravel() for name in SHAPES])
-
-
-def unflat(vectors: Floats) -> Weights:
-    """Return the weights that vectors hold.
-
-    Args:
-        vectors: one vector of all weights, or many; shape (..., number of weights).
-
-    Returns:
-        Arrays whose leading axes are those of `vectors`.
-    """
-    ends = np.cumsum([np.prod(shape) for shape in SHAPES.values()])
-    parts = np.split(vectors, ends[:-1], axis=-1)
-    return {
-        name: part.reshape(*vectors.shape[:-1], *shape).astype(np.float32)
-        for (name, shape), part in zip(SHAPES.items(), parts, strict=True)
-    }
 
 
 def pooled(features: Floats, mask: Mask | None = None) -> Floats:
@@ -141,7 +119,7 @@ def score(
     """Return the score of every candidate.
 
     Args:
-        weights: of the network; leading axes, if any, must broadcast with those of the rest.
+        weights: of the network.
         features: of the candidates; shape (..., n, f).
         context: of the round; shape (..., g).
         heuristic: log(p_finish x utility) of the candidates; shape (..., n).
@@ -152,8 +130,8 @@ def score(
         Scores; shape (..., n). The highest are to be picked.
     """
     about = np.concatenate([context, pooled(features, mask)], axis=-1)[..., None, :]
-    about = np.tanh(about @ weights["pool"] + _row(weights["pool_bias"]))
-    offset = about @ weights["context"] + _row(weights["candidate_bias"])
+    about = np.tanh(about @ weights["pool"] + weights["pool_bias"])
+    offset = about @ weights["context"] + weights["candidate_bias"]
     if features.ndim > 2 or features.shape[0] <= _CHUNK:
         learnt = _learnt(weights, features, offset)
     else:
@@ -164,12 +142,8 @@ def score(
 
 def _learnt(weights: Weights, features: Floats, offset: Floats) -> Floats:
     hidden = np.maximum(features @ weights["candidate"] + offset, 0.0)
-    hidden = np.maximum(hidden @ weights["hidden"] + _row(weights["hidden_bias"]), 0.0)
+    hidden = np.maximum(hidden @ weights["hidden"] + weights["hidden_bias"], 0.0)
     return (hidden @ weights["last"])[..., 0]
-
-
-def _row(bias: Floats) -> Floats:
-    return bias[..., None, :]
 
 
 def by_heuristic(rows: Index, given: Inputs, mask: Mask) -> Floats:
@@ -183,16 +157,6 @@ def by_agent(weights: Weights) -> Score:
     return lambda rows, given, mask: score(weights, *given, mask)
 
 
-def by_population(vectors: Floats, each: int) -> Score:
-    """Return the scores of many agents, each of which plays some episodes in a row.
-
-    Args:
-        vectors: flat weights of the agents; shape (agents, d).
-        each: episodes of an agent.
-    """
-    return lambda rows, given, mask: score(unflat(vectors[rows // each]), *given, mask)
-
-
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Agent:
     """A trained network, and what it was trained on."""
@@ -200,7 +164,7 @@ class Agent:
     weights: Weights
     """See `fedstale.agents.policy.scorer`."""
     provenance: dict[str, Any]
-    """Traces, forecaster, algorithm, seeds and command of its training."""
+    """Traces, forecaster, settings, seeds and command of its training."""
 
 
 def save(agent: Agent, folder: str | Path) -> None:

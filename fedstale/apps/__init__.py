@@ -1,6 +1,7 @@
 """The built-in apps, each a folder that `flwr run` accepts as it is, and the template of new ones.
 
 They are folders and not packages: Flower imports an app from its own folder, and nothing in
-fedstale imports them. Only their servers know of fedstale, and only of its strategies, so that they
-can be copied and changed; `strategy` holds the choice that the built-in ones offer.
+fedstale imports them. An app has its data, its model and its run config; what their two sides have
+in common is in `server` and `client`, and in `classification` for labels that are dealt unevenly.
+The template imports none of these.
 """

@@ -96,7 +96,9 @@ def up(
     ] = False,
     traces: Annotated[
         str | None,
-        typer.Option(help="Let the nodes act devices of these traces: a file, or synthetic:N."),
+        typer.Option(
+            help="Let the nodes act devices of these traces: a file, or synthetic:N[@desktops]."
+        ),
     ] = None,
     speed_up: Annotated[float, typer.Option(help="Seconds of the trace in one real second.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Draws the devices that are acted.")] = 0,

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 Watch = Callable[["TrainingProgress"], None]
 
 _Traces = Annotated[
-    str, typer.Option("--traces", metavar="PATH|synthetic:N", help="Device traces.")
+    str, typer.Option("--traces", metavar="PATH|synthetic:N[@desktops]", help="Device traces.")
 ]
 _Forecaster = Annotated[
     str,
     typer.Option(
         "--forecaster",
-        metavar="FOLDER|embedded|fit",
+        metavar="FOLDER|embedded|embedded:FLEET|fit",
         help="Source of forecasts: a trained forecaster that has not learnt from these devices, "
-        "the one that comes with fedstale, or new ones, each fitted to the half that it does not "
-        "forecast.",
+        "one that comes with fedstale (FLEET is phones, desktops or cars), or new ones, each "
+        "fitted to the half that it does not forecast.",
     ),
 ]
 _Seed = Annotated[int, typer.Option(min=0, help="Of the split and of everything random.")]
@@ -162,10 +162,7 @@ def train_agent(
     traces: _Traces,
     out: _Folder,
     forecaster: _Forecaster = "embedded",
-    algorithm: Annotated[
-        Literal["evolution", "ppo"], typer.Option(help="How to learn; see docs/agent.md.")
-    ] = "evolution",
-    updates: Annotated[int, typer.Option(min=1, help="Generations, or updates of PPO.")] = 80,
+    updates: Annotated[int, typer.Option(min=1, help="Updates of the weights.")] = 80,
     seed: _Seed = 0,
     seeds: Annotated[
         int, typer.Option(min=1, help="Trainings; the best in validation is kept as the agent.")
@@ -197,7 +194,7 @@ def train_agent(
     scenarios = _scenarios(traces, forecaster, seed, no_forecasts=no_forecasts, cache=out / "cache")
     trainings = {
         out / f"seed-{n}" if seeds > 1 else out: Training(
-            algorithm=algorithm, updates=updates, seed=n, residual=not from_scratch
+            updates=updates, seed=n, residual=not from_scratch
         )
         for n in range(seed, seed + seeds)
     }
@@ -390,7 +387,9 @@ def _forecaster(name: str) -> "Forecaster | None":
 
     if name == "fit":
         return None
-    return embedded() if name == "embedded" else Forecaster.load(name)
+    if name == "embedded" or name.startswith("embedded:"):
+        return embedded(name.removeprefix("embedded").removeprefix(":") or "any")
+    return Forecaster.load(name)
 
 
 def _evaluate(

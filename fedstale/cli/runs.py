@@ -78,13 +78,13 @@ def simulate(
         str,
         typer.Argument(
             metavar="[APP]",
-            help="Directory of a Flower app, name of a built-in one (digits, shakespeare), or the "
-            "config.toml of an earlier run.",
+            help="Directory of a Flower app, name of a built-in one (digits, fashion, "
+            "shakespeare), or the config.toml of an earlier run.",
             show_default=False,
         ),
     ] = "",
     traces: Annotated[
-        str, typer.Option(help="File of device traces, or synthetic:N.")
+        str, typer.Option(help="File of device traces, synthetic:N, or synthetic:N@desktops.")
     ] = "synthetic:100",
     run_config: Annotated[
         list[str] | None,

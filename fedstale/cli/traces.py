@@ -58,7 +58,9 @@ _Capacity = Annotated[
 @app.command(epilog="Examples: fedstale traces describe phones.json  |  synthetic:1000 --json")
 @one_sentence()
 def describe(
-    traces: Annotated[str, typer.Argument(metavar="PATH|synthetic:N", help="What to look at.")],
+    traces: Annotated[
+        str, typer.Argument(metavar="PATH|synthetic:N[@desktops]", help="What to look at.")
+    ],
     seed: _Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -149,8 +151,11 @@ def synthesise(
         Literal["same", "spread"], typer.Option(help="One midnight for all, or 24 time zones.")
     ] = "same",
     parameters: Annotated[
-        Path | None, typer.Option(help="Population to draw from, made by fit; else the embedded.")
-    ] = None,
+        str,
+        typer.Option(
+            metavar="NAME|PATH", help="Population to draw from: phones, desktops, or a file by fit."
+        ),
+    ] = "phones",
     seed: _Seed = 0,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -158,10 +163,8 @@ def synthesise(
     """Generate devices and write them as a native file."""
     check_free(out, overwrite=overwrite)
     from fedstale.traces import TraceSet
-    from fedstale.traces.synthetic import population
 
-    chosen = population.load(parameters)
-    made = TraceSet.synthetic(n, days=days, seed=seed, time_zones=time_zones, population=chosen)
+    made = TraceSet.synthetic(n, days=days, seed=seed, time_zones=time_zones, population=parameters)
     write(made, out, as_json=as_json)
 
 
@@ -172,10 +175,18 @@ def synthesise(
 @one_sentence()
 def fit(
     availability: Annotated[Path, typer.Option(help="Recording of when devices are online.")],
-    network: Annotated[list[Path], typer.Option(help="Recording of links; may be repeated.")],
     background: Annotated[Path, typer.Option(help="Recording of what is left of processors.")],
-    compute: Annotated[Path, typer.Option(help="Recording of how fast devices are.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="TOML file to write.")],
+    compute: Annotated[Path | None, typer.Option(help="Recording of how fast devices are.")] = None,
+    speed: _Speed = None,
+    compute_unit: _Unit = None,
+    network: Annotated[
+        list[Path] | None, typer.Option(help="Recording of links; may be repeated.")
+    ] = None,
+    link_capacity: _Capacity = None,
+    cycle: Annotated[
+        Literal["day", "week"], typer.Option(help="Devices keep hours of the day, or of the week.")
+    ] = "day",
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -185,19 +196,25 @@ def fit(
     from fedstale.traces.synthetic import fit as fitting
     from fedstale.traces.synthetic import population
 
+    paths = network or []
+    links = [_linked(path, link_capacity) for path in paths] or [_linked(None, link_capacity)]
     fitted, targets = fitting.fit(
         availability=TraceSet.read(availability),
-        network=[TraceSet.read(path) for path in network],
+        network=links,
         background=TraceSet.read(background),
-        compute=TraceSet.read(compute),
+        compute=_computing(compute, speed, compute_unit),
+        cycle=cycle,
     )
     files = {
         "availability": [availability],
-        "network": network,
+        "network": paths,
         "background": [background],
-        "compute": [compute],
+        "compute": [] if compute is None else [compute],
     }
-    population.save(fitted, out, provenance=_provenance(files), targets=targets)
+    stated = {"speed": speed, "compute-unit": compute_unit, "link-capacity": link_capacity}
+    stated |= {} if cycle == "day" else {"cycle": cycle}
+    told = {name: str(value) for name, value in stated.items() if value is not None}
+    population.save(fitted, out, provenance=_provenance(files, told), targets=targets)
     note(f"wrote {out}")
     if as_json:
         say_json(out)
@@ -267,11 +284,12 @@ def _linked(path: Path | None, capacity: str | None) -> "TraceSet":
     return TraceSet.constant(2, compute=0, downlink_bit_per_s=down, uplink_bit_per_s=up)
 
 
-def _provenance(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+def _provenance(files: Mapping[str, Sequence[Path]], stated: Mapping[str, str]) -> dict[str, Any]:
     """Return the provenance of a fit.
 
     Args:
         files: the recordings of each part; folders are listed file by file.
+        stated: options that state what was not recorded.
 
     Returns:
         A table for TOML. Files are named without their folders, so that it says nothing of the
@@ -279,6 +297,7 @@ def _provenance(files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
     """
     given = [(part, path) for part, paths in files.items() for path in paths]
     options = [f"--{part} {shlex.quote(path.name)}" for part, path in given]
+    options += [f"--{name} {shlex.quote(value)}" for name, value in stated.items()]
     return {
         "command": " ".join(["fedstale traces fit", *options]),
         "date": datetime.now(UTC).date().isoformat(),

@@ -1,7 +1,9 @@
 """Scenarios that several tests play in; this folder's helpers are importable from those below."""
 
+import numpy as np
 import pytest
 import torch
+from small_episodes import fleet, one_kind
 
 from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.scenario import Scenario
@@ -14,6 +16,17 @@ def scenario():
     return Scenario.of(
         TraceSet.synthetic(40, days=1, seed=0), forecasts="oracle", settings=settings
     )
+
+
+@pytest.fixture(scope="session")
+def busy():
+    """Windows with a dozen candidates for several slots, of which some are over before the rest."""
+    n = 20
+    traces = fleet([[(0.0, 9000.0)]] * n, compute=np.linspace(0.5, 2.0, n))
+    settings = EpisodeSettings(
+        devices=(12, 16), rounds=6, window_s=450.0, concurrency_share=(0.3, 0.6)
+    )
+    return Scenario.of(traces, forecasts="oracle", settings=settings, kinds=one_kind())
 
 
 @pytest.fixture(autouse=True)

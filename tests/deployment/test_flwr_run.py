@@ -1,8 +1,14 @@
 """The built-in apps and a new one, deployed by Flower's own commands on loopback."""
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "fedstale" / "apps"))
+
+from clothes import write_clothes
 
 from fedstale.cli.apps import create
 from fedstale.deployment.local import run_app
@@ -24,6 +30,16 @@ def test_digits_runs_on_real_supernodes_as_it_is(deployment):
     found = accuracies(lines)
     assert len(found) == 2, lines
     assert found[-1] > 0.7
+
+
+def test_fashion_reads_its_folder_on_real_supernodes(deployment, tmp_path):
+    write_clothes(tmp_path / "clothes", packed=True)
+    lines = []
+    config = f"data='{tmp_path}/clothes' alpha=10 batch-size=5 fraction-train=1 num-server-rounds=3"
+    run_app(deployment, BUILT_IN / "fashion", run_config=config, show=lines.append)
+    found = accuracies(lines)
+    assert len(found) == 3, lines
+    assert found[-1] > 0.5
 
 
 def test_a_new_app_runs_on_real_supernodes_as_it_is(deployment, tmp_path):

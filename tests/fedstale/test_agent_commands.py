@@ -69,7 +69,7 @@ def small(monkeypatch):
     train_all = agent_commands.train_all
 
     def shortly(trainings, *args, **options):
-        less = {"pairs": 2, "windows": 2, "validate_every": 1, "validation_windows": 4}
+        less = {"windows": 1, "validate_every": 1, "validation_windows": 4}
         short = {folder: replace(training, **less) for folder, training in trainings.items()}
         return train_all(short, *args, **options)
 
@@ -97,7 +97,8 @@ def test_two_seeds_are_trained_and_all_contenders_are_compared(tmp_path, small):
     assert found.exit_code == 0, found.output
     rows = json.loads(found.stdout)
     by_name = {row["contender"]: row for row in rows if row["metric"] == "reward"}
-    assert {"agent", HEURISTIC, "random", "FedCS", "REFL IPS", "agent from scratch"} <= set(by_name)
+    names = {"agent", HEURISTIC, "p_finish", "LinUCB", "random", "FedCS", "REFL IPS"}
+    assert names | {"agent from scratch"} <= set(by_name)
     assert by_name["agent"]["difference"] is None
     low, high = by_name["random"]["low"], by_name["random"]["high"]
     assert low <= by_name["random"]["difference"] <= high

@@ -9,7 +9,7 @@ from fedstale.cli.learn import LOG, train_all
 from fedstale.errors import FedstaleError
 from fedstale.traces import TraceSet
 
-Short = partial(Training, updates=2, pairs=2, windows=2, validate_every=1, validation_windows=4)
+Short = partial(Training, updates=2, windows=1, validate_every=1, validation_windows=4)
 
 
 @pytest.fixture(scope="module")

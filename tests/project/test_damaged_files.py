@@ -19,6 +19,8 @@ import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +29,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-sys.path += [str(Path(__file__).parents[1] / "strategies")]
+sys.path += [str(Path(__file__).parents[1] / part) for part in ("strategies", "fedstale/apps")]
 
+from clothes import write_clothes
 from packing import packed
 
 from fedstale.agents.env.learning_proxy import fitted, read_proxy
@@ -81,6 +84,14 @@ def read_run(folder):
 def read_measured(folder):
     run = finished(folder / "run")
     return run.seed, run.limit_s, measured([run], {"accuracy": "server"})
+
+
+@cache
+def clothes_reader():
+    app = FlowerApp.find("fashion")
+    with app.importable():
+        app.load_client()
+        return import_module("fashion_app.idx")
 
 
 def read_plan(path):
@@ -199,6 +210,14 @@ READERS = {
     "planetlab, zip": Reader(write_zip, lambda f: TraceSet.read(f / "x.zip", "planetlab")),
     "planetlab, tar": Reader(write_tar, lambda f: TraceSet.read(f / "x.tar.gz", "planetlab")),
     "any source": Reader(data("x", pickle.dumps(CLIENTS)), lambda f: TraceSet.read(f / "x")),
+    "clothes": Reader(
+        lambda folder: write_clothes(folder, 20, 10),
+        lambda folder: clothes_reader().read_folder(str(folder)),
+    ),
+    "clothes, gzipped": Reader(
+        lambda folder: write_clothes(folder, 20, 10, packed=True),
+        lambda folder: clothes_reader().read_folder(str(folder)),
+    ),
     "population": Reader(text("p.toml", EMBEDDED), lambda f: population.load(f / "p.toml")),
     "forecaster": Reader(write_forecaster, forecast.Forecaster.load),
     "agent": Reader(write_agent, agent_files.load),

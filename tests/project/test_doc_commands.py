@@ -7,10 +7,15 @@ or files of the reader's: here each such command of fedstale runs in a folder th
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+
+sys.path.append(str(Path(__file__).parents[1] / "fedstale" / "apps"))
+
+from clothes import write_clothes
 
 from fedstale.cli.main import app
 from fedstale.traces import TraceSet
@@ -80,9 +85,14 @@ def furnished(tmp_path_factory):
     called("new", folder / "my_app")
     phones = TraceSet.synthetic(60, days=3, seed=0)
     phones.write(folder / "phones.parquet")
+    # Five have one digit in their names, so that no device is in both.
+    TraceSet.synthetic(5, seed=0, population="desktops").write(folder / "desktops.parquet")
     for i, name in enumerate(("boxes", "phone", "tablet")):
         phones.take([i]).write(folder / f"{name}.parquet")
     (folder / "waiting.toml").write_text(PLAN, encoding="utf-8")
+    write_clothes(folder / "clothes")
+    speech = "To be, or not to be, that is the question.\n" * 800
+    (folder / "plays.txt").write_text(f"HAMLET:\n{speech}", encoding="utf-8")
     for recording in RECORDINGS.iterdir() if RECORDINGS.is_dir() else ():
         (folder / recording.name).symlink_to(recording)
         alias = ALIASES.get(recording.name)

@@ -65,13 +65,17 @@ def test_every_import_of_the_product_is_declared():
     ("module", "heavy"),
     [
         ("fedstale", {"numpy", "pandas", "torch", "flwr", "ray", "plotly"}),
-        ("fedstale.traces", {"flwr", "ray", "stable_baselines3", "sb3_contrib", "gymnasium"}),
+        ("fedstale.traces", {"flwr", "ray", "stable_baselines3", "gymnasium"}),
         ("fedstale.traces.sources", {"flwr", "ray", "stable_baselines3", "torch"}),
-        ("fedstale.strategies", {"ray", "stable_baselines3", "sb3_contrib", "gymnasium"}),
+        ("fedstale.strategies", {"ray", "stable_baselines3", "gymnasium"}),
         ("fedstale.client", {"numpy.testing", "torch", "pandas", "ray", "stable_baselines3"}),
-        ("fedstale.agents", {"torch", "ray", "stable_baselines3", "sb3_contrib", "gymnasium"}),
+        (
+            "fedstale.apps.client",
+            {"fedstale.agents", "fedstale.strategies", "pandas", "ray", "stable_baselines3"},
+        ),
+        ("fedstale.agents", {"torch", "ray", "stable_baselines3", "gymnasium"}),
         ("fedstale.cli.main", {"numpy", "pandas", "torch", "flwr", "ray", "stable_baselines3"}),
-        ("fedstale.simulation", {"ray", "stable_baselines3", "sb3_contrib", "gymnasium"}),
+        ("fedstale.simulation", {"ray", "stable_baselines3", "gymnasium"}),
     ],
 )
 def test_importing_a_layer_leaves_heavy_libraries_out(module, heavy):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedstale.apps import classification, client
 from fedstale.simulation.flower_app import FlowerApp
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -56,9 +57,11 @@ def test_training_in_numpy_agrees_with_the_app_within_rounding(numpy_digits):
             model = {name: x.numpy().copy() for name, x in network.state_dict().items()}
             torch.set_num_threads(1)
             seed = (3, partition, 11)
-            order = task.order(len(data[1]), 5, seed)
-            loss = task.train(network, data, order, batch_size=8, learning_rate=0.1)
-            rng = np.random.default_rng((task._SHUFFLE, *seed))
+            seed = (task.SHUFFLE, *seed)
+            order = client.order(len(data[1]), 5, seed)
+            settings = {"batch_size": 8, "learning_rate": 0.1}
+            loss = client.train(network, classification.mean_loss, data, order, **settings)
+            rng = np.random.default_rng(seed)
             arrays = data[0].numpy(), data[1].numpy()
             found = numpy_digits.train(model, arrays, epochs=5, batch_size=8, rate=0.1, rng=rng)
             assert found == pytest.approx(loss, rel=1e-4)
@@ -79,8 +82,8 @@ def test_shakespeare_in_numpy_agrees_with_the_app_within_rounding(numpy_shakespe
         torch.set_num_threads(1)
         seed = (3, 4, 11)
         settings = {"batch_size": 8, "learning_rate": 1.0, "max_norm": task.MAX_NORM}
-        order = task.order(len(examples), 2, seed)
-        loss = task.train(network, (examples,), order, **settings)
+        order = client.order(len(examples), 2, seed)
+        loss = client.train(network, task.mean_loss, (examples,), order, **settings)
         found = numpy_shakespeare.train(
             model,
             examples.numpy(),

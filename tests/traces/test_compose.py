@@ -85,6 +85,21 @@ def test_hours_of_the_day_stay_where_they_are():
     assert np.unique(traces.availability.shifts).tolist() == [0.0, DAY_S]
 
 
+def test_weekdays_stay_where_they_are_in_records_of_several_weeks():
+    # Online on the Tuesdays of six weeks, on each for longer than on the one before.
+    tuesdays = [(1 + 7 * k) * DAY_S for k in range(6)]
+    windows = [(day, day + (1 + k) * 600.0) for k, day in enumerate(tuesdays)]
+    weeks = TraceSet(
+        device_ids=numbered("desktop", 1),
+        availability=Availability.of([windows], 42 * DAY_S, logs=(0.5 * DAY_S, 40 * DAY_S)),
+    )
+    traces = made(n=60, availability=weeks)
+    assert len(np.unique(traces.availability.shifts)) == 6
+    for device in range(60):
+        start, _ = traces.availability.window_at_or_after([device], [DAY_S / 2])
+        assert start[0] == DAY_S
+
+
 def test_records_that_are_no_whole_days_are_not_moved():
     part = phones()
     odd = replace(part, availability=replace(part.availability, lengths=np.full(3, 1.5 * DAY_S)))

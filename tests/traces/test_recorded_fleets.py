@@ -299,6 +299,18 @@ def test_what_no_record_says_has_to_be_said(sample, fleets):
     assert 5.0 < test.compute.fastest().max() <= 7.0
 
 
-def test_a_missing_recording_is_named(tmp_path, fleets):
+def test_devices_of_two_kinds_do_not_share_a_draw(recordings, fleets):
+    for part in fleets.fleets(recordings, 0, "mixed", assumed=fleets.ASSUMED).values():
+        moves = np.flatnonzero(part.downlink.record_s() > 1.0)
+        rates = np.array([part.downlink.value_at(moves, 1000.0 * k) for k in range(40)]).T
+        assert len(np.unique(rates, axis=0)) == moves.size
+
+
+def test_a_missing_recording_is_named(tmp_path, sample, fleets):
     with pytest.raises(TraceError, match=r"planetlab-cpu\.tar\.gz: no such file or folder"):
         fleets.fleets(tmp_path, 0)
+    for name in ("planetlab-cpu.tar.gz", "uccmisl-5g.zip", "ai-benchmark-devices.json"):
+        (tmp_path / name).symlink_to(sample / name)
+    for kind, file in (("desktops", "FullLogonData"), ("cars", "ev-norway"), ("phones", "flash")):
+        with pytest.raises(TraceError, match=rf"{file}.*: no such file"):
+            fleets.fleets(tmp_path, 0, kind, assumed=fleets.ASSUMED)

@@ -91,6 +91,7 @@ class Perceptron(Forecaster):
         *,
         seed: int,
         progress: Callable[[str, int, float, float], None] | None = None,
+        channels: "Perceptron | None" = None,
     ) -> Self:
         """Train each network and keep its best epoch on the validation devices.
 
@@ -99,6 +100,8 @@ class Perceptron(Forecaster):
             validation: of other devices.
             seed: of the first weights and of the order of examples.
             progress: called with the network, the epoch and both losses after each epoch.
+            channels: a fitted forecaster of the same kind whose networks of channels are taken as
+                they are; None trains them.
         """
         import torch  # noqa: PLC0415 - a device that only forecasts has none
 
@@ -115,13 +118,17 @@ class Perceptron(Forecaster):
             if np.isfinite(training.survival).any():
                 run = of_network(name=SESSIONS)
                 self.networks[SESSIONS] = lstm_training.train_sessions(*parts, run)
-            for channel, name in enumerate(RATES):
+            for channel, name in enumerate(RATES if channels is None else ()):
                 if np.isfinite(training.rates[:, channel]).any():
                     run = of_network(name=name)
                     self.networks[name] = lstm_training.train_channel(*parts, run)
         finally:
             torch.set_num_threads(threads)
-        self.margins = self._margins(validation)
+        if channels is None:
+            self.margins = self._margins(validation)
+        else:
+            self.networks |= {n: w for n, w in channels.networks.items() if n != SESSIONS}
+            self.spread, self.margins = channels.spread, channels.margins
         return self
 
     def _margins(self, validation: Examples) -> Array:

@@ -184,7 +184,7 @@ def _read(stream: _Stream, limit: int, name: str) -> bytes:
     while chunk := stream.read(_CHUNK):
         out.write(chunk)
         if out.tell() > limit:
-            raise TraceError(f"{name}: larger than {limit} bytes: expected a trace file")
+            raise TraceError(f"{name}: larger than {limit} bytes: expected a smaller file")
     return out.getvalue()
 
 

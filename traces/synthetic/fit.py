@@ -6,9 +6,10 @@ Large sets are looked at through a sample of evenly spaced devices. Nothing is t
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
+import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import DAY_S, Array, Index, rounded
@@ -17,6 +18,7 @@ from fedstale.traces.series import Series
 from fedstale.traces.synthetic import diurnal
 from fedstale.traces.synthetic import links as regimes
 from fedstale.traces.synthetic import load as background_model
+from fedstale.traces.synthetic.diurnal import WEEK_S
 from fedstale.traces.synthetic.population import Links, Population
 from fedstale.traces.trace_set import TraceSet
 
@@ -24,14 +26,16 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Levels of the quantiles of marginals."""
 LINK_LAGS_S = (1, 10, 60)
 ONLINE_LAGS_S = (1800.0, 7200.0, DAY_S, 3 * DAY_S)
-"""Lags of the autocorrelation of being online, in s."""
+"""Lags of the autocorrelation of being online, in s, to which a cycle of a week adds a week."""
 LOAD_LAGS = (1, 3, 12)
 _CLASSES = 10
 _MOST_PROCESSORS = 4000
 _MOST_DEVICES = 4000
 _MOST_LINKS = 300
+_MOST_INSTANTS = 10_000
 _STEP_S = 600.0
 _PLACES_A_LINK = 600
+_LEAST_LINK_S = 100
 
 Marginal: TypeAlias = dict[str, float | list[float]]
 
@@ -42,15 +46,17 @@ def fit(
     network: Sequence[TraceSet],
     background: TraceSet,
     compute: TraceSet,
+    cycle: Literal["day", "week"] = "day",
 ) -> tuple[Population, dict[str, Marginal]]:
     """Return the population that recordings come from, and the marginals that it should have.
 
     Args:
         availability: devices that come and go, in records of whole days.
         network: sets of links; all their downlinks count, and at least one set must know the
-            uplinks too.
+            uplinks too. Links that are constant are drawn constant.
         background: processors, with the share that is left of them, on a regular grid.
         compute: constant speeds of devices.
+        cycle: whether devices keep hours of the day, or of the week.
 
     Returns:
         Parameters for `TraceSet.synthetic`, and the recordings' marginals by part: availability,
@@ -69,12 +75,19 @@ def fit(
         )
     if left.step_s is None:
         raise TraceError("background to fit: expected loads on a regular grid")
+    cycle_s = {"day": DAY_S, "week": WEEK_S}.get(cycle)
+    if cycle_s is None:
+        raise TraceError(f"cycle = {cycle!r}: expected 'day' or 'week'")
+    if cycle_s == WEEK_S and availability.epoch is None:
+        raise TraceError("availability to fit: knows no calendar time, so no weekdays")
+    weekday = 0 if availability.epoch is None else pd.Timestamp(availability.epoch).weekday()
     links, epoch_s = _grids(network), availability.midnight_s or 0.0
+    epoch_s += weekday * DAY_S * (cycle_s == WEEK_S)
     classes = np.array_split(np.sort(speeds), min(_CLASSES, speeds.size))
     some = _spread(left.n_devices, _MOST_PROCESSORS)
     loads = [1.0 - left.segments(int(device))[1] for device in some]
     population = Population(
-        availability=diurnal.fit(online, epoch_s),
+        availability=diurnal.fit(online, epoch_s, cycle_s=cycle_s),
         links=_fit_links(links),
         background=background_model.fit(loads, left.step_s),
         # The geometric mean of a class: speeds differ by factors.
@@ -83,7 +96,7 @@ def fit(
     )
     uplinks = [up for _, up in links if up is not None]
     return population, {
-        "availability": availability_marginal(online, epoch_s=epoch_s),
+        "availability": availability_marginal(online, epoch_s=epoch_s, cycle_s=cycle_s),
         "downlink": link_marginal(Series.regular([down for down, _ in links], step_s=1.0)),
         "uplink": link_marginal(Series.regular(uplinks, step_s=1.0)),
         "background": load_marginal(left),
@@ -91,17 +104,20 @@ def fit(
     }
 
 
-def availability_marginal(traces: Availability, *, epoch_s: float = 0.0) -> Marginal:
+def availability_marginal(
+    traces: Availability, *, epoch_s: float = 0.0, cycle_s: float = DAY_S
+) -> Marginal:
     """Return how devices come and go.
 
     Args:
         traces: the devices.
-        epoch_s: time of day of instant 0, in s.
+        epoch_s: time of the cycle at instant 0, in s.
+        cycle_s: a day, of which no more than a week is looked at, or a week, in s.
 
     Returns:
-        `hourly` (mean share of devices online, for each hour of the day), `share` (quantiles, over
-        devices, of the share of time they are online), both of the time in which they were logged,
-        `never` (share of devices that never are),
+        `hourly` (mean share of devices online, for each hour of the cycle), `share` (quantiles,
+        over devices, of the share of time they are online), both of the time in which they were
+        logged, `never` (share of devices that never are),
         `autocorrelation` (of being online, around the mean of all, at those of `ONLINE_LAGS_S`
         that logs reach), `session_s` and `gap_s` (quantiles of lengths of windows, and of gaps
         inside records; a window that never ends has no length).
@@ -109,14 +125,16 @@ def availability_marginal(traces: Availability, *, epoch_s: float = 0.0) -> Marg
     devices = _spread(traces.n_devices, _MOST_DEVICES)
     end = float(traces.lengths.max())
     # A short record that repeats still says something about every hour of a day.
-    end = min(max(end, DAY_S) if traces.repeat else end, 7 * DAY_S, traces.until)
-    by_hour = np.zeros((2, 24))
+    is_week = cycle_s == WEEK_S
+    end = min(max(end, cycle_s) if traces.repeat else end, traces.until)
+    end = end if is_week else min(end, 7 * DAY_S)
+    by_hour = np.zeros((2, round(cycle_s / 3600)))
     online_s, logged_s = np.zeros((2, devices.size))
-    step_s = min(_STEP_S, end / 10)
+    step_s = min(_STEP_S * (3 if is_week else 1), end / 10)
     for t in np.arange(step_s / 2, end, step_s):
         logged = np.less(*traces.log_at(devices, t))
         online = traces.is_available(devices, t) & logged
-        by_hour[:, int((t + epoch_s) % DAY_S // 3600)] += online.sum(), logged.sum()
+        by_hour[:, int((t + epoch_s) % cycle_s // 3600)] += online.sum(), logged.sum()
         online_s += online
         logged_s += logged
     seen = logged_s > 0
@@ -128,20 +146,32 @@ def availability_marginal(traces: Availability, *, epoch_s: float = 0.0) -> Marg
         "hourly": _plain(by_hour[0] / np.maximum(by_hour[1], 1)),
         "share": _quantiles(online_s[seen] / logged_s[seen]),
         "never": float(round((counts == 0).mean(), 5)),
-        "autocorrelation": _persistence(traces, devices, end),
+        "autocorrelation": persistence(
+            traces, devices, end, (*ONLINE_LAGS_S, *([WEEK_S] if is_week else []))
+        ),
         "session_s": _quantiles((ends - starts)[~endless]),
         "gap_s": _quantiles(gaps),
     }
 
 
-def _persistence(traces: Availability, devices: Index, end: float) -> list[float]:
-    """Return the autocorrelation of being online, at lags that logs reach."""
-    who, when = (x.ravel() for x in np.meshgrid(devices, np.arange(_STEP_S, end, 3 * _STEP_S)))
+def persistence(
+    traces: Availability, devices: Index, end: float, lags_s: Sequence[float]
+) -> list[float]:
+    """Return the autocorrelation of being online, around the mean of all, at lags logs reach.
+
+    Args:
+        traces: the devices.
+        devices: positions of those to look at; shape (n,).
+        end: instant up to which to look, in s.
+        lags_s: in s, rising.
+    """
+    step_s = max(3 * _STEP_S, end / _MOST_INSTANTS)
+    who, when = (x.ravel() for x in np.meshgrid(devices, np.arange(_STEP_S, end, step_s)))
     start, last = traces.log_at(who, when)
     who, when, last = who[start < last], when[start < last], last[start < last]
     online = traces.is_available(who, when).astype(np.float64)
     mean, found = online.mean(), []
-    for lag in ONLINE_LAGS_S:
+    for lag in lags_s:
         known = when + lag < last
         later = traces.is_available(who[known], when[known] + lag)
         if later.size == 0 or online.var() == 0:
@@ -251,5 +281,6 @@ def _grids(network: Sequence[TraceSet]) -> list[tuple[Array, Array | None]]:
 
 
 def _grid(series: Series, device: int) -> Array:
-    seconds = np.arange(np.floor(series.lengths[series.rows[device]]))
+    # What is constant has a row of one second that repeats.
+    seconds = np.arange(max(np.floor(series.lengths[series.rows[device]]), _LEAST_LINK_S))
     return series.value_at(np.full(seconds.size, device), seconds + 0.5)

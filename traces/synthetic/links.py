@@ -42,6 +42,16 @@ class Regimes:
     """Its autocorrelation from one second to the next, in [0, 1)."""
 
 
+STEADY = Regimes(
+    move=((1.0,) + (0.0,) * (2 * LEVELS - 1),) * (2 * LEVELS),
+    share=(1.0,) + (0.0,) * (2 * LEVELS - 1),
+    mean_log=(0.0,) * LEVELS,
+    sd_log=(0.0,) * LEVELS,
+    phi=(0.0,) * LEVELS,
+)
+"""A link that always carries its median."""
+
+
 def draw(model: Regimes, n: int, seconds: int, rng: np.random.Generator) -> Array:
     """Return relative rates of n links, one a second; shape (n, seconds)."""
     edges = np.cumsum(model.move, axis=1)
@@ -79,6 +89,8 @@ def fit(links: Sequence[Array]) -> Regimes:
     """
     if sum(map(len, links)) < 100:
         raise TraceError("network to fit: expected at least 100 s of links")
+    if all(np.ptp(rates) == 0 for rates in links):
+        return STEADY
     logs = [np.log(np.maximum(rates / median_of(rates), OUTAGE)) for rates in links]
     long = [x for x in logs if x.size >= 10 * max(_LAGS_S)] or logs
     wanted = np.mean([autocorrelation(x, _LAGS_S) for x in long], axis=0)

@@ -1,9 +1,10 @@
 """Generated devices, for runs without a recording: a population, its TOML file, and its devices.
 
-Every number of the embedded population is fitted to published recordings (synthetic.toml says to
-which, and records their marginals, for comparison). Availability is each device's own. Links and
-loads are shared: a device takes one of a pool of realisations, a place in it to start from and a
-scale, so a million devices fit in memory. Devices are drawn in blocks with streams of their own
+Every number of the embedded populations is fitted to published recordings or stated beside them
+(their files say to which, and record their marginals, for comparison). Availability is each
+device's own. Links and loads are shared: a device takes one of a pool of realisations, a place in
+it to start from and a scale, so a million devices fit in memory. Devices are drawn in blocks with
+streams of their own
 (`SeedSequence(seed, spawn_key=(purpose, block))`), so device i is the same whatever n is; only the
 zeros in its name follow n.
 """
@@ -12,6 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -27,7 +29,7 @@ from fedstale.traces.series import Series
 from fedstale.traces.synthetic import diurnal
 from fedstale.traces.synthetic import links as regimes
 from fedstale.traces.synthetic import load as background
-from fedstale.traces.synthetic.diurnal import LEVELS, PARTS, Diurnal
+from fedstale.traces.synthetic.diurnal import PARTS, Diurnal
 from fedstale.traces.synthetic.links import LEVELS as LINK_LEVELS
 from fedstale.traces.synthetic.links import Regimes
 from fedstale.traces.synthetic.load import LEVELS as LOAD_LEVELS
@@ -35,7 +37,9 @@ from fedstale.traces.synthetic.load import Background
 from fedstale.traces.trace_set import TraceSet, numbered
 
 EPOCH = "2024-01-01T00:00:00"
-"""Instant 0 of generated traces: a midnight. It was a Monday, but the generator knows no weeks."""
+"""Instant 0 of generated traces: a midnight, of a Monday for populations that know weekdays."""
+PRESETS = {"phones": "synthetic.toml", "desktops": "desktops.toml"}
+"""File of each embedded population; the first is drawn from where none is named."""
 BLOCK = 4096
 _LINKS = 128
 _LINK_S = 7200
@@ -84,7 +88,7 @@ def generate(
     seed: int,
     *,
     time_zones: Literal["same", "spread"] = "same",
-    population: Population | None = None,
+    population: Population | str | Path | None = None,
 ) -> TraceSet:
     """Return n generated devices with all channels; see `TraceSet.synthetic`."""
     for name, value, least in (("n", n, 1), ("days", days, 1), ("seed", seed, 0)):
@@ -92,7 +96,13 @@ def generate(
             raise TraceError(f"{name} = {value!r}: expected an integer >= {least}")
     if time_zones not in ("same", "spread"):
         raise TraceError(f"time_zones = {time_zones!r}: expected 'same' or 'spread'")
-    population = population or load()
+    if not isinstance(population, Population):
+        population = load(population)
+    if population.availability.cycle_s > DAY_S and days % 7:
+        raise TraceError(
+            f"days = {days}: expected whole weeks, since these devices keep weekdays and their "
+            "record repeats"
+        )
     u, normal = _places(n, seed)
     availability = _availability(population, n, days, seed)
     if time_zones == "spread":
@@ -159,15 +169,21 @@ def _placed(pool: Series, which: Array, phase: Array) -> Series:
 
 
 def load(path: str | Path | None = None) -> Population:
-    """Return the population in a TOML file, the embedded one for None.
+    """Return an embedded population, or the one in a TOML file.
+
+    Args:
+        path: one of `PRESETS`, or else a file; None is the first of `PRESETS`.
 
     Raises:
         TraceError: the file is missing, not TOML, or a number is missing or out of range.
     """
-    embedded = resources.files("fedstale.traces.synthetic") / "synthetic.toml"
-    where = "the embedded population" if path is None else str(path)
+    name = next(iter(PRESETS)) if path is None else str(path)
+    file: Traversable = Path(name)
+    if name in PRESETS:
+        file = resources.files("fedstale.traces.synthetic") / PRESETS[name]
+    where = f"the embedded population of {name}" if name in PRESETS else name
     try:
-        table = tomllib.loads((embedded if path is None else Path(path)).read_text("utf-8"))
+        table = tomllib.loads(file.read_text("utf-8"))
     except OSError as problem:
         raise TraceError(f"{where}: cannot be read ({problem.strerror})") from None
     except (ValueError, RecursionError) as problem:
@@ -225,16 +241,22 @@ def _of(kind: Any, value: Any) -> Any:  # noqa: ANN401 - any type, and any value
 
 def _check(population: Population) -> None:
     """Raise a ValueError that names the first number that cannot be."""
-    groups = population.availability.groups
+    groups, levels = population.availability.groups, population.availability.levels
     _expect(bool(groups), "availability has no groups")
+    _expect(
+        all(a < b for a, b in pairwise(levels)) and (levels[0], levels[-1]) == (0, 1),
+        "levels do not rise from 0 to 1",
+    )
+    parts = len(groups[0].session_s)
+    _expect(parts in {PARTS, 7 * PARTS}, f"session_s has not {PARTS} parts of a day, or of seven")
     _expect(sum(g.weight for g in groups) <= 1 + 1e-9, "the weights of groups exceed 1")
     for group in groups:
         _expect(0 <= group.another < 1, "another is not in [0, 1)")
         _expect(len(group.hourly) == 24 and min(group.hourly) > 0, "hourly is not 24 numbers > 0")
-        tables = (group.gap_s, group.pause_s, *group.session_s)
-        _expect(len(group.session_s) == PARTS, f"session_s has not {PARTS} parts of the day")
-        for quantiles in tables:
-            _expect(_rising(quantiles, LEVELS.size) and quantiles[0] > 0, "quantiles do not rise")
+        _expect(len(group.session_s) == parts, "session_s has parts that differ")
+        _expect(len(group.gap_s) in {1, parts}, "gap_s has neither one part nor those of session_s")
+        for quantiles in (*group.gap_s, group.pause_s, *group.session_s):
+            _expect(_rising(quantiles, len(levels)) and quantiles[0] > 0, "quantiles do not rise")
     for link in (population.links.downlink, population.links.uplink):
         k = len(link.share)
         _expect(k == 2 * LINK_LEVELS, f"share is not {2 * LINK_LEVELS} states")

@@ -17,19 +17,20 @@ from fedstale.errors import ConfigError, TraceError
 from fedstale.traces import TraceSet
 
 
-def play_at_random(env, seed, steps=10_000):
-    rng = np.random.default_rng(seed)
-    seen = [env.reset(seed=seed)[0]]
-    rewards = []
-    for _ in range(steps):
-        action = rng.choice(np.flatnonzero(env.action_masks()))
-        observation, reward, terminated, truncated, info = env.step(action)
+def play_at_random(env, seed):
+    env.action_space.seed(seed)
+    seen, rewards, over = [env.reset(seed=seed)[0]], [], False
+    while not over:
+        observation, reward, terminated, over, info = env.step(env.action_space.sample())
         assert not terminated
         seen.append(observation)
         rewards.append((reward, info))
-        if truncated:
-            break
     return seen, rewards
+
+
+def by_score(score, mask):
+    """Return the ranking of scores, what is no candidate last."""
+    return np.argsort(np.where(mask > 0, -score, np.inf), kind="stable")
 
 
 def test_gymnasium_finds_nothing_wrong(scenario):
@@ -48,8 +49,9 @@ def test_it_is_made_by_its_id_from_traces():
     traces = TraceSet.synthetic(40, days=1, seed=0)
     env = gymnasium.make(f"fedstale.agents.env.gym_env:{ID}", scenario=traces)
     observation, _ = env.reset(seed=1)
-    assert observation["mask"].sum() == env.unwrapped.action_masks().sum() > 0
-    assert env.action_space.n == 64
+    assert 1 <= observation["slots"][0] <= observation["mask"].sum()
+    assert env.action_space.shape == (64,)
+    assert env.unwrapped.spec.id == "fedstale/Selection-v1"
 
 
 def test_the_same_seed_gives_the_same_episode_and_another_one_another(scenario):
@@ -62,26 +64,24 @@ def test_the_same_seed_gives_the_same_episode_and_another_one_another(scenario):
     assert not np.array_equal(one[0][0]["features"], other[0][0]["features"])
 
 
-def test_reward_comes_when_a_round_closes_with_its_terms(scenario):
-    _, rewards = play_at_random(SelectionEnv(scenario, n_max=16), 5)
-    closed = [(r, info) for r, info in rewards if info]
-    assert closed
-    assert all(r == 0.0 for r, info in rewards if not info)
-    for reward, info in closed:
+def test_every_step_is_a_round_with_the_terms_of_its_reward(scenario):
+    seen, rewards = play_at_random(SelectionEnv(scenario, n_max=16), 5)
+    assert 1 < len(rewards) <= scenario.settings.rounds
+    for before, (reward, info) in zip(seen[:-1], rewards, strict=True):
         terms = info["gain"] + info["time"] + info["waste"] + info["baseline"]
         assert reward == pytest.approx(terms)
-        assert info["sent"] >= 1
+        assert info["sent"] <= before["slots"][0]
+    assert any(info["sent"] for _, info in rewards)
 
 
 def test_the_heuristic_earns_nothing_beyond_itself(scenario):
     env = SelectionEnv(scenario, n_max=20)
     earned = []
     for seed in range(6):
-        observation, _ = env.reset(seed=seed)
+        seen, _ = env.reset(seed=seed)
         total, over = 0.0, False
         while not over:
-            score = np.where(env.action_masks(), observation["heuristic"], -np.inf)
-            observation, reward, _, over, _ = env.step(int(score.argmax()))
+            seen, reward, _, over, _ = env.step(by_score(seen["heuristic"], seen["mask"]))
             total += reward
         earned.append(total)
     # Ties between devices of which nothing is known are broken by chance.
@@ -89,49 +89,73 @@ def test_the_heuristic_earns_nothing_beyond_itself(scenario):
 
 
 def test_without_baseline_an_episode_earns_what_playing_it_does(scenario):
-    env = SelectionEnv(
-        scenario=scenario, n_max=20, baseline=False, reward=Reward(time=0.2, waste=0.1)
-    )
-    env.reset(seed=9)
-    episode = env._rounds._pool
-    _, rewards = play_at_random(env, 9)
-    total = sum(r for r, _ in rewards)
-    table = episode_metrics(
-        scenario.simulator(1), episode, by_heuristic, reward=Reward(time=0.2, waste=0.1)
-    )
-    assert len(table) == 1
-    assert np.sign(table["time"][0]) == -1
-    assert total == pytest.approx(sum(i["gain"] + i["time"] + i["waste"] for _, i in rewards if i))
+    prices = Reward(time=0.2, waste=0.1)
+    env = SelectionEnv(scenario=scenario, n_max=20, baseline=False, reward=prices)
+    seen, _ = env.reset(seed=9)
+    total, over, known = 0.0, False, []
+    while not over:
+        # The number of examples tells devices apart, once they have replied.
+        known.append(seen["features"][seen["mask"] > 0])
+        seen, reward, _, over, _ = env.step(by_score(seen["heuristic"], seen["mask"]))
+        total += reward
+    episode = scenario.draw(1, np.random.default_rng(9))
+    tables = [
+        episode_metrics(scenario.simulator(1), episode, by_heuristic, reward=prices, seed=seed)
+        for seed in range(30)
+    ]
+    # Chance breaks ties in both, so the reward is one of several.
+    earned = [table["reward"][0] for table in tables]
+    assert min(earned) - 0.5 <= total <= max(earned) + 0.5
+    assert all(table["time"][0] < 0 for table in tables)
 
 
-def test_a_place_that_may_not_be_picked_picks_no_device(scenario):
+def sent_by(scenario, ranking_of, seed=0):
+    """Return the job table of the first round that a ranking of the candidates plays."""
+    env = SelectionEnv(scenario, n_max=30)
+    seen, _ = env.reset(seed=seed)
+    env.step(ranking_of(np.flatnonzero(seen["mask"]), int(seen["slots"][0])))
+    return env._rounds.simulator.known["times_picked"][0].copy()
+
+
+def padded(places):
+    return np.pad(np.asarray(places), (0, 30 - len(places)), constant_values=29)
+
+
+def test_the_first_places_that_may_be_picked_get_the_jobs(busy):
+    plain = sent_by(busy, lambda candidates, k: padded(candidates[:k]))
+    assert plain.sum() > 1
+    # What follows the first k counts for nothing, nor do places without a candidate, in front.
+    longer = sent_by(busy, lambda candidates, k: padded(candidates))
+    np.testing.assert_array_equal(longer, plain)
+    blocked = sent_by(busy, lambda candidates, k: padded([29, 28, 27, *candidates[:k]]))
+    np.testing.assert_array_equal(blocked, plain)
+    again = sent_by(busy, lambda candidates, k: padded(np.repeat(candidates[:k], 2)))
+    np.testing.assert_array_equal(again, plain)
+    turned = sent_by(busy, lambda candidates, k: padded(candidates[::-1]))
+    assert turned.sum() == plain.sum()
+    assert not np.array_equal(turned, plain)
+
+
+def test_a_ranking_of_empty_places_sends_no_job(scenario):
     env = SelectionEnv(scenario, n_max=30)
     env.reset(seed=0)
-    wrong = int(np.flatnonzero(~env.action_masks())[0])
-    sent = []
-    for _ in range(40):
-        _, _, _, over, info = env.step(wrong)
-        if info:
-            sent.append(info["sent"])
-        if over:
-            break
-    assert sent
-    assert min(sent) == 0
+    _, _, _, _, info = env.step(np.full(30, 29))
+    assert info["sent"] == 0
 
 
-def test_more_candidates_than_places_are_shown_in_part(scenario):
-    env = SelectionEnv(scenario, n_max=2)
+def test_more_candidates_than_places_are_shown_in_part(busy):
+    env = SelectionEnv(busy, n_max=2)
     _, rewards = play_at_random(env, 0)
-    assert max(info["sent"] for _, info in rewards if info) <= 2
+    assert max(info["sent"] for _, info in rewards) == 2
 
 
 def test_a_step_after_the_end_is_one_clear_error(scenario):
     env = SelectionEnv(scenario, n_max=16)
     with pytest.raises(ConfigError, match="reset"):
-        env.step(0)
+        env.step(np.arange(16))
     play_at_random(env, 0)
     with pytest.raises(ConfigError, match="reset"):
-        env.step(0)
+        env.step(np.arange(16))
 
 
 def test_what_cannot_be_played_is_named(scenario):

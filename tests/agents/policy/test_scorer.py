@@ -21,8 +21,10 @@ def drawn(seed=0, n=7, batch=()):
 
 def trained(seed=0):
     rng = np.random.default_rng(seed)
-    n = scorer.flat(scorer.initial(rng)).size
-    return scorer.unflat(rng.normal(size=n) * 0.3)
+    return {
+        name: (0.3 * rng.standard_normal(value.shape)).astype(np.float32)
+        for name, value in scorer.initial(rng).items()
+    }
 
 
 def test_an_untrained_scorer_gives_exactly_the_heuristics_score():
@@ -76,29 +78,19 @@ def test_many_candidates_score_as_they_would_in_one_piece(monkeypatch):
     )
 
 
-def test_a_population_of_scorers_scores_as_each_alone():
-    vectors = np.stack([scorer.flat(trained(seed)) for seed in range(3)])
+def test_choices_that_are_scored_together_score_as_each_alone():
     features, context, heuristic = drawn(batch=(3, 4))
-    spread = scorer.unflat(vectors[:, None])
-    together = scorer.score(spread, features, context, heuristic)
+    together = scorer.score(trained(), features, context, heuristic)
     for p in range(3):
         for e in range(4):
-            alone = scorer.score(trained(p), features[p, e], context[p, e], heuristic[p, e])
+            alone = scorer.score(trained(), features[p, e], context[p, e], heuristic[p, e])
             np.testing.assert_allclose(together[p, e], alone, atol=1e-5)
-
-
-def test_weights_survive_being_flattened():
-    weights = trained()
-    again = scorer.unflat(scorer.flat(weights))
-    assert weights.keys() == again.keys()
-    for name, value in weights.items():
-        np.testing.assert_array_equal(again[name], value)
 
 
 def test_the_network_in_torch_gives_the_same_scores_and_exports_its_weights():
     torch = pytest.importorskip("torch")
-    pytest.importorskip("sb3_contrib")
-    from fedstale.agents.ppo import TEMPERATURE, ScorerNetwork
+    pytest.importorskip("stable_baselines3")
+    from fedstale.agents.policy_gradient import ScorerNetwork
 
     features, context, heuristic = drawn(batch=(4,))
     mask = np.random.default_rng(3).random(heuristic.shape) < 0.6
@@ -108,7 +100,8 @@ def test_the_network_in_torch_gives_the_same_scores_and_exports_its_weights():
         network = ScorerNetwork(space, weights)
         found = network({k: torch.from_numpy(v.astype(np.float32)) for k, v in seen.items()})
         assert found.shape == (4, network.features_dim)
-        scores = found.detach().numpy()[:, : heuristic.shape[1]] * TEMPERATURE
+        scores = found.detach().numpy()
+        assert not scores[~mask].any()
         expected = scorer.score(weights, features, context, heuristic, mask)
         np.testing.assert_allclose(scores[mask], expected[mask], atol=1e-4)
         for name, value in network.exported().items():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from clothes import write_clothes
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedstale.simulation.compat import identity, stamp
@@ -65,3 +66,21 @@ def small_play(tmp_path):
     path = tmp_path / "play.txt"
     path.write_text("\n\n".join(acts))
     return str(path)
+
+
+@pytest.fixture
+def small_clothes(tmp_path):
+    """Return the path of a folder with 400 images to train on and 110 to test."""
+    write_clothes(tmp_path / "clothes")
+    return str(tmp_path / "clothes")
+
+
+@pytest.fixture
+def data_of(small_play, small_clothes):
+    """Return a function that returns the settings by which an app finds small data."""
+    settings = {"text": small_play, "data": small_clothes}
+
+    def data_of(app):
+        return {key: value for key, value in settings.items() if key in app.run_config({})}
+
+    return data_of

@@ -6,4 +6,5 @@ from fedstale.simulation.flower_app import BUILT_IN
 
 PLAY = Path(__file__).parents[4] / "shared" / "data" / "tinyshakespeare.txt.gz"
 TEMPLATE = BUILT_IN / "template" / "starter-app"
-FOLDERS = [BUILT_IN / "digits", BUILT_IN / "shakespeare", TEMPLATE]
+NAMES = ["digits", "fashion", "shakespeare"]
+FOLDERS = [*(BUILT_IN / name for name in NAMES), TEMPLATE]

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
-from places import FOLDERS, PLAY
+from places import FOLDERS, NAMES, PLAY
 
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.flower_app import built_in_apps
@@ -65,7 +65,7 @@ def test_the_template_learns(load):
 
 
 def test_the_template_is_no_built_in_app():
-    assert built_in_apps() == ["digits", "shakespeare"]
+    assert built_in_apps() == NAMES
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
@@ -92,10 +92,15 @@ def test_an_app_imports_of_fedstale_only_what_its_side_needs(folder):
     needed = {
         "server_app.py": {
             "fedstale.apps",
-            "fedstale.deployment.run_folder",
             "fedstale.strategies",
         },
-        "client_app.py": {"fedstale.client"},
+        "client_app.py": {"fedstale.apps", "fedstale.client"},
+        "task.py": {"fedstale.apps", "fedstale.apps.classification"},
+        "idx.py": {
+            "fedstale.apps.classification",
+            "fedstale.errors",
+            "fedstale.traces.sources.archives",
+        },
     }
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -115,21 +120,19 @@ def test_the_declared_work_is_complete_and_about_a_minute(load, folder):
 
 
 @pytest.mark.parametrize("key", ["checkpoints", "resume"])
-@pytest.mark.parametrize("name", ["digits", "shakespeare"])
-def test_a_strategy_that_keeps_no_checkpoints_says_so(load, name, key, small_play, tmp_path):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_strategy_that_keeps_no_checkpoints_says_so(load, name, key, data_of, tmp_path):
     app = load(name)
-    text = {"text": small_play} if name[0] == "s" else {}
-    config = app.run_config({key: str(tmp_path), **text})
+    config = app.run_config({key: str(tmp_path), **data_of(app)})
     with pytest.raises(ValueError, match=rf"{key} = .*: fedavg keeps none, only \['fedbuff'"):
         app.load_server()(None, Context(1, 1, {}, RecordDict(), config))
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
-def test_checkpoints_and_resume_reach_the_strategy(load, folder, small_play, tmp_path, monkeypatch):
+def test_checkpoints_and_resume_reach_the_strategy(load, folder, data_of, tmp_path, monkeypatch):
     app, made = load(folder), []
     monkeypatch.setattr(StaleStrategy, "start", lambda self, **_: made.append(self))
-    settings = {"strategy": "gap-aware", "text": small_play}
-    settings = {key: value for key, value in settings.items() if key in app.run_config({})}
+    settings = data_of(app) | ({} if folder == FOLDERS[-1] else {"strategy": "gap-aware"})
     for paths in ({}, {"checkpoints": str(tmp_path), "resume": str(tmp_path)}):
         config = app.run_config(settings | paths)
         app.load_server()(None, Context(1, 1, {}, RecordDict(), config))
@@ -138,12 +141,10 @@ def test_checkpoints_and_resume_reach_the_strategy(load, folder, small_play, tmp
     assert (on.checkpoints.folder, on.resume) == (tmp_path, str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["digits", "shakespeare"])
-def test_an_unknown_strategy_is_refused_with_the_known_ones(load, name, small_play):
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unknown_strategy_is_refused_with_the_known_ones(load, name, data_of):
     app = load(name)
-    config = app.run_config(
-        {"strategy": "fedavgg", **({"text": small_play} if name[0] == "s" else {})}
-    )
+    config = app.run_config({"strategy": "fedavgg", **data_of(app)})
     with pytest.raises(ValueError, match=r"strategy = 'fedavgg': expected one of \['fedavg'"):
         app.load_server()(None, Context(1, 1, {}, RecordDict(), config))
 

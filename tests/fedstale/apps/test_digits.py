@@ -8,6 +8,8 @@ import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 
+from fedstale.apps import classification
+
 
 @pytest.fixture
 def digits(load):
@@ -19,9 +21,9 @@ def answer(digits, ask):
     """Return a function that asks a device, of ten unless told otherwise."""
     client = digits.load_client()
 
-    def answer(kind, network, **where):
+    def answer(kind, network, settings=None, **where):
         arrays = ArrayRecord(network.state_dict())
-        return ask(client, kind, arrays, digits.run_config({}), **where).content
+        return ask(client, kind, arrays, digits.run_config(settings or {}), **where).content
 
     return answer
 
@@ -95,9 +97,10 @@ def test_impossible_partitions_are_refused_by_name(task, n, alpha, named):
         task.deal(n, alpha, 1)
 
 
-def test_a_partition_id_out_of_range_is_refused(task):
-    with pytest.raises(ValueError, match="partition-id = 5"):
-        task.client_data(5, 5, 0.5, 1)
+@pytest.mark.parametrize("partition", [-1, 5])
+def test_a_partition_id_out_of_range_is_refused(answer, task, partition):
+    with pytest.raises(ValueError, match=f"partition-id = {partition}"):
+        answer("train", task.Network(), partition=partition, n=5)
 
 
 def test_making_a_network_leaves_the_global_random_stream_alone(task):
@@ -113,10 +116,13 @@ def test_training_on_a_device_lowers_its_loss_and_reports_what_flower_needs(answ
     mine, _ = task.client_data(2, 10, 0.5, 1)
     reply = answer("train", network, partition=2)
     assert reply["metrics"]["num-examples"] == len(mine[1])
-    assert reply["metrics"]["train_loss"] < task.evaluate(network, mine)[0]
+    assert reply["metrics"]["train_loss"] < classification.evaluate(network, mine)[0]
     assert list(reply["arrays"]) == list(network.state_dict())
     network.load_state_dict(reply["arrays"].to_torch_state_dict())
-    assert task.evaluate(network, mine)[0] < task.evaluate(task.Network(1), mine)[0]
+    assert (
+        classification.evaluate(network, mine)[0]
+        < classification.evaluate(task.Network(1), mine)[0]
+    )
 
 
 def test_the_same_job_gives_the_same_bytes_whatever_ran_before(answer, task):
@@ -143,13 +149,10 @@ def test_evaluation_on_a_device_is_that_of_its_held_out_examples(answer, task):
     assert metrics["eval_loss"] == pytest.approx(np.log(10), abs=0.3)
 
 
-def test_bad_settings_of_training_are_refused_by_name(task):
-    data = task.client_data(0, 10, 0.5, 1)[0]
-    order = task.order(len(data[1]), 1, (1,))
-    with pytest.raises(ValueError, match="batch-size = 0"):
-        task.train(task.Network(), data, order, batch_size=0, learning_rate=0.1)
-    with pytest.raises(ValueError, match="local-epochs = -1"):
-        task.order(len(data[1]), -1, (1,))
+@pytest.mark.parametrize(("key", "value"), [("batch-size", 0), ("local-epochs", -1)])
+def test_bad_settings_of_training_are_refused_by_name(answer, task, key, value):
+    with pytest.raises(ValueError, match=f"{key} = {value}"):
+        answer("train", task.Network(), settings={key: value})
 
 
 @pytest.mark.slow

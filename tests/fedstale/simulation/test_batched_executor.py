@@ -1,6 +1,8 @@
 """Clients trained as one program: the same results as one after the other, but for rounding."""
 
 import importlib
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
+
+sys.path.append(str(Path(__file__).parents[1] / "apps"))
+
+from clothes import write_clothes
 
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import identity, own_copy, stamp
@@ -84,6 +90,20 @@ def test_digits_are_trained_as_inline_within_a_millionth(built_in, n, batch_size
     ours = BatchedExecutor(client, parts, batch=25).run(calls)
     theirs = InlineExecutor(client).run(calls)
     assert differences(ours, theirs).max() < 1e-6
+
+
+# Steps make a difference of roundings larger, and one may put a unit on the other side of a ReLU.
+@pytest.mark.parametrize(
+    ("batch_size", "epochs", "most"), [(1000, 1, 1e-6), (9, 1, 1e-6), (9, 10, 1e-3)]
+)
+def test_fashion_is_trained_as_inline_but_for_rounding(
+    built_in, tmp_path, batch_size, epochs, most
+):
+    write_clothes(tmp_path / "clothes")
+    settings = {"data": str(tmp_path / "clothes"), "batch_size": batch_size}
+    client, parts, calls = built_in("fashion", 9, versions=2, local_epochs=epochs, **settings)
+    ours = BatchedExecutor(client, parts).run(calls)
+    assert differences(ours, InlineExecutor(client).run(calls)).max() < most
 
 
 def test_replies_are_addressed_as_inline(built_in):

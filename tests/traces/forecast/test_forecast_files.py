@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tomli_w
 
-from fedstale.errors import TraceError
+from fedstale.errors import ConfigError, TraceError
 from fedstale.traces.forecast import LSTM, Forecaster, LastValue, embedded
-from fedstale.traces.forecast.base import FILES
+from fedstale.traces.forecast.base import FILES, FLEETS
 
 
 @pytest.fixture
@@ -91,8 +91,22 @@ def test_arrays_that_are_not_finite_are_rejected(training, held_out, tmp_path):
         Forecaster.load(tmp_path)
 
 
-def test_the_forecaster_that_comes_along_is_an_lstm_below_400_kb(observer):
-    forecaster = embedded()
+def test_an_unknown_fleet_is_one_sentence():
+    with pytest.raises(ConfigError, match="fleet = 'satellites': expected one of any, phones"):
+        embedded("satellites")
+
+
+def test_each_fleet_has_a_network_of_sessions_and_all_share_those_of_channels():
+    states = {fleet: embedded(fleet).state_dict() for fleet in FLEETS}
+    phones = states.pop("phones")
+    for state in states.values():
+        assert not np.array_equal(state["sessions.output"], phones["sessions.output"])
+        np.testing.assert_array_equal(state["compute.gates"], phones["compute.gates"])
+
+
+@pytest.mark.parametrize("fleet", FLEETS)
+def test_a_forecaster_that_comes_along_is_an_lstm_below_400_kb(observer, fleet):
+    forecaster = embedded(fleet)
     assert isinstance(forecaster, LSTM)
     assert sum(a.nbytes for a in forecaster.state_dict().values()) < 400_000
     survival = forecaster.forecast(observer.at(np.arange(60), 1e5)).survival

@@ -192,6 +192,7 @@ def test_thousands_at_once_are_forecast_as_a_loop_forecasts_each():
         one = DeviceForecast(
             online=devices.online[i : i + 1],
             survival=devices.survival[i : i + 1],
+            available=devices.available[i : i + 1],
             new_session_survival=devices.new_session_survival,
             rates=devices.rates[i : i + 1],
         )

@@ -142,7 +142,7 @@ def test_a_missing_file_is_one_clear_error(tmp_path):
 def test_a_probability_above_one_is_rejected(tmp_path):
     known = population.load()
     group = replace(known.availability.groups[0], another=1.5)
-    wrong = replace(known, availability=diurnal.Diurnal(groups=(group,)))
+    wrong = replace(known, availability=replace(known.availability, groups=(group,)))
     population.save(wrong, tmp_path / "p.toml", provenance={}, targets={})
     with pytest.raises(TraceError, match=r"another is not in \[0, 1\)"):
         population.load(tmp_path / "p.toml")

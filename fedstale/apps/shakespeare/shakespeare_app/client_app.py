@@ -1,11 +1,12 @@
 """What a device does: train the model it receives on its own lines, or evaluate it."""
 
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message
 from torch import Tensor
 
+from fedstale.apps import client
 from fedstale.client import ForecastMod
 from shakespeare_app import play, task
 
@@ -15,60 +16,27 @@ app = ForecastMod(enabled_by="forecasts").client_app()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Return the model after some epochs on this device."""
-    network, given = _received(message), job(message, context)
-    loss = task.train(network, **given)
-    metrics = MetricRecord({"train_loss": loss, "num-examples": len(given["data"][0])})
-    content = RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics})
-    return Message(content, reply_to=message)
+    return client.trained(message, task.Network(), task.mean_loss, job(message, context))
 
 
 def job(message: Message, context: Context) -> dict[str, Any]:
     """Return what a device trains on; engines train many devices by it as one program."""
-    config = context.run_config
     data, _ = _data(context)
-    return {
-        "data": (data,),
-        "order": task.order(len(data), int(config["local-epochs"]), _seed(message, context)),
-        "batch_size": int(config["batch-size"]),
-        "learning_rate": float(config["learning-rate"]),
-        "max_norm": task.MAX_NORM,
-    }
+    return {**client.job(message, context, (data,)), "max_norm": task.MAX_NORM}
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Return how well the model does on lines that this device does not train on."""
     _, data = _data(context)
-    loss, accuracy = task.evaluate(_received(message), data)
-    metrics = MetricRecord(
-        {"eval_loss": loss, "eval_accuracy": accuracy, "num-examples": len(data)}
-    )
-    return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-
-def _received(message: Message) -> task.Network:
-    network = task.Network()
-    network.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-    return network
+    loss, accuracy = task.evaluate(client.received(message, task.Network()), data)
+    return client.evaluated(message, loss, accuracy, len(data))
 
 
 def _data(context: Context) -> tuple[Tensor, Tensor]:
-    partition = int(context.node_config["partition-id"])
-    n_partitions = int(context.node_config["num-partitions"])
-    if not 0 <= partition < n_partitions:
-        raise ValueError(
-            f"partition-id = {partition}: expected 0 <= partition-id < num-partitions, "
-            f"which is {n_partitions}; set both in the node config"
-        )
-    return _examples(str(context.run_config["text"]), partition, n_partitions)
+    return _examples(str(context.run_config["text"]), *client.place(context))
 
 
 @lru_cache(maxsize=4096)
 def _examples(text: str, partition: int, n_partitions: int) -> tuple[Tensor, Tensor]:
     return task.split(task.encode(play.deal(text, n_partitions)[partition]))
-
-
-def _seed(message: Message, context: Context) -> tuple[int, ...]:
-    server_round = cast(int, message.content.config_records["config"].get("server-round", 0))
-    config, node = context.run_config, context.node_config
-    return int(config["seed"]), int(node["partition-id"]), server_round

@@ -1,17 +1,12 @@
-"""The model, and how to train and evaluate it.
+"""The model, its loss, and how to evaluate it.
 
 An example is a run of characters; the model guesses each one from those before it. The alphabet
-is fixed, so it does not depend on the text. All randomness comes from explicit seeds, so every
-process trains to the same bytes.
+is fixed, so it does not depend on the text.
 """
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
-
-Index = npt.NDArray[np.int64]
 
 LENGTH = 80
 """Characters of one example."""
@@ -81,57 +76,15 @@ def split(examples: Tensor) -> tuple[Tensor, Tensor]:
     return examples[: max(1, len(examples) - n_test)], examples[-n_test:]
 
 
-def order(n: int, epochs: int, seed: tuple[int, ...]) -> Index:
-    """Return the order in which a device takes its n examples; shape (epochs, n).
-
-    It depends on the seed alone, such as (seed, partition, round).
-    """
-    if epochs < 0:
-        raise ValueError(f"local-epochs = {epochs}: expected a number >= 0")
-    rng = np.random.default_rng(seed)
-    return np.array([rng.permutation(n) for _ in range(epochs)], np.int64).reshape(epochs, n)
-
-
 def losses(network: nn.Module, examples: Tensor) -> Tensor:
     """Return the mean loss of each example in nats a character."""
     logits = network(examples[:, :-1]).transpose(1, 2)
     return cross_entropy(logits, examples[:, 1:], reduction="none").mean(dim=1)
 
 
-def train(
-    network: nn.Module,
-    data: tuple[Tensor],
-    order: Index,
-    *,
-    batch_size: int,
-    learning_rate: float,
-    max_norm: float,
-) -> float:
-    """Train in place with SGD; return the mean loss of the last epoch in nats a character.
-
-    Args:
-        network: changed in place.
-        data: the examples, as `encode` makes them.
-        order: of the examples, one row an epoch; shape (epochs, examples).
-        batch_size: examples of one step, >= 1.
-        learning_rate: of SGD.
-        max_norm: gradients longer than this are shortened to it.
-    """
-    if batch_size < 1:
-        raise ValueError(f"batch-size = {batch_size}: expected a number >= 1")
-    (examples,) = data
-    optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate)
-    total = 0.0
-    for epoch in torch.from_numpy(order):
-        total = 0.0
-        for batch in epoch.split(batch_size):
-            optimizer.zero_grad()
-            loss = _loss(network(examples[batch, :-1]), examples[batch, 1:])
-            loss.backward()
-            nn.utils.clip_grad_norm_(network.parameters(), max_norm)
-            optimizer.step()
-            total += loss.item() * len(batch)
-    return total / len(examples)
+def mean_loss(network: nn.Module, examples: Tensor) -> Tensor:
+    """Return the mean loss in nats a character."""
+    return cross_entropy(network(examples[:, :-1]).flatten(0, 1), examples[:, 1:].flatten())
 
 
 @torch.no_grad()
@@ -139,11 +92,8 @@ def evaluate(network: nn.Module, examples: Tensor) -> tuple[float, float]:
     """Return the mean loss in nats a character and the share of characters guessed."""
     loss = right = 0.0
     for batch in examples.split(256):
-        logits = network(batch[:, :-1])
-        loss += _loss(logits, batch[:, 1:]).item() * len(batch)
-        right += (logits.argmax(dim=2) == batch[:, 1:]).double().mean().item() * len(batch)
+        logits, targets = network(batch[:, :-1]), batch[:, 1:]
+        mean = cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss += mean.item() * len(batch)
+        right += (logits.argmax(dim=2) == targets).double().mean().item() * len(batch)
     return loss / len(examples), right / len(examples)
-
-
-def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return cross_entropy(logits.flatten(0, 1), targets.flatten())

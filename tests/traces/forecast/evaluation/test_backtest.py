@@ -189,7 +189,7 @@ def test_traces_without_all_channels_are_tested_on_what_they_know(fleet):
         seed=0,
     )
     assert set(tables) == {"horizons", "per_device", "cold_start", "survival", "fan"}
-    assert set(tables["horizons"]["quantity"]) == {"online", "offline"}
+    assert set(tables["horizons"]["quantity"]) == {"online", "offline", "available"}
 
 
 def test_errors_of_devices_are_quantiles_of_the_means_of_each_device(tested, last, training):

@@ -1,12 +1,17 @@
-"""The strategies that the built-in apps offer, by their run config.
+"""The server of the built-in apps: a strategy by their run config, and an evaluated model.
 
 Flower's strategies work in rounds; fedstale's aggregate replies as they come, also stale ones.
 """
 
-from flwr.app import Context
+from collections.abc import Callable
+
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
+from torch import nn
 
 from fedstale.agents import AgentSelector
+from fedstale.deployment.run_folder import recorded
 from fedstale.strategies import DirectionAware, FedBuff, GapAware, selection
 
 IN_ROUNDS = {"fedavg": FedAvg}
@@ -20,6 +25,45 @@ SELECTORS = {
     "expected-utility": selection.ExpectedUtility,
     "agent": AgentSelector,
 }
+
+
+def serve(
+    grid: Grid,
+    context: Context,
+    *,
+    app: str,
+    network: Callable[[int], nn.Module],
+    evaluate: Callable[[nn.Module], tuple[float, float]],
+) -> None:
+    """Train for some rounds, and evaluate each model.
+
+    Args:
+        grid: the devices.
+        context: with the run config of a built-in app.
+        app: its name, for the run folder.
+        network: makes the model, with its first weights drawn by a seed.
+        evaluate: returns loss and accuracy of a model on examples that no device has.
+
+    Raises:
+        ValueError: a value of the run config is not one of those offered.
+    """
+    config = context.run_config
+    seed = int(config["seed"])
+
+    def measured(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        model = network(seed)
+        model.load_state_dict(arrays.to_torch_state_dict())
+        loss, accuracy = evaluate(model)
+        return MetricRecord({"loss": loss, "accuracy": accuracy})
+
+    with recorded(grid, str(config["run-folder"]), context, app=app) as watched:
+        configured(context).start(
+            grid=watched,
+            initial_arrays=ArrayRecord(network(seed).state_dict()),
+            num_rounds=int(config["num-server-rounds"]),
+            timeout=float(config["round-timeout"]),
+            evaluate_fn=measured,
+        )
 
 
 def configured(context: Context) -> Strategy:

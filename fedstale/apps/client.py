@@ -1,0 +1,136 @@
+"""What the clients of the built-in apps share: a job by the run config, SGD, and the replies.
+
+All randomness comes from explicit seeds, so every process trains to the same bytes.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from torch import Tensor, nn
+
+Index = npt.NDArray[np.int64]
+Examples = tuple[Tensor, ...]
+"""Tensors whose first axis is the examples, such as images and labels."""
+
+
+def place(context: Context) -> tuple[int, int]:
+    """Return which partition a device has, and of how many.
+
+    Raises:
+        ValueError: there is no such partition.
+    """
+    node = context.node_config
+    partition, n_partitions = int(node["partition-id"]), int(node["num-partitions"])
+    if not 0 <= partition < n_partitions:
+        raise ValueError(
+            f"partition-id = {partition}: expected 0 <= partition-id < num-partitions, "
+            f"which is {n_partitions}; set both in the node config"
+        )
+    return partition, n_partitions
+
+
+def job(
+    message: Message, context: Context, data: Examples, stream: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """Return what a device trains on; engines train many devices by it as one program.
+
+    Args:
+        message: of training, which may state the round.
+        context: with local-epochs, batch-size, learning-rate and seed in its run config.
+        data: the device's examples, n of them.
+        stream: tells these random numbers from others that the app draws by the same seed.
+
+    Returns:
+        The arguments of `train` after the loss. The order of the examples depends on the stream,
+        the seed, the partition and the round.
+    """
+    config, node = context.run_config, context.node_config
+    server_round = cast(int, message.content.config_records["config"].get("server-round", 0))
+    seed = (*stream, int(config["seed"]), int(node["partition-id"]), server_round)
+    return {
+        "data": data,
+        "order": order(len(data[0]), int(config["local-epochs"]), seed),
+        "batch_size": int(config["batch-size"]),
+        "learning_rate": float(config["learning-rate"]),
+    }
+
+
+def order(n: int, epochs: int, seed: tuple[int, ...]) -> Index:
+    """Return the order in which a device takes its n examples; shape (epochs, n).
+
+    Raises:
+        ValueError: the number of epochs is negative.
+    """
+    if epochs < 0:
+        raise ValueError(f"local-epochs = {epochs}: expected a number >= 0")
+    rng = np.random.default_rng(seed)
+    return np.array([rng.permutation(n) for _ in range(epochs)], np.int64).reshape(epochs, n)
+
+
+def received(message: Message, network: nn.Module) -> nn.Module:
+    """Return a network with the weights in a message."""
+    network.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    return network
+
+
+def trained(
+    message: Message, network: nn.Module, loss: Callable[..., Tensor], job: dict[str, Any]
+) -> Message:
+    """Return the reply to a message of training: the model after a job, and its mean loss."""
+    mean = train(received(message, network), loss, **job)
+    metrics = MetricRecord({"train_loss": mean, "num-examples": len(job["data"][0])})
+    content = RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics})
+    return Message(content, reply_to=message)
+
+
+def evaluated(message: Message, loss: float, accuracy: float, n_examples: int) -> Message:
+    """Return the reply to a message of evaluation."""
+    metrics = MetricRecord(
+        {"eval_loss": loss, "eval_accuracy": accuracy, "num-examples": n_examples}
+    )
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def train(
+    network: nn.Module,
+    loss: Callable[..., Tensor],
+    data: Examples,
+    order: Index,
+    *,
+    batch_size: int,
+    learning_rate: float,
+    max_norm: float | None = None,
+) -> float:
+    """Train in place with SGD; return the mean loss of the last epoch.
+
+    Args:
+        network: changed in place.
+        loss: called with (network, *batch), returns the mean loss of a batch.
+        data: the examples.
+        order: of the examples, one row an epoch; shape (epochs, examples).
+        batch_size: examples of one step, >= 1.
+        learning_rate: of plain SGD.
+        max_norm: gradients longer than this are shortened to it; None leaves them.
+
+    Raises:
+        ValueError: the batch size is below 1.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch-size = {batch_size}: expected a number >= 1")
+    optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate)
+    total = 0.0
+    for examples in torch.from_numpy(order):
+        total = 0.0
+        for batch in examples.split(batch_size):
+            optimizer.zero_grad()
+            mean = loss(network, *(tensor[batch] for tensor in data))
+            torch.autograd.backward(mean)
+            if max_norm is not None:
+                nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+            optimizer.step()
+            total += mean.item() * len(batch)
+    return total / len(data[0])

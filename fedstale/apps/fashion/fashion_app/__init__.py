@@ -1,0 +1,1 @@
+"""Fashion-MNIST with label skew, as a Flower app."""

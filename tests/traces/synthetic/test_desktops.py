@@ -1,0 +1,290 @@
+"""Generated desktops keep weekdays, as the recorded ones do, and phones are what they were."""
+
+import hashlib
+import subprocess
+import sys
+import tomllib
+from dataclasses import asdict, replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedstale.cli.main import app
+from fedstale.errors import TraceError
+from fedstale.traces import Availability, Job, TraceSet
+from fedstale.traces.synthetic import diurnal, population
+from fedstale.traces.synthetic.fit import availability_marginal, fit
+from fedstale.traces.trace_set import numbered
+
+ROOT = Path(__file__).parents[3]
+SHARED = ROOT / ".." / "shared" / "traces"
+DAY_S, WEEK_S = 86_400.0, 7 * 86_400.0
+
+
+@pytest.fixture(scope="module")
+def file():
+    """Return the file of the embedded desktops."""
+    text = (resources.files("fedstale.traces.synthetic") / "desktops.toml").read_text("utf-8")
+    assert len(text) < 1_000_000
+    return tomllib.loads(text)
+
+
+@pytest.fixture(scope="module")
+def desktops():
+    return TraceSet.synthetic(1500, days=28, seed=0, population="desktops")
+
+
+def by_hour_of_week(traces: TraceSet) -> np.ndarray:
+    """Return the share of devices online at the middle of each hour of the week."""
+    everyone = np.arange(traces.n_devices)
+    weeks = int(traces.availability.lengths.max() // WEEK_S)
+    instants = 1800.0 + 3600.0 * np.arange(168 * weeks)
+    shares = [traces.availability.is_available(everyone, t).mean() for t in instants]
+    return np.reshape(shares, (weeks, 168)).mean(axis=0)
+
+
+def test_generated_desktops_have_the_recorded_marginals(desktops, file):
+    wanted = file["targets"]["availability"]
+    found = availability_marginal(desktops.availability, cycle_s=WEEK_S)
+    assert len(wanted["hourly"]) == 168
+    error = np.abs(np.subtract(found["hourly"], wanted["hourly"]))
+    assert error.max() < 0.1
+    assert error.mean() < 0.03
+    assert np.corrcoef(found["hourly"], wanted["hourly"])[0, 1] > 0.85
+    np.testing.assert_allclose(found["autocorrelation"], wanted["autocorrelation"], atol=0.1)
+    assert len(wanted["autocorrelation"]) == 5
+    # The upper quantiles of the shares are those of devices that keep one habit for good.
+    np.testing.assert_allclose(found["share"][:3], wanted["share"][:3], atol=0.1)
+    for lengths in ("session_s", "gap_s"):
+        ratio = np.array(found[lengths]) / wanted[lengths]
+        assert np.all((ratio > 1 / 1.5) & (ratio < 1.5))
+
+
+def test_weekends_differ_from_weekdays_as_recorded(desktops, file):
+    made, recorded = by_hour_of_week(desktops), np.array(file["targets"]["availability"]["hourly"])
+
+    def weekend_at_noon(shares):
+        noon = shares.reshape(7, 24)[:, 10:14].mean(axis=1)
+        return noon[5:].mean() - noon[:5].mean()
+
+    # On weekdays the desktops are taken at noon, at weekends free.
+    assert weekend_at_noon(recorded) > 0.1
+    assert weekend_at_noon(made) == pytest.approx(weekend_at_noon(recorded), abs=0.04)
+
+
+def test_phones_have_no_weekdays_and_a_population_without_a_week_would_fail():
+    shares = by_hour_of_week(TraceSet.synthetic(2000, days=28, seed=0)).reshape(7, 24)
+    noon = shares[:, 10:14].mean(axis=1)
+    assert abs(noon[5:].mean() - noon[:5].mean()) < 0.02
+
+
+def test_weeks_of_another_library_are_found_again():
+    # Free at night and all weekend, from a recording that begins on a Wednesday.
+    rng = np.random.default_rng(0)
+    rows, wednesday = [], 2
+    for _ in range(40):
+        windows, begin = [], 0.0
+        for day in range(56):
+            if (day + wednesday) % 7 < 5:
+                morning = day * DAY_S + 9 * 3600 + rng.random() * 1800
+                windows.append((begin, morning))
+                begin = morning + 8 * 3600
+        rows.append([*windows, (begin, 56 * DAY_S)])
+    recording = TraceSet(
+        device_ids=numbered("d", 40),
+        availability=Availability.of(rows, 56 * DAY_S, logs=(1.0, 56 * DAY_S - 2 * DAY_S)),
+        epoch="2024-01-03T00:00:00",
+    )
+    some = TraceSet.synthetic(5, days=2, seed=0)
+    found, targets = fit(
+        availability=recording,
+        network=[some],
+        background=some_load(),
+        compute=speeds(),
+        cycle="week",
+    )
+    made = TraceSet.synthetic(500, days=14, seed=1, population=found)
+    shares = by_hour_of_week(made).reshape(7, 24)
+    assert shares[:5, 11:15].max() < 0.1
+    assert shares[5:, 11:16].min() > 0.9
+    # An hour and a half is what a part of the day blurs.
+    assert shares[1:5, :7].min() > 0.9
+    recorded = np.reshape(targets["availability"]["hourly"], (7, 24))
+    assert np.abs(recorded - shares).mean() < 0.1
+    assert np.corrcoef(recorded.ravel(), shares.ravel())[0, 1] > 0.9
+
+
+def some_load() -> TraceSet:
+    from fedstale.traces import Series
+
+    return TraceSet(
+        device_ids=numbered("h", 2), compute=Series.regular(np.full((2, 60), 0.5), step_s=300.0)
+    )
+
+
+def speeds() -> TraceSet:
+    stated = TraceSet.constant(1, compute=3.0, downlink_bit_per_s=1, uplink_bit_per_s=1)
+    return replace(stated, compute_unit="u")
+
+
+def test_time_that_was_not_logged_is_neither_a_gap_nor_online():
+    # Seen for two weeks of a year, online every other hour; then for two weeks, always offline.
+    hours = np.arange(0.0, 14 * 24, 2.0) * 3600.0
+    rows = [np.stack([hours + i, hours + 3600.0 + i], axis=1) for i in range(20)]
+    year = 364 * DAY_S
+    seen = Availability.of(rows, year, logs=(0.0, 14 * DAY_S))
+    model = diurnal.fit(seen, cycle_s=WEEK_S)
+    longest = max(gap[-1] for group in model.groups for gap in group.gap_s)
+    assert longest == pytest.approx(3600.0)
+    starts, ends, _ = diurnal.draw(model, 200, 7, np.random.default_rng(0))
+    assert (ends - starts).sum() / (200 * WEEK_S) == pytest.approx(0.5, abs=0.02)
+
+
+def test_links_are_the_stated_wire_and_compute_the_stated_speed_under_a_load(desktops):
+    at = np.linspace(0.0, 3 * DAY_S, 40)
+    for device in (0, 7, 1499):
+        here = np.full(40, device)
+        # The file keeps six digits of a logarithm.
+        for link in (desktops.downlink, desktops.uplink):
+            np.testing.assert_allclose(link.value_at(here, at), 100e6, rtol=1e-4)
+            assert np.ptp(link.value_at(here, at)) == 0
+        left = desktops.compute.value_at(here, at)
+        assert (left >= 0).all()
+        assert (left <= 3.0 + 1e-6).all()
+        assert np.unique(left).size > 5
+    everyone = np.arange(desktops.n_devices)
+    start, _ = desktops.availability.window_at_or_after(everyone, np.zeros(everyone.size))
+    job = Job(work=10.0, download_bytes=1000, upload_bytes=1000)
+    outcome = desktops.trips(everyone, np.where(np.isfinite(start), start, 0.0), job)
+    assert np.isfinite(outcome.reported).mean() > 0.5
+
+
+def test_a_population_does_not_begin_otherwise_than_it_goes_on():
+    channel = TraceSet.synthetic(1500, days=70, seed=2, population="desktops").availability
+    everyone = np.arange(1500)
+    shares = [
+        np.mean([channel.is_available(everyone, w * WEEK_S + h * 7200.0).mean() for h in range(84)])
+        for w in range(10)
+    ]
+    assert np.ptp(shares) < 0.03
+
+
+def test_desktops_follow_from_their_seed_and_are_the_same_however_many_there_are():
+    def windows(traces, device):
+        return traces.availability.windows(device)[0].tolist()
+
+    few, many, other = (
+        TraceSet.load(f"synthetic:{n}@desktops", seed=seed)
+        for n, seed in ((20, 5), (4200, 5), (20, 6))
+    )
+    assert (few.n_devices, many.n_devices) == (20, 4200)
+    assert all(windows(few, i) == windows(many, i) for i in range(20))
+    assert any(windows(few, i) != windows(other, i) for i in range(20))
+    assert few.availability.lengths.tolist() == [WEEK_S] * 20
+    assert few.epoch == "2024-01-01T00:00:00"
+    t = np.linspace(0, WEEK_S, 99)
+    for device in (0, 19):
+        here = np.full(99, device)
+        assert (few.compute.value_at(here, t) == many.compute.value_at(here, t)).all()
+
+
+def test_phones_may_be_named_and_are_those_of_no_name():
+    named, plain = (TraceSet.load(f"synthetic:60{at}", seed=3) for at in ("@phones", ""))
+    for channel in ("availability", "compute", "downlink", "uplink"):
+        a, b = asdict_of(named, channel), asdict_of(plain, channel)
+        assert a == b
+    desktops = TraceSet.load("synthetic:60@desktops", seed=3)
+    assert asdict_of(desktops, "availability") != asdict_of(plain, "availability")
+
+
+def asdict_of(traces: TraceSet, channel: str) -> str:
+    """Return a digest of all arrays of a channel."""
+    digest = hashlib.sha256()
+    for name, value in sorted(asdict(getattr(traces, channel)).items()):
+        digest.update(
+            name.encode() + np.asarray(value, dtype=np.float64).tobytes()
+            if value is not None
+            else b""
+        )
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("name", ["cars", "", "Desktops", "desktops@desktops"])
+def test_an_unknown_population_is_one_sentence_with_those_that_exist(name):
+    with pytest.raises(TraceError) as raised:
+        TraceSet.load(f"synthetic:5@{name}", seed=0)
+    assert str(raised.value) == (
+        f"traces = 'synthetic:5@{name}': no population {name!r}; "
+        "expected synthetic:N@NAME with one of phones, desktops"
+    )
+
+
+def test_commands_take_desktops_and_name_what_they_do_not_know(tmp_path):
+    def run(*words):
+        return CliRunner().invoke(app, [str(word) for word in words])
+
+    shown = run("traces", "describe", "synthetic:50@desktops")
+    assert shown.exit_code == 0
+    assert "50 devices" in shown.stdout
+    made = run("traces", "synthesise", "--n", 30, "--days", 14, "--parameters", "desktops",
+               "--seed", 4, "--out", tmp_path / "d.parquet")  # fmt: skip
+    assert made.exit_code == 0, made.output
+    back = TraceSet.read(tmp_path / "d.parquet").availability
+    wanted = TraceSet.synthetic(30, days=14, seed=4, population="desktops").availability
+    assert back.starts.tobytes() == wanted.starts.tobytes()
+    wrong = run("traces", "describe", "synthetic:50@planes")
+    assert wrong.exit_code == 2
+    assert "one of phones, desktops" in wrong.stderr
+    simulated = run("simulate", "digits", "--traces", "synthetic:20@desktops", "--until", "10m",
+                    "--quiet", "--json", "--out", tmp_path / "run")  # fmt: skip
+    assert simulated.exit_code == 0, simulated.output
+    assert 'traces = "synthetic:20@desktops"' in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_a_record_of_desktops_is_whole_weeks():
+    with pytest.raises(TraceError, match="days = 10: expected whole weeks"):
+        TraceSet.synthetic(3, days=10, seed=0, population="desktops")
+
+
+def test_the_file_says_what_was_recorded_and_what_was_stated(file):
+    provenance = file["provenance"]
+    assert provenance["command"].startswith("fedstale traces fit --availability library-desktops ")
+    assert "--link-capacity 100M,100M" in provenance["command"]
+    assert "--speed 3" in provenance["command"]
+    assert {part["part"] for part in provenance["files"]} == {"availability", "background"}
+    assert all(len(part["sha256"]) == 64 for part in provenance["files"])
+
+
+def test_the_embedded_desktops_are_what_fit_finds(file):
+    if not SHARED.is_dir():
+        pytest.skip("published recordings are not here")
+    found, targets = fit(
+        availability=TraceSet.read(SHARED / "library-desktops"),
+        network=[TraceSet.constant(2, compute=0, downlink_bit_per_s=1e8, uplink_bit_per_s=1e8)],
+        background=TraceSet.read(SHARED / "planetlab-cpu.tar.gz"),
+        compute=speeds(),
+        cycle="week",
+    )
+    stored = population.load("desktops")
+    assert found.links == stored.links
+    assert found.speed == stored.speed == (3.0,)
+    pairs = zip(found.availability.groups, stored.availability.groups, strict=True)
+    for one, other in pairs:
+        assert one.weight == pytest.approx(other.weight, rel=1e-6)
+        np.testing.assert_allclose(one.session_s, other.session_s, rtol=2e-4)
+        np.testing.assert_allclose(one.gap_s, other.gap_s, rtol=2e-4)
+    for name, numbers in targets["availability"].items():
+        np.testing.assert_allclose(numbers, file["targets"]["availability"][name], rtol=1e-3)
+
+
+def test_the_tables_of_the_page_are_what_the_command_prints():
+    if not SHARED.is_dir():
+        pytest.skip("published recordings are not here")
+    page = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8")
+    shown = page.split("<!-- populations: begin -->\n")[1].split("\n<!-- populations: end -->")[0]
+    command = [sys.executable, str(ROOT / "benchmarks" / "populations.py"), str(SHARED)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == shown
