@@ -100,7 +100,7 @@ def read_plan(path):
 
 
 def write_forecaster(folder):
-    for file in Path(forecast.__file__).parent.glob("forecaster.*"):
+    for file in (Path(forecast.__file__).parent / "embedded" / "any").glob("forecaster.*"):
         if file.suffix in {".toml", ".safetensors"}:
             shutil.copy(file, folder)
 

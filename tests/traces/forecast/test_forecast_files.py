@@ -104,9 +104,9 @@ def test_each_fleet_has_a_network_of_sessions_and_all_share_those_of_channels():
         np.testing.assert_array_equal(state["compute.gates"], phones["compute.gates"])
 
 
-@pytest.mark.parametrize("fleet", FLEETS)
-def test_a_forecaster_that_comes_along_is_an_lstm_below_400_kb(observer, fleet):
-    forecaster = embedded(fleet)
+@pytest.mark.parametrize("name", FLEETS)
+def test_a_forecaster_that_comes_along_is_an_lstm_below_400_kb(observer, name):
+    forecaster = embedded(name)
     assert isinstance(forecaster, LSTM)
     assert sum(a.nbytes for a in forecaster.state_dict().values()) < 400_000
     survival = forecaster.forecast(observer.at(np.arange(60), 1e5)).survival
