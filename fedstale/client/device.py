@@ -9,14 +9,15 @@ cannot be read is forgotten, since a device that has lost its history still has 
 
 The mod only runs when a message comes, so an observation is made of samples: the pace of the
 device's trainings, how long models took to come, and what was left of the processor. A step without
-a sample is unknown. The uplink is unknown too: no device knows when its reply has arrived.
+a sample is unknown. The uplink is unknown too: no device knows when its reply has arrived. Sessions
+are unknown without the journal of a recorder, see `fedstale.client.journal_history`.
 """
 
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -31,6 +32,9 @@ from fedstale.traces.recording.monitor import (
     Reading,
     ResourceMonitor,
 )
+
+if TYPE_CHECKING:
+    from fedstale.client.journal_history import JournalHistory
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +97,12 @@ class MessageHistory:
         trainings = self.rows[self["training_s"] >= 0]
         return dict(zip(COLUMNS, trainings[-1].tolist(), strict=True)) if len(trainings) else {}
 
+    @property
+    def pace(self) -> Array:
+        """Work units/s of each training, NaN for other messages and where unknown; (messages,)."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self["training_s"] > 0, self["work"] / self["training_s"], np.nan)
+
     def scaled(self, fleet_rate: float) -> "MessageHistory":
         """Return the history with a work for the jobs whose work was not stated.
 
@@ -118,13 +128,13 @@ class MessageHistory:
             instants: in s since 1970, UTC; shape (n,).
             utc_offset_s: local time minus UTC, in s.
         """
-        arrived, training_s = self["arrived"], self["training_s"]
+        arrived, pace = self["arrived"], self.pace
         with np.errstate(divide="ignore", invalid="ignore"):
-            pace = np.where(training_s > 0, self["work"] / training_s, np.nan)
             carried = 8.0 * self["download_bytes"] / self["travel_s"]
         carried = np.where((self["travel_s"] > 0) & (carried > 0), carried, np.nan)
         when = np.concatenate([self["ready"], arrived])
-        compute = np.concatenate([pace, _expected_pace(pace, self["processor_left"])])
+        left = self["processor_left"]
+        compute = np.concatenate([pace, expected_pace(pace, left, left)])
         n = instants.size
         rates = {
             "compute": _means(when, compute, instants),
@@ -196,17 +206,22 @@ def stored(
     return values
 
 
-def _expected_pace(pace: Array, processor_left: Array) -> Array:
+def expected_pace(pace: Array, left_before: Array, left: Array) -> Array:
     """Return the pace to expect at each reading of the processor, in work units/s.
 
     It is the median pace, times the share that a training gets over the share that trainings got.
 
     Args:
         pace: of trainings, NaN for other messages and where unknown; shape (messages,).
-        processor_left: share of the processor that was idle, or NaN; same shape.
+        left_before: share of the processor that was idle before each, or NaN; same shape.
+        left: share that was idle at each reading, or NaN; shape (readings,).
     """
-    share = _FAIR_SHARE + (1.0 - _FAIR_SHARE) * processor_left
-    return _median(pace) * share / _median(share[~np.isnan(pace)], default=1.0)
+    got = _share_of_training(left_before)[~np.isnan(pace)]
+    return _median(pace) * _share_of_training(left) / _median(got, default=1.0)
+
+
+def _share_of_training(left: Array) -> Array:
+    return _FAIR_SHARE + (1.0 - _FAIR_SHARE) * left
 
 
 def _median(values: Array, default: float = np.nan) -> float:
@@ -267,8 +282,13 @@ class Device(ResourceMonitor, Protocol):
         """
         return None
 
-    def observed(self, history: MessageHistory) -> Observation:
-        """Return what the device knew of itself before the work and after it; two observations."""
+    def observed(self, history: MessageHistory, journal: "JournalHistory | None") -> Observation:
+        """Return what the device knew of itself before the work and after it; two observations.
+
+        Args:
+            history: of its messages.
+            journal: of its recorder; None if there is none.
+        """
 
 
 class CountingMonitor:
@@ -323,7 +343,7 @@ class Machine(Device):
                 # A phone without psutil still has clocks, and its own trainings.
                 monitor = None
         self._monitor = monitor
-        self._created_at = message.metadata.created_at
+        self._created_at, self._state = message.metadata.created_at, state
         self._wall, self._steady = wall, steady
         self._instants: list[float] = []
         self._ticks: list[float] = []
@@ -349,11 +369,13 @@ class Machine(Device):
         took = self._instants[0] - self._created_at
         return took if took > 0 else np.nan
 
-    def observed(self, history: MessageHistory) -> Observation:
-        """Return what the device's messages showed at its last answer, and what they show now."""
+    def observed(self, history: MessageHistory, journal: "JournalHistory | None") -> Observation:
+        """Return what the device could know at its last answer, and what it knows now."""
         # The time of a job is compared with the forecast that was sent before it, in that answer.
         answered_at = history["ready"][-2:-1]
         before = np.fmin.reduce(answered_at, initial=self._instants[0])
         instants = np.array([before, self._instants[-1]])
-        offset = time.localtime(instants[-1]).tm_gmtoff
-        return history.observation(instants, float(offset))
+        offset = float(time.localtime(instants[-1]).tm_gmtoff)
+        if journal is None:
+            return history.observation(instants, offset)
+        return journal.observation(history, instants, offset, self._state)

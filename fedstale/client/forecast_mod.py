@@ -9,7 +9,7 @@ import logging
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -21,6 +21,7 @@ from fedstale.strategies.server.validation import FORECAST_RECORD
 
 if TYPE_CHECKING:
     from fedstale.client.forecasting import Record
+    from fedstale.client.journal_history import JournalHistory
     from fedstale.traces.forecast.base import Forecaster
     from fedstale.traces.recording.monitor import ResourceMonitor
 
@@ -59,9 +60,16 @@ class ForecastMod:
         work: work units of one training, in the forecaster's unit; None where unknown.
         enabled_by: key of the run config that switches the mod off where it is false.
         monitor: reads a real device; None takes psutil where it is installed.
+        journal: folder in which `fedstale traces record` keeps the readings of this device, such as
+            phone.parquet.journal; the device's sessions and the load of its processor are read
+            there. None takes what messages show. One that cannot be read is a line in the device's
+            log. The keys `journal` and `available` of the node config, which is set on the device,
+            come before these arguments; a simulated device has a trace instead.
+        available: when the device can take a job, as of `RecordingRules`: "online", "charging" or
+            "recording".
 
     Raises:
-        ConfigError: the work is not a number above 0.
+        ConfigError: the work is not a number above 0, or there is no such word for available.
     """
 
     def __init__(
@@ -71,11 +79,17 @@ class ForecastMod:
         work: float | None = None,
         enabled_by: str | None = None,
         monitor: "ResourceMonitor | None" = None,
+        journal: str | Path | None = None,
+        available: Literal["online", "charging", "recording"] = "online",
     ) -> None:
         if work is not None and not (math.isfinite(work) and work > 0):
             raise ConfigError(f"work = {work}: expected work units of one training, > 0, or None")
         self._folder, self._work = forecaster, work
         self._enabled_by, self._monitor = enabled_by, monitor
+        if available not in (words := ("online", "charging", "recording")):
+            raise ConfigError(f"available = {available!r}: expected one of {', '.join(words)}")
+        self._recorded: dict[str, str | Path | None] = {"journal": journal, "available": available}
+        self._journals: dict[tuple[str, str], JournalHistory] = {}
         self._logged = ""
 
     def client_app(self, mods: list[Mod] | None = None) -> "ForecastingApp":
@@ -118,6 +132,7 @@ class ForecastMod:
                 reply_bytes=array_bytes(reply.content),
                 state=context.state,
                 work=self._work,
+                journal=self._journal(context),
             )
         except Exception as problem:
             # Whatever it was, it must not cost a training.
@@ -130,6 +145,18 @@ class ForecastMod:
         from fedstale.traces.forecast.base import Forecaster, embedded  # noqa: PLC0415
 
         return embedded() if self._folder is None else Forecaster.load(self._folder)
+
+    def _journal(self, context: Context) -> "JournalHistory | None":
+        folder, available = (
+            context.node_config.get(key, default) for key, default in self._recorded.items()
+        )
+        if folder is None:
+            return None
+        from fedstale.client.journal_history import JournalHistory  # noqa: PLC0415 - see above
+
+        key = str(folder), str(available)
+        # What was read of a journal is kept between messages.
+        return self._journals.setdefault(key, JournalHistory(*key))
 
     def _failed(self, problem: Exception) -> str:
         """Log why there is no forecast, once in a row, and return what the server may know."""

@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import Metadata, RecordDict
@@ -38,6 +39,9 @@ from fedstale.traces.forecast.observation import AVAILABLE_S, LEVELS
 from fedstale.traces.forecast.survival import PHASES, DeviceForecast, JobForecast, survival_at
 from fedstale.traces.recording.monitor import Reading
 from fedstale.traces.trip import Job
+
+if TYPE_CHECKING:
+    from fedstale.client.journal_history import JournalHistory
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +75,7 @@ def record(
     reply_bytes: float,
     state: RecordDict,
     work: float | None,
+    journal: "JournalHistory | None",
 ) -> Record:
     """Add a message to the history, learn from it, and return the record of the forecast.
 
@@ -84,6 +89,7 @@ def record(
         reply_bytes: bytes of the reply's arrays.
         state: of the node; the history and the calibration in it go on.
         work: work units of one training where none are stated; None where unknown.
+        journal: of the device's recorder; None if there is none.
 
     Raises:
         TraceError: the forecaster cannot be read.
@@ -115,7 +121,7 @@ def record(
     history.write(state)
     forecaster = load()
     history = history.scaled(float(forecaster.fleet.rates[0, 1, 1]))
-    observed = device.observed(history)
+    observed = device.observed(history, journal)
     # A network in float32 cannot hold the rates that ideal devices have.
     rates = np.clip(observed.rates, 0.0, _HIGHEST_RATE)
     forecasts = forecaster.forecast(replace(observed, rates=rates))
@@ -175,7 +181,7 @@ def _job(known: dict[str, float]) -> Job:
 
 def _record(now: DeviceForecast, forecast: JobForecast | None) -> Record:
     """Return the record of a forecast of one device; only finite numbers leave the device."""
-    p = survival_at(now.survival, np.array([[AVAILABLE_S]]))[0, 0] if now.online[0] else 0.0
+    p = survival_at(now.survival.T, np.array([[AVAILABLE_S]]))[0, 0] if now.online[0] else 0.0
     record: Record = {"version": VERSION, "available_s": AVAILABLE_S, "p_available": float(p)}
     if forecast is not None:
         record["p_finish"] = float(forecast.p_finish[0])

@@ -284,13 +284,14 @@ class ReplayedDevice:
         job = self._job
         return job.asked_work, job.asked_download_bytes, job.asked_upload_bytes
 
-    def observed(self, history: object) -> "Observation":
+    def observed(self, history: object, journal: object) -> "Observation":
         """Return what the trace shows up to both ends of the work.
 
         Args:
             history: the device's own notes, which know no more than its trace.
+            journal: of the machine that simulates, which is another device.
         """
-        del history
+        del history, journal
         from fedstale.traces.forecast.observation import Observation  # noqa: PLC0415 - see Replay
 
         if self._observed:

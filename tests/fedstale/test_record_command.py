@@ -102,6 +102,25 @@ def test_a_journal_can_be_finished_without_recording_more(tmp_path):
     assert list(TraceSet.read(fleet).device_ids) == ["phone", "tablet"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+def test_the_trace_so_far_is_written_while_the_recorder_goes_on(tmp_path):
+    out, journal = tmp_path / "phone.parquet", tmp_path / "phone.parquet.journal"
+    words = ("--out", out, "--every", "1s", "--speed", "1", "--available", "recording")
+    recorder = started(*words)
+    wait_for_readings(journal, 2)
+    done = run("record", *words, "--finish")
+    assert done.exit_code == 0, done.output
+    so_far = TraceSet.read(out).availability.lengths[0]
+    assert so_far >= 1.0
+    assert recorder.poll() is None
+    assert run("record", *words).exit_code == 2, "one recorder at a time"
+    wait_for_readings(journal, 2)
+    recorder.send_signal(signal.SIGTERM)
+    _, said = recorder.communicate(timeout=30)
+    assert recorder.returncode == 0, said
+    assert TraceSet.read(out).availability.lengths[0] > so_far
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -10,20 +10,27 @@ added, and dropped from the oldest on when the journal is full. Each row carries
 to a page of readings costs the rows that it hit and never changes another; damage to the pages that
 say where the others are (the first four, and those of an index) costs what they lead to. A recorder
 that finds its database damaged leaves it as it is, begins another in the folder, and both are read.
+
+Anyone may read while a recorder writes: neither waits for the other. One recorder at a time holds
+the lock of a file of its own, until its process ends. A reader that is stopped in the midst of
+reading keeps the write-ahead log from being copied to the database; before that log breaks the
+bound on disk, the recorder begins another database, as after damage.
 """
 
 import json
 import math
 import sqlite3
 import zlib
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from fedstale.errors import ConfigError, ResumeError, TraceError
@@ -43,6 +50,8 @@ RECORD = np.dtype(
 )
 """One reading on disk; charging and online are 1, 0 or NaN."""
 
+_ROW = np.dtype([("id", "<i8"), ("run", "<i8"), *((n, RECORD[n]) for n in RECORD.names or ())])
+
 VERSION = 1
 """Of the tables; it grows when an old reader would misread new ones."""
 HOUR_S = 3600.0
@@ -56,12 +65,25 @@ _ROW_BYTES = 64
 _PAGE_BYTES = 4096
 _LOG_PAGES = 32
 """Pages that the write-ahead log grows to before they are copied to the database."""
+_LONG_LOG_BYTES = 40 * _PAGE_BYTES
+_LOG_SHARE = 1 / 16
+"""Share of the space for readings by which the log may grow beyond that while it is being read."""
 _SPARE_BYTES = 64 * _PAGE_BYTES
-"""Space of the log, of the table of runs and of pages that are half full."""
+"""Space of the log and its index, of the table of runs and of pages that are half full."""
 _DROPPED_AT_ONCE = 64
+_READ_AT_ONCE = 2048
+"""Rows that are held as Python objects while they are read."""
+_LOCK = "recorder.lock"
+_PATIENCE_S, _SHORT_PATIENCE_S = 5.0, 1.0
+"""For how long a recorder, and a reader, waits for another process that repairs what a killed
+recorder left, or that is closing the database, which takes milliseconds."""
+MOST_READ = 28 * 24 * 720
+"""Readings that are read at most where only a span is: four weeks at 5 s."""
 
 _Row: TypeAlias = tuple[int, int, bytes]
 """Id, run and content."""
+_Readings: TypeAlias = npt.NDArray[np.void]
+"""Rows of the readings, by id; of type _ROW."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,44 +104,88 @@ def read(folder: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     """Return what a journal holds, whole or damaged, and what was dropped of it.
 
     Args:
-        folder: the journal.
+        folder: the journal; a recorder may be writing to it.
 
     Returns:
         The readings in the order of writing, with the fields of `RECORD` and of their
         `RecordingRun` as columns, and the number of drops by kind.
 
     Raises:
-        TraceError: there is no journal, nothing in it can be read, or it is being written to.
+        TraceError: there is no journal, nothing in it can be read, or a recorder of an earlier
+            version, which lets nobody read, is writing to it.
     """
-    if not folder.is_dir():
-        raise TraceError(f"{folder}: no such journal; expected the folder that a recording left")
-    runs_read: list[pd.DataFrame] = []
-    dropped = {"dropped: damaged reading": 0, "dropped: damaged file": 0}
-    for path in files_of(folder):
-        try:
-            with closing(_connected(path)) as database:
-                runs = _runs(database)
-                rows, lost = _rows(database, "readings")
-        except sqlite3.Error as problem:
-            if _is_busy(problem):
-                raise TraceError(
-                    f"{folder}: a recorder is writing to it; end that one first"
-                ) from None
-            dropped["dropped: damaged file"] += 1
-            continue
-        for number, group in groupby(rows, key=lambda row: row[1]):
-            contents = [content for _, _, content in group if len(content) == RECORD.itemsize]
-            if number in runs:
-                readings = pd.DataFrame(np.frombuffer(b"".join(contents), dtype=RECORD))
-                runs_read.append(readings.assign(**asdict(runs[number])))
-            else:
-                lost += len(contents)
-        dropped["dropped: damaged reading"] += lost
-    if not runs_read:
-        raise TraceError(f"{folder}: no readable reading in this journal; record again")
-    return pd.concat(runs_read, ignore_index=True), {
-        kind: count for kind, count in dropped.items() if count
-    }
+    reader = JournalReader(folder)
+    return reader.read(), {kind: count for kind, count in reader.dropped.items() if count}
+
+
+class JournalReader:
+    """Reads a journal again and again; what it has read of the newest database it keeps.
+
+    Args:
+        folder: the journal; a recorder may be writing to it.
+        span_s: how much to read, in s: as many of the newest readings as the recorder makes in
+            this time at its shortest interval, and at most `MOST_READ`; inf reads all.
+    """
+
+    def __init__(self, folder: Path, span_s: float = math.inf) -> None:
+        self._folder, self._span_s = folder, span_s
+        self._path, self._kept = Path(), np.empty(0, dtype=_ROW)
+        self.dropped: dict[str, int] = {}
+        """What was dropped, by kind; see `read`."""
+
+    def read(self) -> pd.DataFrame:
+        """Return readings in the order of writing, with the columns that `read` names.
+
+        Raises:
+            TraceError: as by `read`.
+        """
+        if not self._folder.is_dir():
+            raise TraceError(
+                f"{self._folder}: no such journal; expected the folder that a recording left"
+            )
+        self.dropped = {"dropped: damaged reading": 0, "dropped: damaged file": 0}
+        parts: list[pd.DataFrame] = []
+        for path in files_of(self._folder):
+            try:
+                with closing(_connected(path)) as database:
+                    runs = _runs(database)
+                    readings, lost = self._readings(path, database, runs)
+            except sqlite3.Error as problem:
+                if _is_busy(problem):
+                    raise TraceError(
+                        f"{self._folder}: a recorder of an earlier version is writing to it, so it "
+                        "cannot be read; end that one first"
+                    ) from None
+                self.dropped["dropped: damaged file"] += 1
+                continue
+            part = _with_runs(readings, runs)
+            self.dropped["dropped: damaged reading"] += lost + len(readings) - len(part)
+            parts.append(part)
+        if not sum(map(len, parts)):
+            raise TraceError(f"{self._folder}: no readable reading in this journal; record again")
+        return pd.concat([part for part in parts if len(part)], ignore_index=True)
+
+    def _readings(
+        self, path: Path, database: sqlite3.Connection, runs: dict[int, RecordingRun]
+    ) -> tuple[_Readings, int]:
+        """Return the readings of a database, and how many are damaged, at least."""
+        shortest_s = min((run.interval_s for run in runs.values()), default=SHORTEST_S)
+        is_all = math.isinf(self._span_s)
+        most = None if is_all else min(math.ceil(self._span_s / shortest_s), MOST_READ)
+        before, self._kept = self._kept, np.empty(0, dtype=_ROW)
+        readings, lost = before, 0
+        if path == self._path and before.size:
+            new, lost = _found(database, after=int(before["id"][-1]) - 1)
+            # The last reading is there as it was, unless it is another database.
+            if new[:1].tobytes() == before[-1:].tobytes():
+                readings = np.concatenate([before, new[1:]])
+        if readings is before:
+            readings, lost = _found(database, most=most)
+        if most is not None:
+            readings = readings[-most:]
+        if not is_all:
+            self._path, self._kept = path, readings
+        return readings, lost
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -147,24 +213,20 @@ class Journal:
                 f"max_bytes = {max_bytes}: expected at least {least}, which is two hours of "
                 f"readings every {about.interval_s:g} s"
             )
-        self._folder, self._written = folder, False
-        try:
-            folder.mkdir(exist_ok=True)
-            self._about = replace(about, run=_next_run(folder, about.device_id))
-            self._database, older = _opened(folder)
-            left = max_bytes - _SPARE_BYTES
-            for file in (file for path in older for file in folder.glob(f"{path.name}*")):
-                size = file.stat().st_size
-                if left - size < least - _SPARE_BYTES:
-                    file.unlink()
-                else:
-                    left -= size
-            self._most_pages = left // _PAGE_BYTES
-            (self._last,) = self._database.execute(
-                "SELECT ifnull(max(id), 0) FROM readings"
-            ).fetchone()
-        except (OSError, sqlite3.Error) as problem:
-            raise self._failed(problem) from None
+        self._folder, self._about, self._written = folder, about, False
+        waiting_bytes = int(_LOG_SHARE * (max_bytes - least))
+        self._longest_log_bytes = _LONG_LOG_BYTES + waiting_bytes
+        self._space_bytes = max_bytes - _SPARE_BYTES - waiting_bytes
+        self._least_bytes = least - _SPARE_BYTES
+        with ExitStack() as opened:
+            try:
+                folder.mkdir(exist_ok=True)
+                opened.enter_context(closing(_locked(folder)))
+                self._about = replace(about, run=_next_run(folder, about.device_id))
+                self._begin(*_opened(folder))
+            except (OSError, sqlite3.Error) as problem:
+                raise self._failed(problem) from None
+            self._lock = opened.pop_all()
 
     def __enter__(self) -> "Journal":
         return self
@@ -194,12 +256,39 @@ class Journal:
             self._last += 1
             while self._database.execute("PRAGMA page_count").fetchone()[0] > self._most_pages:
                 self._drop_oldest()
-        except sqlite3.Error as problem:
+            if self._is_log_stuck():
+                self._database.close()
+                self._begin(*_opened(self._folder, after=self._path))
+        except (OSError, sqlite3.Error) as problem:
             raise self._failed(problem) from None
 
     def close(self) -> None:
         """Close the database; the journal can be continued later."""
         self._database.close()
+        self._lock.close()
+
+    def _begin(self, database: sqlite3.Connection, path: Path, older: list[Path]) -> None:
+        """Append to a database from now on; delete older ones that take too much space."""
+        self._database, self._path, self._written = database, path, False
+        left = self._space_bytes
+        for each in older:
+            files = list(self._folder.glob(f"{each.name}*"))
+            size = sum(file.stat().st_size for file in files)
+            if left - size < self._least_bytes:
+                for file in files:
+                    file.unlink()
+            else:
+                left -= size
+        self._most_pages = left // _PAGE_BYTES
+        (self._last,) = database.execute("SELECT ifnull(max(id), 0) FROM readings").fetchone()
+
+    def _is_log_stuck(self) -> bool:
+        """Return whether the log is long because a reader keeps it from being copied."""
+        log = self._path.with_name(f"{self._path.name}-wal")
+        if log.stat().st_size <= self._longest_log_bytes:
+            return False
+        _, n_pages, n_copied = self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        return bool(n_copied < n_pages)
 
     def _insert(self, table: str, number: int, content: bytes) -> None:
         run = self._about.run
@@ -295,15 +384,42 @@ def _next_run(folder: Path, device_id: str) -> int:
     return 1 + max(runs, default=-1)
 
 
-def _opened(folder: Path) -> tuple[sqlite3.Connection, list[Path]]:
-    """Return the database to append to, locked for this process, and the damaged ones before it."""
+def _locked(folder: Path) -> sqlite3.Connection:
+    """Lock a journal for one recorder; closing the connection, or the end of the process, ends it.
+
+    The lock is that of an SQLite file that stays empty: it holds on every system that SQLite knows.
+    """
+    lock = sqlite3.connect(folder / _LOCK, timeout=0.0, isolation_level=None)
+    try:
+        lock.execute("PRAGMA journal_mode = MEMORY")
+        lock.execute("BEGIN EXCLUSIVE")
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def _opened(
+    folder: Path, *, after: Path | None = None
+) -> tuple[sqlite3.Connection, Path, list[Path]]:
+    """Return the database to append to, its path, and those before it.
+
+    Args:
+        folder: the journal.
+        after: database to leave as it is; None leaves only damaged ones.
+    """
     older = files_of(folder)
     path = older.pop() if older else folder / "0000000000.sqlite"
-    database = _connected(path, alone=True)
-    if not _is_sound(database):
+    if path != after:
+        database = _connected(path, to_write=True)
+        if _is_sound(database):
+            return _prepared(database), path, older
         database.close()
-        older.append(path)
-        database = _connected(folder / f"{int(path.stem) + 1:010d}.sqlite", alone=True)
+    following = folder / f"{int(path.stem) + 1:010d}.sqlite"
+    return _prepared(_connected(following, to_write=True)), following, [*older, path]
+
+
+def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
     try:
         for setting in (
             f"page_size = {_PAGE_BYTES}",
@@ -313,6 +429,7 @@ def _opened(folder: Path) -> tuple[sqlite3.Connection, list[Path]]:
             # Each commit waits for the disk.
             "synchronous = FULL",
             f"wal_autocheckpoint = {_LOG_PAGES}",
+            f"journal_size_limit = {_LOG_PAGES * _PAGE_BYTES}",
             f"user_version = {VERSION}",
         ):
             database.execute(f"PRAGMA {setting}")
@@ -320,13 +437,17 @@ def _opened(folder: Path) -> tuple[sqlite3.Connection, list[Path]]:
     except BaseException:
         database.close()
         raise
-    return database, older
+    return database
 
 
-def _connected(path: Path, *, alone: bool = False) -> sqlite3.Connection:
-    database = sqlite3.connect(path, timeout=0.0, isolation_level=None)
-    # A writable schema, which nothing writes to, lets a file be read that was cut off.
-    database.execute(f"PRAGMA {'locking_mode = EXCLUSIVE' if alone else 'writable_schema = ON'}")
+def _connected(path: Path, *, to_write: bool = False) -> sqlite3.Connection:
+    mode = "rwc" if to_write else "rw"
+    name = f"{path.absolute().as_uri()}?mode={mode}"
+    patience_s = _PATIENCE_S if to_write else _SHORT_PATIENCE_S
+    database = sqlite3.connect(name, uri=True, timeout=patience_s, isolation_level=None)
+    if not to_write:
+        # A writable schema, which nothing writes to, lets a file be read that was cut off.
+        database.execute("PRAGMA writable_schema = ON")
     return database
 
 
@@ -346,35 +467,101 @@ def _is_busy(problem: Exception) -> bool:
 
 def _runs(database: sqlite3.Connection) -> dict[int, RecordingRun]:
     return {
-        run: RecordingRun(**json.loads(content)) for _, run, content in _rows(database, "runs")[0]
+        run: RecordingRun(**json.loads(content))
+        for rows in _rows(database, "runs")
+        for _, run, content in rows or ()
     }
 
 
-def _rows(database: sqlite3.Connection, table: str) -> tuple[list[_Row], int]:
-    """Return the undamaged rows of a table, and how many are damaged, at least.
+def _with_runs(readings: _Readings, runs: dict[int, RecordingRun]) -> pd.DataFrame:
+    """Return readings with the columns of their runs, without those whose run is lost."""
+    is_known = np.isin(readings["run"], list(runs))
+    readings = readings if is_known.all() else readings[is_known]
+    numbers, of_rows = np.unique(readings["run"], return_inverse=True)
+    columns: dict[str, Any] = {name: readings[name] for name in RECORD.names or ()}
+    for field in fields(RecordingRun):
+        of_runs = pd.Series([getattr(runs[number], field.name) for number in numbers.tolist()])
+        # Names are stored once, since there may be half a million readings.
+        is_name = field.name == "device_id"
+        columns[field.name] = (of_runs.astype("category") if is_name else of_runs).array[of_rows]
+    return pd.DataFrame(columns)
+
+
+def _found(
+    database: sqlite3.Connection, *, after: int = -1, most: int | None = None
+) -> tuple[_Readings, int]:
+    """Return the undamaged readings by id, and how many are damaged, at least.
 
     What lies between two damaged pages is not found, and counts as damaged.
+
+    Args:
+        database: of a journal.
+        after: id before the first.
+        most: number of the newest that are enough; None for all.
+    """
+    parts, n_damages = list[_Readings](), 0
+    for rows in _rows(database, "readings", after=after, most=most):
+        if rows is None:
+            n_damages += 1
+            continue
+        of_size = [row for row in rows if len(row[2]) == RECORD.itemsize]
+        part = np.empty(len(of_size), dtype=_ROW)
+        contents = np.frombuffer(b"".join(map(itemgetter(2), of_size)), dtype=RECORD)
+        for name in RECORD.names or ():
+            part[name] = contents[name]
+        part["id"], part["run"] = ([row[i] for row in of_size] for i in (0, 1))
+        # The newest come first; without damage nothing else has to be put in order.
+        parts.append(part[::-1])
+    readings = np.concatenate([*reversed(parts), np.empty(0, dtype=_ROW)])
+    del parts
+    ids = readings["id"]
+    if np.any(ids[1:] <= ids[:-1]):
+        ids, first = np.unique(ids, return_index=True)
+        readings = readings[first]
+    # What is gone before the first and after the last row cannot be counted.
+    n_missing = int(ids[-1] - ids[0]) + 1 - ids.size if ids.size else 0
+    return readings, max(n_missing, n_damages)
+
+
+def _rows(
+    database: sqlite3.Connection, table: str, *, after: int = -1, most: int | None = None
+) -> Iterator[list[_Row] | None]:
+    """Yield the undamaged rows of a table in parts, and None where the database is damaged.
+
+    They come from the newest to the oldest, and after a damage from the oldest to the newest.
     """
     if database.execute("PRAGMA user_version").fetchone() != (VERSION,):
         raise sqlite3.DatabaseError(f"expected tables of version {VERSION}")
-    found: dict[int, _Row] = {}
-    n_damages = 0
-    for order in ("ASC", "DESC"):
-        try:
-            for number, run, content, checksum in database.execute(
-                f"SELECT id, run, content, checksum FROM {table} ORDER BY id {order}"
-            ):
-                if _checksum((number, run, content)) == checksum:
-                    found[number] = (number, run, content)
-            break
-        except sqlite3.DatabaseError as problem:
-            if _is_busy(problem):
-                raise
-            n_damages += 1
-    rows = [found[number] for number in sorted(found)]
-    # What is gone before the first and after the last row cannot be counted.
-    n_missing = rows[-1][0] - rows[0][0] + 1 - len(rows) if rows else 0
-    return rows, max(n_missing, n_damages)
+    for order, limit in (("DESC", -1 if most is None else most), ("ASC", -1)):
+        found = _until_damage(
+            database,
+            f"SELECT id, run, content, checksum FROM {table} WHERE id > ? ORDER BY id {order} "
+            "LIMIT ?",
+            (after, limit),
+        )
+        is_damaged = False
+        while part := list(islice(found, _READ_AT_ONCE)):
+            if part[-1] is None:
+                is_damaged = True
+            rows = [row for row in part if row is not None]
+            whole = [row[:3] for row in rows]
+            sums = map(zlib.crc32, map(str.encode, map(repr, whole)))
+            yield [row for row, had, (*_, has) in zip(whole, sums, rows, strict=True) if had == has]
+        if not is_damaged:
+            return
+        yield None
+
+
+def _until_damage(
+    database: sqlite3.Connection, select: str, values: tuple[int, int]
+) -> Iterator[tuple[int, int, bytes, int] | None]:
+    """Yield rows, and None at the end if it is damaged."""
+    try:
+        yield from database.execute(select, values)
+    except sqlite3.DatabaseError as problem:
+        if _is_busy(problem):
+            raise
+        yield None
 
 
 def _checksum(row: _Row) -> int:

@@ -34,6 +34,8 @@ _GAP_INTERVALS = 3.0
 _STEP_S = 2.0
 # Between runs only the wall clock counts, and one that starts in 1970 must not add half a century.
 _LONGEST_SILENCE_S = 31 * DAY_S
+# A device that records whenever it is on is hardly off for longer: then nobody recorded.
+_LONGEST_OFFLINE_S = DAY_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,75 @@ def traces_of(
         compute_unit=rules.compute_unit if "compute" in channels else None,
         epoch=epoch.replace(tzinfo=None).isoformat(),
         repairs={**(dropped or {}), **repairs},
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class WorkingDevice:
+    """What its journal shows of a device that works on a job at an instant."""
+
+    traces: TraceSet
+    """The one device, up to a short time after the instant, without a repetition."""
+    now: float
+    """The instant, in s of the trace."""
+    log_began: float
+    """When its log begins, in s of the trace, at most `now`."""
+    last_reading: float
+    """Instant of the last reading that counts, in s since 1970, UTC."""
+
+
+def working_at(readings: pd.DataFrame, rules: RecordingRules, instant: float) -> WorkingDevice:
+    """Return what a device that works at an instant can know from its journal.
+
+    Readings later than the instant do not count; where the clock was set, the last reading that is
+    not later is the newest. From then on the last reading holds, or there is a gap, as in
+    `traces_of`; at the instant the device is available, since it works. Its log begins after the
+    last silence of over a day between two runs of the recorder: the device may have been online all
+    that time. Shorter silences, and all within a run, are gaps: a device that records whenever it
+    is on was off or asleep.
+
+    Args:
+        readings: of the journal, as `journal.read` returns them.
+        rules: what the readings mean.
+        instant: in s since 1970, UTC.
+
+    Raises:
+        TraceError: fewer than two readings count, the last of them is over a day old, or the rule
+            needs what was never read.
+    """
+    earlier = np.flatnonzero(readings["instant"].to_numpy() <= instant)
+    if earlier.size < 2:
+        raise TraceError(
+            f"{earlier.size} of {len(readings)} readings in the journal are not later than now: "
+            "expected at least 2; record for longer, or see that the clock is right"
+        )
+    known = readings.iloc[: earlier[-1] + 1]
+    _available(known, rules.available)
+    last = known.iloc[[-1]]
+    since = instant - float(last["instant"].iloc[0])
+    if since > _LONGEST_OFFLINE_S:
+        raise TraceError(
+            f"the newest reading in the journal is {since / 3600.0:,.0f} h old: expected one of "
+            "the last day; see that the recorder runs"
+        )
+    shown = last.assign(online=1.0, charging=1.0)
+    if since > 0:
+        shown = shown.assign(instant=instant, steady=shown["steady"] + since, processor_left=np.nan)
+    else:
+        known = known.iloc[:-1]
+    # The trace goes on for an interval, since at its end nothing holds.
+    ahead = shown["interval_s"]
+    end = shown.assign(
+        instant=shown["instant"] + ahead, steady=shown["steady"] + ahead, processor_left=np.nan
+    )
+    rows = pd.concat([known, shown, end], ignore_index=True)
+    t = _timeline(rows)[0]
+    is_silent = (np.diff(rows["run"]) != 0) & (np.diff(t) > _LONGEST_OFFLINE_S)
+    return WorkingDevice(
+        traces=traces_of(rows, rules).with_after_end("stop"),
+        now=float(t[-2]),
+        log_began=float(t[1:][is_silent].max(initial=0.0)),
+        last_reading=float(last["instant"].iloc[0]),
     )
 
 

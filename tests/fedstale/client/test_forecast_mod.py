@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import subprocess
 import sys
 
@@ -272,7 +273,7 @@ def damaged(tmp_path, how):
     elif how == "cut short":
         arrays.write_bytes(arrays.read_bytes()[:-10])
     else:
-        toml.write_text(toml.read_text().replace("schema = 1", "schema = 99"))
+        toml.write_text(re.sub(r"schema = \d+", "schema = 99", toml.read_text()))
 
 
 @pytest.mark.parametrize("how", ["missing", "altered", "cut short", "of another version"])
@@ -372,7 +373,9 @@ def test_the_mod_imports_nothing_that_only_servers_and_simulations_need():
     loaded = f"print(*{heavy} & set(sys.modules))"
     code = f"import fedstale.client, sys; {loaded}; print('pandas' in sys.modules)"
     code += "; from bench_device import *; b = Bench(fedstale.client.ForecastMod()); b.train(9.0)"
-    code += f"; {loaded}"
+    code += f"; {loaded}; before = set(sys.modules)"
+    code += "; Bench(fedstale.client.ForecastMod(journal='none')).train(9.0)"
+    code += "; print(*sorted({n.split('.')[0] for n in set(sys.modules) - before}))"
     run = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -381,3 +384,6 @@ def test_the_mod_imports_nothing_that_only_servers_and_simulations_need():
         cwd=__file__.rsplit("/", 1)[0],
     )
     assert run.stdout.split("\n")[:3] == ["", "False", ""]
+    # A device that reads its recorder's journal imports no package more.
+    more = set(run.stdout.split("\n")[3].split()) - set(sys.stdlib_module_names)
+    assert more == {"fedstale"}

@@ -85,6 +85,14 @@ def test_no_forecast_changes_when_the_future_changes():
     assert [s for s in one if s[0] >= T] != [s for s in two if s[0] >= T]
 
 
+def test_a_journal_of_the_machine_that_simulates_is_not_read(tmp_path, caplog):
+    app = ForecastMod(journal=tmp_path / "missing").client_app()
+    app.train()(counting_app()._registered_funcs["train.default"])
+    traces = fleet_with_future(1)
+    assert forecasts_of(traces, app, until=3_000.0) == forecasts_of(traces, until=3_000.0)
+    assert caplog.text == ""
+
+
 def test_forecasts_are_made_where_the_device_was_not_where_the_server_is():
     traces = always_there()
     grid = TraceGrid(traces, forecasting_app(), costs=COSTS)

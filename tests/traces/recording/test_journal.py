@@ -2,8 +2,11 @@
 
 import math
 import shutil
+import sqlite3
 import subprocess
 import sys
+import zlib
+from contextlib import closing
 from dataclasses import asdict, fields
 
 import numpy as np
@@ -11,7 +14,7 @@ import pytest
 
 from fedstale.errors import ResumeError, TraceError
 from fedstale.traces.recording import journal as journals
-from fedstale.traces.recording.journal import RECORD, Journal, RecordingRun
+from fedstale.traces.recording.journal import RECORD, Journal, JournalReader, RecordingRun
 from fedstale.traces.recording.monitor import Reading
 
 ABOUT = RecordingRun(device_id="phone", interval_s=60.0, utc_offset_s=3600.0)
@@ -67,7 +70,7 @@ def test_every_reading_waits_for_the_disk_and_is_there_when_append_returns(tmp_p
         settings = ("journal_mode", "synchronous", "locking_mode")
         found = [journal._database.execute(f"PRAGMA {name}").fetchone()[0] for name in settings]
         # 2 is FULL: each commit syncs the write-ahead log.
-        assert found == ["wal", 2, "exclusive"]
+        assert found == ["wal", 2, "normal"]
         for k in range(100):
             journal.append(Reading(instant=float(k)), float(k))
             # What a power cut leaves: the files as they are, without the process.
@@ -150,12 +153,116 @@ def test_two_recorders_cannot_write_one_journal(tmp_path):
     append(tmp_path / "j", [100])
 
 
-def test_a_journal_that_is_being_written_is_not_read(tmp_path):
-    with (
-        Journal(tmp_path / "j", ABOUT, max_bytes=ROOM),
-        pytest.raises(TraceError, match="a recorder is writing to it"),
-    ):
-        journals.read(tmp_path / "j")
+def test_a_lock_ends_with_the_recorder_also_where_it_could_not_begin(tmp_path):
+    append(tmp_path / "j", [100])
+    other = RecordingRun(device_id="tablet", interval_s=60.0, utc_offset_s=0.0)
+    with pytest.raises(ResumeError, match="a journal of device 'phone'"):
+        Journal(tmp_path / "j", other, max_bytes=ROOM)
+    append(tmp_path / "j", [200])
+
+
+def test_a_journal_is_read_while_a_recorder_writes_to_it(tmp_path):
+    with Journal(tmp_path / "j", ABOUT, max_bytes=ROOM) as journal:
+        with pytest.raises(TraceError, match="no readable reading"):
+            journals.read(tmp_path / "j")
+        for k in range(200):
+            journal.append(Reading(instant=float(k)), float(k))
+            assert instants_of(tmp_path / "j") == ([float(i) for i in range(k + 1)], {})
+
+
+def earlier_recorder(folder):
+    """Return a connection as recorders held it that let nobody read, after one more reading."""
+    (path,) = journals.files_of(folder)
+    database = sqlite3.connect(path, timeout=0.0, isolation_level=None)
+    database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    reading = Reading(instant=300.0)
+    values = [300.0, *(getattr(reading, name) for name in RECORD.names if name != "steady")]
+    row = (3, 0, np.array(tuple(values), dtype=RECORD).tobytes())
+    checksum = zlib.crc32(repr(row).encode())
+    database.execute("INSERT INTO readings VALUES (?, ?, ?, ?)", (*row, checksum))
+    return database
+
+
+def test_a_journal_of_an_earlier_recorder_is_read_when_that_has_ended(tmp_path):
+    append(tmp_path / "j", [100, 200])
+    with closing(earlier_recorder(tmp_path / "j")):
+        with pytest.raises(TraceError, match="a recorder of an earlier version is writing"):
+            journals.read(tmp_path / "j")
+        with pytest.raises(ResumeError, match="another recorder is writing"):
+            Journal(tmp_path / "j", ABOUT, max_bytes=ROOM)
+    assert instants_of(tmp_path / "j") == ([100, 200, 300], {})
+    append(tmp_path / "j", [400])
+    assert instants_of(tmp_path / "j") == ([100, 200, 300, 400], {})
+
+
+def test_a_reader_that_is_stopped_while_it_reads_breaks_neither_recorder_nor_bound(tmp_path):
+    append(tmp_path / "j", range(50))
+    (first,) = journals.files_of(tmp_path / "j")
+    with closing(sqlite3.connect(first, isolation_level=None)) as stopped:
+        stopped.execute("BEGIN")
+        assert stopped.execute("SELECT count(*) FROM readings").fetchone() == (50,)
+        with unsynced(Journal(tmp_path / "j", ABOUT, max_bytes=10**6)) as journal:
+            for k in range(50, 1000):
+                journal.append(Reading(instant=float(k)), float(k))
+                assert size_of(tmp_path / "j") <= 10**6
+        assert len(journals.files_of(tmp_path / "j")) == 2
+        assert instants_of(tmp_path / "j") == ([float(k) for k in range(1000)], {})
+    readings, _ = journals.read(tmp_path / "j")
+    assert readings["run"].tolist() == [0] * 50 + [1] * 950
+
+
+def test_a_reader_that_is_only_slow_leaves_the_recorder_where_it_is(tmp_path):
+    append(tmp_path / "j", range(50))
+    (first,) = journals.files_of(tmp_path / "j")
+    with unsynced(Journal(tmp_path / "j", ABOUT, max_bytes=64 * 10**6)) as journal:
+        for turn in range(5):
+            with closing(sqlite3.connect(first, isolation_level=None)) as slow:
+                slow.execute("BEGIN")
+                slow.execute("SELECT count(*) FROM readings").fetchone()
+                for k in range(60):
+                    journal.append(Reading(instant=float(60 * turn + k)), 0.0)
+    assert journals.files_of(tmp_path / "j") == [first]
+    assert len(instants_of(tmp_path / "j")[0]) == 350
+
+
+def test_a_stopped_reader_of_a_small_journal_costs_its_oldest_readings(tmp_path):
+    bound = 300_000
+    append(tmp_path / "j", range(50), max_bytes=bound)
+    (first,) = journals.files_of(tmp_path / "j")
+    with closing(sqlite3.connect(first, isolation_level=None)) as stopped:
+        stopped.execute("BEGIN")
+        stopped.execute("SELECT count(*) FROM readings").fetchone()
+        with unsynced(Journal(tmp_path / "j", ABOUT, max_bytes=bound)) as journal:
+            for k in range(50, 1000):
+                journal.append(Reading(instant=float(k)), float(k))
+                assert size_of(tmp_path / "j") <= bound
+    kept, _ = instants_of(tmp_path / "j")
+    assert kept == [float(k) for k in range(1000 - len(kept), 1000)]
+    assert len(kept) >= 120, "two hours are kept"
+
+
+def test_a_reader_reads_on_from_where_it_was(tmp_path, monkeypatch):
+    append(tmp_path / "j", range(100))
+    reader = JournalReader(tmp_path / "j", span_s=50 * 60.0)
+    assert reader.read()["instant"].tolist() == [float(k) for k in range(50, 100)]
+    n_read = []
+    checksum = zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda row: n_read.append(row) or checksum(row))
+    append(tmp_path / "j", [100])
+    n_read.clear()
+    assert reader.read()["instant"].tolist() == [float(k) for k in range(51, 101)]
+    assert len(n_read) == 4, "two runs, the last reading of before and the new one"
+    # Another journal in its place is another journal.
+    shutil.rmtree(tmp_path / "j")
+    append(tmp_path / "j", range(1000, 1200))
+    assert reader.read()["instant"].tolist() == [float(k) for k in range(1150, 1200)]
+
+
+def test_what_is_read_is_bounded_at_the_shortest_interval(tmp_path, monkeypatch):
+    monkeypatch.setattr(journals, "MOST_READ", 30)
+    append(tmp_path / "j", range(100))
+    reader = JournalReader(tmp_path / "j", span_s=50 * 60.0)
+    assert reader.read()["instant"].tolist() == [float(k) for k in range(70, 100)]
 
 
 @pytest.mark.parametrize("cut", [1, 7, 24, 25, 100, 2000, 4095, 4096, 4119])
@@ -318,6 +425,86 @@ def test_a_disk_that_fails_is_an_error_and_keeps_what_was_there(tmp_path):
     assert "cannot be written (disk I/O error); what was recorded so far is kept" in says
     kept = [float(k) for k in range(int(failed))]
     assert instants_of(tmp_path / "j") == ([*kept, 1000.0], {})
+
+
+# Children of one process: a recorder that is killed while others read, and readers that are killed.
+READERS = """
+import os, random, signal, sys, time
+from pathlib import Path
+from fedstale.traces.recording import journal as journals
+from fedstale.traces.recording.journal import Journal, JournalReader, RecordingRun
+from fedstale.traces.recording.monitor import Reading
+
+folder, rng = Path(sys.argv[1]), random.Random(5)
+about = RecordingRun(device_id="phone", interval_s=1.0, utc_offset_s=0.0)
+
+def forked(work):
+    child = os.fork()
+    if child == 0:
+        work()
+        os._exit(0)
+    return child
+
+def write(turn, tell):
+    with Journal(folder, about, max_bytes=10**8) as journal:
+        for k in range(10**7):
+            journal.append(Reading(instant=turn * 1e6 + k), float(k))
+            os.write(tell, k.to_bytes(4, "little"))
+
+def read_for_ever():
+    while True:
+        journals.read(folder)
+
+n_reads = 0
+for turn in range(10):
+    told, tell = os.pipe()
+    recorder = forked(lambda: write(turn, tell))
+    os.close(tell)
+    reported = os.read(told, 4)
+    reader, others = JournalReader(folder, 1e9), [forked(read_for_ever) for _ in range(2)]
+    until = time.monotonic() + 0.2
+    while time.monotonic() < until:
+        before = len(reported) // 4
+        for readings in (reader.read(), journals.read(folder)[0]):
+            mine = readings.loc[readings["run"] == turn, "instant"].tolist()
+            assert mine == [turn * 1e6 + k for k in range(len(mine))]
+            assert len(mine) >= before, "what was written before is read"
+        n_reads += 1
+        reported += os.read(told, 65536)
+        if rng.random() < 0.3:
+            killed = others.pop()
+            os.kill(killed, signal.SIGKILL)
+            os.waitpid(killed, 0)
+            others.append(forked(read_for_ever))
+    for child in (recorder, *others):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    while more := os.read(told, 65536):
+        reported += more
+    print(len(reported) // 4)
+print(n_reads)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither fork nor SIGKILL")
+def test_readers_and_a_recorder_that_are_killed_cost_nothing_that_was_written(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", READERS, str(tmp_path / "j")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"OPENBLAS_NUM_THREADS": "1", "PATH": ""},
+    )
+    assert run.returncode == 0, run.stderr
+    *reported, n_reads = [int(line) for line in run.stdout.split()]
+    assert len(reported) == 10
+    assert n_reads >= 10
+    readings, dropped = journals.read(tmp_path / "j")
+    assert dropped == {}
+    for turn in range(10):
+        kept = readings.loc[readings["run"] == turn, "instant"]
+        assert kept.tolist() == [turn * 1e6 + k for k in range(kept.size)]
+        assert reported[turn] <= kept.size <= reported[turn] + 1
 
 
 # One process imports once and then kills children: a start of Python for each would take seconds.
