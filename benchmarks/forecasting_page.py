@@ -142,7 +142,10 @@ def main() -> None:
         for name in ("forecasting", "forecasting_speed")
     }
     rows, tables = recorded["forecasting"], {"speed": speed(recorded["forecasting_speed"])}
-    for fleet, part in rows.groupby("fleet"):
+    for fleet, of_fleet in rows.groupby("fleet"):
+        first = of_fleet[of_fleet["seed"].eq(0) & of_fleet["forecaster"].isin(["lstm", "any"])]
+        tables[f"{fleet} any"] = markdown(chances(first, "skill"))
+        part = of_fleet[~of_fleet["forecaster"].eq("any")]
         tables[f"{fleet} skill"] = markdown(chances(part, "skill"), best="max")
         errors = chances(part, "ece")
         tables[f"{fleet} error"] = markdown(
