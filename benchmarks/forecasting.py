@@ -31,7 +31,6 @@ from fedstale.traces.forecast import (
     LSTM,
     Examples,
     Forecaster,
-    Oracle,
     Perceptron,
     TraceObserver,
     draw,
@@ -59,6 +58,10 @@ LEARNT = ("linear", "perceptron", "lstm")
 BOOSTED = (0, 1)
 """Seeds with which trees are grown, which take five times as long as all else."""
 SHORT_HISTORY = 0.2
+SHOWN_S = (900.0, 1800.0, 3600.0, 14_400.0, 86_400.0)
+"""Horizons of chances that are written, in s."""
+KEPT = ["forecaster", "quantity", "horizon_s", "metric", "value"]
+"""Columns of scores that are written."""
 ORIGINS = 40
 """Instants at which jobs are sent."""
 
@@ -113,15 +116,17 @@ def fitted(
     return made
 
 
-def chances(
-    forecasters: Mapping[str, Forecaster], tested: Examples, learn: Examples
+def scores(
+    forecasters: Mapping[str, Forecaster], tested: Examples, learn: Examples, *, rates: bool
 ) -> list[dict[str, Any]]:
-    """Return the skill and the calibration of chances, and the scores of rates."""
+    """Return the skill and the calibration of chances, and the scores of rates if these count."""
     table = by_horizon(forecasters, tested, learn)
-    shown = table["metric"].isin(["skill", "ece", "brier", "pinball", "coverage", "mase"])
-    # Trees were grown for chances alone.
-    shown &= ~(table["forecaster"].eq("boosting") & table["quantity"].isin(RATES))
-    return table[shown].to_dict("records")
+    shown = table["metric"].isin(["skill", "ece"]) & table["horizon_s"].isin(SHOWN_S)
+    if rates:
+        # Trees were grown for chances alone.
+        of_rates = table["metric"].isin(["pinball", "coverage"]) & table["quantity"].isin(RATES)
+        shown |= of_rates & table["forecaster"].ne("boosting")
+    return table.loc[shown, KEPT].to_dict("records")
 
 
 def differences(
@@ -138,14 +143,15 @@ def differences(
         ):
             ours, theirs = (getattr(made[name], field) for name in ("lstm", other))
             gap = (ours - happened) ** 2 - (theirs - happened) ** 2
-            for k, horizon in enumerate(HORIZONS_S):
-                scores: Array = np.where(chosen, gap[:, k], np.nan)
-                value, low, high = mean_with_interval(scores, tested.observed.devices)
+            for horizon in SHOWN_S:
+                worse: Array = gap[:, int(np.searchsorted(HORIZONS_S, horizon))]
+                worse = np.where(chosen, worse, np.nan)
+                value, low, high = mean_with_interval(worse, tested.observed.devices)
                 rows.append(
                     {
                         "forecaster": f"lstm - {other}",
                         "quantity": quantity,
-                        "horizon_s": float(horizon),
+                        "horizon_s": horizon,
                         "metric": "brier difference",
                         "value": value,
                         "low": low,
@@ -169,7 +175,7 @@ def job_rows(
     *,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Return the tables of both jobs on the test part."""
+    """Return how often intervals of the times of both jobs covered on the test part."""
     test = parts["test"]
     everyone, observer = np.arange(test.n_devices), TraceObserver(test)
     begin, end = 0.25 * span(test), span(test)
@@ -180,7 +186,7 @@ def job_rows(
     rows = []
     for size, job in JOBS.items():
         tables = job_tables(
-            {**forecasters, "oracle": Oracle(test)},
+            forecasters,
             observer,
             tested.observed,
             end,
@@ -190,12 +196,9 @@ def job_rows(
             k=10,
             seed=seed,
         )
-        for name in ("jobs", "decision"):
-            if name in tables:
-                rows += [
-                    {"table": f"{name}, {size} job", **row}
-                    for row in tables[name].to_dict("records")
-                ]
+        covered = tables["jobs"]
+        covered = covered.loc[covered["metric"].eq("coverage"), [k for k in KEPT if k in covered]]
+        rows += [{"job": size} | row for row in covered.to_dict("records")]
     return rows
 
 
@@ -284,10 +287,11 @@ def fleet_rows(
     made = fitted(learn, stop, (*BASELINES, *LEARNT, *boosted), seed, channels)
     if not channels:
         channels |= made
-    found = chances(made, test, learn) + differences(made, test, ("perceptron", *boosted))
+    found = scores(made, test, learn, rates=fleet == "phones")
+    found += differences(made, test, ("perceptron", *boosted))
     if seed == 0:
         # The one that comes with fedstale learnt from the same parts of all fleets.
-        found += chances({"any": embedded("any")}, test, learn)
+        found += scores({"any": embedded("any")}, test, learn, rates=False)
         compared = {kind: made[kind] for kind in ("last-value", "ewma", "lstm")}
         links = TraceSet.read(recordings / "mahimahi")
         other = {**parts, "test": on_other_links(parts["test"], links, seed)}
@@ -298,9 +302,9 @@ def fleet_rows(
 
 
 def rounded(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with five digits of each number: more would suggest that they are known."""
+    """Return a row with four digits of each number: more would suggest that they are known."""
     return {
-        k: (None if np.isnan(v) else float(f"{v:.5g}")) if isinstance(v, float) else v
+        k: (None if np.isnan(v) else float(f"{v:.4g}")) if isinstance(v, float) else v
         for k, v in row.items()
     }
 
