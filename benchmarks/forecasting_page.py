@@ -90,9 +90,9 @@ def recurrence(rows: pd.DataFrame) -> str:
     better, worse = (shown["high"] < 0).sum(), (shown["low"] > 0).sum()
     level, most = len(shown) - better - worse, shown["value"].abs().max()
     return (
-        f"Of {len(shown)} comparisons, a question on a fleet in a division, {level} have an interval "
-        f"with 0 in it;\nthe LSTM is better in {better}, the perceptron in {worse}, by {most:.4f} in "
-        "the Brier score at most."
+        f"Of {len(shown)} comparisons, a question on a fleet in a division, {level} have an "
+        f"interval with 0 in it;\nthe LSTM is better in {better}, the perceptron in {worse}, by "
+        f"{most:.4f} in the Brier score at most."
     )
 
 
