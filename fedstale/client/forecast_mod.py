@@ -55,8 +55,10 @@ class ForecastMod:
     the device's pace.
 
     Args:
-        forecaster: folder of a trained forecaster; None takes the one that comes with fedstale.
+        forecaster: folder of a trained forecaster; None takes one that comes with fedstale.
             One that cannot be read is an `error` in each reply, and a line in the device's log.
+        fleet: what this device is, to take the forecaster of its kind from fedstale: "phones",
+            "desktops", "cars" or "any".
         work: work units of one training, in the forecaster's unit; None where unknown.
         enabled_by: key of the run config that switches the mod off where it is false.
         monitor: reads a real device; None takes psutil where it is installed.
@@ -76,6 +78,7 @@ class ForecastMod:
         self,
         forecaster: str | Path | None = None,
         *,
+        fleet: str = "any",
         work: float | None = None,
         enabled_by: str | None = None,
         monitor: "ResourceMonitor | None" = None,
@@ -84,7 +87,7 @@ class ForecastMod:
     ) -> None:
         if work is not None and not (math.isfinite(work) and work > 0):
             raise ConfigError(f"work = {work}: expected work units of one training, > 0, or None")
-        self._folder, self._work = forecaster, work
+        self._folder, self._fleet, self._work = forecaster, fleet, work
         self._enabled_by, self._monitor = enabled_by, monitor
         if available not in (words := ("online", "charging", "recording")):
             raise ConfigError(f"available = {available!r}: expected one of {', '.join(words)}")
@@ -144,7 +147,7 @@ class ForecastMod:
     def _forecaster(self) -> "Forecaster":
         from fedstale.traces.forecast.base import Forecaster, embedded  # noqa: PLC0415
 
-        return embedded() if self._folder is None else Forecaster.load(self._folder)
+        return embedded(self._fleet) if self._folder is None else Forecaster.load(self._folder)
 
     def _journal(self, context: Context) -> "JournalHistory | None":
         folder, available = (

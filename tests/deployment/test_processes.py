@@ -78,7 +78,12 @@ def wait_until(condition, limit_s=60.0):
 
 def kinds(process):
     """Return the last words of the commands below a process."""
-    return sorted(p.cmdline()[-1] for p in process.children(recursive=True) if p.cmdline())
+    found = []
+    for child in process.children(recursive=True):
+        # One that has just ended has no command any more.
+        with suppress(psutil.Error):
+            found += child.cmdline()[-1:]
+    return sorted(found)
 
 
 def started_by(supervisor):

@@ -122,7 +122,7 @@ def prepare(name, words):
             out = ("--out", f"{device}.parquet", "--device", device)
             called("traces", "record", *out, "--overwrite", "--speed", 10, *SHORT["record"])
     if name in {"record", "compose"}:
-        Path(words[words.index("--out") + 1]).unlink()
+        Path(words[words.index("--out") + 1]).unlink(missing_ok=True)
     if "--tensorboard" in words:
         pytest.importorskip("tensorboard")
     if name == "compare" and "runs/a" in words:

@@ -124,6 +124,23 @@ def test_stated_work_is_the_work_of_the_forecast(bench):
     assert thrice["training_s"][1] == pytest.approx(3 * once["training_s"][1], rel=0.4)
 
 
+def test_a_device_takes_the_forecaster_of_its_fleet():
+    chances = {}
+    for fleet in ("any", "phones", "desktops", "cars"):
+        bench = Bench(ForecastMod(fleet=fleet))
+        bench.go(7200.0)
+        chances[fleet] = bench.ask()["p_available"]
+    assert len(set(chances.values())) == 4
+    # Phones leave the charger sooner than cars.
+    assert chances["phones"] < chances["cars"]
+
+
+def test_an_unknown_fleet_is_an_error_that_names_those_known(caplog):
+    bench = Bench(ForecastMod(fleet="satellites"))
+    assert set(bench.ask()) == {"error"}
+    assert "expected one of any, phones" in caplog.text
+
+
 def test_a_query_is_answered_without_the_app_and_is_not_a_training(bench):
     bench.train(40.0)
     before = bench.state["fedstale.calibration"]["scores"]
