@@ -143,6 +143,31 @@ def shares(happened: Array, bins: Index, n_bins: int, start: Array, weight: floa
     return share
 
 
+def shares_by_state(
+    examples: Examples, bins: Index, n_bins: int, weight: float = 10.0
+) -> tuple[Array, Array]:
+    """Return how often devices in a state and a bin remained so, and how often they were online.
+
+    Args:
+        examples: to count.
+        bins: of each example, from 0 to n_bins - 1; shape (n,).
+        n_bins: number of bins.
+        weight: of the share of the state, in examples; an empty bin has that share.
+
+    Returns:
+        Shares of survival and of being online, the bins of devices offline first; shape
+        (2 n_bins, horizons) each.
+    """
+    state = examples.observed.online.astype(np.int64)
+
+    def counted(happened: Array) -> Array:
+        of_state = shares(happened, state, 2, np.full(HORIZONS_S.size, 0.5))
+        start = np.repeat(of_state, n_bins, axis=0)
+        return shares(happened, state * n_bins + bins, 2 * n_bins, start, weight)
+
+    return counted(examples.survival), counted(examples.available)
+
+
 class Forecaster(ABC):
     """Predicts what devices will do, each from its own history only.
 

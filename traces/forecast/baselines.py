@@ -26,6 +26,7 @@ from fedstale.traces.forecast.base import (
     log_rate,
     quantiles,
     shares,
+    shares_by_state,
 )
 from fedstale.traces.forecast.dataset import Examples, targets_at
 from fedstale.traces.forecast.observation import (
@@ -74,13 +75,8 @@ class Baseline(Forecaster):
 
     def counted(self, training: Examples) -> Array:
         """Return the table of the training devices; an empty bin has the share of its state."""
-        state = training.observed.online.astype(np.int64)
-        bins, tables = state * self.n_bins + self.bins(training.observed), []
-        for happened in (training.survival, training.available):
-            start = shares(happened, state, 2, np.full(HORIZONS_S.size, 0.5))
-            start = np.repeat(start, self.n_bins, axis=0)
-            tables.append(shares(happened, bins, 2 * self.n_bins, start))
-        return _falling(np.stack(tables))
+        bins = self.bins(training.observed)
+        return _falling(np.stack(shares_by_state(training, bins, self.n_bins)))
 
     def predict_sessions(self, observed: Observation) -> tuple[Array, Array]:
         """Return the shares of the bin."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.errors import TraceError
-from fedstale.traces.arrays import Array, Index, spread_over, stream, taken
+from fedstale.traces.arrays import Array, Index, spread_over, stream
 from fedstale.traces.forecast.observation import (
     RATE_HORIZONS_S,
     RATES,
@@ -55,10 +55,12 @@ class Examples:
 
     def take(self, which: Index) -> "Examples":
         """Return some of the examples, by their positions."""
-        shared = self.new_session_survival
         return replace(
-            taken(replace(self, new_session_survival=self.survival), which),
-            new_session_survival=shared,
+            self,
+            observed=self.observed.take(which),
+            survival=self.survival[which],
+            available=self.available[which],
+            rates=self.rates[which],
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstale.traces.arrays import DAY_S, Array, Index, taken
-from fedstale.traces.forecast.base import LEAST_RATE, FleetStatistics, hour_of, shares
+from fedstale.traces.forecast.base import FleetStatistics, hour_of, log_rate, shares_by_state
 from fedstale.traces.forecast.dataset import Examples
 from fedstale.traces.forecast.observation import EDGES_S, RATE_HORIZONS_S, STEPS, Observation
 from fedstale.traces.forecast.sessions import HORIZONS_S, RUNS
@@ -59,22 +59,17 @@ class HalfHours:
     @classmethod
     def of(cls, examples: Examples) -> "HalfHours":
         """Count the examples."""
-        state = examples.observed.online.astype(np.int64)
-        bins, tables = _half_hours(examples.observed), []
-        for happened in (examples.survival, examples.available):
-            of_state = shares(happened, state, 2, np.full(HORIZONS_S.size, 0.5))
-            start = np.repeat(of_state, cls.BINS // 2, axis=0)
-            tables.append(shares(happened, bins, cls.BINS, start, _EXAMPLES_OF_STATE))
-        return cls(survival=tables[0], available=tables[1])
+        half = _half_hours(examples.observed)
+        survival, available = shares_by_state(examples, half, cls.BINS // 2, _EXAMPLES_OF_STATE)
+        return cls(survival=survival, available=available)
 
     def of_devices(self, observed: Observation) -> "HalfHours":
         """Return the shares that hold for each device; rows are devices."""
-        return taken(self, _half_hours(observed))
+        return taken(self, observed.online * (self.BINS // 2) + _half_hours(observed))
 
 
 def _half_hours(observed: Observation) -> Index:
-    half = np.nan_to_num(np.floor(observed.time_of_day_s / 1800.0), nan=48.0).astype(np.int64)
-    return observed.online * (HalfHours.BINS // 2) + half
+    return np.nan_to_num(np.floor(observed.time_of_day_s / 1800.0), nan=48.0).astype(np.int64)
 
 
 def of_other_devices(examples: Examples, seen: Observation) -> HalfHours:
@@ -87,13 +82,13 @@ def of_other_devices(examples: Examples, seen: Observation) -> HalfHours:
         seen: their observations, of which some may have no clock.
     """
     fold = examples.observed.devices % _FOLDS
-    shown = taken(HalfHours.of(examples), np.zeros(len(examples), dtype=np.int64))
+    survival, available = np.empty((2, len(examples), HORIZONS_S.size))
     for k in np.unique(fold):
         here, others = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
         counted = HalfHours.of(examples.take(others if others.size else here))
         of_fold = counted.of_devices(seen.take(here))
-        shown.survival[here], shown.available[here] = of_fold.survival, of_fold.available
-    return shown
+        survival[here], available[here] = of_fold.survival, of_fold.available
+    return HalfHours(survival=survival, available=available)
 
 
 def session_inputs(
@@ -209,7 +204,7 @@ def channel_inputs(
         fleet_rates: quantiles of the fleet's rates of the channel, as in `FleetStatistics`.
         usual_spread: of the fleet; own spreads are shrunk to it.
     """
-    logs = np.log(np.maximum(observed.rates[:, channel], LEAST_RATE))
+    logs = log_rate(observed.rates[:, channel])
     known = ~np.isnan(logs)
     count = known.sum(axis=1)
     middle = np.log(fleet_rates[1, 1])
@@ -245,8 +240,7 @@ def channel_targets(rates: Array, given: ChannelInputs) -> Array:
         given: inputs of the same devices.
     """
     assert rates.shape[1] == RATE_HORIZONS_S.size
-    logs = np.log(np.maximum(rates, LEAST_RATE))
-    ratio = (logs - given.level[:, None]) / given.spread[:, None]
+    ratio = (log_rate(rates) - given.level[:, None]) / given.spread[:, None]
     return np.clip(ratio, -2 * BOUND, 2 * BOUND)
 
 

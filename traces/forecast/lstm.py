@@ -110,7 +110,7 @@ class Perceptron(Forecaster):
         self.fleet, self.around = FleetStatistics.of(training), HalfHours.of(training)
         self.networks = {}
         parts = self, training, validation
-        of_network = partial(lstm_training.Run, seed=seed, progress=progress)
+        of_network = partial(lstm_training.NetworkTraining, seed=seed, progress=progress)
         threads = torch.get_num_threads()
         # So small networks are no faster on several threads, and sums in the same order on one.
         torch.set_num_threads(1)
@@ -133,13 +133,11 @@ class Perceptron(Forecaster):
 
     def _margins(self, validation: Examples) -> Array:
         """Return by how much outer quantiles miss the levels on the validation devices."""
-        self.margins = np.zeros((len(RATES), _R, 2))
-        made = self.margins.copy()
+        made = np.zeros((len(RATES), _R, 2))
         for channel, name in enumerate(RATES):
             if name not in self.networks:
                 continue
-            given = self.channel_inputs(validation.observed, channel)
-            ratios = quantiles_of(forward(self.networks[name], given.sequence, given.static))
+            given, ratios = self._ratios(validation.observed, channel)
             truth = channel_targets(validation.rates[:, channel], given)
             for k in range(_R):
                 known = ~np.isnan(truth[:, k])
@@ -189,14 +187,19 @@ class Perceptron(Forecaster):
                 continue
             for i in range(0, n, _CHUNK):
                 part = slice(i, i + _CHUNK)
-                given = self.channel_inputs(observed.take(part), channel)
-                ratios = quantiles_of(forward(self.networks[name], given.sequence, given.static))
+                given, ratios = self._ratios(observed.take(part), channel)
                 ratios[:, :, 0] -= self.margins[channel, :, 0]
                 ratios[:, :, 2] += self.margins[channel, :, 1]
                 ratios = np.maximum.accumulate(ratios, axis=2)
                 ratios *= given.spread[:, None, None]
                 rates[part, channel] = np.exp(ratios + given.level[:, None, None])
         return rates
+
+    def _ratios(self, observed: Observation, channel: int) -> tuple[ChannelInputs, Array]:
+        """Return a channel's inputs and its quantiles before any margin, as `quantiles_of` does."""
+        given = self.channel_inputs(observed, channel)
+        raw = forward(self.networks[RATES[channel]], given.sequence, given.static)
+        return given, quantiles_of(raw)
 
     def channel_inputs(self, observed: Observation, channel: int) -> ChannelInputs:
         """Return the inputs of a channel's network; see `fedstale.traces.forecast.inputs`."""

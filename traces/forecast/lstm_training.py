@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedstale.traces.arrays import Array, stream
-from fedstale.traces.forecast.base import LEAST_RATE, shares
+from fedstale.traces.forecast.base import log_rate, shares
 from fedstale.traces.forecast.dataset import Examples
 from fedstale.traces.forecast.inputs import (
     Floats,
@@ -53,7 +53,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class NetworkTraining:
     """The training of one network."""
 
     name: str
@@ -87,7 +87,7 @@ def train_sessions(
     forecaster: "Perceptron",
     training: Examples,
     validation: Examples,
-    run: Run,
+    run: NetworkTraining,
 ) -> Weights:
     """Return the weights of the network of sessions, and set the scale of its inputs.
 
@@ -118,12 +118,12 @@ def train_channel(
     forecaster: "Perceptron",
     training: Examples,
     validation: Examples,
-    run: Run,
+    run: NetworkTraining,
 ) -> Weights:
     """Return the weights of the network of a channel, and set its usual spread; as above."""
     channel = RATES.index(run.name)
     seen = training.observed
-    logs = np.log(np.maximum(seen.rates[:, channel], LEAST_RATE))
+    logs = log_rate(seen.rates[:, channel])
     many = np.count_nonzero(~np.isnan(logs), axis=1) > 1
     forecaster.spread[channel] = np.median(np.nanstd(logs[many], axis=1)) if many.any() else 1.0
     hidden = stream(run.seed, 7).random(len(training)) < WITHOUT_CLOCK
@@ -145,7 +145,7 @@ def _trained(
     data: Data,
     held_out: Data,
     loss: Loss,
-    run: Run,
+    run: NetworkTraining,
 ) -> Weights:
     """Return the weights of the best epoch."""
     rng = torch.Generator().manual_seed(run.seed + 1)
@@ -178,7 +178,7 @@ def _trained(
     return {k: w.detach().numpy().astype(np.float32) for k, w in best.items()}
 
 
-def _first(shapes: dict[str, tuple[int, int]], run: Run) -> dict[str, Tensor]:
+def _first(shapes: dict[str, tuple[int, int]], run: NetworkTraining) -> dict[str, Tensor]:
     rng, weights = torch.Generator().manual_seed(run.seed), {}
     for name, (rows, columns) in sorted(shapes.items()):
         w = torch.randn(rows, columns, generator=rng) / np.sqrt(rows)
