@@ -57,6 +57,9 @@ BASELINES = ("persistence", "last-value", "hour", "hour-of-week", "hourly-markov
 LEARNT = ("linear", "perceptron", "lstm")
 BOOSTED = (0, 1)
 """Seeds with which trees are grown, which take five times as long as all else."""
+EXAMPLES = {"phones": 40_000, "desktops": 120_000, "cars": 40_000, "mixed": 120_000}
+"""Examples to learn from. Desktops were logged for months. More of the few days of phones would be
+learnt by heart, and more of cars make stays of a day worse in later months."""
 SHORT_HISTORY = 0.2
 SHOWN_S = (900.0, 1800.0, 3600.0, 14_400.0, 86_400.0)
 """Horizons of chances that are written, in s."""
@@ -69,9 +72,12 @@ ORIGINS = 40
 def examples(
     parts: Mapping[str, TraceSet], n: int, seed: int
 ) -> tuple[Examples, Examples, Examples]:
-    """Return examples to learn from, to stop early on and to test on; a fifth of the first two."""
-    made = []
-    for k, (name, size) in enumerate((("learn", n), ("stop", n // 4), ("test", n // 2))):
+    """Return n examples to learn from, and fewer to stop early on and to test on.
+
+    Of the devices of the first two, a fifth remembers only a part of its history.
+    """
+    made, sizes = [], (("learn", n), ("stop", min(n // 4, 10_000)), ("test", min(n // 2, 20_000)))
+    for k, (name, size) in enumerate(sizes):
         everyone = np.arange(parts[name].n_devices)
         is_test = name == "test"
         made.append(
@@ -238,12 +244,13 @@ def _seconds(times: int, call: Callable[[], object]) -> list[float]:
     return taken
 
 
-def ship(recordings: Path, n: int, command: str) -> None:
-    """Train the embedded forecasters, and write them to their places."""
+def ship(recordings: Path, most: int, command: str) -> None:
+    """Train the embedded forecasters on so many examples at most, and write them."""
     phones: LSTM | None = None
     for fleet in ("phones", "desktops", "cars", "any"):
         kind = "mixed" if fleet == "any" else fleet
-        learn, stop, _ = examples(fleets(recordings, 0, kind, assumed=ASSUMED), n, 0)
+        parts = fleets(recordings, 0, kind, assumed=ASSUMED)
+        learn, stop, _ = examples(parts, min(most, EXAMPLES[kind]), 0)
         made = LSTM().fit(learn, stop, seed=0, progress=_say, channels=phones)
         phones = phones or made
         about = {
@@ -320,9 +327,9 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true", help="only measure speed")
     options = parser.parse_args()
     command = "python benchmarks/forecasting.py RECORDINGS"
-    n, seeds = (4_000, range(1)) if options.quick else (40_000, range(5))
+    most, seeds = (4_000, range(1)) if options.quick else (max(EXAMPLES.values()), range(5))
     if options.ship:
-        ship(options.recordings, n, command + " --ship" + " --quick" * options.quick)
+        ship(options.recordings, most, command + " --ship" + " --quick" * options.quick)
         return
     if options.speed:
         rows = speeds(10_000 if options.quick else 100_000)
@@ -338,7 +345,12 @@ def main() -> None:
         for fleet in FLEETS_TESTED:
             boosted = ("boosting",) if seed in BOOSTED and not options.quick else ()
             rows += fleet_rows(
-                options.recordings, fleet, n=n, seed=seed, boosted=boosted, channels=channels
+                options.recordings,
+                fleet,
+                n=min(most, EXAMPLES[fleet]),
+                seed=seed,
+                boosted=boosted,
+                channels=channels,
             )
         # What is measured so far is kept, should the rest be interrupted.
         path = write_result("forecasting", [*map(rounded, rows)], command=command)
