@@ -154,11 +154,14 @@ def main() -> None:
         )
         tables[f"{fleet} difference"] = differences(part)
         tables[f"{fleet} coverage"] = coverage(part)
-    seeds = rows.groupby("forecaster")["seed"].unique().map(sorted)
-    of_all, of_trees = (", ".join(map(str, seeds[name])) for name in ("lstm", "boosting"))
+    divided = rows.groupby(["forecaster", "fleet"])["seed"].unique().map(sorted)
+    of_all, of_trees = (
+        "; ".join(f"{fleet} {', '.join(map(str, seeds))}" for fleet, seeds in divided[name].items())
+        for name in ("lstm", TREES)
+    )
     tables["seeds"] = (
-        f"Numbers are means over divisions of the devices (seeds {of_all}), each trained anew;\n"
-        f"trees were grown for seeds {of_trees}. Times of jobs are of seed 0."
+        "Numbers are means over divisions of the devices, each trained anew\n"
+        f"(seeds of {of_all};\nof trees: {of_trees}). Times of jobs are of seed 0."
     )
     tables["recurrence"] = recurrence(rows)
     phones = rows[rows["fleet"].eq("phones")]
