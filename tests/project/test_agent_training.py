@@ -260,6 +260,13 @@ def test_only_names_parts_of_the_comparison(bench):
         bench.wanted(["bikes"])
 
 
+def test_every_setting_has_a_target_for_each_skew(bench):
+    for run in bench.wanted():
+        targets = bench.TARGETS[run.app, run.fleet, run.schedule]
+        assert len(targets) == len(bench.SKEWS[run.app])
+        assert all(0.0 < target < 1.0 for target in targets)
+
+
 # Lies.
 
 
