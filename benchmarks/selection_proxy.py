@@ -10,31 +10,29 @@ Run it with: python benchmarks/selection_proxy.py RECORDINGS [--quick] [--write]
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tomli_w
 from numpy.typing import NDArray
 from recorded_scenarios import recorded_scenarios
 from results_file import write_result
 from scipy.optimize import least_squares
 from scipy.stats import spearmanr
-from selection_training import (
-    Window,
-    examples_of,
-    late_progress,
-    proxied,
-    train,
-    training_kind,
-)
+from selection_training import HOURS_S, Trained, Window, appearing, train, training_kinds
 from threadpoolctl import threadpool_limits
+from training_apps import Digits, opened
 
+from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes
 from fedstale.agents.env.forecast_table import Forecasts, ForecastTable, NoForecasts, TrueForecasts
-from fedstale.agents.env.learning_proxy import LearningProxy
+from fedstale.agents.env.learning_proxy import LearningProxy, entropy_of
 from fedstale.agents.env.scenario import Scenario
-from fedstale.simulation.flower_app import FlowerApp
+from fedstale.agents.env.simulator import Reward, Simulator
+from fedstale.strategies import StaleStrategy
+from fedstale.strategies.schedule import k_sync
 from fedstale.strategies.selection import (
     RELEASED,
     ExpectedUtility,
@@ -47,6 +45,7 @@ from fedstale.strategies.selection import (
     Selector,
 )
 from fedstale.strategies.server.clients import Candidates
+from fedstale.traces.arrays import Array
 from fedstale.traces.forecast import embedded
 
 CONSTANTS = Path(__file__).parent.parent / "agents" / "env" / "learning_proxy.toml"
@@ -58,6 +57,88 @@ AHEAD = 6
 """Merges that the fit looks ahead."""
 Run = dict[str, NDArray[np.float64]]
 FIT_SELECTORS = ("random", "fastest", "power of choice")
+
+
+N_DEVICES = 30
+"""Of a quarter of the recorded phones, 22 to 56 appear within four hours."""
+
+
+@dataclass(kw_only=True)
+class Deal:
+    """A window, the digits that its phones hold, and the size of a merge."""
+
+    window: Window
+    alpha: float
+    buffer_size: int = 6
+    mixtures: Array = field(init=False)
+    examples: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        app = opened("digits")
+        assert isinstance(app, Digits)
+        dealt = app.labels(N_DEVICES, self.alpha, self.window.seed)
+        counts = np.stack([np.bincount(labels, minlength=GROUPS) for labels in dealt])
+        self.examples = counts.sum(axis=1).astype(np.float64)
+        self.mixtures = counts / self.examples[:, None]
+
+    @classmethod
+    def drawn(cls, scenario: Scenario, alpha: float, seed: int, buffer_size: int = 6) -> "Deal":
+        """Return a window with phones that appear in it."""
+        rng = np.random.default_rng((seed, 61))
+        for _ in range(100):
+            start = scenario.start + rng.random() * (scenario.end - scenario.start - HOURS_S)
+            there = appearing(scenario.traces, scenario.devices, start)
+            if there.size >= N_DEVICES:
+                devices = rng.permutation(there)[:N_DEVICES]
+                work = float(scenario.kinds.work[0])
+                window = Window.of(scenario.traces, devices, start, seed, work=work)
+                return cls(window=window, alpha=alpha, buffer_size=buffer_size)
+        raise ValueError(f"fewer than {N_DEVICES} phones appear in any {HOURS_S:g} s")
+
+    @property
+    def concurrency(self) -> int:
+        """Jobs in flight: a quarter of them are not waited for."""
+        return -(-4 * self.buffer_size // 3)
+
+    def train(self, selector: Selector, forecasts: Forecasts) -> Trained:
+        """Train for real: FedAvg with over-selection."""
+
+        def strategy(selector: Selector, seed: int) -> StaleStrategy:
+            schedule = k_sync(self.concurrency, self.buffer_size)
+            return StaleStrategy(selector=selector, schedule=schedule, seed=seed)
+
+        return train(
+            self.window,
+            opened("digits"),
+            self.alpha,
+            selector,
+            forecasts=forecasts,
+            strategy=strategy,
+        )
+
+    def episode(self) -> Episodes:
+        """Return the same window as an episode."""
+        shape, window = (1, N_DEVICES), self.window
+        rng = np.random.default_rng((window.seed, 62))
+        return Episodes(
+            devices=window.devices[None],
+            present=np.ones(shape, dtype=bool),
+            start=np.array([window.start]),
+            end=np.array([window.start + HOURS_S]),
+            rounds=np.array([10_000]),
+            kind=np.zeros(1, dtype=np.int64),
+            concurrency=np.array([self.concurrency]),
+            buffer_size=np.array([self.buffer_size]),
+            keeps_stragglers=np.zeros(1, dtype=bool),
+            deadline_s=np.array([np.inf]),
+            age_weights=np.ones((1, AGES)),
+            cooldown_s=np.zeros(1),
+            requests_forecasts=np.ones(1, dtype=bool),
+            over_reports=np.zeros(shape, dtype=bool),
+            mixtures=self.mixtures[None],
+            examples=self.examples[None],
+            noise=rng.standard_normal((*shape, NOISES)),
+        )
 
 
 class Useful(Selector):
@@ -161,35 +242,98 @@ def ends(proxy: LearningProxy, run: Run) -> tuple[float, float]:
 
 
 def compared(
-    windows: list[Window], proxy: LearningProxy, said: dict[str, Forecasts], scenario: Scenario
+    deals: list[Deal], proxy: LearningProxy, said: dict[str, Forecasts], scenario: Scenario
 ) -> list[dict[str, Any]]:
     """Return what each selector reaches, for real and in simulation; means over windows."""
     rows = []
     for name, (make, told) in SELECTORS.items():
         played = replace(scenario, forecasts=said[told], proxy=proxy)
-        simulator = played.with_devices(windows[0].devices.size).simulator(1)
+        simulator = played.with_devices(N_DEVICES).simulator(1)
         found = []
-        for window in windows:
-            run = train(window, make(), said[told])
+        for deal in deals:
+            run = deal.train(make(), said[told])
             last = len(run.accuracy) // 4 + 1
             found.append(
                 (
                     late_progress(run.at, run.losses),
                     float(np.mean(run.accuracy[-last:])),
                     run.valid_ratio,
-                    *proxied(simulator, window, make()),
+                    *proxied(simulator, deal, make()),
                 )
             )
         columns = ("real_progress", "real_accuracy", "real_valid_ratio")
         columns += ("proxy_progress", "proxy_valid_ratio", "proxy_reward")
         means = np.mean(found, axis=0).round(4).tolist()
-        alpha = windows[0].alpha
+        alpha = deals[0].alpha
         rows.append(
-            {"selector": name, "alpha": alpha, "windows": len(windows)}
+            {"selector": name, "alpha": alpha, "windows": len(deals)}
             | dict(zip(columns, means, strict=True))
         )
         print(rows[-1], flush=True)
     return rows
+
+
+def late_progress(at: npt.ArrayLike, losses: npt.ArrayLike) -> float:
+    """Return by how much the log loss has fallen, in the mean over the second half of the hours.
+
+    Args:
+        at: instants of versions in s, from the start of the window; shape (m,).
+        losses: of the model on each group; shape (m, groups).
+    """
+    logs = np.log(np.asarray(losses).mean(axis=1))
+    looks = np.linspace(0.5, 1.0, 200) * HOURS_S
+    version = np.searchsorted(np.asarray(at), looks, side="right") - 1
+    return float(logs[0] - logs[np.maximum(version, 0)].mean())
+
+
+def proxied(simulator: Simulator, deal: Deal, selector: Selector) -> tuple[float, float, float]:
+    """Return what a window gives in simulation: late progress, valid ratio and reward."""
+    window = deal.window
+    simulator.reset(deal.episode())
+    rng, rows = np.random.default_rng(window.seed), np.zeros(1, dtype=np.int64)
+    at, losses, merged, ended, reward = [0.0], [simulator.losses[0].copy()], 0.0, 0.0, 0.0
+    while not simulator.done[0]:
+        chosen = selector.select(
+            simulator.candidates(0), int(simulator.slots[0]), float(simulator.now[0]), rng
+        )
+        picked = np.zeros((1, simulator.n), dtype=bool)
+        picked[0, chosen] = True
+        simulator.dispatch(rows, picked)
+        made = simulator.advance(rows)
+        merged += made.aggregated[0]
+        ended += made.aggregated[0] + made.failed[0] + made.discarded[0]
+        reward += simulator.reward_terms(rows, made, Reward())["reward"][0]
+        at.append(simulator.stepped_at[0] - window.start)
+        losses.append(simulator.losses[0].copy())
+    return late_progress(at, losses), merged / max(ended, 1.0), reward
+
+
+def examples_of(deal: Deal, trained: Trained) -> dict[str, npt.NDArray[np.float64]]:
+    """Return what the proxy's constants are fitted to.
+
+    Returns:
+        losses (m + 1, groups), ratios (m, groups) and sizes (m,): a row for each merge;
+        of_model, entropy and reported (r,): loss of the model on a device's mixture, the entropy
+        of that, and what the device reported.
+    """
+    share = (deal.examples[:, None] * deal.mixtures).sum(axis=0) / deal.examples.sum()
+    ratios, sizes = [], []
+    for devices in trained.merged:
+        mass = deal.examples[devices]
+        mix = (mass[:, None] * deal.mixtures[devices]).sum(axis=0) / mass.sum()
+        ratios.append(mix / np.maximum(share, 1e-6))
+        sizes.append((mass**2).sum() / mass.sum() / deal.examples.mean())
+    losses = np.array(trained.losses)
+    who = np.array([r[0] for r in trained.reported], dtype=np.int64)
+    version = np.array([r[1] for r in trained.reported], dtype=np.int64)
+    return {
+        "losses": losses,
+        "ratios": np.array(ratios).reshape(-1, GROUPS),
+        "sizes": np.array(sizes),
+        "of_model": (deal.mixtures[who] * losses[version]).sum(axis=1),
+        "entropy": entropy_of(deal.mixtures[who]),
+        "reported": np.array([r[2] for r in trained.reported]),
+    }
 
 
 def agreement(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -228,7 +372,7 @@ def main() -> None:
         (FIT_SEEDS[:1], TEST_SEEDS[:2]) if options.quick else (FIT_SEEDS, TEST_SEEDS)
     )
     scenarios = recorded_scenarios(options.recordings, forecasts="none")
-    kinds = training_kind(scenarios.training)
+    kinds = training_kinds(scenarios.training.traces, (opened("digits").model_bytes,))
     # The constants come from the phones that agents learn on; the test is on phones of its own.
     both = {
         name: Scenario.of(
@@ -242,20 +386,16 @@ def main() -> None:
         for name, scenario in (("fit", scenarios.training), ("test", scenarios.testing))
     }
     rows: list[dict[str, Any]] = []
-    app = FlowerApp.find("digits")
-    with app.importable(), threadpool_limits(1):
-        app.load_client()
-        from digits_app import task  # only now, while the app is open
-
+    with threadpool_limits(1):
         runs = []
         for alpha in ALPHAS:
             for seed in fit_seeds:
                 for size in FIT_SIZES:
-                    window = Window.drawn(both["fit"], task, alpha, seed, size)
+                    deal = Deal.drawn(both["fit"], alpha, seed, size)
                     for name in FIT_SELECTORS:
-                        run = train(window, SELECTORS[name][0](), NoForecasts())
+                        run = deal.train(SELECTORS[name][0](), NoForecasts())
                         if len(run.merged) >= AHEAD:
-                            runs.append(examples_of(window, run))
+                            runs.append(examples_of(deal, run))
         proxy, quality = fitted(runs)
         print(proxy, quality, flush=True)
         test = both["test"]
@@ -273,8 +413,8 @@ def main() -> None:
             "nothing": NoForecasts(),
         }
         for alpha in ALPHAS[1:2] if options.quick else ALPHAS:
-            windows = [Window.drawn(test, task, alpha, seed) for seed in test_seeds]
-            found = compared(windows, proxy, said, test)
+            deals = [Deal.drawn(test, alpha, seed) for seed in test_seeds]
+            found = compared(deals, proxy, said, test)
             rows += found
             rows.append({"selector": "agreement", "alpha": alpha, **agreement(found)})
             print(rows[-1], flush=True)

@@ -1,155 +1,152 @@
-"""One real training run of `digits` with some selector, and the same hours as the proxy has them.
+"""One real training run of a built-in app under some selector, on recorded devices and hours.
 
-Thirty recorded phones that appear within four hours train the built-in app; the server asks
-each for a forecast before it picks. Every merge is written down: what the model's loss was on each
-digit before and after, and whose updates went in. The same phones, hours, data and schedule make
-one episode of the selection environment.
+A window is some devices that appear within four hours, and those hours. The server asks each
+device for a forecast before it picks. Every merge is written down: what the model's loss was on
+each group of data before and after, and whose updates went in.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from types import ModuleType
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 from flwr.app import ArrayRecord, MetricRecord
-from numpy_digits import NumpyDigits, forward, read_model
+from training_apps import TrainingApp
 
-from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, JobKinds
+from fedstale.agents.env.episodes import JobKinds
 from fedstale.agents.env.forecast_table import Forecasts
-from fedstale.agents.env.learning_proxy import entropy_of
-from fedstale.agents.env.scenario import Scenario
-from fedstale.agents.env.simulator import Reward, Simulator
-from fedstale.simulation import Costs, RunEnded, TraceGrid
+from fedstale.simulation import Executor, RunEnded, TraceGrid
+from fedstale.simulation.executors import ClientCall, ClientReply
 from fedstale.strategies import StaleStrategy
-from fedstale.strategies.schedule import k_sync
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.server.clients import UNKNOWN, Candidates
-from fedstale.traces.arrays import Array, Index
+from fedstale.traces import TraceSet
+from fedstale.traces.arrays import Array, Index, Mask
 
-N_DEVICES = 30
-"""Of a quarter of the recorded phones, 22 to 56 appear within four hours."""
 HOURS_S = 4 * 3600.0
 TTL_S = 1800.0
-EPOCHS, EXAMPLES, WORK = 5, 1150 / N_DEVICES, 200.0
-"""Of a job: 200 units of work in all, however many examples a phone has in the mean."""
-COSTS = Costs(
-    work_per_example=WORK / (EPOCHS * EXAMPLES),
-    epochs=EPOCHS,
-    examples=EXAMPLES,
-    model_bytes=5_000_000,
-)
+JOB_S = 120.0
+"""Of the training of the device with the mean number of examples, at the fleet's median speed."""
 SPENT = ("download_s", "compute_s", "upload_s")
+FIRST_NODE = 1000
+LOUDER = 10.0
+"""What a device that lies about its loss multiplies it by."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Window:
-    """Phones, hours and data of one seed."""
+    """Devices and hours of one seed."""
 
-    scenario: Scenario
+    traces: TraceSet
+    """The devices, in these hours alone; instant 0 is `start`."""
     devices: Index
+    """Their positions in the fleet, which forecasts go by; shape (n,)."""
     start: float
-    task: ModuleType
-    alpha: float
+    """Instant of the fleet in s."""
     seed: int
-    concurrency: int = 8
-    buffer_size: int = 6
-    mixtures: Array = field(init=False)
-    examples: Array = field(init=False)
+    """Of the data, the first model and all choices."""
+    work: float
+    """Of a job of the device with the mean number of examples, in work units."""
 
-    def __post_init__(self) -> None:
-        trainer = NumpyDigits(self.task)
-        dealt = [trainer.data(i, N_DEVICES, self.alpha, self.seed)[1] for i in range(N_DEVICES)]
-        counts = np.stack([np.bincount(labels, minlength=GROUPS) for labels in dealt])
-        self.examples = counts.sum(axis=1).astype(np.float64)
-        self.mixtures = counts / self.examples[:, None]
+    @property
+    def n_devices(self) -> int:
+        """Number of devices."""
+        return self.devices.size
 
     @classmethod
-    def drawn(
-        cls, scenario: Scenario, task: ModuleType, alpha: float, seed: int, buffer_size: int = 6
+    def of(
+        cls, traces: TraceSet, devices: Index, start: float, seed: int, *, work: float
     ) -> "Window":
-        """Return a window with phones that appear in it."""
-        rng = np.random.default_rng((seed, 61))
-        assert scenario.traces.availability is not None
-        for _ in range(100):
-            start = scenario.start + rng.random() * (scenario.end - scenario.start - HOURS_S)
-            first, _ = scenario.traces.availability.window_at_or_after(scenario.devices, start)
-            there = scenario.devices[first < start + HOURS_S]
-            if there.size >= N_DEVICES:
-                devices = rng.permutation(there)[:N_DEVICES]
-                return cls(
-                    scenario=scenario,
-                    devices=devices,
-                    start=start,
-                    task=task,
-                    alpha=alpha,
-                    seed=seed,
-                    concurrency=-(-4 * buffer_size // 3),
-                    buffer_size=buffer_size,
-                )
-        raise ValueError(f"fewer than {N_DEVICES} phones appear in any {HOURS_S:g} s")
-
-    def episode(self) -> Episodes:
-        """Return the same window as an episode."""
-        shape = (1, N_DEVICES)
-        rng = np.random.default_rng((self.seed, 62))
-        return Episodes(
-            devices=self.devices[None],
-            present=np.ones(shape, dtype=bool),
-            start=np.array([self.start]),
-            end=np.array([self.start + HOURS_S]),
-            rounds=np.array([10_000]),
-            kind=np.zeros(1, dtype=np.int64),
-            concurrency=np.array([self.concurrency]),
-            buffer_size=np.array([self.buffer_size]),
-            keeps_stragglers=np.zeros(1, dtype=bool),
-            deadline_s=np.array([np.inf]),
-            age_weights=np.ones((1, AGES)),
-            cooldown_s=np.zeros(1),
-            requests_forecasts=np.ones(1, dtype=bool),
-            over_reports=np.zeros(shape, dtype=bool),
-            mixtures=self.mixtures[None],
-            examples=self.examples[None],
-            noise=rng.standard_normal((*shape, NOISES)),
-        )
+        """Return the window that begins at an instant."""
+        hours = traces.between(start, start + HOURS_S).take(devices)
+        return cls(traces=hours, devices=devices, start=start, seed=seed, work=work)
 
 
-def training_kind(scenario: Scenario) -> JobKinds:
-    """Return the job that training is, for the device with the mean number of examples."""
-    made = JobKinds.of_fleet(scenario.traces, minutes=(1.0,), megabytes=(5.0,), patience=(1.0,))
-    usual = made.median_s - made.work / _rate(made) + WORK / _rate(made)
-    return JobKinds(
-        work=np.array([WORK]), n_bytes=made.n_bytes, ttl_s=np.array([TTL_S]), median_s=usual
-    )
+def appearing(traces: TraceSet, devices: Index, start: float, history_s: float = 0.0) -> Index:
+    """Return the devices that appear in the hours from an instant on.
+
+    Args:
+        traces: the fleet.
+        devices: positions to choose from.
+        start: instant in s.
+        history_s: for how long a device must have been logged by then, and on to the end of the
+            hours; a record that begins again is another log.
+    """
+    availability, when = traces.channel("availability"), np.full(devices.size, start)
+    first, _ = availability.window_at_or_after(devices, when)
+    is_there = first < start + HOURS_S
+    if history_s:
+        begin, end = traces.log_at(devices, when)
+        is_there &= (begin + history_s <= start) & (end >= start + HOURS_S)
+    return devices[is_there]
 
 
-def _rate(made: JobKinds) -> Array:
-    return made.work / 60.0
+def training_kinds(traces: TraceSet, n_bytes: Sequence[int]) -> JobKinds:
+    """Return the jobs that training is, for the device with the mean number of examples.
+
+    Args:
+        traces: the fleet, whose median rates say how much work `JOB_S` are.
+        n_bytes: of the model; one a kind.
+    """
+    megabytes = tuple(each / 1e6 for each in n_bytes)
+    minutes, any_patience = (JOB_S / 60.0,) * len(megabytes), (1.0,) * len(megabytes)
+    made = JobKinds.of_fleet(traces, minutes=minutes, megabytes=megabytes, patience=any_patience)
+    return replace(made, ttl_s=np.full(len(megabytes), TTL_S))
 
 
 class Told(Selector):
-    """Lets another selector choose, with forecasts that devices give when asked."""
+    """Lets another selector choose, with forecasts that devices give when asked.
 
-    def __init__(self, then: Selector, forecasts: Forecasts, window: Window) -> None:
-        self.then, self._forecasts, self._window = then, forecasts, window
+    What devices stated before their jobs is added up as the server does it that asks them itself:
+    whoever fails more often than stated is believed less.
+    """
+
+    def __init__(
+        self,
+        then: Selector,
+        forecasts: Forecasts,
+        window: Window,
+        *,
+        kind: int = 0,
+        certain: Mask | None = None,
+    ) -> None:
+        """Set who chooses and what is said.
+
+        Args:
+            then: chooses.
+            forecasts: of the fleet.
+            window: devices and hours.
+            kind: of the job, in the forecasts.
+            certain: which devices of the window state a chance of 1, whatever they forecast.
+        """
+        self.then, self._forecasts, self._window, self._kind = then, forecasts, window, kind
+        self._certain = np.zeros(window.n_devices, dtype=bool) if certain is None else certain
+        n = window.n_devices
+        self._stated, self._expected = np.full(n, np.nan), np.zeros(n)
+        self._ended, self._finished = np.zeros(n), np.zeros(n)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Told":
         # A run of a strategy copies its selector; the forecasts are large, and never change.
-        return Told(self.then, self._forecasts, self._window)
+        return Told(
+            self.then, self._forecasts, self._window, kind=self._kind, certain=self._certain
+        )
 
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
-        """ForecastRequest, then pick."""
+        """Ask for forecasts, then pick."""
+        places = candidates.node_ids.astype(np.int64) - FIRST_NODE
+        self._resolve(places, candidates)
         columns = {
             name: getattr(candidates, name)
             for name in UNKNOWN
-            if name != "durations_s" and not name.startswith("forecast_")
+            if name not in {"durations_s", "expected_finishes"} and not name.startswith("forecast_")
         }
-        who = self._window.devices[candidates.node_ids.astype(np.int64) - 1000]
+        who = self._window.devices[places]
         when = np.full(who.size, self._window.start + now)
-        p, available, duration = self._forecasts.at(who, np.zeros(who.size, dtype=np.int64), when)
+        kinds = np.full(who.size, self._kind, dtype=np.int64)
+        p, available, duration = self._forecasts.at(who, kinds, when)
+        p = np.where(self._certain[places], 1.0, p)
         told = Candidates.of(
             candidates.node_ids,
             candidates.situation,
@@ -157,171 +154,159 @@ class Told(Selector):
             forecast_p_available=available,
             forecast_duration_s=duration,
             forecast_at=np.where(np.isnan(p), np.nan, now),
+            expected_finishes=self._expected[places],
             **columns,
         )
-        return self.then.select(told, k, now, rng)
+        chosen = self.then.select(told, k, now, rng)
+        is_chosen = np.isin(candidates.node_ids, np.array(chosen, dtype=np.uint64))
+        self._stated[places[is_chosen]] = p[is_chosen]
+        return chosen
+
+    def _resolve(self, places: Index, candidates: Candidates) -> None:
+        """Add what was stated before jobs that have ended since."""
+        finished = candidates.times_finished.astype(np.float64)
+        ended = finished + candidates.times_failed
+        new = ended > self._ended[places]
+        outcome = finished - self._finished[places]
+        stated = self._stated[places]
+        expected = np.where(np.isnan(stated), outcome, stated)
+        self._expected[places] += np.where(new, expected, 0.0)
+        self._ended[places], self._finished[places] = ended, finished
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Liars:
+    """Which devices of a window lie, and about what; shape (n,) each."""
+
+    loss: Mask
+    """They report a loss `LOUDER` times too high."""
+    chance: Mask
+    """They report a chance of 1."""
+
+    @classmethod
+    def of(cls, about: str, n: int, share: float, seed: int) -> "Liars":
+        """Draw a share of n devices that lie about "loss" or "chance"; none about ""."""
+        rng = np.random.default_rng((seed, 67))
+        drawn = np.isin(np.arange(n), rng.permutation(n)[: round(share * n)])
+        return cls(loss=drawn & (about == "loss"), chance=drawn & (about == "chance"))
 
 
 @dataclass(kw_only=True)
 class Trained:
-    """What a run did; one entry a version."""
+    """What a run did; lists have one entry for each version that was evaluated."""
 
     at: list[float] = field(default_factory=list)
+    """Instants in s, from the start of the window."""
     losses: list[Array] = field(default_factory=list)
-    """Loss of the model on each digit."""
+    """Loss of the model on each group of data."""
     accuracy: list[float] = field(default_factory=list)
-    spent_s: list[float] = field(default_factory=list)
-    """Device-seconds that all jobs have taken until then."""
-    merged: list[Index] = field(default_factory=list)
-    """Devices whose updates made the version after this one."""
     reported: list[tuple[int, int, float]] = field(default_factory=list)
     """Device, version that it was sent, and loss that it reported."""
-    valid_ratio: float = np.nan
-    wasted_s: float = np.nan
-    lost: Array = field(default_factory=lambda: np.zeros((2, 0)))
-    """Instant at which each job ended whose update was never merged, and its device-seconds."""
-    total_s: float = np.nan
-    """Device-seconds of all jobs by the end of the hours."""
+    merged: list[Index] = field(default_factory=list)
+    """Devices whose updates made each version after the first."""
+    begun: Array = field(default_factory=lambda: np.zeros(0))
+    """Instant at which each job began, inf if it did not; shape (jobs,), as the next ones."""
+    ended: Array = field(default_factory=lambda: np.zeros(0))
+    """Instant at which its device was free again; inf if it was not by the end."""
+    spent_s: Array = field(default_factory=lambda: np.zeros(0))
+    """Device-seconds that it took by the end of the hours."""
+    used: Mask = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    """Whether its update was merged."""
+    devices: Index = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """The device that it was sent to."""
 
+    def spent_by(self, instant: float) -> float:
+        """Return the device-seconds that all jobs have taken by an instant.
 
-def waiting(window: Window, selector: Selector) -> StaleStrategy:
-    """Return FedAvg with over-selection: the last of each round are not waited for."""
-    schedule = k_sync(window.concurrency, window.buffer_size)
-    return StaleStrategy(selector=selector, schedule=schedule, seed=window.seed)
+        A device works on a job without a break, since a job that is interrupted is lost.
+        """
+        return float(np.clip(instant - self.begun, 0.0, self.spent_s).sum())
+
+    def wasted_by(self, instant: float) -> float:
+        """Return the device-seconds of the jobs that have ended by then and were never merged."""
+        return float(self.spent_s[~self.used & (self.ended <= instant)].sum())
+
+    @property
+    def valid_ratio(self) -> float:
+        """Share of the ended jobs whose update was merged."""
+        over = np.isfinite(self.ended)
+        return float(self.used[over].mean()) if over.any() else np.nan
 
 
 def train(
     window: Window,
+    app: TrainingApp,
+    alpha: float | None,
     selector: Selector,
+    *,
     forecasts: Forecasts,
-    strategy: Callable[[Window, Selector], StaleStrategy] = waiting,
+    strategy: Callable[[Selector, int], StaleStrategy],
+    kind: int = 0,
+    liars: Liars | None = None,
 ) -> Trained:
-    """Train for the hours of the window."""
+    """Train for the hours of a window.
+
+    Args:
+        window: devices and hours.
+        app: what they train.
+        alpha: concentration of the deal; None for an app that deals in one way.
+        selector: chooses.
+        forecasts: what devices say when asked.
+        strategy: made of a selector and a seed.
+        kind: of the job, in the forecasts.
+        liars: devices that lie; none if None.
+    """
+    n, seed = window.n_devices, window.seed
+    lying = liars or Liars.of("", n, 0.0, seed)
     trained = Trained()
-    test_images, test_labels = (part.numpy() for part in window.task.load_data(window.seed)[1])
-    traces = window.scenario.traces.between(window.start, window.start + HOURS_S)
-    config = {
-        "local-epochs": 5,
-        "batch-size": 8,
-        "learning-rate": 0.1,
-        "alpha": window.alpha,
-        "seed": window.seed,
-        "forecasts": False,
-    }
-    executor = _Recording(window.task, trained)
     grid = TraceGrid(
-        traces.take(window.devices),
-        executor,
-        costs=COSTS,
-        seed=window.seed,
-        run_config=config,
+        window.traces,
+        _Reporting(app.executor(), trained, lying.loss),
+        costs=app.costs(window.work, n, alpha, seed),
+        seed=seed,
+        run_config=app.config(alpha, seed),
         until_s=HOURS_S,
     )
 
-    def evaluate(version: int, arrays: ArrayRecord) -> MetricRecord:
-        scores = forward(read_model(arrays), test_images)[1]
-        scores = scores - scores.max(axis=1, keepdims=True)
-        chances = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(scores)), test_labels]
-        total = np.bincount(test_labels, weights=chances, minlength=GROUPS)
+    def evaluate(version: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if version % app.every:
+            return None
+        accuracy, losses = app.evaluate(arrays, seed)
         trained.at.append(grid.now())
-        table = grid.events()
-        spent = (np.asarray(table[name]).sum() for name in SPENT)
-        trained.spent_s.append(float(sum(spent)))
-        trained.losses.append(total / np.bincount(test_labels, minlength=GROUPS))
-        trained.accuracy.append(float((scores.argmax(axis=1) == test_labels).mean()))
-        return MetricRecord({"loss": float(chances.mean())})
+        trained.losses.append(losses)
+        trained.accuracy.append(accuracy)
+        return MetricRecord({"loss": float(losses.mean())})
 
-    made = strategy(window, Told(selector, forecasts, window))
-    initial = ArrayRecord(window.task.Network(window.seed).state_dict())
+    told = Told(selector, forecasts, window, kind=kind, certain=lying.chance)
+    made = strategy(told, seed)
     with grid.running(), suppress(RunEnded):
-        made.start(grid, initial, 10**6, TTL_S, evaluate_fn=evaluate)
+        made.start(grid, app.initial(seed), 10**6, TTL_S, evaluate_fn=evaluate)
     events = grid.events().to_pandas()
-    for version in range(1, len(trained.at)):
-        jobs = events[events["aggregated_version"] == version]
-        trained.merged.append((jobs["node_id"] - 1000).to_numpy(dtype=np.int64))
-    ended = events[events["status"] != "in-flight"]
-    good = ended["aggregated_version"] > 0
-    spent = ended[list(SPENT)].sum(axis=1)
-    trained.total_s = float(events[list(SPENT)].to_numpy().sum())
-    trained.lost = np.stack([ended["ended_at"][~good], spent[~good]])
-    trained.valid_ratio, trained.wasted_s = float(good.mean()), float(spent[~good].sum())
+    devices = events["node_id"].to_numpy(dtype=np.int64) - FIRST_NODE
+    version = events["aggregated_version"].to_numpy(dtype=np.int64)
+    trained.merged = [devices[version == v] for v in range(1, int(version.max(initial=0)) + 1)]
+    trained.begun = events["started_at"].to_numpy()
+    trained.spent_s = events[list(SPENT)].sum(axis=1).to_numpy()
+    is_over = (events["status"] != "in-flight").to_numpy()
+    trained.ended = np.where(is_over, events["ended_at"].to_numpy(), np.inf)
+    trained.used, trained.devices = version > 0, devices
     return trained
 
 
-class _Recording(NumpyDigits):
-    """Trains, and notes what each device reported of which version."""
+class _Reporting(Executor):
+    """Trains, and notes what each device reported of which version; some of them lie."""
 
-    def __init__(self, task: ModuleType, trained: Trained) -> None:
-        super().__init__(task)
-        self._trained = trained
+    def __init__(self, then: Executor, trained: Trained, liars: Mask) -> None:
+        self._then, self._trained, self._liars = then, trained, liars
 
-    def _reply(self, call):  # noqa: ANN001, ANN202 - as the class above declares it
-        reply = super()._reply(call)
-        device = int(call.context.node_config["partition-id"])
-        version = int(call.message.content.config_records["config"]["server-round"]) - 1
-        loss = float(reply.content.metric_records["metrics"]["train_loss"])
-        self._trained.reported.append((device, version, loss))
-        return reply
-
-
-def late_progress(at: npt.ArrayLike, losses: npt.ArrayLike) -> float:
-    """Return by how much the log loss has fallen, in the mean over the second half of the hours.
-
-    Args:
-        at: instants of versions in s, from the start of the window; shape (m,).
-        losses: of the model on each group; shape (m, groups).
-    """
-    logs = np.log(np.asarray(losses).mean(axis=1))
-    looks = np.linspace(0.5, 1.0, 200) * HOURS_S
-    version = np.searchsorted(np.asarray(at), looks, side="right") - 1
-    return float(logs[0] - logs[np.maximum(version, 0)].mean())
-
-
-def proxied(simulator: Simulator, window: Window, selector: Selector) -> tuple[float, float, float]:
-    """Return what a window gives in simulation: late progress, valid ratio and reward."""
-    episode = window.episode()
-    simulator.reset(episode)
-    rng, rows = np.random.default_rng(window.seed), np.zeros(1, dtype=np.int64)
-    at, losses, merged, ended, reward = [0.0], [simulator.losses[0].copy()], 0.0, 0.0, 0.0
-    while not simulator.done[0]:
-        chosen = selector.select(
-            simulator.candidates(0), int(simulator.slots[0]), float(simulator.now[0]), rng
-        )
-        picked = np.zeros((1, simulator.n), dtype=bool)
-        picked[0, chosen] = True
-        simulator.dispatch(rows, picked)
-        made = simulator.advance(rows)
-        merged += made.aggregated[0]
-        ended += made.aggregated[0] + made.failed[0] + made.discarded[0]
-        reward += simulator.reward_terms(rows, made, Reward())["reward"][0]
-        at.append(simulator.stepped_at[0] - window.start)
-        losses.append(simulator.losses[0].copy())
-    return late_progress(at, losses), merged / max(ended, 1.0), reward
-
-
-def examples_of(window: Window, trained: Trained) -> dict[str, npt.NDArray[np.float64]]:
-    """Return what the proxy's constants are fitted to.
-
-    Returns:
-        losses (m + 1, groups), ratios (m, groups) and sizes (m,): a row for each merge;
-        of_model, entropy and reported (r,): loss of the model on a device's mixture, the entropy
-        of that, and what the device reported.
-    """
-    share = (window.examples[:, None] * window.mixtures).sum(axis=0) / window.examples.sum()
-    ratios, sizes = [], []
-    for devices in trained.merged:
-        mass = window.examples[devices]
-        mix = (mass[:, None] * window.mixtures[devices]).sum(axis=0) / mass.sum()
-        ratios.append(mix / np.maximum(share, 1e-6))
-        sizes.append((mass**2).sum() / mass.sum() / window.examples.mean())
-    losses = np.array(trained.losses)
-    who = np.array([r[0] for r in trained.reported], dtype=np.int64)
-    version = np.array([r[1] for r in trained.reported], dtype=np.int64)
-    return {
-        "losses": losses,
-        "ratios": np.array(ratios).reshape(-1, GROUPS),
-        "sizes": np.array(sizes),
-        "of_model": (window.mixtures[who] * losses[version]).sum(axis=1),
-        "entropy": entropy_of(window.mixtures[who]),
-        "reported": np.array([r[2] for r in trained.reported]),
-    }
+    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
+        """Train, then lie."""
+        replies = self._then.run(calls)
+        for call, each in zip(calls, replies, strict=True):
+            device = int(call.context.node_config["partition-id"])
+            version = int(call.message.content.config_records["config"]["server-round"]) - 1
+            metrics = each.reply.content.metric_records["metrics"]
+            if self._liars[device]:
+                metrics["train_loss"] = LOUDER * float(metrics["train_loss"])
+            self._trained.reported.append((device, version, float(metrics["train_loss"])))
+        return replies
