@@ -1,6 +1,7 @@
 """The benchmark of strategies trains as the apps do, deals as it says, and compares in pairs."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -10,8 +11,13 @@ import torch
 
 from fedstale.apps import classification, client
 from fedstale.simulation.flower_app import FlowerApp
+from fedstale.strategies import FedBuff
+from fedstale.strategies.selection import Random
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+RECORDINGS = ROOT / ".." / "shared" / "traces"
+published = pytest.mark.skipif(not RECORDINGS.is_dir(), reason="published recordings are not here")
 
 
 @pytest.fixture
@@ -120,7 +126,7 @@ def test_a_curve_holds_the_last_value_and_averages_ten_readings(comparing):
     from strategy_runs import read_curve
 
     seen = np.array([[0.0, 0.0, 1.0], [150.0, 1.0, 0.5]])
-    curve = read_curve(seen, 1200.0)
+    curve = read_curve(seen, 1200.0, 60.0)
     # Read at 60, 120, ...: from the third reading on the second value holds.
     assert curve.accuracy[:4] == pytest.approx([0.0, 0.0, 0.1, 0.2])
     assert curve.slow[[1, 2, 11]] == pytest.approx([1.0, 0.95, 0.5])
@@ -140,7 +146,7 @@ class _Made:
         self.asked.append((rate, until_s))
         instants = np.arange(60.0, until_s + 1, 60.0)
         accuracy = (instants >= (1000.0 + self.seed) / rate).astype(float)
-        return self.comparing.Curve(accuracy=accuracy, slow=accuracy / 2, versions=7)
+        return self.comparing.Curve(accuracy=accuracy, slow=accuracy / 2, versions=7, grid_s=60.0)
 
 
 def test_a_strategy_is_tuned_on_its_own_seeds_and_compared_in_pairs(comparing):
@@ -165,3 +171,125 @@ def test_a_strategy_is_tuned_on_its_own_seeds_and_compared_in_pairs(comparing):
     assert fast["speed_up"] == pytest.approx([2.0, 2.0, 2.0])
     assert fast["final_slow_accuracy"] == pytest.approx(0.5)
     assert slow["reached"] == fast["reached"] == 2
+
+
+def test_a_run_that_is_kept_is_not_run_again(comparing, tmp_path, monkeypatch):
+    settings = {seed: _Made(comparing, seed) for seed in (1, 2, 101)}
+    trials = {"one": comparing.Trial(make=lambda rate, seed: rate)}
+
+    def rows():
+        comparison = comparing.Comparison(
+            title="made",
+            settings=settings,
+            tuning_seeds=(101,),
+            seeds=(1, 2),
+            target=0.8,
+            horizon_s=7200.0,
+            kept=comparing.Kept(tmp_path / "runs.jsonl"),
+        )
+        return list(comparing.compare(comparison, trials, (0.5, 2.0)))
+
+    first = rows()
+    asked = {seed: list(setting.asked) for seed, setting in settings.items()}
+    assert [len(each) for each in asked.values()] == [1, 1, 2]
+    assert rows() == first
+    assert {seed: setting.asked for seed, setting in settings.items()} == asked
+    # A killed measurement goes on after its last whole run.
+    lines = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "runs.jsonl").write_text("".join(lines[:-1]))
+    assert rows() == first
+    assert settings[2].asked == asked[2] * 2
+    assert settings[1].asked == asked[1]
+    monkeypatch.setattr(comparing, "commit", lambda: "another")
+    with pytest.raises(ValueError, match="expected another; name another file"):
+        rows()
+
+
+def test_windows_of_different_seeds_lie_on_different_days_and_tuning_at_other_hours(comparing):
+    for kind, starts in comparing.STARTS.items():
+        places = [place for place in comparing.PLACES.values() if place.kind == kind]
+        assert places
+        assert {seed for place in places for seed in place.tuning_seeds} <= set(starts)
+        assert set(comparing.SEEDS) <= set(starts)
+        assert len({day for day, _ in starts.values()}) == len(starts)
+    # Records of phones repeat within these days, so a day alone does not keep tuning apart.
+    longest = max(place.horizon_s for place in comparing.PLACES.values() if place.kind == "phones")
+    for seed in comparing.TUNING_SEEDS:
+        tuned = _hours(comparing.STARTS["phones"][seed][1], longest / 2)
+        for reported in comparing.SEEDS:
+            assert not tuned & _hours(comparing.STARTS["phones"][reported][1], longest)
+
+
+def _hours(start, lasts_s):
+    """Return the minutes of the day that a run covers."""
+    return {(start * 60 + minute) % 1440 for minute in range(round(lasts_s / 60))}
+
+
+def test_forty_devices_and_more_were_online_in_each_window_that_was_measured(comparing):
+    rows = json.loads((BENCHMARKS / "results" / "strategy_windows.json").read_text())["rows"]
+    assert {(row["fleet"], row["seed"]) for row in rows} == {
+        (kind, seed) for kind, starts in comparing.STARTS.items() for seed in starts
+    }
+    assert min(row["online_least"] for row in rows) >= 40
+    for kind in comparing.STARTS:
+        assert len({row["begins"][:10] for row in rows if row["fleet"] == kind}) == 7
+
+
+@published
+@pytest.mark.parametrize("kind", ["phones", "desktops"])
+def test_the_server_can_choose_while_twenty_jobs_run(comparing, kind):
+    (row,) = (
+        row
+        for row in json.loads((BENCHMARKS / "results" / "strategy_windows.json").read_text())[
+            "rows"
+        ]
+        if (row["fleet"], row["seed"]) == (kind, 3)
+    )
+    traces = comparing.devices(RECORDINGS, kind, 3)
+    assert traces.n_devices == comparing.N_DEVICES
+    assert traces.epoch == row["begins"]
+    place = next(each for each in comparing.PLACES.values() if each.kind == kind)
+    online = comparing.online(traces, place.horizon_s).sum(1)
+    assert (online.min(), online.max()) == (row["online_least"], row["online_most"])
+    free = []
+
+    class Counting(Random):
+        """Notes among how many devices it chooses."""
+
+        def select(self, candidates, k, now, rng):
+            free.append(len(candidates))
+            return super().select(candidates, k, now, rng)
+
+    app = FlowerApp.find(place.app)
+    with app.importable():
+        setting = place.open(app, RECORDINGS, None, 3)
+        strategy = FedBuff(comparing.IN_FLIGHT, comparing.MERGE_SIZE, seed=3, selector=Counting())
+        curve = setting.run(strategy, 300.0)
+    assert curve.versions >= 2
+    # Whoever is online and has no job: with twenty jobs in flight at least twenty more.
+    assert np.median(free) >= comparing.IN_FLIGHT
+
+
+def test_shakespeare_needs_its_text(comparing, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["strategies.py", str(tmp_path), "--text", "nowhere.gz"])
+    with pytest.raises(SystemExit):
+        comparing.main()
+    assert "--text nowhere.gz: expected the file of the plays" in capsys.readouterr().err
+
+
+def test_the_page_is_what_the_results_say(benchmarks):
+    import strategies_page
+
+    page = strategies_page.PAGE.read_text(encoding="utf-8")
+    assert strategies_page.written(page) == page
+    for name in strategies_page.TABLES:
+        assert (
+            page.count(f"<!-- {name}: begin -->\n|") + page.count(f"<!-- {name}: begin -->\n**")
+            == 1
+        )
+    # The claim is about the figures, so a changed one changes the page.
+    row = json.loads((BENCHMARKS / "results" / "runtime.json").read_text())["rows"][0]
+    (shown,) = strategies_page.runtime([row])[2:]
+    assert shown in page
+    (other,) = strategies_page.runtime([row | {"simulated_s": 99.0}])[2:]
+    assert other not in page
