@@ -36,7 +36,6 @@ from strategy_runs import (
     Setting,
     devices,
     online,
-    slowest_third,
 )
 from threadpoolctl import threadpool_limits
 
@@ -59,6 +58,7 @@ from fedstale.strategies.selection import Oort
 from fedstale.strategies.server_optimizer import SGD
 from fedstale.strategies.weighting import (
     ByAge,
+    ClientUpdate,
     DirectionalGap,
     Gap,
     RelevanceAware,
@@ -421,24 +421,50 @@ def measure(
         return shown(compare(comparison, trials, rates))
 
 
+class Staleness(ByAge):
+    """FedBuff's weighting, which notes how stale each update is."""
+
+    def __init__(self) -> None:
+        """Start without updates."""
+        super().__init__(polynomial(0.5))
+        self.seen: list[int] = []
+
+    def weigh(self, update: ClientUpdate) -> float:
+        """Note the staleness, then weigh as FedBuff does."""
+        self.seen.append(update.staleness)
+        return super().weigh(update)
+
+
 def windows(recordings: Path) -> list[Row]:
-    """Return for each seed how many devices are online while the longest run of a fleet lasts."""
+    """Return for each seed who is online while its longest run lasts, and how stale updates are."""
     rows: list[Row] = []
+    app = FlowerApp.find("digits")
     for kind, starts in STARTS.items():
-        until_s = max(place.horizon_s for place in PLACES.values() if place.kind == kind)
+        place = max(
+            (each for each in PLACES.values() if each.kind == kind),
+            key=lambda each: each.horizon_s,
+        )
         for seed in starts:
             traces = devices(recordings, kind, seed)
-            found = online(traces, until_s).sum(1)
+            found = online(traces, place.horizon_s).sum(1)
+            noted = Staleness()
+            with app.importable(), threadpool_limits(1):
+                setting = Setting(app, traces, seed, slow=False, grid_s=place.grid_s)
+                curve = setting.run(buffered(weighting=noted)(1.0, seed), place.horizon_s)
             rows.append(
                 {
                     "fleet": kind,
                     "seed": seed,
                     "tuning": seed in TUNING_SEEDS,
                     "begins": traces.epoch,
+                    "horizon_s": place.horizon_s,
                     "online_mean": float(found.mean()),
                     "online_least": int(found.min()),
                     "online_most": int(found.max()),
-                    "slow": int(slowest_third(traces).sum()),
+                    "versions": curve.versions,
+                    "staleness_median": float(np.median(noted.seen)),
+                    "staleness_95": float(np.quantile(noted.seen, 0.95)),
+                    "staleness_most": max(noted.seen),
                 }
             )
     return rows
@@ -474,7 +500,12 @@ def main() -> None:
     parser.add_argument(
         "--setting", choices=PLACES, action="append", help="measure only this one, keep the rest"
     )
+    parser.add_argument("--windows", action="store_true", help="only count who is online")
     args = parser.parse_args()
+    command = "python benchmarks/strategies.py RECORDINGS --text FILE"
+    if args.windows:
+        write_result("strategy_windows", windows(args.recordings), command=command)
+        return
     wanted = args.setting or list(PLACES)
     if "shakespeare" in wanted and (args.text is None or not args.text.is_file()):
         parser.error(f"--text {args.text}: expected the file of the plays, for shakespeare")
@@ -487,7 +518,6 @@ def main() -> None:
     if not args.quick:
         found = {title: measured.get(title) or _measured_before(title) for title in PLACES}
         rows = [row for each in found.values() for row in each]
-        command = "python benchmarks/strategies.py RECORDINGS --text FILE"
         write_result("strategies", rows, command=command)
         write_result("strategy_windows", windows(args.recordings), command=command)
 

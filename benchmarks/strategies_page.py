@@ -32,14 +32,17 @@ def staleness(rows: list[Row]) -> list[str]:
 def strategy_windows(rows: list[Row]) -> list[str]:
     """Return one line for each window."""
     lines = [
-        "| fleet | seed | begins | online, mean | least | most |",
-        "|---|---|---|---:|---:|---:|",
+        "| fleet | seed | begins | online, mean | least | most | server steps "
+        "| staleness, median | 95% below | most |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         what = f"{row['seed']}, tunes" if row["tuning"] else str(row["seed"])
         lines.append(
             f"| {row['fleet']} | {what} | {row['begins'].replace('T', ' ')[:16]} "
-            f"| {row['online_mean']:.0f} | {row['online_least']} | {row['online_most']} |"
+            f"| {row['online_mean']:.0f} | {row['online_least']} | {row['online_most']} "
+            f"| {row['versions']:,} | {row['staleness_median']:.0f} | {row['staleness_95']:.0f} "
+            f"| {row['staleness_most']} |"
         )
     return lines
 
@@ -68,8 +71,20 @@ def strategies(rows: list[Row]) -> list[str]:
                 f"| {row['final_slow_accuracy']:.3f} "
                 f"{_between(row['final_slow_accuracy_difference'])} |"
             )
-        lines.append("")
+        lines += ["", f"In hours to {target:g}, {_differing(mine)}", ""]
     return lines[:-1]
+
+
+def _differing(rows: list[Row]) -> str:
+    """Say what is faster and what is slower than FedBuff by an interval without 1."""
+    others = [row for row in rows if row["speed_up"][1] != row["speed_up"][2]]
+    faster = [row["strategy"] for row in others if row["speed_up"][1] > 1]
+    slower = [row["strategy"] for row in others if row["speed_up"][2] < 1]
+    said = [
+        f"{name} than FedBuff by an interval without 1: {'; '.join(found) or 'none'}."
+        for name, found in (("faster", faster), ("slower", slower))
+    ]
+    return f"{said[0]} S{said[1][1:]}"
 
 
 def _triple(values: list[float], form: str) -> str:

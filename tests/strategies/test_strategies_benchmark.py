@@ -231,6 +231,8 @@ def test_forty_devices_and_more_were_online_in_each_window_that_was_measured(com
         (kind, seed) for kind, starts in comparing.STARTS.items() for seed in starts
     }
     assert min(row["online_least"] for row in rows) >= 40
+    # The jobs that run are not those of twenty devices in turn: updates come stale.
+    assert min(row["staleness_median"] for row in rows) >= 2
     for kind in comparing.STARTS:
         assert len({row["begins"][:10] for row in rows if row["fleet"] == kind}) == 7
 
@@ -268,6 +270,38 @@ def test_the_server_can_choose_while_twenty_jobs_run(comparing, kind):
     assert curve.versions >= 2
     # Whoever is online and has no job: with twenty jobs in flight at least twenty more.
     assert np.median(free) >= comparing.IN_FLIGHT
+
+
+def test_the_page_names_what_is_faster_and_what_is_slower(benchmarks):
+    import strategies_page
+
+    def row(name, speed_up):
+        return {
+            "setting": "made",
+            "strategy": name,
+            "server_rate": 1.0,
+            "target": 0.8,
+            "reached": 2,
+            "hours_to_target": 1.0,
+            "hours_to_target_by_seed": [1.0, 1.0],
+            "speed_up": speed_up,
+            "final_accuracy": 0.9,
+            "final_accuracy_difference": [0.0, -0.1, 0.1],
+            "final_slow_accuracy": 0.8,
+            "final_slow_accuracy_difference": [0.0, -0.1, 0.1],
+        }
+
+    rows = [
+        row("FedBuff", [1.0, 1.0, 1.0]),
+        row("A", [1.5, 1.1, 2.0]),
+        row("B", [1.2, 0.9, 1.6]),
+        row("C", [0.7, 0.5, 0.98]),
+    ]
+    assert strategies_page.strategies(rows)[-1] == (
+        "In hours to 0.8, faster than FedBuff by an interval without 1: A. "
+        "Slower than FedBuff by an interval without 1: C."
+    )
+    assert strategies_page.strategies(rows[:3])[-1].endswith("without 1: none.")
 
 
 def test_shakespeare_needs_its_text(comparing, monkeypatch, capsys, tmp_path):
