@@ -421,18 +421,19 @@ def measure(
         return shown(compare(comparison, trials, rates))
 
 
-class Staleness(ByAge):
-    """FedBuff's weighting, which notes how stale each update is."""
+def stalenesses(setting: Setting, until_s: float) -> tuple[Curve, Array]:
+    """Return a run of FedBuff at rate 1, and how stale each of its updates was."""
+    seen: list[int] = []
 
-    def __init__(self) -> None:
-        """Start without updates."""
-        super().__init__(polynomial(0.5))
-        self.seen: list[int] = []
+    class Noting(ByAge):
+        """Weighs as FedBuff does; strategies copy their weightings, so the list is not its own."""
 
-    def weigh(self, update: ClientUpdate) -> float:
-        """Note the staleness, then weigh as FedBuff does."""
-        self.seen.append(update.staleness)
-        return super().weigh(update)
+        def weigh(self, update: ClientUpdate) -> float:
+            seen.append(update.staleness)
+            return super().weigh(update)
+
+    make = buffered(weighting=lambda: Noting(polynomial(0.5)))
+    return setting.run(make(1.0, setting.seed), until_s), np.array(seen)
 
 
 def windows(recordings: Path) -> list[Row]:
@@ -447,10 +448,9 @@ def windows(recordings: Path) -> list[Row]:
         for seed in starts:
             traces = devices(recordings, kind, seed)
             found = online(traces, place.horizon_s).sum(1)
-            noted = Staleness()
             with app.importable(), threadpool_limits(1):
                 setting = Setting(app, traces, seed, slow=False, grid_s=place.grid_s)
-                curve = setting.run(buffered(weighting=noted)(1.0, seed), place.horizon_s)
+                curve, stale = stalenesses(setting, place.horizon_s)
             rows.append(
                 {
                     "fleet": kind,
@@ -462,9 +462,9 @@ def windows(recordings: Path) -> list[Row]:
                     "online_least": int(found.min()),
                     "online_most": int(found.max()),
                     "versions": curve.versions,
-                    "staleness_median": float(np.median(noted.seen)),
-                    "staleness_95": float(np.quantile(noted.seen, 0.95)),
-                    "staleness_most": max(noted.seen),
+                    "staleness_median": float(np.median(stale)),
+                    "staleness_95": float(np.quantile(stale, 0.95)),
+                    "staleness_most": int(stale.max()),
                 }
             )
     return rows
