@@ -183,18 +183,8 @@ STRATEGIES: dict[str, Trial] = {
 }
 
 
-SELECTED = (
-    REFERENCE,
-    OURS,
-    "Gap-Aware",
-    "FedBuff, age ignored",
-    "FedBuff, 1/(1+tau)",
-    "FADAS",
-    "AsyncFedED",
-    "SAA",
-    "K-async",
-)
-"""What is compared where runs take long; the rest is left out for its cost."""
+WEIGHTINGS = (REFERENCE, OURS, "Gap-Aware", "FedBuff, age ignored", "FedBuff, 1/(1+tau)")
+"""What is compared where runs take long: weightings alone, with the same schedule and steps."""
 
 
 class Kept:
@@ -293,6 +283,7 @@ class Comparison:
         """Return means, and paired differences from the reference with their 95% intervals."""
         found: Row = {
             "setting": self.title,
+            "commit": self.kept.commit,
             "strategy": name,
             "server_rate": rate,
             "seeds": list(self.seeds),
@@ -375,13 +366,13 @@ PLACES = {
     "mixed, desktops": Place(
         app="digits",
         kind="desktops",
-        strategies=SELECTED,
+        strategies=WEIGHTINGS,
         horizon_s=DESKTOP_HORIZON_S,
         grid_s=10.0,
     ),
     "shakespeare": Place(
         app="shakespeare",
-        strategies=SELECTED,
+        strategies=WEIGHTINGS,
         rates=PLAY_RATES,
         tuning_seeds=TUNING_SEEDS[:1],
         target=PLAY_TARGET,
@@ -524,8 +515,9 @@ def main() -> None:
 
 def _measured_before(setting: str) -> list[Row]:
     path = RESULTS / "strategies.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    return [row for row in rows if row["setting"] == setting]
+    before = json.loads(path.read_text()) if path.exists() else {"rows": [], "commit": None}
+    rows = [row for row in before["rows"] if row["setting"] == setting]
+    return [{**row, "commit": row.get("commit", before["commit"])} for row in rows]
 
 
 if __name__ == "__main__":

@@ -205,6 +205,16 @@ def test_a_run_that_is_kept_is_not_run_again(comparing, tmp_path, monkeypatch):
         rows()
 
 
+def test_a_setting_that_is_not_measured_again_keeps_its_commit(comparing, tmp_path, monkeypatch):
+    monkeypatch.setattr(comparing, "RESULTS", tmp_path)
+    assert comparing._measured_before("mixed") == []
+    rows = [{"setting": "mixed", "n": 1}, {"setting": "mixed", "n": 2, "commit": "older"}]
+    found = {"commit": "old", "rows": [*rows, {"setting": "other"}]}
+    (tmp_path / "strategies.json").write_text(json.dumps(found))
+    kept = comparing._measured_before("mixed")
+    assert [(row["n"], row["commit"]) for row in kept] == [(1, "old"), (2, "older")]
+
+
 def test_windows_of_different_seeds_lie_on_different_days_and_tuning_at_other_hours(comparing):
     for kind, starts in comparing.STARTS.items():
         places = [place for place in comparing.PLACES.values() if place.kind == kind]
