@@ -71,7 +71,7 @@ from fedstale.strategies.weighting import (
 IN_FLIGHT, MERGE_SIZE = 20, 5
 TARGET, RATES = 0.9, (0.6, 1.2, 2.4, 4.8)
 HORIZON_S, DESKTOP_HORIZON_S, PLAY_HORIZON_S = 3 * 3600.0, 1500.0, 2700.0
-PLAY_TARGET, PLAY_RATES = 0.3, (1.2, 2.4)
+PLAY_TARGET, PLAY_RATES = 0.3, (1.2, 2.4, 4.8)
 MIXED, SLOW = "mixed", "slow alone hold 7-9"
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """Student's t by the number of pairs."""
@@ -183,8 +183,19 @@ STRATEGIES: dict[str, Trial] = {
 }
 
 
-WEIGHTINGS = (REFERENCE, OURS, "Gap-Aware", "FedBuff, age ignored", "FedBuff, 1/(1+tau)")
-"""What is compared where runs take long: weightings alone, with the same schedule and steps."""
+SELECTED = (
+    REFERENCE,
+    OURS,
+    "Gap-Aware",
+    "FedBuff, age ignored",
+    "FedBuff, 1/(1+tau)",
+    "FADAS",
+    "AsyncFedED",
+    "SAA",
+    "K-async",
+    "FedBuff, AdaSync",
+)
+"""What is compared where runs take long; the rest is left out for its cost."""
 
 
 class Kept:
@@ -366,13 +377,13 @@ PLACES = {
     "mixed, desktops": Place(
         app="digits",
         kind="desktops",
-        strategies=WEIGHTINGS,
+        strategies=SELECTED,
         horizon_s=DESKTOP_HORIZON_S,
         grid_s=10.0,
     ),
     "shakespeare": Place(
         app="shakespeare",
-        strategies=WEIGHTINGS,
+        strategies=SELECTED,
         rates=PLAY_RATES,
         tuning_seeds=TUNING_SEEDS[:1],
         target=PLAY_TARGET,
