@@ -512,7 +512,10 @@ def main() -> None:
     if "shakespeare" in wanted and (args.text is None or not args.text.is_file()):
         parser.error(f"--text {args.text}: expected the file of the plays, for shakespeare")
     seeds = SEEDS[:1] if args.quick else SEEDS
-    kept = Kept(args.keep)
+    try:
+        kept = Kept(args.keep)
+    except ValueError as error:
+        parser.error(str(error))
     measured = {
         title: measure(title, args.recordings, args.text, kept=kept, seeds=seeds, quick=args.quick)
         for title in wanted

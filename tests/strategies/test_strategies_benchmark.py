@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -282,6 +283,43 @@ def test_the_server_can_choose_while_twenty_jobs_run(comparing, kind):
     assert np.median(free) >= comparing.IN_FLIGHT
 
 
+def test_what_the_pages_say_in_words_stands_in_the_results():
+    rows = json.loads((BENCHMARKS / "results" / "strategies.json").read_text())["rows"]
+    speeds = {"{:.2f} ({:.2f} to {:.2f})".format(*row["speed_up"]) for row in rows}
+    differences = {
+        "{:+.3f} ({:+.3f} to {:+.3f})".format(*row[f"{key}_difference"])
+        for row in rows
+        for key in ("final_accuracy", "final_slow_accuracy")
+    }
+    whole = (ROOT / "docs" / "results" / "strategies.md").read_text(encoding="utf-8")
+    _, _, words = whole.partition("<!-- strategies: end -->")
+    words, _, _ = words.partition("## AdaSync against fixed buffer sizes")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for page, least in ((words, 8), (readme, 1)):
+        text = " ".join(page.split())
+        said = re.findall(r"(?<![+.\d-])\d\.\d\d \(\d\.\d\d to \d\.\d\d\)", text)
+        assert len(said) >= least
+        assert set(said) <= speeds
+        said = re.findall(r"[+-]\d\.\d{3} \([+-]\d\.\d{3} to [+-]\d\.\d{3}\)", text)
+        assert len(said) >= min(least, 4)
+        assert set(said) <= differences
+    others = [row for row in rows if row["strategy"] != "FedBuff"]
+    assert sum(row["speed_up"][1] > 1 for row in others) == 3
+    assert f"Three of the {len(others)} intervals" in words
+    found = {(row["setting"], row["strategy"]): row for row in rows}
+    # The directional gap keeps more of what the slow alone hold, and is not clearly faster.
+    slow = "slow alone hold 7-9"
+    assert found[slow, "directional gap"]["final_slow_accuracy_difference"][1] > 0
+    for (_, strategy), row in found.items():
+        if strategy == "directional gap":
+            assert row["speed_up"][1] <= 1
+    # SAA keeps no more of it than FedBuff; Gap-Aware is nowhere faster.
+    assert found[slow, "SAA"]["final_slow_accuracy_difference"][1] <= 0
+    for (_, strategy), row in found.items():
+        if strategy == "Gap-Aware":
+            assert row["speed_up"][0] <= 1
+
+
 def test_the_page_names_what_is_faster_and_what_is_slower(benchmarks):
     import strategies_page
 
@@ -319,6 +357,18 @@ def test_shakespeare_needs_its_text(comparing, monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit):
         comparing.main()
     assert "--text nowhere.gz: expected the file of the plays" in capsys.readouterr().err
+
+
+def test_runs_of_another_commit_are_not_mixed_with_those_of_this(
+    comparing, monkeypatch, capsys, tmp_path
+):
+    runs = tmp_path / "runs.jsonl"
+    runs.write_text(json.dumps({"commit": "old", "of": [], "curve": {}}) + "\n")
+    words = ["strategies.py", str(tmp_path), "--setting", "mixed", "--keep", str(runs)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        comparing.main()
+    assert "holds runs of commit old: expected" in capsys.readouterr().err
 
 
 def test_the_page_is_what_the_results_say(benchmarks):
