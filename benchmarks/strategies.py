@@ -214,8 +214,13 @@ class Kept:
         self.curves: dict[tuple[object, ...], Curve] = {}
         if path is None or not path.exists():
             return
-        for line in path.read_text(encoding="utf-8").splitlines():
-            run = json.loads(line)
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n"):
+            # Killed while it wrote: that run is made again.
+            path.write_text("".join(lines[:-1]), encoding="utf-8")
+            lines = lines[:-1]
+        for each in lines:
+            run = json.loads(each)
             if run["commit"] != self.commit:
                 raise ValueError(
                     f"{path} holds runs of commit {run['commit']}: expected {self.commit}; "
@@ -363,11 +368,13 @@ class Place:
     grid_s: float = 60.0
     """Time between two readings of the accuracy."""
 
-    def open(self, app: FlowerApp, recordings: Path, text: Path, seed: int) -> Runs:
-        """Return the devices and the data of a seed."""
+    def open(self, app: FlowerApp, recordings: Path, text: Path | None, seed: int) -> Runs:
+        """Return the devices and the data of a seed; shakespeare needs its text."""
         traces = devices(recordings, self.kind, seed)
         if self.app == "digits":
             return Setting(app, traces, seed, slow=self.slow, grid_s=self.grid_s)
+        if text is None:
+            raise ValueError(f"text is missing: {self.app} needs the file of the plays")
         return PlaySetting(app, traces, text, seed, grid_s=self.grid_s)
 
 
@@ -393,7 +400,13 @@ PLACES = {
 
 
 def measure(
-    title: str, recordings: Path, text: Path, *, kept: Kept, seeds: tuple[int, ...], quick: bool
+    title: str,
+    recordings: Path,
+    text: Path | None,
+    *,
+    kept: Kept,
+    seeds: tuple[int, ...],
+    quick: bool,
 ) -> list[Row]:
     """Return a row for each strategy in one setting, and print them as they come.
 
@@ -439,7 +452,7 @@ def stalenesses(setting: Setting, until_s: float) -> tuple[Curve, Array]:
 
 
 def windows(recordings: Path) -> list[Row]:
-    """Return for each seed who is online while its longest run lasts, and how stale updates are."""
+    """Return for each seed who is online for as long as a run, and how stale updates are."""
     rows: list[Row] = []
     app = FlowerApp.find("digits")
     for kind, starts in STARTS.items():
