@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := fedstale traces strategies agents tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture profile table-forecasts
+.PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture profile table-forecasts table-strategies
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -67,11 +67,21 @@ compare: setup ## run the plans of benchmarks/compare and rewrite their tables
 	$(BIN)/python benchmarks/comparisons.py
 
 RECORDINGS := ../shared/traces
+PLAYS := ../shared/data/tinyshakespeare.txt.gz
+KEEP := runs/strategies.jsonl
 
 table-forecasts: setup ## measure forecasts on the records in RECORDINGS and rewrite their page; takes hours
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasting.py $(RECORDINGS)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasting.py $(RECORDINGS) --speed
 	$(BIN)/python benchmarks/forecasting_page.py
+
+table-strategies: setup ## measure strategies on the records in RECORDINGS and rewrite their page; takes an hour
+	mkdir -p $(dir $(KEEP))
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/strategies.py $(RECORDINGS) --text $(PLAYS) --keep $(KEEP)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/staleness.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/adasync.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime.py
+	$(BIN)/python benchmarks/strategies_page.py
 
 picture: setup ## draw the picture of the README from three runs
 	$(BIN)/python benchmarks/picture.py

@@ -31,7 +31,7 @@ def write_result(
     path = RESULTS / f"{name}.json"
     result = {
         "command": command,
-        "commit": _commit(),
+        "commit": commit(),
         "versions": {"python": platform.python_version()} | _versions(),
         "hardware": {"cpu": _cpu(), "cores": os.cpu_count(), "naive_clients_per_s": speed},
         "load_average": os.getloadavg(),
@@ -39,6 +39,21 @@ def write_result(
     }
     path.write_text(json.dumps(result, indent=2) + "\n")
     return path
+
+
+def commit() -> str | None:
+    """Return the commit that is checked out, marked where files other than results differ."""
+    found = _git("describe", "--always", "--abbrev=40")
+    others = (":/", ":(top,exclude)benchmarks/results", ":(top,exclude)docs/results")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", *others)
+    return f"{found}-dirty" if found and changed else found or None
+
+
+def _git(*arguments: str) -> str:
+    run = subprocess.run(
+        ["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=False
+    )
+    return run.stdout.strip()
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -49,17 +64,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
         "max": round(max(values), 1),
         "repeats": len(values),
     }
-
-
-def _commit() -> str | None:
-    run = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-        cwd=RESULTS.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return run.stdout.strip() or None
 
 
 def _versions() -> dict[str, str]:

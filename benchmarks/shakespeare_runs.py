@@ -9,6 +9,7 @@ with the device's speed.
 
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
@@ -16,10 +17,8 @@ from numpy_digits import read_model
 from numpy_shakespeare import NumpyShakespeare, evaluate
 from strategy_runs import (
     N_DEVICES,
-    RECORDINGS,
     TIMEOUT_S,
     Curve,
-    devices,
     read_curve,
     slowest_third,
 )
@@ -29,8 +28,6 @@ from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import StaleStrategy
 from fedstale.traces import TraceSet
 
-TEXT = RECORDINGS.parent / "data" / "tinyshakespeare.txt.gz"
-PLAY_HORIZON_S = 3600.0
 MOST = 16
 """Lines that a device trains on."""
 TEST_EVERY, SLOW_EVERY, VERSIONS = 6, 2, 4
@@ -40,28 +37,38 @@ TEST_EVERY, SLOW_EVERY, VERSIONS = 6, 2, 4
 class PlaySetting:
     """Devices and roles of one seed."""
 
-    def __init__(self, app: FlowerApp, sources: dict[str, TraceSet], seed: int) -> None:
-        """Compose the devices."""
+    def __init__(
+        self, app: FlowerApp, traces: TraceSet, text: Path, seed: int, *, grid_s: float
+    ) -> None:
+        """Deal the roles to the devices.
+
+        Args:
+            app: shakespeare.
+            traces: of the devices.
+            text: file of the plays.
+            seed: of the initial model and of all choices.
+            grid_s: time between two readings of the accuracy.
+        """
         app.load_client()
         from shakespeare_app import play, task  # only now, while the app is open
 
         self.app, self.seed, self.task, self.play = app, seed, task, play
-        text = str(TEXT.resolve())
-        self.config = app.run_config({"text": text, "seed": seed})
+        self.grid_s = grid_s
+        self.config = app.run_config({"text": str(text.resolve()), "seed": seed})
         costs = app.costs.resolved(self.config)
         assert costs.work_per_example is not None
         assert costs.examples is not None
         work = costs.work_per_example * costs.examples / MOST
         self.costs = replace(costs, work_per_example=work, examples=MOST)
-        self.traces = devices(sources, seed)
-        self.test = task.encode(play.held_out(text)).numpy()[::TEST_EVERY]
-        deal = play.deal(text, N_DEVICES)
+        self.traces = traces
+        self.test = task.encode(play.held_out(str(text.resolve()))).numpy()[::TEST_EVERY]
+        deal = play.deal(str(text.resolve()), N_DEVICES)
         slow = [
             task.split(task.encode(deal[i]))[1] for i in np.flatnonzero(slowest_third(self.traces))
         ]
         self.slow_test = np.concatenate([codes.numpy() for codes in slow])[::SLOW_EVERY]
 
-    def run(self, strategy: StaleStrategy, until_s: float = PLAY_HORIZON_S) -> Curve:
+    def run(self, strategy: StaleStrategy, until_s: float) -> Curve:
         """Return what a strategy reaches by some instant; "slow" are lines of the slow devices."""
         grid = TraceGrid(
             self.traces,
@@ -84,4 +91,4 @@ class PlaySetting:
         initial = ArrayRecord(self.task.Network(self.seed).state_dict())
         with grid.running(*self.app.packages), suppress(RunEnded):
             strategy.start(grid, initial, 10**6, TIMEOUT_S, evaluate_fn=look)
-        return read_curve(np.array(seen), until_s)
+        return read_curve(np.array(seen), until_s, self.grid_s)

@@ -3,30 +3,40 @@
 A hundred recorded devices train the built-in app `digits` (see `strategy_runs`). In the setting
 "mixed" a device's digits have nothing to do with its speed: a Dirichlet deal of concentration 0.1.
 In "slow alone hold 7-9" the digits 7 to 9 are with the slowest third of the devices that ever
-finish a job, and these have few others; the other digits are dealt to the rest as before.
+finish a job, and these have few others; the other digits are dealt to the rest as before. "mixed,
+desktops" is the first on another fleet, and "shakespeare" another app (see `shakespeare_runs`).
 
-Every strategy is tuned alike: the server's rate, out of four, by the mean accuracy over the first
-hour on two seeds that are not used again. "directional gap, tuned form" then chooses
-its share and its grain on the same seeds, at the rate of the default form. What is reported comes
-from five other seeds, paired with FedBuff's runs.
+Every strategy is tuned alike: the server's rate by the mean accuracy over half of the time, on
+seeds and days that are not used again. "directional gap, tuned form" then chooses its share and its
+grain on the same seeds, at the rate of the default form. What is reported comes from five other
+seeds, paired with FedBuff's runs.
 
-Run it with: python benchmarks/strategies.py [--quick] [--setting NAME]
+Run it with: python benchmarks/strategies.py RECORDINGS [--text FILE] [--keep FILE] [--quick]
+Runs that are in the file of --keep are not run again, so a killed measurement goes on with it.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from results_file import RESULTS, write_result
-from shakespeare_runs import PLAY_HORIZON_S, TEXT, PlaySetting
-from strategy_runs import HORIZON_S, N_DEVICES, Curve, Setting, read_sources
+from results_file import RESULTS, commit, write_result
+from shakespeare_runs import PlaySetting
+from strategy_runs import (
+    N_DEVICES,
+    SEEDS,
+    STARTS,
+    TUNING_SEEDS,
+    Curve,
+    Setting,
+    devices,
+    online,
+)
 from threadpoolctl import threadpool_limits
 
 from fedstale.simulation.flower_app import FlowerApp
@@ -48,6 +58,7 @@ from fedstale.strategies.selection import Oort
 from fedstale.strategies.server_optimizer import SGD
 from fedstale.strategies.weighting import (
     ByAge,
+    ClientUpdate,
     DirectionalGap,
     Gap,
     RelevanceAware,
@@ -58,15 +69,12 @@ from fedstale.strategies.weighting import (
 )
 
 IN_FLIGHT, MERGE_SIZE = 20, 5
-TARGET = 0.8
-RATES = (0.3, 1.0, 3.0, 10.0)
-PLAY_TARGET, PLAY_TUNING_SEEDS, PLAY_RATES = 0.3, (101,), RATES[:3]
-TUNING_SEEDS, SEEDS = (101, 102), (1, 2, 3, 4, 5)
-MIXED, SLOW, LONGER = "mixed", "slow alone hold 7-9", ", four hours"
+TARGET, RATES = 0.9, (0.6, 1.2, 2.4, 4.8)
+HORIZON_S, DESKTOP_HORIZON_S, PLAY_HORIZON_S = 3 * 3600.0, 1500.0, 2700.0
+PLAY_TARGET, PLAY_RATES = 0.3, (1.2, 2.4, 4.8)
+MIXED, SLOW = "mixed", "slow alone hold 7-9"
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """Student's t by the number of pairs."""
-LONG_S = 4 * 3600.0
-"""Time in which each run of FedBuff reaches the target."""
 REFERENCE = "FedBuff"
 PLAIN = Validation(examples_cap=None)
 """Examples count as they are told: nobody lies here, and papers weigh by them."""
@@ -90,7 +98,7 @@ class Trial:
 class Runs(Protocol):
     """Devices and data of one seed."""
 
-    def run(self, strategy: StaleStrategy, until_s: float = ..., /) -> Curve:
+    def run(self, strategy: StaleStrategy, until_s: float, /) -> Curve:
         """Return what a strategy reaches by some instant."""
 
 
@@ -100,7 +108,7 @@ def buffered(**parts: Any) -> Make:  # noqa: ANN401 - options of a strategy
     def make(rate: float, seed: int) -> StaleStrategy:
         new = {name: part() if callable(part) else part for name, part in parts.items()}
         size = new.pop("buffer_size", MERGE_SIZE)
-        return FedBuff(IN_FLIGHT, size, eta=rate, seed=seed, **new)
+        return FedBuff(IN_FLIGHT, size, eta=rate, validation=PLAIN, seed=seed, **new)
 
     return make
 
@@ -112,6 +120,7 @@ def late_come_too(weighting: Weighting, rate: float, seed: int, normalise: Any) 
         weighting=weighting,
         server_optimizer=SGD(rate),
         normalise=normalise,
+        validation=PLAIN,
         seed=seed,
     )
 
@@ -132,16 +141,18 @@ STRATEGIES: dict[str, Trial] = {
     "FedBuff, 1/(1+tau)": Trial(make=buffered(weighting=lambda: ByAge(inverse()))),
     "CA2FL": Trial(
         make=lambda rate, seed: CA2FL(
-            IN_FLIGHT, MERGE_SIZE, eta=rate, seed=seed, n_clients=N_DEVICES
+            IN_FLIGHT, MERGE_SIZE, eta=rate, n_clients=N_DEVICES, validation=PLAIN, seed=seed
         )
     ),
     # Adaptive steps have the size of the rate, whatever that of the updates.
     "FADAS": Trial(
-        make=lambda rate, seed: FADAS(IN_FLIGHT, MERGE_SIZE, eta=rate, seed=seed), per_rate=0.1
+        make=lambda rate, seed: FADAS(IN_FLIGHT, MERGE_SIZE, eta=rate, validation=PLAIN, seed=seed),
+        per_rate=0.025,
     ),
     # One update a step, so a step is a fifth.
     "AsyncFedED": Trial(
-        make=lambda rate, seed: AsyncFedED(IN_FLIGHT, lam=rate, seed=seed), per_rate=0.2
+        make=lambda rate, seed: AsyncFedED(IN_FLIGHT, lam=rate, validation=PLAIN, seed=seed),
+        per_rate=0.2,
     ),
     "SAA": Trial(make=lambda rate, seed: late_come_too(RelevanceAware(), rate, seed, "weights")),
     "K-async": Trial(
@@ -151,7 +162,8 @@ STRATEGIES: dict[str, Trial] = {
     "FedBuff, AdaSync": Trial(make=buffered(buffer_size=AdaSync(start=2, most=IN_FLIGHT))),
     # Mixing whole models is unstable above 1.
     "FedAsync": Trial(
-        make=lambda rate, seed: FedAsync(IN_FLIGHT, mix=rate, seed=seed), per_rate=0.1
+        make=lambda rate, seed: FedAsync(IN_FLIGHT, mix=rate, validation=PLAIN, seed=seed),
+        per_rate=0.2,
     ),
     "FedAvg": Trial(
         make=lambda rate, seed: FedAvg(
@@ -171,6 +183,73 @@ STRATEGIES: dict[str, Trial] = {
 }
 
 
+SELECTED = (
+    REFERENCE,
+    OURS,
+    "Gap-Aware",
+    "FedBuff, age ignored",
+    "FedBuff, 1/(1+tau)",
+    "FADAS",
+    "AsyncFedED",
+    "SAA",
+    "K-async",
+    "FedBuff, AdaSync",
+)
+"""What is compared where runs take long; the rest is left out for its cost."""
+
+
+class Kept:
+    """Curves of runs, kept in a file of JSON lines if there is one, so that none is run twice."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read the runs that are kept.
+
+        Args:
+            path: of the file, which need not be there yet; None keeps nothing.
+
+        Raises:
+            ValueError: the file holds runs of another commit.
+        """
+        self.path, self.commit = path, commit()
+        self.curves: dict[tuple[object, ...], Curve] = {}
+        if path is None or not path.exists():
+            return
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n"):
+            # Killed while it wrote: that run is made again.
+            path.write_text("".join(lines[:-1]), encoding="utf-8")
+            lines = lines[:-1]
+        for each in lines:
+            run = json.loads(each)
+            if run["commit"] != self.commit:
+                raise ValueError(
+                    f"{path} holds runs of commit {run['commit']}: expected {self.commit}; "
+                    "name another file"
+                )
+            found = run["curve"]
+            for name in ("accuracy", "slow"):
+                found[name] = np.array(found[name])
+            self.curves[tuple(run["of"])] = Curve(**found)
+
+    def curve(self, of: tuple[object, ...], run: Callable[[], Curve]) -> Curve:
+        """Return the kept curve of a run, else run it and keep it.
+
+        Args:
+            of: setting, strategy, seed and length of the run.
+            run: makes the curve.
+        """
+        if of not in self.curves:
+            self.curves[of] = made = run()
+            if self.path is not None:
+                values = asdict(made)
+                for name in ("accuracy", "slow"):
+                    values[name] = values[name].tolist()
+                line = json.dumps({"commit": self.commit, "of": of, "curve": values})
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+        return self.curves[of]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Settings by seed, and how strategies are compared on them."""
@@ -180,37 +259,52 @@ class Comparison:
     tuning_seeds: tuple[int, ...]
     seeds: tuple[int, ...]
     target: float
-    horizon_s: float = HORIZON_S
-    tuning_s: float = HORIZON_S / 2
+    horizon_s: float
+    kept: Kept = field(default_factory=Kept)
 
     def best(self, candidates: Mapping[str, Callable[[int], StaleStrategy]]) -> str:
-        """Return the candidate with the highest mean accuracy over the time for tuning."""
+        """Return the candidate with the highest mean accuracy over half of the time."""
         if len(candidates) == 1:
             return next(iter(candidates))
 
         def score(name: str) -> float:
-            make, until_s = candidates[name], self.tuning_s
-            curves = [self.settings[seed].run(make(seed), until_s) for seed in self.tuning_seeds]
+            seeds, until_s = self.tuning_seeds, self.horizon_s / 2
+            curves = [self.run(name, candidates[name], seed, until_s) for seed in seeds]
             return float(np.mean([curve.accuracy.mean() for curve in curves]))
 
         return max(candidates, key=score)
 
-    def measure(self, trial: Trial, rates: Sequence[float]) -> tuple[float, list[Curve]]:
+    def measure(self, name: str, trial: Trial, rates: Sequence[float]) -> tuple[float, list[Curve]]:
         """Tune a strategy and return its rate and its runs."""
-        scaled = [round(rate * trial.per_rate, 6) for rate in rates]
-        rate = float(self.best({str(r): partial(trial.make, r) for r in scaled}))
-        return rate, self.runs(partial(trial.make, rate))
+        scaled = {
+            f"{name}, rate {rate * trial.per_rate:g}": rate * trial.per_rate for rate in rates
+        }
+        best = self.best({each: partial(trial.make, rate) for each, rate in scaled.items()})
+        return scaled[best], self.runs(best, partial(trial.make, scaled[best]))
 
-    def runs(self, make: Callable[[int], StaleStrategy]) -> list[Curve]:
+    def runs(self, name: str, make: Callable[[int], StaleStrategy]) -> list[Curve]:
         """Return the runs that are reported."""
-        return [self.settings[seed].run(make(seed), self.horizon_s) for seed in self.seeds]
+        return [self.run(name, make, seed, self.horizon_s) for seed in self.seeds]
+
+    def run(
+        self, name: str, make: Callable[[int], StaleStrategy], seed: int, until_s: float
+    ) -> Curve:
+        """Return one run, which its name, its seed and its length identify."""
+        return self.kept.curve(
+            (self.title, name, seed, until_s),
+            lambda: self.settings[seed].run(make(seed), until_s),
+        )
 
     def row(self, name: str, rate: float, curves: list[Curve], reference: list[Curve]) -> Row:
         """Return means, and paired differences from the reference with their 95% intervals."""
         found: Row = {
             "setting": self.title,
+            "commit": self.kept.commit,
             "strategy": name,
             "server_rate": rate,
+            "seeds": list(self.seeds),
+            "tuning_seeds": list(self.tuning_seeds),
+            "horizon_s": self.horizon_s,
             "target": self.target,
             "reached": sum(curve.reaches(self.target) for curve in curves),
             "versions": float(np.mean([curve.versions for curve in curves])),
@@ -245,51 +339,150 @@ def compare(
     """Yield a row for each strategy; the first of them is the reference."""
     reference: list[Curve] = []
     for name, trial in trials.items():
-        rate, curves = comparison.measure(trial, rates)
+        rate, curves = comparison.measure(name, trial, rates)
         reference = reference or curves
         yield comparison.row(name, rate, curves, reference)
-        if name == OURS and len(comparison.tuning_seeds) > 1 and trials is STRATEGIES:
-            form = comparison.best({form: partial(make, rate) for form, make in FORMS.items()})
-            curves = comparison.runs(partial(FORMS[form], rate))
+        if name == OURS and len(comparison.tuning_seeds) > 1:
+            forms = {f"{OURS}, {form}, rate {rate:g}": form for form in FORMS}
+            best = comparison.best(
+                {each: partial(FORMS[form], rate) for each, form in forms.items()}
+            )
+            form = forms[best]
+            curves = comparison.runs(best, partial(FORMS[form], rate))
             yield comparison.row(TUNED, rate, curves, reference) | {"form": form}
 
 
-def on_digits(title: str, rates: Sequence[float], seeds: tuple[int, ...]) -> list[Row]:
-    """Return a row for each strategy in one setting of the digits; for the first ones if long."""
-    sources, app = read_sources(), FlowerApp.find("digits")
-    slow, is_long = title.startswith(SLOW), title.endswith(LONGER)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One setting: an app on a fleet, and what is compared there for how long."""
+
+    app: str
+    kind: str = "phones"
+    slow: bool = False
+    """Whether the digits 7 to 9 are dealt to the slow devices alone."""
+    strategies: Sequence[str] = tuple(STRATEGIES)
+    rates: Sequence[float] = RATES
+    tuning_seeds: tuple[int, ...] = TUNING_SEEDS
+    target: float = TARGET
+    horizon_s: float = HORIZON_S
+    grid_s: float = 60.0
+    """Time between two readings of the accuracy."""
+
+    def open(self, app: FlowerApp, recordings: Path, text: Path | None, seed: int) -> Runs:
+        """Return the devices and the data of a seed; shakespeare needs its text."""
+        traces = devices(recordings, self.kind, seed)
+        if self.app == "digits":
+            return Setting(app, traces, seed, slow=self.slow, grid_s=self.grid_s)
+        if text is None:
+            raise ValueError(f"text is missing: {self.app} needs the file of the plays")
+        return PlaySetting(app, traces, text, seed, grid_s=self.grid_s)
+
+
+PLACES = {
+    MIXED: Place(app="digits"),
+    SLOW: Place(app="digits", slow=True),
+    "mixed, desktops": Place(
+        app="digits",
+        kind="desktops",
+        strategies=SELECTED,
+        horizon_s=DESKTOP_HORIZON_S,
+        grid_s=10.0,
+    ),
+    "shakespeare": Place(
+        app="shakespeare",
+        strategies=SELECTED,
+        rates=PLAY_RATES,
+        tuning_seeds=TUNING_SEEDS[:1],
+        target=PLAY_TARGET,
+        horizon_s=PLAY_HORIZON_S,
+    ),
+}
+
+
+def measure(
+    title: str,
+    recordings: Path,
+    text: Path | None,
+    *,
+    kept: Kept,
+    seeds: tuple[int, ...],
+    quick: bool,
+) -> list[Row]:
+    """Return a row for each strategy in one setting, and print them as they come.
+
+    Args:
+        title: one of `PLACES`.
+        recordings: folder of the published files.
+        text: of the plays.
+        kept: runs that need not be run again.
+        seeds: that are reported.
+        quick: take the middle rate instead of tuning.
+    """
+    place = PLACES[title]
+    app = FlowerApp.find(place.app)
+    rates = place.rates[len(place.rates) // 2 :][:1] if quick else place.rates
+    tuning = () if quick else place.tuning_seeds
     with app.importable(), threadpool_limits(1):
-        tuning = TUNING_SEEDS if len(rates) > 1 else ()
         comparison = Comparison(
             title=title,
-            settings={s: Setting(app, sources, s, slow) for s in (*tuning, *seeds)},
+            settings={s: place.open(app, recordings, text, s) for s in (*tuning, *seeds)},
             tuning_seeds=tuning,
             seeds=seeds,
-            target=TARGET,
-            horizon_s=LONG_S if is_long else HORIZON_S,
+            target=place.target,
+            horizon_s=place.horizon_s,
+            kept=kept,
         )
-        trials = dict(list(STRATEGIES.items())[:2]) if is_long else STRATEGIES
+        trials = {name: STRATEGIES[name] for name in place.strategies}
         return shown(compare(comparison, trials, rates))
 
 
-def on_shakespeare(rates: Sequence[float], seeds: tuple[int, ...]) -> list[Row]:
-    """Return a row for each strategy on the roles of a play."""
-    if not TEXT.is_file():
-        print(f"{TEXT} is not there: shakespeare is left out")
-        return []
-    sources, app = read_sources(), FlowerApp.find("shakespeare")
-    with app.importable(), threadpool_limits(1):
-        tuning = PLAY_TUNING_SEEDS if len(rates) > 1 else ()
-        comparison = Comparison(
-            title="shakespeare",
-            settings={s: PlaySetting(app, sources, s) for s in (*tuning, *seeds)},
-            tuning_seeds=tuning,
-            seeds=seeds,
-            target=PLAY_TARGET,
-            horizon_s=PLAY_HORIZON_S,
-            tuning_s=PLAY_HORIZON_S / 2,
+def stalenesses(setting: Setting, until_s: float) -> tuple[Curve, Array]:
+    """Return a run of FedBuff at rate 1, and how stale each of its updates was."""
+    seen: list[int] = []
+
+    class Noting(ByAge):
+        """Weighs as FedBuff does; strategies copy their weightings, so the list is not its own."""
+
+        def weigh(self, update: ClientUpdate) -> float:
+            seen.append(update.staleness)
+            return super().weigh(update)
+
+    make = buffered(weighting=lambda: Noting(polynomial(0.5)))
+    return setting.run(make(1.0, setting.seed), until_s), np.array(seen)
+
+
+def windows(recordings: Path) -> list[Row]:
+    """Return for each seed who is online for as long as a run, and how stale updates are."""
+    rows: list[Row] = []
+    app = FlowerApp.find("digits")
+    for kind, starts in STARTS.items():
+        place = max(
+            (each for each in PLACES.values() if each.kind == kind),
+            key=lambda each: each.horizon_s,
         )
-        return shown(compare(comparison, STRATEGIES, rates))
+        for seed in starts:
+            traces = devices(recordings, kind, seed)
+            found = online(traces, place.horizon_s).sum(1)
+            with app.importable(), threadpool_limits(1):
+                setting = Setting(app, traces, seed, slow=False, grid_s=place.grid_s)
+                curve, stale = stalenesses(setting, place.horizon_s)
+            rows.append(
+                {
+                    "fleet": kind,
+                    "seed": seed,
+                    "tuning": seed in TUNING_SEEDS,
+                    "begins": traces.epoch,
+                    "horizon_s": place.horizon_s,
+                    "online_mean": float(found.mean()),
+                    "online_least": int(found.min()),
+                    "online_most": int(found.max()),
+                    "versions": curve.versions,
+                    "staleness_median": float(np.median(stale)),
+                    "staleness_95": float(np.quantile(stale, 0.95)),
+                    "staleness_most": int(stale.max()),
+                }
+            )
+    return rows
 
 
 def shown(rows: Iterable[Row]) -> list[Row]:
@@ -312,39 +505,46 @@ def line(row: Mapping[str, Any]) -> str:
     )
 
 
-SETTINGS: dict[str, Callable[[Sequence[float], tuple[int, ...]], list[Row]]] = {
-    **{name: partial(on_digits, name) for name in (MIXED, SLOW, MIXED + LONGER, SLOW + LONGER)},
-    "shakespeare": on_shakespeare,
-}
-
-
 def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recordings", type=Path)
+    parser.add_argument("--text", type=Path, help="tinyshakespeare.txt.gz, for shakespeare")
+    parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--quick", action="store_true", help="one seed, no tuning, not written")
     parser.add_argument(
-        "--setting", choices=SETTINGS, action="append", help="measure only this one, keep the rest"
+        "--setting", choices=PLACES, action="append", help="measure only this one, keep the rest"
     )
+    parser.add_argument("--windows", action="store_true", help="only count who is online")
     args = parser.parse_args()
-    wanted = args.setting or list(SETTINGS)
+    command = "python benchmarks/strategies.py RECORDINGS --text FILE"
+    if args.windows:
+        write_result("strategy_windows", windows(args.recordings), command=command)
+        return
+    wanted = args.setting or list(PLACES)
+    if "shakespeare" in wanted and (args.text is None or not args.text.is_file()):
+        parser.error(f"--text {args.text}: expected the file of the plays, for shakespeare")
     seeds = SEEDS[:1] if args.quick else SEEDS
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        found = {}
-        for name in wanted:
-            rates = PLAY_RATES if name == "shakespeare" else RATES
-            rates = rates[1:2] if args.quick else rates
-            found[name] = pool.submit(SETTINGS[name], rates, seeds)
-        measured = {name: rows.result() for name, rows in found.items()}
+    try:
+        kept = Kept(args.keep)
+    except ValueError as error:
+        parser.error(str(error))
+    measured = {
+        title: measure(title, args.recordings, args.text, kept=kept, seeds=seeds, quick=args.quick)
+        for title in wanted
+    }
     if not args.quick:
-        kept = {name: measured.get(name) or _measured_before(name) for name in SETTINGS}
-        rows = [row for each in kept.values() for row in each]
-        write_result("strategies", rows, command="python benchmarks/strategies.py")
+        found = {title: measured.get(title) or _measured_before(title) for title in PLACES}
+        rows = [row for each in found.values() for row in each]
+        write_result("strategies", rows, command=command)
+        write_result("strategy_windows", windows(args.recordings), command=command)
 
 
 def _measured_before(setting: str) -> list[Row]:
     path = RESULTS / "strategies.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    return [row for row in rows if row["setting"] == setting]
+    before = json.loads(path.read_text()) if path.exists() else {"rows": [], "commit": None}
+    rows = [row for row in before["rows"] if row["setting"] == setting]
+    return [{**row, "commit": row.get("commit", before["commit"])} for row in rows]
 
 
 if __name__ == "__main__":

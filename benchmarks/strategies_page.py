@@ -1,6 +1,4 @@
-"""Write the tables of docs/results/strategies.md: of strategies, adasync and runtime laws.
-
-They come from benchmarks/results.
+"""Write the tables of docs/results/strategies.md from benchmarks/results.
 
 What stands between the markers of a result is replaced; the words around them are kept.
 
@@ -15,6 +13,38 @@ from typing import Any
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "results" / "strategies.md"
 Row = dict[str, Any]
+
+
+def staleness(rows: list[Row]) -> list[str]:
+    """Return one line for each number of workers."""
+    names = list(dict.fromkeys(row["weighting"] for row in rows))
+    lines = [f"| workers (updates) | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for n in dict.fromkeys(row["workers"] for row in rows):
+        mine = {row["weighting"]: row for row in rows if row["workers"] == n}
+        cells = [
+            f"{row['accuracy']:.3f} ± {row['half_interval_95']:.3f}"
+            for row in (mine[name] for name in names)
+        ]
+        lines.append(f"| {n} ({mine[names[0]]['updates']:,}) | {' | '.join(cells)} |")
+    return lines
+
+
+def strategy_windows(rows: list[Row]) -> list[str]:
+    """Return one line for each window."""
+    lines = [
+        "| fleet | seed | begins | online, mean | least | most | server steps "
+        "| staleness, median | 95% below | most |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        what = f"{row['seed']}, tunes" if row["tuning"] else str(row["seed"])
+        lines.append(
+            f"| {row['fleet']} | {what} | {row['begins'].replace('T', ' ')[:16]} "
+            f"| {row['online_mean']:.0f} | {row['online_least']} | {row['online_most']} "
+            f"| {row['versions']:,} | {row['staleness_median']:.0f} | {row['staleness_95']:.0f} "
+            f"| {row['staleness_most']} |"
+        )
+    return lines
 
 
 def strategies(rows: list[Row]) -> list[str]:
@@ -33,18 +63,28 @@ def strategies(rows: list[Row]) -> list[str]:
         mine = [row for row in rows if row["setting"] == setting]
         for row in sorted(mine, key=lambda row: -row["speed_up"][0]):
             n = len(row["hours_to_target_by_seed"])
-            # Only rows that were tuned over other rates than the rest say which.
-            mark = "*" if "rates" in row else ""
             lines.append(
-                f"| {row['strategy']}{mark} | {row['server_rate']:g} "
+                f"| {row['strategy']} | {row['server_rate']:g} "
                 f"| {row['hours_to_target']:.2f} "
                 f"| {row['reached']} of {n} | {_triple(row['speed_up'], '.2f')} "
                 f"| {row['final_accuracy']:.3f} {_between(row['final_accuracy_difference'])} "
                 f"| {row['final_slow_accuracy']:.3f} "
                 f"{_between(row['final_slow_accuracy_difference'])} |"
             )
-        lines.append("")
+        lines += ["", f"In hours to {target:g}, {_differing(mine)}", ""]
     return lines[:-1]
+
+
+def _differing(rows: list[Row]) -> str:
+    """Say what is faster and what is slower than FedBuff by an interval without 1."""
+    others = [row for row in rows if row["speed_up"][1] != row["speed_up"][2]]
+    faster = [row["strategy"] for row in others if row["speed_up"][1] > 1]
+    slower = [row["strategy"] for row in others if row["speed_up"][2] < 1]
+    said = [
+        f"{name} than FedBuff by an interval without 1: {'; '.join(found) or 'none'}."
+        for name, found in (("faster", faster), ("slower", slower))
+    ]
+    return f"{said[0]} S{said[1][1:]}"
 
 
 def _triple(values: list[float], form: str) -> str:
@@ -91,15 +131,16 @@ def runtime(rows: list[Row]) -> list[str]:
 
 
 TABLES: dict[str, Callable[[list[Row]], list[str]]] = {
+    "staleness": staleness,
+    "strategy_windows": strategy_windows,
     "strategies": strategies,
     "adasync": adasync,
     "runtime": runtime,
 }
 
 
-def main() -> None:
-    """Replace every table whose result is there."""
-    text = PAGE.read_text(encoding="utf-8")
+def written(text: str) -> str:
+    """Return the page with every table made anew whose result is there."""
     for name, table in TABLES.items():
         path = HERE / "results" / f"{name}.json"
         if path.is_file():
@@ -108,7 +149,12 @@ def main() -> None:
             before, _, rest = text.partition(start)
             _, _, after = rest.partition(end)
             text = f"{before}{start}{inside}\n{end}{after}"
-    PAGE.write_text(text, encoding="utf-8")
+    return text
+
+
+def main() -> None:
+    """Replace the tables."""
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,39 +1,51 @@
 """One run of a strategy on recorded devices, and what it reached when.
 
-A hundred devices are composed of recordings: hours of FLASH phones, speeds of the AI Benchmark
-ranking under PlanetLab's background load, 5G links. They train the built-in app `digits` (see
-`numpy_digits`). A seed sets the devices, the deal, the initial model and all choices.
+A hundred devices of one kind come from `recorded_fleets`, all of its parts together: nothing is
+learnt from them here, so nothing has to be held back. They are drawn from those that are online for
+at least five minutes of a window of four hours; the window is another one for each seed, on another
+day. They train the built-in app `digits` (see `numpy_digits`). A seed also sets the loads and links
+of the devices, the deal, the initial model and all choices.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 from numpy_digits import NumpyDigits, deal_rare_to, forward, read_model
+from recorded_fleets import ASSUMED, fleets
 
 from fedstale.simulation import RunEnded, TraceGrid
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.arrays import Array
 from fedstale.traces import Job, Status, TraceSet
+from fedstale.traces.arrays import DAY_S, stream
+from fedstale.traces.merge import merged
 
-RECORDINGS = Path(__file__).parents[1] / ".." / "shared" / "traces"
-SOURCES = {
-    "availability": "flash-days.json",
-    "compute": "ai-benchmark-devices.json",
-    "background": "planetlab-cpu.tar.gz",
-    "network": "uccmisl-5g.zip",
-}
 N_DEVICES = 100
-TIMEOUT_S, HORIZON_S = 3600.0, 2 * 3600.0
-START_S = 3 * 3600.0
-"""Instant of the recorded days at which training starts: most phones are online in those hours."""
+TIMEOUT_S, WINDOW_S = 3600.0, 4 * 3600.0
+PRESENT_S = 300.0
+"""For how long a device is online in a window at least, to be drawn for it."""
+SEEDS, TUNING_SEEDS = (1, 2, 3, 4, 5), (101, 102)
+STARTS = {
+    "phones": {1: (0, 2), 2: (1, 2), 3: (2, 2), 4: (3, 2), 5: (4, 2), 101: (5, 23), 102: (6, 23)},
+    "desktops": {1: (67, 8), 2: (74, 8), 3: (81, 8), 4: (88, 8), 5: (95, 8)}
+    | {101: (64, 8), 102: (99, 8)},
+}
+"""Day of the recordings and hour at which each seed's window starts.
+
+Half of the phones were recorded for five days or less, which then repeat: seeds that tune have
+another hour, too. Desktops have Fridays of a term, and Tuesdays to tune.
+"""
 ALPHA = 0.1
 SLOW_CLASSES = (7, 8, 9)
-GRID_S, WINDOW = 60.0, 10
-"""Accuracy is read every GRID_S seconds and averaged over the last WINDOW readings."""
+_DRAWN = 102
+"""Stream of random numbers, apart from those of the deal and of the app."""
+WINDOW = 10
+"""Over how many readings accuracy is averaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +53,18 @@ class Curve:
     """What a run reached; arrays of shape (readings,)."""
 
     accuracy: Array
-    """Share of right answers, averaged over the last ten minutes."""
+    """Share of right answers, averaged over the last ten readings."""
     slow: Array
     """The same on the digits 7 to 9."""
     versions: int
-    """Merges within the horizon."""
+    """Server steps within the horizon."""
+    grid_s: float
+    """Time between two readings in s."""
 
     def to_target_s(self, target: float) -> float:
         """Return the instant at which the accuracy reaches a target, or the end, in s."""
         reached = np.flatnonzero(self.accuracy >= target)
-        return float(GRID_S * ((reached[0] if reached.size else len(self.accuracy) - 1) + 1))
+        return float(self.grid_s * ((reached[0] if reached.size else len(self.accuracy) - 1) + 1))
 
     def reaches(self, target: float) -> bool:
         """Return whether the accuracy reaches a target."""
@@ -69,23 +83,33 @@ class Curve:
 class Setting:
     """Devices and digits of one seed."""
 
-    def __init__(self, app: FlowerApp, sources: dict[str, TraceSet], seed: int, slow: bool) -> None:
-        """Compose the devices; `slow` deals the digits 7 to 9 to the slow ones alone."""
+    def __init__(
+        self, app: FlowerApp, traces: TraceSet, seed: int, *, slow: bool, grid_s: float
+    ) -> None:
+        """Deal the digits to the devices.
+
+        Args:
+            app: digits.
+            traces: of the devices.
+            seed: of the deal and of all that follows.
+            slow: deal the digits 7 to 9 to the slow devices alone.
+            grid_s: time between two readings of the accuracy.
+        """
         app.load_client()
         from digits_app import task  # only now, while the app is open
 
-        self.app, self.seed, self.task = app, seed, task
+        self.app, self.seed, self.task, self.grid_s = app, seed, task, grid_s
         self.config = app.run_config({"alpha": ALPHA, "seed": seed})
         self.costs = app.costs.resolved(self.config)
         train, self.test = task.load_data(seed)
-        self.traces = devices(sources, seed)
+        self.traces = traces
         self.deal = None
         if slow:
             labels = train[1].numpy()
             owners = slowest_third(self.traces)
             self.deal = deal_rare_to(owners, labels, SLOW_CLASSES, alpha=ALPHA, seed=seed)
 
-    def run(self, strategy: StaleStrategy, until_s: float = HORIZON_S) -> Curve:
+    def run(self, strategy: StaleStrategy, until_s: float) -> Curve:
         """Return what a strategy reaches by some instant."""
         grid = TraceGrid(
             self.traces,
@@ -107,33 +131,45 @@ class Setting:
         initial = ArrayRecord(self.task.Network(self.seed).state_dict())
         with grid.running(*self.app.packages), suppress(RunEnded):
             strategy.start(grid, initial, 10**6, TIMEOUT_S, evaluate_fn=evaluate)
-        return read_curve(np.array(seen), until_s)
+        return read_curve(np.array(seen), until_s, self.grid_s)
 
 
-def read_curve(seen: Array, until_s: float) -> Curve:
+def read_curve(seen: Array, until_s: float, grid_s: float) -> Curve:
     """Read the step function of (instant, accuracy, accuracy on some) on the grid of instants."""
-    instants = np.arange(GRID_S, until_s + 1.0, GRID_S)
+    instants = np.arange(grid_s, until_s + grid_s / 2, grid_s)
     at = np.searchsorted(seen[:, 0], instants, side="right") - 1
     weights = np.ones(WINDOW) / WINDOW
     padded = np.concatenate([np.repeat(at[:1], WINDOW - 1), at])
     smooth = [np.convolve(seen[padded, column], weights, mode="valid") for column in (1, 2)]
-    return Curve(accuracy=smooth[0], slow=smooth[1], versions=len(seen) - 1)
+    return Curve(accuracy=smooth[0], slow=smooth[1], versions=len(seen) - 1, grid_s=grid_s)
 
 
-def read_sources() -> dict[str, TraceSet]:
-    """Return the recordings, or nothing where they are not there."""
-    if not RECORDINGS.is_dir():
-        return {}
-    return {part: TraceSet.read(RECORDINGS / name) for part, name in SOURCES.items()}
+@cache
+def devices(recordings: Path, kind: str, seed: int) -> TraceSet:
+    """Return the devices of a seed in their window, whose start is instant 0.
+
+    Args:
+        recordings: folder of the published files.
+        kind: of the fleet, "phones" or "desktops".
+        seed: one of `SEEDS` or `TUNING_SEEDS`.
+    """
+    fleet = merged(fleets(recordings, seed, kind, assumed=ASSUMED), align="time-of-week")
+    day, hour = STARTS[kind][seed]
+    start = day * DAY_S + hour * 3600.0
+    window = fleet.between(start, start + WINDOW_S)
+    present = np.flatnonzero(online(window, WINDOW_S).mean(0) * WINDOW_S >= PRESENT_S)
+    drawn = stream(seed, _DRAWN).choice(present, N_DEVICES, replace=False)
+    return window.take(np.sort(drawn))
 
 
-def devices(sources: dict[str, TraceSet], seed: int) -> TraceSet:
-    """Return the devices of a seed, synthetic ones where there are no recordings."""
-    if not sources:
-        return TraceSet.synthetic(N_DEVICES, days=2, seed=seed)
-    traces = TraceSet.compose(**sources, n=N_DEVICES, seed=seed, uplink_share=0.2, days=1)
+def online(traces: TraceSet, until_s: float) -> Array:
+    """Return which devices are online every half minute; bool of shape (instants, devices)."""
     assert traces.availability is not None
-    return replace(traces, availability=traces.availability.shifted(np.full(N_DEVICES, START_S)))
+    instants = np.arange(0.0, until_s, 30.0)
+    everyone = np.arange(traces.n_devices)
+    return np.array(
+        [traces.availability.is_available(everyone, np.full(everyone.size, t)) for t in instants]
+    )
 
 
 def slowest_third(traces: TraceSet) -> Array:
@@ -145,7 +181,7 @@ def slowest_third(traces: TraceSet) -> Array:
     Returns:
         bool of shape (devices,).
     """
-    sent = np.arange(0.0, HORIZON_S, 180.0)
+    sent = np.arange(0.0, WINDOW_S, 180.0)
     job = Job(work=60.0, download_bytes=14e6, upload_bytes=14e6, ttl_s=TIMEOUT_S)
     each = np.repeat(np.arange(traces.n_devices), len(sent))
     trips = traces.trips(each, np.tile(sent, traces.n_devices), job)

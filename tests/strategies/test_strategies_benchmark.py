@@ -1,6 +1,8 @@
 """The benchmark of strategies trains as the apps do, deals as it says, and compares in pairs."""
 
 import importlib.util
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,8 +12,13 @@ import torch
 
 from fedstale.apps import classification, client
 from fedstale.simulation.flower_app import FlowerApp
+from fedstale.strategies import FedBuff
+from fedstale.strategies.selection import Random
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+RECORDINGS = ROOT / ".." / "shared" / "traces"
+published = pytest.mark.skipif(not RECORDINGS.is_dir(), reason="published recordings are not here")
 
 
 @pytest.fixture
@@ -120,7 +127,7 @@ def test_a_curve_holds_the_last_value_and_averages_ten_readings(comparing):
     from strategy_runs import read_curve
 
     seen = np.array([[0.0, 0.0, 1.0], [150.0, 1.0, 0.5]])
-    curve = read_curve(seen, 1200.0)
+    curve = read_curve(seen, 1200.0, 60.0)
     # Read at 60, 120, ...: from the third reading on the second value holds.
     assert curve.accuracy[:4] == pytest.approx([0.0, 0.0, 0.1, 0.2])
     assert curve.slow[[1, 2, 11]] == pytest.approx([1.0, 0.95, 0.5])
@@ -140,7 +147,7 @@ class _Made:
         self.asked.append((rate, until_s))
         instants = np.arange(60.0, until_s + 1, 60.0)
         accuracy = (instants >= (1000.0 + self.seed) / rate).astype(float)
-        return self.comparing.Curve(accuracy=accuracy, slow=accuracy / 2, versions=7)
+        return self.comparing.Curve(accuracy=accuracy, slow=accuracy / 2, versions=7, grid_s=60.0)
 
 
 def test_a_strategy_is_tuned_on_its_own_seeds_and_compared_in_pairs(comparing):
@@ -165,3 +172,219 @@ def test_a_strategy_is_tuned_on_its_own_seeds_and_compared_in_pairs(comparing):
     assert fast["speed_up"] == pytest.approx([2.0, 2.0, 2.0])
     assert fast["final_slow_accuracy"] == pytest.approx(0.5)
     assert slow["reached"] == fast["reached"] == 2
+
+
+def test_a_run_that_is_kept_is_not_run_again(comparing, tmp_path, monkeypatch):
+    settings = {seed: _Made(comparing, seed) for seed in (1, 2, 101)}
+    trials = {"one": comparing.Trial(make=lambda rate, seed: rate)}
+
+    def rows():
+        comparison = comparing.Comparison(
+            title="made",
+            settings=settings,
+            tuning_seeds=(101,),
+            seeds=(1, 2),
+            target=0.8,
+            horizon_s=7200.0,
+            kept=comparing.Kept(tmp_path / "runs.jsonl"),
+        )
+        return list(comparing.compare(comparison, trials, (0.5, 2.0)))
+
+    first = rows()
+    asked = {seed: list(setting.asked) for seed, setting in settings.items()}
+    assert [len(each) for each in asked.values()] == [1, 1, 2]
+    assert rows() == first
+    assert {seed: setting.asked for seed, setting in settings.items()} == asked
+    # A killed measurement goes on after its last whole run.
+    whole = (tmp_path / "runs.jsonl").read_text()
+    (tmp_path / "runs.jsonl").write_text(whole[:-20])
+    assert rows() == first
+    assert (tmp_path / "runs.jsonl").read_text() == whole
+    assert settings[2].asked == asked[2] * 2
+    assert settings[1].asked == asked[1]
+    monkeypatch.setattr(comparing, "commit", lambda: "another")
+    with pytest.raises(ValueError, match="expected another; name another file"):
+        rows()
+
+
+def test_a_setting_that_is_not_measured_again_keeps_its_commit(comparing, tmp_path, monkeypatch):
+    monkeypatch.setattr(comparing, "RESULTS", tmp_path)
+    assert comparing._measured_before("mixed") == []
+    rows = [{"setting": "mixed", "n": 1}, {"setting": "mixed", "n": 2, "commit": "older"}]
+    found = {"commit": "old", "rows": [*rows, {"setting": "other"}]}
+    (tmp_path / "strategies.json").write_text(json.dumps(found))
+    kept = comparing._measured_before("mixed")
+    assert [(row["n"], row["commit"]) for row in kept] == [(1, "old"), (2, "older")]
+
+
+def test_windows_of_different_seeds_lie_on_different_days_and_tuning_at_other_hours(comparing):
+    for kind, starts in comparing.STARTS.items():
+        places = [place for place in comparing.PLACES.values() if place.kind == kind]
+        assert places
+        assert {seed for place in places for seed in place.tuning_seeds} <= set(starts)
+        assert set(comparing.SEEDS) <= set(starts)
+        assert len({day for day, _ in starts.values()}) == len(starts)
+    # Records of phones repeat within these days, so a day alone does not keep tuning apart.
+    longest = max(place.horizon_s for place in comparing.PLACES.values() if place.kind == "phones")
+    for seed in comparing.TUNING_SEEDS:
+        tuned = _hours(comparing.STARTS["phones"][seed][1], longest / 2)
+        for reported in comparing.SEEDS:
+            assert not tuned & _hours(comparing.STARTS["phones"][reported][1], longest)
+
+
+def _hours(start, lasts_s):
+    """Return the minutes of the day that a run covers."""
+    return {(start * 60 + minute) % 1440 for minute in range(round(lasts_s / 60))}
+
+
+def test_forty_devices_and_more_were_online_in_each_window_that_was_measured(comparing):
+    rows = json.loads((BENCHMARKS / "results" / "strategy_windows.json").read_text())["rows"]
+    assert {(row["fleet"], row["seed"]) for row in rows} == {
+        (kind, seed) for kind, starts in comparing.STARTS.items() for seed in starts
+    }
+    assert min(row["online_least"] for row in rows) >= 40
+    # The jobs that run are not those of twenty devices in turn: updates come stale.
+    assert min(row["staleness_median"] for row in rows) >= 2
+    for kind in comparing.STARTS:
+        assert len({row["begins"][:10] for row in rows if row["fleet"] == kind}) == 7
+
+
+@published
+@pytest.mark.parametrize("kind", ["phones", "desktops"])
+def test_the_server_can_choose_while_twenty_jobs_run(comparing, kind):
+    (row,) = (
+        row
+        for row in json.loads((BENCHMARKS / "results" / "strategy_windows.json").read_text())[
+            "rows"
+        ]
+        if (row["fleet"], row["seed"]) == (kind, 3)
+    )
+    traces = comparing.devices(RECORDINGS, kind, 3)
+    assert traces.n_devices == comparing.N_DEVICES
+    assert traces.epoch == row["begins"]
+    place = next(each for each in comparing.PLACES.values() if each.kind == kind)
+    online = comparing.online(traces, place.horizon_s).sum(1)
+    assert (online.min(), online.max()) == (row["online_least"], row["online_most"])
+    free = []
+
+    class Counting(Random):
+        """Notes among how many devices it chooses."""
+
+        def select(self, candidates, k, now, rng):
+            free.append(len(candidates))
+            return super().select(candidates, k, now, rng)
+
+    app = FlowerApp.find(place.app)
+    with app.importable():
+        setting = place.open(app, RECORDINGS, None, 3)
+        strategy = FedBuff(comparing.IN_FLIGHT, comparing.MERGE_SIZE, seed=3, selector=Counting())
+        curve = setting.run(strategy, 300.0)
+    assert curve.versions >= 2
+    # Whoever is online and has no job: with twenty jobs in flight at least twenty more.
+    assert np.median(free) >= comparing.IN_FLIGHT
+
+
+def test_what_the_pages_say_in_words_stands_in_the_results():
+    rows = json.loads((BENCHMARKS / "results" / "strategies.json").read_text())["rows"]
+    speeds = {"{:.2f} ({:.2f} to {:.2f})".format(*row["speed_up"]) for row in rows}
+    differences = {
+        "{:+.3f} ({:+.3f} to {:+.3f})".format(*row[f"{key}_difference"])
+        for row in rows
+        for key in ("final_accuracy", "final_slow_accuracy")
+    }
+    whole = (ROOT / "docs" / "results" / "strategies.md").read_text(encoding="utf-8")
+    _, _, words = whole.partition("<!-- strategies: end -->")
+    words, _, _ = words.partition("## AdaSync against fixed buffer sizes")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for page, least in ((words, 8), (readme, 1)):
+        text = " ".join(page.split())
+        said = re.findall(r"(?<![+.\d-])\d\.\d\d \(\d\.\d\d to \d\.\d\d\)", text)
+        assert len(said) >= least
+        assert set(said) <= speeds
+        said = re.findall(r"[+-]\d\.\d{3} \([+-]\d\.\d{3} to [+-]\d\.\d{3}\)", text)
+        assert len(said) >= min(least, 4)
+        assert set(said) <= differences
+    others = [row for row in rows if row["strategy"] != "FedBuff"]
+    assert sum(row["speed_up"][1] > 1 for row in others) == 3
+    assert f"Three of the {len(others)} intervals" in words
+    found = {(row["setting"], row["strategy"]): row for row in rows}
+    # The directional gap keeps more of what the slow alone hold, and is not clearly faster.
+    slow = "slow alone hold 7-9"
+    assert found[slow, "directional gap"]["final_slow_accuracy_difference"][1] > 0
+    for (_, strategy), row in found.items():
+        if strategy == "directional gap":
+            assert row["speed_up"][1] <= 1
+    # SAA keeps no more of it than FedBuff; Gap-Aware is nowhere faster.
+    assert found[slow, "SAA"]["final_slow_accuracy_difference"][1] <= 0
+    for (_, strategy), row in found.items():
+        if strategy == "Gap-Aware":
+            assert row["speed_up"][0] <= 1
+
+
+def test_the_page_names_what_is_faster_and_what_is_slower(benchmarks):
+    import strategies_page
+
+    def row(name, speed_up):
+        return {
+            "setting": "made",
+            "strategy": name,
+            "server_rate": 1.0,
+            "target": 0.8,
+            "reached": 2,
+            "hours_to_target": 1.0,
+            "hours_to_target_by_seed": [1.0, 1.0],
+            "speed_up": speed_up,
+            "final_accuracy": 0.9,
+            "final_accuracy_difference": [0.0, -0.1, 0.1],
+            "final_slow_accuracy": 0.8,
+            "final_slow_accuracy_difference": [0.0, -0.1, 0.1],
+        }
+
+    rows = [
+        row("FedBuff", [1.0, 1.0, 1.0]),
+        row("A", [1.5, 1.1, 2.0]),
+        row("B", [1.2, 0.9, 1.6]),
+        row("C", [0.7, 0.5, 0.98]),
+    ]
+    assert strategies_page.strategies(rows)[-1] == (
+        "In hours to 0.8, faster than FedBuff by an interval without 1: A. "
+        "Slower than FedBuff by an interval without 1: C."
+    )
+    assert strategies_page.strategies(rows[:3])[-1].endswith("without 1: none.")
+
+
+def test_shakespeare_needs_its_text(comparing, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["strategies.py", str(tmp_path), "--text", "nowhere.gz"])
+    with pytest.raises(SystemExit):
+        comparing.main()
+    assert "--text nowhere.gz: expected the file of the plays" in capsys.readouterr().err
+
+
+def test_runs_of_another_commit_are_not_mixed_with_those_of_this(
+    comparing, monkeypatch, capsys, tmp_path
+):
+    runs = tmp_path / "runs.jsonl"
+    runs.write_text(json.dumps({"commit": "old", "of": [], "curve": {}}) + "\n")
+    words = ["strategies.py", str(tmp_path), "--setting", "mixed", "--keep", str(runs)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        comparing.main()
+    assert "holds runs of commit old: expected" in capsys.readouterr().err
+
+
+def test_the_page_is_what_the_results_say(benchmarks):
+    import strategies_page
+
+    page = strategies_page.PAGE.read_text(encoding="utf-8")
+    assert strategies_page.written(page) == page
+    for name in strategies_page.TABLES:
+        assert (
+            page.count(f"<!-- {name}: begin -->\n|") + page.count(f"<!-- {name}: begin -->\n**")
+            == 1
+        )
+    # The claim is about the figures, so a changed one changes the page.
+    row = json.loads((BENCHMARKS / "results" / "runtime.json").read_text())["rows"][0]
+    (shown,) = strategies_page.runtime([row])[2:]
+    assert shown in page
+    (other,) = strategies_page.runtime([row | {"simulated_s": 99.0}])[2:]
+    assert other not in page
