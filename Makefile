@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := fedstale traces strategies agents tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture profile table-forecasts table-strategies
+.PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture profile table-agent table-forecasts table-strategies
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -74,6 +74,12 @@ table-forecasts: setup ## measure forecasts on the records in RECORDINGS and rew
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasting.py $(RECORDINGS)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasting.py $(RECORDINGS) --speed
 	$(BIN)/python benchmarks/forecasting_page.py
+
+table-agent: setup ## train agents, compare them on windows and in real training, rewrite their page; takes hours
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent_windows.py $(RECORDINGS) --out build/agents --ship
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent_training.py $(RECORDINGS) --keep build/agents/runs.jsonl --cache build/agents/forecasts --jobs 2
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent_sizes.py
+	$(BIN)/python benchmarks/agent_page.py
 
 table-strategies: setup ## measure strategies on the records in RECORDINGS and rewrite their page; takes an hour
 	mkdir -p $(dir $(KEEP))

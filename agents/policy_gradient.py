@@ -3,10 +3,11 @@
 An action is the ordered set of the k candidates that a round picks, drawn without replacement by
 the scores over a temperature (Plackett-Luce), and its reward is what the window earns from that
 round on. Eight rollouts play each window, and the baseline of one is the mean of the other seven,
-which know the window, so that no critic has to learn how windows differ. The deployed agent takes
-the k best, so sampling must not stray far from them: after each update all scores are scaled so
-that a quarter of the picks is off the best k, which changes no ranking. With one epoch and a wide
-clip PPO's loss is the policy gradient. Checkpoints hold nothing but arrays.
+which know the window, so that no critic has to learn how windows differ. The deployed agent draws
+alike. After each update all scores are scaled so that a quarter of the picks is off the best k,
+which changes no ranking: chance can neither die out while there is something to learn nor grow.
+With one epoch and a wide clip PPO's loss is the policy gradient. Checkpoints hold nothing but
+arrays.
 
 Reference:
     Plackett. The Analysis of Permutations. Applied Statistics, 1975.
@@ -14,7 +15,7 @@ Reference:
     Schulman, Wolski, Dhariwal, Radford, Klimov. Proximal Policy Optimization Algorithms. 2017.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Self, TypeVar, cast
 
 import numpy as np
@@ -32,10 +33,10 @@ from torch import Tensor, nn
 from fedstale.agents.env.gym_env import VectorSelectionEnv
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
-from fedstale.agents.policy.scorer import Weights
+from fedstale.agents.policy.scorer import TEMPERATURE, Weights
 from fedstale.agents.training import Training
 from fedstale.strategies.state import State
-from fedstale.traces.arrays import Array, stream
+from fedstale.traces.arrays import Array, Mask, stream
 
 ROLLOUTS = 8
 """Rollouts of each window; the baseline of one is the mean of the others."""
@@ -43,9 +44,6 @@ OFF_BEST = 0.25
 """Share of the picks that sampling takes from outside the best k, where there is a choice."""
 STEPS = 4
 """Steps of the optimizer in an update, one for each minibatch."""
-
-TEMPERATURE = 0.25
-"""Divisor of the scores while rounds are drawn."""
 
 _STEERING = 2.0
 # Stands for the logarithm of 0: a difference of infinities has no gradient.
@@ -278,13 +276,20 @@ class RoundBuffer(DictRolloutBuffer):
     ) -> None:
         """Compute what a window earns from each round on, and how much more than in other rollouts.
 
+        The latter is in units of the window's own spread: in some fleets a window's rewards hardly
+        depend on who is picked, in others much, and none is to drown the others.
+
         Args:
             last_values: not used: all windows are over.
             dones: not used.
         """
         del last_values, dones
         self.returns = to_go(self.rewards)
-        self.advantages = against_the_others(self.returns, ROLLOUTS)
+        advantages = against_the_others(self.returns, ROLLOUTS)
+        free = np.asarray(
+            is_free(self.observations["mask"], self.observations["slots"]), dtype=bool
+        )
+        self.advantages = of_equal_spread(advantages, free, ROLLOUTS)
 
     # Its base class overrides alike: observations are dictionaries.
     def get(  # type: ignore[override]
@@ -345,27 +350,51 @@ def against_the_others(returns: Array, n: int) -> Array:
     return ((grouped - mean) * (n / (n - 1))).reshape(returns.shape)
 
 
+def of_equal_spread(advantages: Array, counted: Mask, n: int) -> Array:
+    """Return advantages over the root of their mean square in each window.
+
+    What is divided by is at least a quarter of its median over the windows.
+
+    Args:
+        advantages: n rollouts of each window in a row; shape (rounds, windows x n).
+        counted: which of them count in the mean; the same shape.
+        n: >= 1.
+
+    Example:
+        >>> found = of_equal_spread(np.array([[1.0, -1.0, 8.0, -8.0]]), np.ones((1, 4), bool), 2)
+        >>> found.tolist()
+        [[0.8888888888888888, -0.8888888888888888, 1.0, -1.0]]
+    """
+    shape = len(advantages), -1, n
+    squares = np.where(counted, advantages**2, 0.0).reshape(shape).sum(axis=(0, 2))
+    count = counted.reshape(shape).sum(axis=(0, 2))
+    spread = np.sqrt(squares / np.maximum(count, 1))
+    least = 0.25 * np.median(spread[count > 0]) if count.any() else 0.0
+    unit = np.maximum(spread, least)
+    return np.asarray(advantages / np.repeat(np.where(unit > 0, unit, 1.0), n))
+
+
 class PolicyGradient:
     """Stable-Baselines3's PPO on rounds, one update at a time; a checkpoint holds its state.
 
     Args:
-        scenario: where the windows are.
+        scenarios: where the windows are, as many in each.
         training: how.
         reward: prices.
     """
 
-    def __init__(self, scenario: Scenario, training: Training, reward: Reward) -> None:
+    def __init__(self, scenarios: Sequence[Scenario], training: Training, reward: Reward) -> None:
         self._training, self._updates = training, 0
         self._env = VectorSelectionEnv(
-            scenario,
-            ROLLOUTS * training.windows,
+            scenarios,
+            ROLLOUTS * training.windows * len(scenarios),
             rollouts=ROLLOUTS,
-            n_max=scenario.settings.devices[1],
+            n_max=max(scenario.settings.devices[1] for scenario in scenarios),
             reward=reward,
             baseline=False,
             seed=training.seed,
         )
-        rounds = scenario.settings.rounds
+        rounds = scenarios[0].settings.rounds
         self._model = PPO(
             RoundPolicy,
             self._env,

@@ -11,7 +11,7 @@ How an agent changes its weights is in `fedstale.agents.policy_gradient`.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,20 +47,20 @@ _AT_A_TIME = 256
 class Training:
     """How an agent is trained."""
 
-    updates: int = 80
+    updates: int = 60
     """Updates of the policy gradient, >= 1."""
     seed: int = 0
     """Of everything drawn."""
     residual: bool = True
     """Whether the heuristic's score is part of the agent's; False learns from scratch."""
     windows: int = 12
-    """New windows of each update, >= 1."""
-    rate: float = 0.02
+    """New windows of each update in each scenario, >= 1."""
+    rate: float = 0.01
     """Learning rate at first, > 0; it falls to a tenth."""
     validate_every: int = 10
     """Updates between validations and checkpoints, >= 1."""
     validation_windows: int = 256
-    """Windows of a validation, >= 2."""
+    """Windows of a validation in each scenario, >= 2."""
 
     def __post_init__(self) -> None:
         counts = ("updates", "windows", "validate_every")
@@ -110,8 +110,8 @@ Watch = Callable[[TrainingProgress], None]
 
 
 def train(
-    scenario: Scenario,
-    validation: Scenario,
+    scenarios: Scenario | Sequence[Scenario],
+    validation: Scenario | Sequence[Scenario],
     training: Training,
     folder: str | Path,
     *,
@@ -123,8 +123,8 @@ def train(
     """Train an agent and write it.
 
     Args:
-        scenario: to learn on.
-        validation: to compare agents on; other devices.
+        scenarios: to learn on; every update plays as many windows of each.
+        validation: to compare agents on, with windows of each; other devices.
         training: how.
         folder: for agent.toml and agent.safetensors, progress.jsonl, and the checkpoint.
         reward: prices; the defaults if None.
@@ -136,7 +136,8 @@ def train(
         The agent that was best in validation.
 
     Raises:
-        ConfigError: the folder holds an agent already, and `resume` is not set.
+        ConfigError: the folder holds an agent already, and `resume` is not set; or scenarios differ
+            in rounds.
         ResumeError: the checkpoint belongs to another training, or is damaged.
     """
     folder, reward = Path(folder), reward or Reward()
@@ -146,10 +147,11 @@ def train(
     # Stable-Baselines3 and torch are loaded only where they are used.
     from fedstale.agents.policy_gradient import PolicyGradient  # noqa: PLC0415
 
-    learner = PolicyGradient(scenario, training, reward)
-    validate = _Validation(validation, training, reward)
+    grounds, held_out = _several(scenarios), _several(validation)
+    learner = PolicyGradient(grounds, training, reward)
+    validate = _Validation(held_out, training, reward)
     done, best = 0, _Best(value=-np.inf, weights=learner.weights(), update=0)
-    belongs = {**asdict(training), "schema": SCHEMA["version"], "scenario": _fingerprint(scenario)}
+    belongs = {**asdict(training), "schema": SCHEMA["version"], "scenarios": _fingerprint(grounds)}
     if resume and (folder / CHECKPOINT).exists():
         done, best = _resumed(folder / CHECKPOINT, belongs, learner)
     # Later updates than the checkpoint's are made again.
@@ -211,16 +213,20 @@ class _Validation:
     """Fixed windows that an agent plays, and the heuristic's rewards on them.
 
     Args:
-        scenario: of devices that the agent does not learn from.
-        training: how many windows, and the seed of their draw.
+        scenarios: of devices that the agent does not learn from.
+        training: how many windows of each, and the seed of their draw.
         reward: prices.
     """
 
-    def __init__(self, scenario: Scenario, training: Training, reward: Reward) -> None:
-        rng = stream(training.seed, 7)
-        n = training.validation_windows
-        self._parts = [scenario.draw(min(_AT_A_TIME, n - i), rng) for i in range(0, n, _AT_A_TIME)]
-        self._simulator, self._reward = scenario.simulator(min(_AT_A_TIME, n)), reward
+    def __init__(self, scenarios: Sequence[Scenario], training: Training, reward: Reward) -> None:
+        rng, n = stream(training.seed, 7), training.validation_windows
+        sizes = [min(_AT_A_TIME, n - i) for i in range(0, n, _AT_A_TIME)]
+        self._parts = [
+            (scenario.simulator(sizes[0]), scenario.draw(size, rng))
+            for scenario in scenarios
+            for size in sizes
+        ]
+        self._reward, self._seed = reward, training.seed
         self._heuristic = self._terms(by_heuristic)
 
     def __call__(self, weights: Weights) -> dict[str, float]:
@@ -235,18 +241,27 @@ class _Validation:
         }
 
     def _terms(self, score: Score) -> dict[str, Array]:
-        pick = training_picks_of(self._simulator, score)
-        played = [rollout(self._simulator, part, pick, self._reward).terms for part in self._parts]
+        # Agents are compared by the same draws.
+        rng = stream(self._seed, 10)
+        played = [
+            rollout(simulator, part, training_picks_of(simulator, score, rng), self._reward).terms
+            for simulator, part in self._parts
+        ]
         return {name: np.concatenate([terms[name] for terms in played]) for name in TERMS}
 
 
-def _fingerprint(scenario: Scenario) -> str:
+def _several(scenarios: Scenario | Sequence[Scenario]) -> Sequence[Scenario]:
+    return (scenarios,) if isinstance(scenarios, Scenario) else tuple(scenarios)
+
+
+def _fingerprint(scenarios: Sequence[Scenario]) -> str:
     """Return a hash of what tells scenarios apart: devices, hours, jobs and settings."""
-    about = (scenario.start, scenario.end, scenario.settings)
-    digest = hashlib.sha256(repr(about).encode())
-    digest.update("\n".join(map(str, scenario.traces.device_ids[scenario.devices])).encode())
-    for array in (scenario.kinds.work, scenario.kinds.n_bytes, scenario.kinds.ttl_s):
-        digest.update(array.tobytes())
+    digest = hashlib.sha256()
+    for scenario in scenarios:
+        digest.update(repr((scenario.start, scenario.end, scenario.settings)).encode())
+        digest.update("\n".join(map(str, scenario.traces.device_ids[scenario.devices])).encode())
+        for array in (scenario.kinds.work, scenario.kinds.n_bytes, scenario.kinds.ttl_s):
+            digest.update(array.tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Write the tables on real training of docs/results/agent.md, from results/agent_training.json.
+"""Write the tables of docs/results/agent.md: of windows, of real training, and of sizes.
 
 What stands between the markers of a table is replaced; the words around them are kept.
 
@@ -14,10 +14,86 @@ from training_tables import AGENT, lies_cost
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "results" / "agent.md"
-RESULT = HERE / "results" / "agent_training.json"
+RESULTS = HERE / "results"
 Row = dict[str, Any]
 BOUNDS = {"exact": "", "at least": "≥ ", "at most": "≤ ", "unknown": "? "}
 NOTHING = "-"
+
+
+def windows(rows: Sequence[Row]) -> list[str]:
+    """Return by how much the agent is ahead of each contender in each fleet."""
+    rows = [row for row in rows if row.get("liars") == "as in training"]
+    by_place = {(row["fleet"], row["contender"]): row for row in rows}
+    fleets = list(dict.fromkeys(row["fleet"] for row in rows))
+    lines = [f"| contender | {' | '.join(fleets)} |", f"|---|{'---:|' * len(fleets)}"]
+    own = [f"{by_place[fleet, AGENT]['reward']:.2f}" for fleet in fleets]
+    lines.append(f"| *reward of the agent* | {' | '.join(own)} |")
+    for name in dict.fromkeys(row["contender"] for row in rows):
+        if name != AGENT:
+            cells = [_advantage(by_place[fleet, name]) for fleet in fleets]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def terms(rows: Sequence[Row]) -> list[str]:
+    """Return the metrics of all contenders on phones, best reward first."""
+    rows = [r for r in rows if r.get("liars") == "as in training" and r["fleet"] == "phones"]
+    lines = [
+        "| contender | reward | gain | time | waste | valid | wasted s | unique | Gini | low |",
+        f"|---|{'---:|' * 9}",
+    ]
+    lines += [
+        f"| {row['contender']} | {row['reward']:.2f} | {row['gain']:.2f} | {row['time']:.2f} "
+        f"| {row['waste']:.2f} | {row['valid_ratio']:.3f} | {row['wasted_s']:,.0f} "
+        f"| {row['unique']:.3f} | {row['gini']:.3f} | {row['low_share']:.3f} |"
+        for row in sorted(rows, key=lambda row: -row["reward"])
+    ]
+    return lines
+
+
+def liars(rows: Sequence[Row]) -> list[str]:
+    """Return rewards with and without clients that lie."""
+    rows = [row for row in rows if row.get("liars", "as in training") != "as in training"]
+    kinds = list(dict.fromkeys(row["liars"] for row in rows))
+    by_place = {(row["fleet"], row["contender"], row["liars"]): row for row in rows}
+    lines = [f"| fleet | contender | {' | '.join(kinds)} |", f"|---|---|{'---:|' * len(kinds)}"]
+    for fleet, name in dict.fromkeys((row["fleet"], row["contender"]) for row in rows):
+        cells = [f"{by_place[fleet, name, kind]['reward']:.2f}" for kind in kinds]
+        lines.append(f"| {fleet} | {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def trainings(rows: Sequence[Row]) -> list[str]:
+    """Return what became of each training seed."""
+    lines = ["| training seed | best update | validation | faults |", "|---:|---:|---:|---|"]
+    lines += [
+        f"| {row['training_seed']} | {row['best_update']} | {row['validation']:.2f} "
+        f"| {'; '.join(row['faults']) or 'none'} |"
+        for row in rows
+        if "training_seed" in row
+    ]
+    return lines
+
+
+def sizes(rows: Sequence[Row]) -> list[str]:
+    """Return the agent's advantage by the number of devices."""
+    others = [name for name in dict.fromkeys(row["who"] for row in rows) if name != AGENT]
+    lines = [
+        f"| devices | windows | agent | over {' | over '.join(others)} |",
+        f"|---:|{'---:|' * (2 + len(others))}",
+    ]
+    for devices in dict.fromkeys(row["devices"] for row in rows):
+        here = {row["who"]: row for row in rows if row["devices"] == devices}
+        cells = [_advantage(here[name]) for name in others]
+        own = here[AGENT]
+        lines.append(
+            f"| {devices:,} | {own['windows']} | {own['mean']:.2f} | {' | '.join(cells)} |"
+        )
+    return lines
+
+
+def _advantage(row: Row) -> str:
+    return f"{row['difference']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
 
 
 def overview(rows: Sequence[Row]) -> list[str]:
@@ -92,20 +168,26 @@ def _ratio(found: Row | None) -> str:
     return f"{BOUNDS[found['bound']]}{found['mean']:.2f} [{low}, {high}]"
 
 
-TABLES: dict[str, Callable[[Sequence[Row]], list[str]]] = {
-    "real-overview": overview,
-    "real-apps": by_app,
-    "real-lies": lies,
+TABLES: dict[str, dict[str, Callable[[Sequence[Row]], list[str]]]] = {
+    "agent_windows": {
+        "windows": windows,
+        "terms": terms,
+        "liars": liars,
+        "trainings": trainings,
+    },
+    "agent_training": {"real-overview": overview, "real-apps": by_app, "real-lies": lies},
+    "agent_sizes": {"sizes": sizes},
 }
+"""By result: the tables of the page and who writes them."""
 
 
-def replaced(text: str, rows: Sequence[Row]) -> str:
-    """Return a page with its tables written anew.
+def replaced(text: str, result: str, rows: Sequence[Row]) -> str:
+    """Return a page with the tables of one result written anew.
 
     Raises:
         ValueError: the page lacks the markers of a table.
     """
-    for name, table in TABLES.items():
+    for name, table in TABLES[result].items():
         start, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
         if start not in text or end not in text:
             raise ValueError(f"the page lacks {start.strip()} or {end}")
@@ -116,10 +198,17 @@ def replaced(text: str, rows: Sequence[Row]) -> str:
     return text
 
 
+def written(text: str) -> str:
+    """Return a page with all of its tables written from the results."""
+    for result in TABLES:
+        stored = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
+        text = replaced(text, result, stored["rows"])
+    return text
+
+
 def main() -> None:
-    """Replace the tables, if the result is there."""
-    rows = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
-    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    """Write the tables."""
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ from fedstale.strategies.selection import (
     Selector,
 )
 from fedstale.strategies.server.clients import Candidates
+from fedstale.strategies.server.validation import Validation
 from fedstale.traces.arrays import Array
 from fedstale.traces.forecast import embedded
 
@@ -52,15 +53,15 @@ CONSTANTS = Path(__file__).parent.parent / "agents" / "env" / "learning_proxy.to
 ALPHAS = (0.1, 0.3, 1.0)
 FIT_SEEDS, TEST_SEEDS = range(201, 204), range(1, 7)
 FIT_SIZES = (2, 6, 12)
-"""Merge sizes of the runs that constants are fitted to; the comparison has 6."""
+"""Merge sizes of the runs that constants are fitted to; the comparison has 3, of 4 jobs."""
 AHEAD = 6
 """Merges that the fit looks ahead."""
 Run = dict[str, NDArray[np.float64]]
 FIT_SELECTORS = ("random", "fastest", "power of choice")
 
 
-N_DEVICES = 30
-"""Of a quarter of the recorded phones, 22 to 56 appear within four hours."""
+N_DEVICES = 40
+"""Of the tested quarter of the phones, about as many appear within four hours."""
 
 
 @dataclass(kw_only=True)
@@ -69,7 +70,7 @@ class Deal:
 
     window: Window
     alpha: float
-    buffer_size: int = 6
+    buffer_size: int = 3
     mixtures: Array = field(init=False)
     examples: Array = field(init=False)
 
@@ -82,7 +83,7 @@ class Deal:
         self.mixtures = counts / self.examples[:, None]
 
     @classmethod
-    def drawn(cls, scenario: Scenario, alpha: float, seed: int, buffer_size: int = 6) -> "Deal":
+    def drawn(cls, scenario: Scenario, alpha: float, seed: int, buffer_size: int = 3) -> "Deal":
         """Return a window with phones that appear in it."""
         rng = np.random.default_rng((seed, 61))
         for _ in range(100):
@@ -105,7 +106,11 @@ class Deal:
 
         def strategy(selector: Selector, seed: int) -> StaleStrategy:
             schedule = k_sync(self.concurrency, self.buffer_size)
-            return StaleStrategy(selector=selector, schedule=schedule, seed=seed)
+            # Examples count as they are told, as they do in the proxy.
+            validation = Validation(examples_cap=None)
+            return StaleStrategy(
+                selector=selector, schedule=schedule, validation=validation, seed=seed
+            )
 
         return train(
             self.window,
@@ -135,6 +140,7 @@ class Deal:
             cooldown_s=np.zeros(1),
             requests_forecasts=np.ones(1, dtype=bool),
             over_reports=np.zeros(shape, dtype=bool),
+            inflates=np.zeros(shape, dtype=bool),
             mixtures=self.mixtures[None],
             examples=self.examples[None],
             noise=rng.standard_normal((*shape, NOISES)),
@@ -432,7 +438,7 @@ def main() -> None:
         constants = {name: float(getattr(proxy, name)) for name in LearningProxy.__slots__}
         provenance = {
             "app": "digits, trained under TraceGrid",
-            "recordings": "FLASH, AI Benchmark, PlanetLab, 5G production dataset (Download)",
+            "recordings": "FLASH by days, AI Benchmark, PlanetLab, 5G production dataset",
             "command": f"{command} --write",
             **quality,
         }

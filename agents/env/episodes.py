@@ -23,6 +23,8 @@ AGES = 64
 """Largest staleness with a weight of its own; staler updates have the last weight."""
 NOISES = 4
 """Draws of noise in the losses that a device reports, used in turn."""
+INFLATION = 10.0
+"""How many times its loss an inflating client reports."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -56,9 +58,9 @@ class JobKinds:
         cls,
         traces: TraceSet,
         *,
-        minutes: tuple[float, ...] = (2.0, 5.0, 10.0, 20.0),
-        megabytes: tuple[float, ...] = (1.0, 5.0, 20.0, 5.0),
-        patience: tuple[float, ...] = (8.0, 5.0, 4.0, 3.0),
+        minutes: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0),
+        megabytes: tuple[float, ...] = (5.0, 1.0, 5.0, 20.0, 5.0, 50.0),
+        patience: tuple[float, ...] = (8.0, 8.0, 5.0, 4.0, 3.0, 3.0),
     ) -> "JobKinds":
         """Return jobs by their cost on the median device of a fleet.
 
@@ -120,6 +122,10 @@ class EpisodeSettings:
     """Share of the episodes with over-reporting clients, which always report a chance of 1."""
     over_reporting_clients: float = 0.3
     """Share of over-reporting clients in such an episode."""
+    inflating_share: float = 0.5
+    """Share of the episodes with clients that report `INFLATION` times their loss."""
+    inflating_clients: float = 0.3
+    """Share of inflating clients in such an episode."""
     skew: tuple[float, float] = (0.1, 3.0)
     """Concentration of the mixtures of data; drawn on a logarithmic scale."""
     spread: tuple[float, float] = (0.2, 1.2)
@@ -141,6 +147,7 @@ class EpisodeSettings:
         }
         shares = {"keep_share", "deadline_share", "request_share"}
         shares |= {"over_reporting_share", "over_reporting_clients"}
+        shares |= {"inflating_share", "inflating_clients"}
         checks |= {name: 0 <= getattr(self, name) <= 1 for name in sorted(shares)}
         for name, good in checks.items():
             if not good:
@@ -196,6 +203,8 @@ class Episodes(RowArrays):
     """Whether the server requests forecasts before every choice; shape (b,)."""
     over_reports: Mask
     """Whether a device always reports a chance of 1 to finish; shape (b, n)."""
+    inflates: Mask
+    """Whether a device reports `INFLATION` times its loss; shape (b, n)."""
     mixtures: Array
     """Share of each group in a device's data; shape (b, n, GROUPS)."""
     examples: Array

@@ -10,7 +10,7 @@ Importing this module registers `SelectionEnv` as `fedstale/Selection-v1`; Gymna
 itself in `gymnasium.make("fedstale.agents.env.gym_env:fedstale/Selection-v1", scenario=traces)`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -214,7 +214,7 @@ class SelectionEnv(gymnasium.Env[Observation, Ranking]):
     | Key       | Observation                            | Shape       | Min | Max   |
     |-----------|----------------------------------------|-------------|-----|-------|
     | features  | each candidate, as the server knows it | (n_max, 23) | -8  | 8     |
-    | context   | the choice                             | (8,)        | -8  | 8     |
+    | context   | the choice                             | (7,)        | -8  | 8     |
     | heuristic | log(p_finish x utility)                | (n_max,)    | -20 | 20    |
     | mask      | which places may be picked             | (n_max,)    | 0   | 1     |
     | slots     | k, how many are picked                 | (1,)        | 0   | n_max |
@@ -331,18 +331,21 @@ class VectorSelectionEnv(VecEnv):
     any more and the reward is 0. The last step begins new windows everywhere.
 
     Args:
-        scenario: where episodes take place.
-        n_envs: b, episodes at a time, >= 1.
-        rollouts: episodes in a row that play the same window; b is a multiple of it.
+        scenarios: where episodes take place; of s scenarios, b / s episodes in a row are in each.
+        n_envs: b, episodes at a time, >= 1; a multiple of s.
+        rollouts: episodes in a row that play the same window; b / s is a multiple of it.
         n_max: candidates that are shown in each.
         reward: prices; the defaults if None.
         baseline: whether to subtract what the heuristic earns.
         seed: of everything drawn.
+
+    Raises:
+        ConfigError: a number is no integer >= 1 or no multiple, or scenarios differ in rounds.
     """
 
     def __init__(
         self,
-        scenario: Scenario,
+        scenarios: Scenario | Sequence[Scenario],
         n_envs: int,
         *,
         rollouts: int = 1,
@@ -352,9 +355,19 @@ class VectorSelectionEnv(VecEnv):
         seed: int = 0,
     ) -> None:
         self.render_mode = None
-        self._rounds = Rounds(
-            scenario, b=n_envs, rollouts=rollouts, n_max=n_max, reward=reward, baseline=baseline
-        )
+        several = (scenarios,) if isinstance(scenarios, Scenario) else tuple(scenarios)
+        lengths = {scenario.settings.rounds for scenario in several}
+        if len(lengths) != 1 or n_envs % len(several):
+            raise ConfigError(
+                f"n_envs = {n_envs}, scenarios with {sorted(lengths)} rounds: expected scenarios "
+                "with as many rounds, and a multiple of their number"
+            )
+        (self._length,) = lengths
+        b = n_envs // len(several)
+        self._parts = [
+            Rounds(each, b=b, rollouts=rollouts, n_max=n_max, reward=reward, baseline=baseline)
+            for each in several
+        ]
         self._seed, self._step = seed, 0
         self.next_windows = 0
         """Number of the windows that begin next; they follow from it and the seed."""
@@ -371,7 +384,8 @@ class VectorSelectionEnv(VecEnv):
         return self._observation()
 
     def _begin(self) -> None:
-        self._rounds.begin(stream(self._seed, 8, self.next_windows))
+        for i, part in enumerate(self._parts):
+            part.begin(stream(self._seed, 8, self.next_windows, i))
         self.next_windows += 1
         self._step = 0
 
@@ -381,18 +395,21 @@ class VectorSelectionEnv(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         """Play one round in each episode."""
-        closed = self._rounds.play(self._actions)
         rewards = np.zeros(self.num_envs, dtype=np.float32)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        if closed.rows.size:
-            rewards[closed.rows] = closed.terms["reward"]
+        for part, first in zip(self._parts, self._firsts, strict=True):
+            closed = part.play(self._actions[first : first + part.b])
+            if not closed.rows.size:
+                continue
+            rows = first + closed.rows
+            rewards[rows] = closed.terms["reward"]
             columns = {name: values.tolist() for name, values in closed.terms.items()}
-            for i, row in enumerate(closed.rows.tolist()):
+            for i, row in enumerate(rows.tolist()):
                 infos[row] = {name: values[i] for name, values in columns.items()}
         self._step += 1
-        over = self._step == self._rounds.scenario.settings.rounds
+        over = self._step == self._length
         if over:
-            last = self._rounds.observation
+            last = self._observation()
             for row, info in enumerate(infos):
                 ended = {name: values[row].copy() for name, values in last.items()}
                 info |= {"terminal_observation": ended, "TimeLimit.truncated": True}
@@ -431,8 +448,16 @@ class VectorSelectionEnv(VecEnv):
         del wrapper_class
         return [False] * len(list(self._get_indices(indices)))
 
-    def _observation(self) -> VecEnvObs:
-        return {name: values.copy() for name, values in self._rounds.observation.items()}
+    @property
+    def _firsts(self) -> range:
+        """First row of each scenario."""
+        return range(0, self.num_envs, self._parts[0].b)
+
+    def _observation(self) -> dict[str, npt.NDArray[np.float32]]:
+        names = self._parts[0].observation
+        return {
+            name: np.concatenate([part.observation[name] for part in self._parts]) for name in names
+        }
 
 
 gymnasium.register(id=ID, entry_point="fedstale.agents.env.gym_env:SelectionEnv")

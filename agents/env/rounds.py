@@ -76,8 +76,8 @@ def picks_of(simulator: Simulator, policy: Policy, n: int, seed: np.random.SeedS
 
     Args:
         simulator: the episodes.
-        policy: a `Selector`, of which each episode gets a copy, or a scoring function, which scores
-            the candidates of all episodes together.
+        policy: a `Selector`, of which each episode gets a copy, or a `Score`, which is given the
+            candidates of all episodes together.
         n: number of episodes.
         seed: of the selector's choices, and of ties between scores.
     """
@@ -101,7 +101,8 @@ def picks_of(simulator: Simulator, policy: Policy, n: int, seed: np.random.SeedS
         if score is by_heuristic:
             scores: Floats = simulator.heuristic(rows)
         else:
-            scores = np.asarray(score(rows, simulator.observation(rows), mask), dtype=np.float64)
+            found = score(simulator.observation(rows), mask, rngs[-1])
+            scores = np.asarray(found, dtype=np.float64)
         # Chance breaks ties; scores that are no number come last.
         scores = np.nan_to_num(scores, nan=-1e9) + 1e-6 * rngs[-1].random(scores.shape)
         return top(scores, mask, simulator.slots[rows])
@@ -109,8 +110,8 @@ def picks_of(simulator: Simulator, policy: Policy, n: int, seed: np.random.SeedS
     return by_score
 
 
-def training_picks_of(simulator: Simulator, score: Score) -> Pick:
-    """Return the picks of a scoring function, computed fast; ties fall to the first device.
+def training_picks_of(simulator: Simulator, score: Score, rng: np.random.Generator) -> Pick:
+    """Return the picks of a `Score`, computed fast; ties fall to the first device.
 
     Most devices are offline or busy at most times, so candidates are moved together first, and
     episodes with about as many of them are scored together.
@@ -127,7 +128,7 @@ def training_picks_of(simulator: Simulator, score: Score) -> Pick:
             packed = columns[some, : max(int(count[some].max()), 1)]
             inside = np.take_along_axis(mask[some], packed, axis=1)
             given = simulator.observation(rows[some], packed)
-            best = top(score(rows[some], given, inside), inside, slots[some])
+            best = top(score(given, inside, rng), inside, slots[some])
             row = np.broadcast_to(some[:, None], packed.shape)
             picked[row[best], packed[best]] = True
         return picked

@@ -1,7 +1,7 @@
 """Scenarios: traces, which of their devices and hours, jobs, and the forecasts of the devices.
 
-Training, validation and testing are three scenarios that share no device and, the last one, no hour
-with the others. A scenario draws episodes and makes the simulators that they are played in.
+Training, validation and testing are three scenarios that share neither a device nor an instant. A
+scenario draws episodes and makes the simulators that they are played in.
 """
 
 from dataclasses import dataclass, field, replace
@@ -47,6 +47,8 @@ Mode = Literal["forecaster", "persistence", "oracle", "none"]
 MODES: tuple[Mode, ...] = ("forecaster", "persistence", "oracle", "none")
 """What devices report: a forecaster's forecast, that nothing changes, the truth, or nothing."""
 
+# Share of the time for learning that validates.
+_VALIDATED = 0.2
 _CURVES: tuple[AgeCurve, ...] = (constant(), polynomial(0.5), inverse_root())
 
 
@@ -192,6 +194,8 @@ class Scenario:
         mixtures, examples = deal(rng, drawn.shape, GROUPS, skew, spread)
         over_reports = (rng.random(n) < settings.over_reporting_share)[:, None]
         over_reports = over_reports & (rng.random(drawn.shape) < settings.over_reporting_clients)
+        inflates = (rng.random(n) < settings.inflating_share)[:, None]
+        inflates = inflates & (rng.random(drawn.shape) < settings.inflating_clients)
         return Episodes(
             devices=drawn,
             present=present,
@@ -207,6 +211,7 @@ class Scenario:
             cooldown_s=np.full(n, settings.cooldown_s),
             requests_forecasts=rng.random(n) < settings.request_share,
             over_reports=over_reports,
+            inflates=inflates,
             mixtures=mixtures,
             examples=examples,
             noise=rng.standard_normal((*drawn.shape, NOISES)),
@@ -317,9 +322,9 @@ class Scenarios:
     training: Scenario
     """To learn on."""
     validation: Scenario
-    """To compare agents on during training: other devices, the same hours."""
+    """To compare agents on during training: other devices and later hours."""
     testing: Scenario
-    """To test on: other devices and later hours."""
+    """To test on: other devices again, and later hours still."""
 
     @classmethod
     def of(
@@ -333,6 +338,9 @@ class Scenarios:
         cache: str | Path | None = None,
     ) -> "Scenarios":
         """Divide one set of traces into the three scenarios.
+
+        Devices and time are divided as a forecaster's are (`split`); the last fifth of the time for
+        learning validates.
 
         Args:
             traces: complete devices, at least 10.
@@ -348,10 +356,11 @@ class Scenarios:
             TraceError: there are too few devices.
         """
         parts = split(traces, seed=seed)
+        late = (1.0 - _VALIDATED) * parts.turn
         kinds = JobKinds.of_fleet(traces.take(parts.training))
         learning: Forecaster | Parts | None = forecaster
         if forecasts == "forecaster" and forecaster is None:
-            learning = cross_fitted(traces, parts.training, until=parts.turn, seed=seed)
+            learning = cross_fitted(traces, parts.training, until=late, seed=seed)
             forecaster = learning[0][1]
 
         def scenario(name: str, start: float, end: float) -> Scenario:
@@ -368,7 +377,7 @@ class Scenarios:
             )
 
         return cls(
-            training=scenario("training", 0.0, parts.turn),
-            validation=scenario("validation", 0.0, parts.turn),
+            training=scenario("training", 0.0, late),
+            validation=scenario("validation", late, parts.turn),
             testing=scenario("testing", parts.turn, parts.end),
         )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes, RowArrays
+from fedstale.agents.env.episodes import AGES, GROUPS, INFLATION, NOISES, Episodes, RowArrays
 from fedstale.agents.env.learning_proxy import entropy_of
 from fedstale.agents.policy.features import Inputs, features, heuristic_scores, row_medians
 from fedstale.errors import TraceError
@@ -267,7 +267,8 @@ class Simulator:
         turn = self.known["times_picked"][at] % NOISES
         noise = self.episodes.noise[at[0], at[1], turn]
         of_model = (mixture * losses).sum(axis=1)
-        self.job_loss[at] = self.proxy.reported(of_model, self.entropy[at], noise)
+        honest = self.proxy.reported(of_model, self.entropy[at], noise)
+        self.job_loss[at] = np.where(self.episodes.inflates[at], INFLATION, 1.0) * honest
         each = self.proxy.reported(losses, 0.0, 0.0)
         mean = np.maximum((mixture * each).sum(axis=1), 1e-12)
         spread = (mixture * each**2).sum(axis=1) / mean**2

@@ -54,10 +54,9 @@ CONTEXT = (
     "forecast_known_share",
     "mean_p_finish",
     "median_duration_to_deadline",
-    "picked_share",
 )
 """Numbers of a choice, in their order."""
-SCHEMA: Mapping[str, object] = {"version": 1, "features": FEATURES, "context": CONTEXT}
+SCHEMA: Mapping[str, object] = {"version": 2, "features": FEATURES, "context": CONTEXT}
 """All names, and a version that changes when their meaning does."""
 
 N_FEATURES, N_CONTEXT = len(FEATURES), len(CONTEXT)
@@ -235,7 +234,7 @@ def _context(
     version: Array,
     limit: AnyFloats,
 ) -> Single:
-    """Return the context of each choice; `picked_share` is left 0."""
+    """Return the context of each choice."""
     n = np.maximum(mask.sum(axis=1, keepdims=True), 1)
     # What is no candidate is 0 in x.
     total = {
@@ -254,7 +253,6 @@ def _context(
             some - total["forecast_unknown"],
             total["p_finish_logit"],
             _ratio(middle - limit),
-            np.zeros_like(k),
         ],
         axis=1,
     )

@@ -7,12 +7,19 @@ The last layer starts at zero, so an untrained scorer ranks exactly as `Expected
 is no maximum and no sum over candidates, so one set of weights serves ten or a million of them.
 Scoring takes NumPy alone.
 
+A round is drawn without replacement by exp(score_i / T), one candidate after another
+(Plackett-Luce), in training as when deployed: an agent that learnt so relies on it that its picks
+vary, and would pick too few devices if the highest scores were taken.
+
 A trained agent is its weights in two files (`fedstale.traces.io.models`). The description also
 names the features that the network expects: an agent that was trained on others is rejected in one
 sentence.
 
 Reference:
     Zaheer et al. Deep Sets. NeurIPS 2017 (one network for each element, and a pooled context).
+    Yellott. The relationship between Luce's choice axiom, Thurstone's theory of comparative
+    judgment, and the double exponential distribution. Journal of Mathematical Psychology, 1977
+    (such a draw is the order of scores with Gumbel noise).
 """
 
 from collections.abc import Callable, Mapping
@@ -25,14 +32,14 @@ import numpy.typing as npt
 
 from fedstale.agents.policy.features import N_CONTEXT, N_FEATURES, SCHEMA, Inputs, Single
 from fedstale.errors import ProtocolError
-from fedstale.traces.arrays import Index, Mask
+from fedstale.traces.arrays import Mask
 from fedstale.traces.io.models import ModelFiles
 
 Floats = npt.NDArray[np.floating[Any]]
 Weights = dict[str, Single]
-Score = Callable[[Index, Inputs, Mask], Floats]
-"""From rows (m,), inputs of m choices of n candidates, and mask (m, n) to scores (m, n); rows are
-the positions of the episodes."""
+Score = Callable[[Inputs, Mask, np.random.Generator], Floats]
+"""From inputs of m choices of n candidates, their mask (m, n), and a generator of what is left to
+chance, to numbers (m, n) of which the largest are picked."""
 
 FILES = ModelFiles(
     what="agent",
@@ -42,6 +49,8 @@ FILES = ModelFiles(
     error=ProtocolError,
 )
 
+TEMPERATURE = 0.25
+"""Divisor T of the scores when rounds are drawn."""
 HIDDEN = 24
 """Width of the two hidden layers."""
 POOLED = 8
@@ -127,7 +136,7 @@ def score(
             others mean nothing.
 
     Returns:
-        Scores; shape (..., n). The highest are to be picked.
+        Scores; shape (..., n). Rounds are drawn by them, see `drawn`.
     """
     about = np.concatenate([context, pooled(features, mask)], axis=-1)[..., None, :]
     about = np.tanh(about @ weights["pool"] + weights["pool_bias"])
@@ -146,15 +155,25 @@ def _learnt(weights: Weights, features: Floats, offset: Floats) -> Floats:
     return (hidden @ weights["last"])[..., 0]
 
 
-def by_heuristic(rows: Index, given: Inputs, mask: Mask) -> Floats:
+def drawn(scores: Floats, rng: np.random.Generator) -> Floats:
+    """Return numbers of which the k largest, in falling order, are a round that is drawn.
+
+    Args:
+        scores: of the candidates; any shape.
+        rng: of the draw.
+    """
+    return scores / TEMPERATURE + rng.gumbel(size=scores.shape)
+
+
+def by_heuristic(given: Inputs, mask: Mask, rng: np.random.Generator) -> Floats:
     """Return the heuristic's scores, which pick as `ExpectedUtility` does; a `Score`."""
-    del rows, mask
+    del mask, rng
     return given.heuristic
 
 
 def by_agent(weights: Weights) -> Score:
-    """Return the scores of one agent."""
-    return lambda rows, given, mask: score(weights, *given, mask)
+    """Return how one agent picks; a `Score`."""
+    return lambda given, mask, rng: drawn(score(weights, *given, mask), rng)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

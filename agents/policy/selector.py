@@ -1,4 +1,4 @@
-"""The trained agent as a `Selector`: it scores all candidates at once and picks the best k.
+"""The trained agent as a `Selector`: it scores all candidates at once and draws k by the scores.
 
 It needs NumPy alone. Whatever is wrong with its files or its numbers, a run goes on: one line of
 the log says so, and the heuristic that the agent was trained to beat decides instead.
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedstale.agents.policy.features import N_FEATURES, Inputs, features
-from fedstale.agents.policy.scorer import Agent, Floats, embedded, load, score
+from fedstale.agents.policy.scorer import Agent, Floats, drawn, embedded, load, score
 from fedstale.errors import FedstaleError
 from fedstale.strategies.selection import ExpectedUtility, Selector
 from fedstale.strategies.server.clients import Candidates
@@ -62,7 +62,7 @@ def top(scores: Floats, k: int, rng: np.random.Generator) -> Index:
 
 
 class AgentSelector(Selector):
-    """Picks the candidates that a trained agent scores highest.
+    """Draws candidates by the scores of a trained agent, see `fedstale.agents.policy.scorer`.
 
     Args:
         path: folder of agent.toml and agent.safetensors; None takes the agent that comes with
@@ -73,7 +73,7 @@ class AgentSelector(Selector):
 
     Example:
         >>> nodes = Candidates.of([7, 8, 9], forecast_p_finish=[0.1, 0.9, 0.5])
-        >>> AgentSelector().select(nodes, 2, 0.0, np.random.default_rng(0))
+        >>> sorted(AgentSelector().select(nodes, 2, 0.0, np.random.default_rng(0)))
         [8, 9]
     """
 
@@ -107,7 +107,7 @@ class AgentSelector(Selector):
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
     ) -> list[int]:
-        """Pick the shares for exploration and fairness first, then the highest scores."""
+        """Pick the shares for exploration and fairness first, and draw the others."""
         k = min(k, len(candidates))
         scores = self.scores(candidates, k, now)
         if scores is None:
@@ -122,7 +122,7 @@ class AgentSelector(Selector):
                 part = _of(free, -wanted.astype(np.float64), n, rng)
                 free[part] = False
                 parts.append(part)
-        best = _of(free, scores, k - n_explore - n_fair, rng)
+        best = _of(free, drawn(scores, rng), k - n_explore - n_fair, rng)
         chosen = np.concatenate([best, *parts])
         return [int(node) for node in candidates.node_ids[chosen]]
 

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +39,22 @@ _Forecaster = Annotated[
         help="Source of forecasts: a trained forecaster that has not learnt from these devices, "
         "one that comes with fedstale (FLEET is phones, desktops or cars), or new ones, each "
         "fitted to the half that it does not forecast.",
+    ),
+]
+_Fleets = Annotated[
+    list[str],
+    typer.Option(
+        "--traces",
+        metavar="PATH|synthetic:N[@desktops]",
+        help="Device traces; repeated, the agent learns on several fleets in turn.",
+    ),
+]
+_Forecasters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--forecaster",
+        metavar="FOLDER|embedded|embedded:FLEET|fit",
+        help="As of `evaluate-agent`; one for all traces, or one for each; default embedded.",
     ),
 ]
 _Seed = Annotated[int, typer.Option(min=0, help="Of the split and of everything random.")]
@@ -159,10 +176,10 @@ def backtest(
 
 @one_sentence()
 def train_agent(
-    traces: _Traces,
+    traces: _Fleets,
     out: _Folder,
-    forecaster: _Forecaster = "embedded",
-    updates: Annotated[int, typer.Option(min=1, help="Updates of the weights.")] = 80,
+    forecaster: _Forecasters = None,
+    updates: Annotated[int, typer.Option(min=1, help="Updates of the weights.")] = 60,
     seed: _Seed = 0,
     seeds: Annotated[
         int, typer.Option(min=1, help="Trainings; the best in validation is kept as the agent.")
@@ -191,7 +208,17 @@ def train_agent(
     if not resume and (out / "agent.toml").exists():
         raise ConfigError(f"{out}: holds an agent; expected a new folder, or --resume")
     is_shown = not (quiet or as_json)
-    scenarios = _scenarios(traces, forecaster, seed, no_forecasts=no_forecasts, cache=out / "cache")
+    forecasters = forecaster or ["embedded"]
+    if len(forecasters) not in {1, len(traces)}:
+        raise ConfigError(
+            f"{len(forecasters)} forecasters for {len(traces)} traces: expected one, or one each"
+        )
+    # Of several fleets, each keeps its forecasts in a folder of its own.
+    caches = [out / "cache" / str(i) for i in range(len(traces))]
+    fleets = [
+        _scenarios(name, by, seed, no_forecasts=no_forecasts, cache=cache)
+        for name, by, cache in zip(traces, cycle(forecasters), caches, strict=False)
+    ]
     trainings = {
         out / f"seed-{n}" if seeds > 1 else out: Training(
             updates=updates, seed=n, residual=not from_scratch
@@ -201,12 +228,12 @@ def train_agent(
     with _watching(out, is_shown=is_shown, tensorboard=tensorboard) as watch:
         agents = train_all(
             trainings,
-            scenarios,
+            fleets,
             provenance={
                 "fedstale": __version__,
-                "traces": Path(traces).name,
-                "devices": int(scenarios.training.devices.size),
-                "forecaster": "none" if no_forecasts else Path(forecaster).name,
+                "traces": [Path(name).name for name in traces],
+                "devices": [int(fleet.training.devices.size) for fleet in fleets],
+                "forecasters": [] if no_forecasts else [Path(name).name for name in forecasters],
             },
             resume=resume,
             workers=workers or n_cores(),
@@ -216,7 +243,8 @@ def train_agent(
     best = _best(agents, list(trainings))
     if seeds > 1:
         save(best, out)
-    _evaluate(scenarios.testing, agents, windows, seed, out=out, quiet=quiet, as_json=as_json)
+    tested = dict(zip(traces, (fleet.testing for fleet in fleets), strict=True))
+    _evaluate(tested, agents, windows, seed, out=out, quiet=quiet, as_json=as_json)
     if not as_json:
         typer.echo(f"agent: {out}")
 
@@ -277,16 +305,17 @@ def evaluate_agent(
         testing = _scenarios(traces, forecaster, seed, cache=cache).testing
     if devices is not None:
         testing = testing.with_devices(devices)
-    rivals = {
+    rivals: dict[str, Any] = {
         "reactive": [] if reactive is None else _loaded(reactive),
         "scratch": [] if scratch is None else _loaded(scratch),
     }
-    _evaluate(testing, loaded, windows, seed, out=out, quiet=quiet, as_json=as_json, **rivals)
+    shown: dict[str, Any] = {"out": out, "quiet": quiet, "as_json": as_json}
+    _evaluate({traces: testing}, loaded, windows, seed, **shown, **rivals)
 
 
 def train_all(
     trainings: Mapping[Path, "Training"],
-    scenarios: "Scenarios",
+    fleets: Sequence["Scenarios"],
     *,
     provenance: Mapping[str, Any],
     resume: bool,
@@ -298,7 +327,7 @@ def train_all(
 
     Args:
         trainings: by folder, each with a seed of its own.
-        scenarios: where all of them learn and are validated.
+        fleets: where all of them learn and are validated.
         provenance: what the agents' descriptions are to say besides the settings.
         resume: whether to continue interrupted trainings.
         workers: processes at a time; with one, or one training, this process does all.
@@ -315,12 +344,12 @@ def train_all(
 
     options: dict[str, Any] = {"provenance": dict(provenance), "resume": resume}
     if min(workers, len(trainings)) == 1:
-        parts = scenarios.training, scenarios.validation
+        parts = [f.training for f in fleets], [f.validation for f in fleets]
         for folder, training in trainings.items():
             train(*parts, training, folder, watch=watch, **options)
         return [load(folder) for folder in trainings]
     out.mkdir(parents=True, exist_ok=True)
-    shared = share(scenarios, out / ".scenarios")
+    shared = share(tuple(fleets), out / ".scenarios")
     jobs = ((shared, training, folder, options) for folder, training in trainings.items())
     try:
         with WorkerPool(_train_shared, out / LOG) as pool:
@@ -335,14 +364,16 @@ def train_all(
 
 
 def _train_shared(
-    given: tuple["Shared[Scenarios]", "Training", Path, dict[str, Any]], report: "Report"
+    given: tuple["Shared[tuple[Scenarios, ...]]", "Training", Path, dict[str, Any]],
+    report: "Report",
 ) -> None:
     """Train in a process of its own."""
     from fedstale.agents import train
 
     shared, training, folder, options = given
-    parts = shared.open()
-    train(parts.training, parts.validation, training, folder, watch=report, **options)
+    fleets = shared.open()
+    parts = [f.training for f in fleets], [f.validation for f in fleets]
+    train(*parts, training, folder, watch=report, **options)
 
 
 def _best(agents: Sequence["Agent"], folders: Sequence[Path]) -> "Agent":
@@ -393,7 +424,7 @@ def _forecaster(name: str) -> "Forecaster | None":
 
 
 def _evaluate(
-    testing: "Scenario",
+    tested: Mapping[str, "Scenario"],
     agents: Sequence["Agent"],
     windows: int,
     seed: int,
@@ -403,7 +434,9 @@ def _evaluate(
     as_json: bool,
     **rivals: Sequence["Agent"],
 ) -> None:
-    """Let agents and all others play, and write and print how they did."""
+    """Let agents and all others play in each fleet, and write and print how they did."""
+    import pandas as pd
+
     from fedstale.agents import contenders, evaluate
     from fedstale.agents.evaluation import wide
 
@@ -411,23 +444,27 @@ def _evaluate(
         if not (quiet or as_json):
             note(f"evaluation {done + 1}/{total}: {name}")
 
-    persistence = testing.with_forecasts("persistence")
-    playing = contenders(testing, agents, persistence=persistence, **rivals)
-    result = evaluate(playing, windows=windows, seed=seed, watch=watch)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        result.table.to_csv(out / "evaluation.csv", index=False)
-        result.windows.to_csv(out / "windows.csv", index=False)
+    tables = []
+    for i, (traces, testing) in enumerate(tested.items()):
+        persistence = testing.with_forecasts("persistence")
+        playing = contenders(testing, agents, persistence=persistence, **rivals)
+        result = evaluate(playing, windows=windows, seed=seed, watch=watch)
+        tables.append(result.table.assign(traces=traces))
+        if out is not None:
+            folder = out if len(tested) == 1 else out / f"fleet-{i}"
+            folder.mkdir(parents=True, exist_ok=True)
+            result.table.to_csv(folder / "evaluation.csv", index=False)
+            result.windows.to_csv(folder / "windows.csv", index=False)
+        if not as_json:
+            seeds = result.windows.groupby("contender")["training_seed"].nunique().max()
+            typer.echo(
+                f"\n{traces}: means over {result.table['windows'].max():.0f} held-out windows "
+                f"({seeds} training seeds); advantage of the agent in reward, with its 95 % "
+                "interval\n\n" + wide(result.table).to_string(float_format="{:.3f}".format)
+            )
     if as_json:
         # pandas writes NaN as null; the standard library would write what is no JSON.
-        typer.echo(result.table.to_json(orient="records"))
-        return
-    seeds = result.windows.groupby("contender")["training_seed"].nunique().max()
-    typer.echo(
-        f"\nMeans over {result.table['windows'].max():.0f} held-out windows ({seeds} training "
-        "seeds); advantage of the agent in reward, with its 95 % interval\n\n"
-        + wide(result.table).to_string(float_format="{:.3f}".format)
-    )
+        typer.echo(pd.concat(tables).to_json(orient="records"))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from small_episodes import fleet, one_kind
 
 from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.scenario import Scenario
+from fedstale.agents.policy import scorer
 from fedstale.traces import TraceSet
 
 
@@ -27,6 +28,12 @@ def busy():
         devices=(12, 16), rounds=6, window_s=450.0, concurrency_share=(0.3, 0.6)
     )
     return Scenario.of(traces, forecasts="oracle", settings=settings, kinds=one_kind())
+
+
+@pytest.fixture
+def greedy(monkeypatch):
+    """Rounds that agents draw are those of the highest scores."""
+    monkeypatch.setattr(scorer, "TEMPERATURE", 1e-9)
 
 
 @pytest.fixture(autouse=True)

@@ -55,6 +55,7 @@ def episodes(devices, *, b=1, **changed):
         "cooldown_s": np.zeros(b),
         "requests_forecasts": np.ones(b, dtype=bool),
         "over_reports": np.zeros((b, n), dtype=bool),
+        "inflates": np.zeros((b, n), dtype=bool),
         "mixtures": mixtures,
         "examples": np.full((b, n), 10.0),
         "noise": np.zeros((b, n, NOISES)),

@@ -44,7 +44,7 @@ def test_an_agent_is_trained_and_evaluated_in_a_few_lines(tmp_path):
 def test_both_environments_play_the_same_scenario(scenario):
     single = agents.SelectionEnv(scenario, n_max=16)
     many = agents.VectorSelectionEnv(scenario, 1, n_max=16, seed=4)
-    single.np_random = stream(4, 8, 0)
+    single.np_random = stream(4, 8, 0, 0)
     observation, _ = single.reset()
     for name, values in many.reset().items():
         np.testing.assert_array_equal(values[0], observation[name])

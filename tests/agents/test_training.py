@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedstale.traces import TraceSet
 
 def rewards(ground, episodes, score):
     simulator = ground.simulator(len(episodes))
-    pick = training_picks_of(simulator, score)
+    pick = training_picks_of(simulator, score, rng(3))
     return rollout(simulator, episodes, pick, Reward()).terms
 
 
@@ -96,7 +97,7 @@ def test_a_checkpoint_of_another_training_is_rejected(tmp_path):
     train(scenario(), scenario(1), settings(updates=2), tmp_path)
     with pytest.raises(ResumeError, match="seed was 0 and is 1"):
         train(scenario(), scenario(1), settings(updates=2, seed=1), tmp_path, resume=True)
-    with pytest.raises(ResumeError, match="scenario was"):
+    with pytest.raises(ResumeError, match="scenarios was"):
         train(scenario(5), scenario(1), settings(updates=2), tmp_path, resume=True)
 
 
@@ -129,8 +130,15 @@ def test_an_agent_from_scratch_never_uses_the_heuristics_score(tmp_path):
     assert agent.weights["beta"][0] == 0.0
 
 
+def without_ties():
+    """Windows in which no two candidates are alike: each forecasts its own duration."""
+    made = scenario()
+    return replace(made, settings=replace(made.settings, request_share=1.0))
+
+
+@pytest.mark.usefixtures("greedy")
 def test_training_picks_earn_what_evaluation_measures():
-    ground = scenario()
+    ground = without_ties()
     episodes = ground.draw(8, rng(0))
     weights = random_weights()
     found = rewards(ground, episodes, by_agent(weights))
@@ -139,8 +147,9 @@ def test_training_picks_earn_what_evaluation_measures():
         np.testing.assert_allclose(found[name], table[name], atol=1e-9)
 
 
+@pytest.mark.usefixtures("greedy")
 def test_the_selector_plays_as_the_scores_that_it_was_trained_by(tmp_path):
-    ground = scenario()
+    ground = without_ties()
     episodes = ground.draw(8, rng(0))
     weights = random_weights()
     scorer.save(scorer.Agent(weights=weights, provenance={}), tmp_path)
@@ -150,3 +159,43 @@ def test_the_selector_plays_as_the_scores_that_it_was_trained_by(tmp_path):
     by_score = episode_metrics(ground.simulator(8), episodes, by_agent(weights))
     for name in ("sent", "aggregated", "reward", "unique"):
         np.testing.assert_allclose(by_selector[name], by_score[name], atol=1e-6, err_msg=name)
+
+
+def test_updates_learn_from_every_fleet_and_every_fleet_validates(tmp_path):
+    """Two fleets make another agent than either alone, also when resumed."""
+    fleets, held_out = [scenario(), scenario(2)], [scenario(1), scenario(3)]
+    both = train(fleets, held_out, settings(updates=3, validate_every=1), tmp_path / "both")
+    for i, alone in enumerate(fleets):
+        other = train(alone, held_out, settings(updates=3), tmp_path / str(i))
+        assert any((other.weights[k] != v).any() for k, v in both.weights.items())
+    with pytest.raises(KilledError):
+        train(
+            fleets,
+            held_out,
+            settings(updates=3, validate_every=1),
+            tmp_path / "cut",
+            watch=kill_at(2),
+        )
+    how = settings(updates=3, validate_every=1)
+    train(fleets, held_out, how, tmp_path / "cut", resume=True)
+    assert contents(tmp_path / "cut") == contents(tmp_path / "both")
+    with pytest.raises(ResumeError, match="scenarios was"):
+        train(fleets[:1], held_out, how, tmp_path / "both", resume=True)
+
+
+def test_a_validation_is_the_mean_over_windows_of_all_fleets(tmp_path):
+    held_out = [scenario(1), scenario(3)]
+    how = settings(updates=1)
+    found = [
+        train(scenario(), which, how, tmp_path / str(i)).provenance["validation"]
+        for i, which in enumerate((held_out, held_out[:1]))
+    ]
+    assert found[0] != found[1]
+
+
+def test_fleets_of_other_sizes_learn_together_but_not_of_other_lengths(tmp_path):
+    smaller = scenario(2).with_devices(5)
+    train([scenario(), smaller], scenario(1), settings(updates=1), tmp_path / "sizes")
+    longer = replace(smaller, settings=replace(smaller.settings, rounds=5))
+    with pytest.raises(ConfigError, match=r"scenarios with \[4, 5\] rounds"):
+        train([scenario(), longer], scenario(1), settings(), tmp_path / "lengths")

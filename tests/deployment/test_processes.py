@@ -134,7 +134,7 @@ def test_kill_9_of_the_owner_ends_everything(stubborn, tmp_path):
 def test_ctrl_c_at_the_owner_ends_everything(stubborn, tmp_path):
     with owned(stubborn, tmp_path) as (owner, supervisor, started):
         owner.send_signal(signal.SIGINT)
-        assert owner.wait(20.0) != 0
+        assert owner.wait(60.0) != 0
         assert all_end([supervisor, *started])
 
 

@@ -102,3 +102,23 @@ def test_two_seeds_are_trained_and_all_contenders_are_compared(tmp_path, small):
     assert by_name["agent"]["difference"] is None
     low, high = by_name["random"]["low"], by_name["random"]["high"]
     assert low <= by_name["random"]["difference"] <= high
+
+
+@pytest.mark.slow
+def test_one_agent_learns_on_two_fleets_and_is_tested_on_each(tmp_path, small):
+    fleets = ("synthetic:40", "synthetic:30@desktops")
+    options = [word for fleet in fleets for word in ("--traces", fleet)]
+    out = tmp_path / "agent"
+    how = ("--no-forecasts", "--windows", 10, "--updates", 2, "--json", "--out", out)
+    result = run("train-agent", *options, *how)
+    assert result.exit_code == 0, result.output
+    assert {row["traces"] for row in json.loads(result.stdout)} == set(fleets)
+    assert scorer.load(out).provenance["traces"] == list(fleets)
+    assert (out / "fleet-1" / "evaluation.csv").exists()
+
+
+def test_forecasters_are_one_for_all_fleets_or_one_for_each(tmp_path):
+    fleets = ("--traces", "synthetic:20") * 3
+    result = run("train-agent", *fleets, *("--forecaster", "embedded") * 2, "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "2 forecasters for 3 traces: expected one, or one each" in result.stderr

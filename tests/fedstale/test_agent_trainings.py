@@ -14,7 +14,9 @@ Short = partial(Training, updates=2, windows=1, validate_every=1, validation_win
 
 @pytest.fixture(scope="module")
 def parts():
-    return Scenarios.of(TraceSet.synthetic(60, days=3, seed=1), forecasts="none")
+    return [
+        Scenarios.of(TraceSet.synthetic(60, days=3, seed=seed), forecasts="none") for seed in (1, 2)
+    ]
 
 
 def trained(parts, out, *, seeds=(4, 5), workers, watch):

@@ -479,9 +479,10 @@ def test_the_page_says_what_the_result_says(bench):
     runs += [row("x", 1, 1.5), row("x", 2, 4.0, reached=False)]
     runs += [row("agent", seed, 3.0, lies="loss") for seed in (1, 2)]
     page = "Before.\n" + "\n".join(
-        f"<!-- {name}: begin -->\nold\n<!-- {name}: end -->\nBetween." for name in agent_page.TABLES
+        f"<!-- {name}: begin -->\nold\n<!-- {name}: end -->\nBetween."
+        for name in agent_page.TABLES["agent_training"]
     )
-    text = agent_page.replaced(page, [*tables(runs), *runs])
+    text = agent_page.replaced(page, "agent_training", [*tables(runs), *runs])
     assert "old" not in text
     assert text.count("Between.") == 3
     mean = np.sqrt(1.5 * 4.0)
@@ -489,12 +490,19 @@ def test_the_page_says_what_the_result_says(bench):
     assert "| x | 1 of 2 | 2.75 | ≥ 2.45 [" in text
     assert "| agent | 2 of 2 | 1.00 | - | 2.0 | - |" in text
     assert "| agent | loss | 2 of 2 | 3.00 [3.00, 3.00] | 3.00 [3.00, 3.00] | 0.800 |" in text
-    assert agent_page.replaced(text, [*tables(runs), *runs]) == text
+    assert agent_page.replaced(text, "agent_training", [*tables(runs), *runs]) == text
     with pytest.raises(ValueError, match="real-overview"):
-        agent_page.replaced("", runs)
+        agent_page.replaced("", "agent_training", runs)
 
 
 def test_the_page_has_the_places_of_the_tables():
     page = (ROOT / "docs" / "results" / "agent.md").read_text(encoding="utf-8")
     for name in ("real-overview", "real-apps", "real-lies"):
         assert page.count(f"<!-- {name}: begin -->") == page.count(f"<!-- {name}: end -->") == 1
+
+
+def test_the_page_is_what_the_results_say():
+    import agent_page
+
+    text = agent_page.PAGE.read_text(encoding="utf-8")
+    assert agent_page.written(text) == text

@@ -1,5 +1,7 @@
 """Many episodes at once give what each would give alone, to Stable-Baselines3's liking."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from stable_baselines3 import PPO
@@ -23,7 +25,7 @@ def test_one_episode_of_a_vector_is_the_single_environment(scenario):
     )
     seen = many.reset()
     # Both draw the same windows: the single one is given the vector's stream.
-    one.np_random = stream(11, 8, 0)
+    one.np_random = stream(11, 8, 0, 0)
     alone, _ = one.reset()
     over, steps = False, 0
     while not over:
@@ -115,6 +117,25 @@ def test_what_is_seen_is_not_changed_by_the_next_step(scenario):
         np.testing.assert_array_equal(values, kept[name])
 
 
+def test_of_two_scenarios_each_plays_as_alone(scenario, busy):
+    """In rows of its own, though one has smaller windows than the other; all are over together."""
+    busy = replace(busy, settings=replace(busy.settings, rounds=scenario.settings.rounds))
+    both = VectorSelectionEnv([scenario, busy], 6, n_max=16, seed=3)
+    alone = VectorSelectionEnv(scenario, 3, n_max=16, seed=3)
+    seen, own = both.reset(), alone.reset()
+    differ = False
+    for _ in range(2 * scenario.settings.rounds):
+        for name, values in own.items():
+            np.testing.assert_array_equal(seen[name][:3], values)
+            differ |= not np.array_equal(seen[name][3:], values)
+        seen, rewards, dones, infos = both.step(in_order(both))
+        own, of_own, over, own_infos = alone.step(in_order(alone))
+        np.testing.assert_array_equal(rewards[:3], of_own)
+        assert dones.tolist() == [over[0]] * 6
+        assert [info.get("sent") for info in infos[:3]] == [i.get("sent") for i in own_infos]
+    assert differ
+
+
 def test_algorithms_of_stable_baselines_learn_on_it(scenario):
     env = VecMonitor(VectorSelectionEnv(scenario, 4, n_max=8, seed=0))
     model = PPO("MultiInputPolicy", env, n_steps=8, batch_size=16, n_epochs=1, seed=0)
@@ -127,6 +148,8 @@ def test_what_makes_no_sense_is_named(scenario):
         VectorSelectionEnv(scenario, 0)
     with pytest.raises(ConfigError, match="n_envs = 5: expected a multiple of rollouts = 2"):
         VectorSelectionEnv(scenario, 5, rollouts=2)
+    with pytest.raises(ConfigError, match=r"n_envs = 3, scenarios with .* a multiple"):
+        VectorSelectionEnv([scenario, scenario], 3)
     env = VectorSelectionEnv(scenario, 2, n_max=16)
     with pytest.raises(ConfigError, match="render"):
         env.env_method("render")

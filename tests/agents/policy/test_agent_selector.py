@@ -2,12 +2,14 @@ import json
 import logging
 import subprocess
 import sys
+from collections import Counter
+from itertools import permutations
 
 import numpy as np
 import pytest
 from made_agent import save
 
-from fedstale.agents.policy import selector
+from fedstale.agents.policy import scorer, selector
 from fedstale.agents.policy.selector import AgentSelector, Shadow
 from fedstale.errors import ConfigError
 from fedstale.strategies.selection import ExpectedUtility, Oort, Random, Selector
@@ -41,12 +43,26 @@ def pick(chooser, nodes, k, seed=0):
     return chooser.select(nodes, k, 60.0, np.random.default_rng(seed))
 
 
+@pytest.mark.usefixtures("greedy")
 def test_an_untrained_agent_picks_whom_the_heuristic_picks(untrained):
     chooser = AgentSelector(untrained)
     assert not chooser.falls_back
     for seed in range(5):
         nodes = fleet(200, seed)
         assert pick(chooser, nodes, 10) == pick(ExpectedUtility(), nodes, 10)
+
+
+def test_rounds_are_drawn_by_the_scores_over_the_temperature(untrained):
+    """Of three, two are picked in an order as likely as Plackett and Luce say."""
+    nodes = Candidates.of([1, 2, 3], forecast_p_finish=[0.8, 0.7, 0.6])
+    chooser, rng = AgentSelector(untrained), np.random.default_rng(0)
+    scores = chooser.scores(nodes, 2, 60.0)
+    drawn = Counter(tuple(chooser.select(nodes, 2, 60.0, rng)) for _ in range(4_000))
+    weight = dict(zip((1, 2, 3), np.exp(scores / scorer.TEMPERATURE), strict=True))
+    total = sum(weight.values())
+    for first, second in permutations((1, 2, 3), 2):
+        chance = weight[first] / total * weight[second] / (total - weight[first])
+        assert drawn[first, second] / 4_000 == pytest.approx(chance, abs=0.03)
 
 
 def test_the_agent_that_comes_with_fedstale_works_at_once():
@@ -71,6 +87,7 @@ def test_nodes_of_which_nothing_is_known_are_picked_by_chance(untrained):
     assert len(chosen) > 10
 
 
+@pytest.mark.usefixtures("greedy")
 def test_forecasts_that_are_no_numbers_leave_the_rest_of_what_is_known(untrained):
     n = 40
     columns = {"times_picked": 9, "times_finished": np.arange(n) % 9, "times_failed": 0}
@@ -167,6 +184,7 @@ def test_a_shadow_decides_exactly_as_the_decider_alone(untrained, caplog):
     assert caplog.text.count("the watched selector failed: watched") == 1
 
 
+@pytest.mark.usefixtures("greedy")
 def test_a_shadow_writes_down_what_the_watched_selector_would_have_picked(untrained, tmp_path):
     nodes, path = fleet(60), tmp_path / "shadow.jsonl"
     shadow = Shadow(ExpectedUtility(), AgentSelector(untrained), path=path, kept=2)

@@ -58,7 +58,7 @@ def see(candidates, **changed):
 def test_the_schema_names_every_number_once():
     assert len(set(FEATURES)) == N_FEATURES
     assert len(set(CONTEXT)) == N_CONTEXT
-    assert SCHEMA["version"] == 1
+    assert SCHEMA["version"] == 2
 
 
 def test_numbers_of_one_candidate_by_hand():

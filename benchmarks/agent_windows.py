@@ -1,0 +1,213 @@
+"""Train the agent that comes with fedstale, and compare it on windows that no model has seen.
+
+It learns on phones, desktops, cars and all of them mixed (`recorded_scenarios`), and is tested on
+other devices, hosts, links and days of each. All contenders play the same windows. Then some of the
+clients lie: of their chance to finish, or of their loss.
+
+Agents that are in the folder already are not trained again. `--ship` makes the best in validation
+of those without faults the embedded one.
+
+Run it with: OMP_NUM_THREADS=1 python benchmarks/agent_windows.py RECORDINGS --out FOLDER [--ship]
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from recorded_scenarios import recorded_scenarios
+from results_file import write_result
+
+from fedstale import __version__
+from fedstale.agents import Agent, AgentSelector, Scenario, Scenarios, Training, faults, load, save
+from fedstale.agents.evaluation import (
+    AGENT,
+    HEURISTIC,
+    METRICS,
+    Contender,
+    contenders,
+    evaluate,
+)
+from fedstale.agents.policy.scorer import Score, embedded, score
+from fedstale.cli.learn import train_all
+from fedstale.strategies.arrays import n_cores
+
+FLEETS = ("phones", "desktops", "cars", "mixed")
+RECORDINGS = {
+    "phones": "FLASH by days",
+    "desktops": "library desktops",
+    "cars": "Norwegian home chargers",
+    "all": "AI Benchmark, PlanetLab, 5G production dataset",
+}
+SORTS: Mapping[str, tuple[int, dict[str, Any]]] = {
+    "agent": (4, {}),
+    "reactive": (1, {}),
+    "scratch": (1, {"residual": False}),
+}
+"""Training seeds and settings of each sort of agent; the reactive ones learn without forecasts."""
+WINDOWS = 200
+NOBODY = {"over_reporting_share": 0.0, "inflating_share": 0.0}
+LIARS: Mapping[str, dict[str, float]] = {
+    "nobody lies": NOBODY,
+    "30 % of chance": {**NOBODY, "over_reporting_share": 1.0},
+    "30 % of loss": {**NOBODY, "inflating_share": 1.0},
+}
+"""Shares of the windows with clients that lie; what is drawn otherwise stays as it is."""
+AMONG_LIARS = (AGENT, HEURISTIC, "p_finish", "LinUCB", "Oort, paper's constants", "random")
+Row = dict[str, Any]
+
+
+def trained(
+    fleets: Mapping[str, Scenarios], sort: str, out: Path, updates: int, n: int
+) -> dict[Path, Agent]:
+    """Return n trained agents of a sort, by their folders."""
+    _, settings = SORTS[sort]
+    folders = [out / sort / f"seed-{seed}" for seed in range(n)]
+    todo = {
+        folder: Training(updates=updates, seed=seed, **settings)
+        for seed, folder in enumerate(folders)
+        if not (folder / "agent.toml").exists()
+    }
+    if todo:
+        train_all(
+            todo,
+            list(fleets.values()),
+            provenance={
+                "fedstale": __version__,
+                "fleets": list(fleets),
+                "devices": [int(fleet.training.devices.size) for fleet in fleets.values()],
+                "recordings": list(RECORDINGS.values()),
+                "forecasts": "none" if sort == "reactive" else "fitted to the other half",
+                "command": "python benchmarks/agent_windows.py RECORDINGS --out FOLDER --ship",
+            },
+            resume=True,
+            workers=n_cores(),
+            out=out / sort,
+            watch=partial(_tell, sort),
+        )
+    return {folder: load(folder) for folder in folders}
+
+
+def _tell(sort: str, progress: Any) -> None:  # noqa: ANN401 - a TrainingProgress
+    if "validation" in progress.metrics:
+        found = progress.metrics["validation"]
+        print(sort, progress.seed, progress.update, round(found, 3), flush=True)
+
+
+def best(agents: Mapping[Path, Agent]) -> Path:
+    """Return the folder of the best in validation of those without faults.
+
+    Raises:
+        ValueError: each has one.
+    """
+    sound = {}
+    for folder, agent in agents.items():
+        found = faults(AgentSelector(folder))
+        print(folder, agent.provenance["validation"], *found, flush=True)
+        if not found:
+            sound[folder] = agent.provenance["validation"]
+    if not sound:
+        raise ValueError("each agent has a fault: expected one without; train more seeds")
+    return max(sound, key=sound.__getitem__)
+
+
+def table(playing: Mapping[str, Any], windows: int, about: Row) -> list[Row]:
+    """Return a row for each contender: means, and the agent's reward minus its own."""
+    found = evaluate(playing, windows=windows).table
+    means = found.pivot(index="contender", columns="metric", values="mean")
+    reward = found[found["metric"].eq("reward")].set_index("contender")
+    rows = []
+    for name in playing:
+        row = about | {"contender": name, "windows": windows}
+        row |= {metric: _rounded(means.loc[name, metric]) for metric in METRICS}
+        row |= {
+            column: _rounded(reward.loc[name, column]) for column in ("difference", "low", "high")
+        }
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def _rounded(value: Any) -> float | None:  # noqa: ANN401 - of a data frame
+    return None if np.isnan(value) else round(float(value), 4)
+
+
+def highest(agent: Agent) -> Score:
+    """Return how an agent would pick that takes its highest scores instead of drawing by them."""
+    return lambda given, mask, rng: score(agent.weights, *given, mask)
+
+
+def lied_to(scenario: Scenario, how: Mapping[str, float]) -> Scenario:
+    """Return the same scenario with other shares of windows with liars."""
+    return replace(scenario, settings=replace(scenario.settings, **how))
+
+
+def main() -> None:
+    """Train, ship, compare and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recordings", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="folder of agents and forecasts")
+    parser.add_argument("--ship", action="store_true", help="write the best to agents/policy")
+    parser.add_argument("--quick", action="store_true", help="phones, one seed, few windows")
+    parser.add_argument("--updates", type=int, default=Training().updates)
+    options = parser.parse_args()
+    names = FLEETS[:1] if options.quick else FLEETS
+    windows = 20 if options.quick else WINDOWS
+    cache = options.out / "cache"
+    fleets = {
+        name: recorded_scenarios(options.recordings, kind=name, cache=cache) for name in names
+    }
+    silent = {
+        name: replace(
+            fleet,
+            training=fleet.training.with_forecasts("none"),
+            validation=fleet.validation.with_forecasts("none"),
+        )
+        for name, fleet in fleets.items()
+    }
+    agents = {}
+    for sort, (n, _) in SORTS.items():
+        on = silent if sort == "reactive" else fleets
+        count = 1 if options.quick else n
+        agents[sort] = trained(on, sort, options.out, options.updates, count)
+        if sort == "agent" and options.ship:
+            save(load(best(agents[sort])), embedded())
+    some = {sort: list(of.values()) for sort, of in agents.items()}
+    rows: list[Row] = []
+    for name, fleet in fleets.items():
+        testing = fleet.testing
+        playing = contenders(
+            testing,
+            some["agent"],
+            persistence=testing.with_forecasts("persistence"),
+            reactive=some["reactive"],
+            scratch=some["scratch"],
+        )
+        best_k = [highest(agent) for agent in some["agent"]]
+        playing["agent, highest scores"] = Contender(policies=best_k, scenario=testing)
+        rows += table(playing, windows, {"fleet": name, "liars": "as in training"})
+        for liars, how in LIARS.items():
+            told = contenders(lied_to(testing, how), some["agent"])
+            rows += table(
+                {who: told[who] for who in AMONG_LIARS}, windows, {"fleet": name, "liars": liars}
+            )
+    for folder, agent in agents["agent"].items():
+        about = agent.provenance
+        rows.append(
+            {
+                "training_seed": about["training"]["seed"],
+                "best_update": about["best_update"],
+                "validation": about["validation"],
+                "faults": faults(AgentSelector(folder)),
+            }
+        )
+    command = "OMP_NUM_THREADS=1 python benchmarks/agent_windows.py RECORDINGS --out FOLDER"
+    name = "agent_windows-quick" if options.quick else "agent_windows"
+    print(write_result(name, rows, command=command + " --quick" * options.quick))
+
+
+if __name__ == "__main__":
+    main()
