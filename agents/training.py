@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedstale.agents.env.rounds import TERMS, rollout, training_picks_of
-from fedstale.agents.env.scenario import Scenario
+from fedstale.agents.env.scenario import Scenario, several
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.policy.features import SCHEMA
 from fedstale.agents.policy.scorer import (
@@ -147,7 +147,7 @@ def train(
     # Stable-Baselines3 and torch are loaded only where they are used.
     from fedstale.agents.policy_gradient import PolicyGradient  # noqa: PLC0415
 
-    grounds, held_out = _several(scenarios), _several(validation)
+    grounds, held_out = several(scenarios), several(validation)
     learner = PolicyGradient(grounds, training, reward)
     validate = _Validation(held_out, training, reward)
     done, best = 0, _Best(value=-np.inf, weights=learner.weights(), update=0)
@@ -221,9 +221,10 @@ class _Validation:
     def __init__(self, scenarios: Sequence[Scenario], training: Training, reward: Reward) -> None:
         rng, n = stream(training.seed, 7), training.validation_windows
         sizes = [min(_AT_A_TIME, n - i) for i in range(0, n, _AT_A_TIME)]
+        places = [(scenario, scenario.simulator(sizes[0])) for scenario in scenarios]
         self._parts = [
-            (scenario.simulator(sizes[0]), scenario.draw(size, rng))
-            for scenario in scenarios
+            (simulator, scenario.draw(size, rng))
+            for scenario, simulator in places
             for size in sizes
         ]
         self._reward, self._seed = reward, training.seed
@@ -248,10 +249,6 @@ class _Validation:
             for simulator, part in self._parts
         ]
         return {name: np.concatenate([terms[name] for terms in played]) for name in TERMS}
-
-
-def _several(scenarios: Scenario | Sequence[Scenario]) -> Sequence[Scenario]:
-    return (scenarios,) if isinstance(scenarios, Scenario) else tuple(scenarios)
 
 
 def _fingerprint(scenarios: Sequence[Scenario]) -> str:

@@ -41,6 +41,7 @@ from training_tables import AGENT, Row, tables
 
 from fedstale.agents import AgentSelector, LinUCB
 from fedstale.agents.env.forecast_table import Forecasts, ForecastTable, NoForecasts
+from fedstale.agents.evaluation import gini as gini_of_rows
 from fedstale.agents.policy.scorer import embedded as embedded_agent
 from fedstale.strategies import FedBuff, StaleStrategy
 from fedstale.strategies.schedule import k_sync
@@ -329,17 +330,14 @@ def final(smooth: Array) -> float:
 
 
 def gini(counts: Array) -> float:
-    """Return Gini's coefficient of some counts: 0 if all are equal.
+    """Return Gini's coefficient of some counts: 0 if all are equal, and of no jobs.
 
     Example:
         >>> gini(np.array([1, 1])), gini(np.array([0, 2]))
         (0.0, 0.5)
     """
-    total, n = counts.sum(), counts.size
-    if not total:
-        return 0.0
-    ranks = np.arange(1, n + 1)
-    return float(((2 * ranks - n - 1) * np.sort(counts)).sum() / (n * total))
+    found = gini_of_rows(counts[None], np.ones((1, counts.size), dtype=bool))
+    return float(np.nan_to_num(found[0]))
 
 
 def read_kept(path: Path | None) -> dict[Run, Row]:

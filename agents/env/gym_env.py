@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from fedstale.agents.env.rounds import picks_of, rollout, top
-from fedstale.agents.env.scenario import Scenario
+from fedstale.agents.env.scenario import Scenario, several
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.policy.features import HEURISTIC_LIMIT, LIMIT, N_CONTEXT, N_FEATURES
 from fedstale.agents.policy.scorer import by_heuristic
@@ -355,18 +355,18 @@ class VectorSelectionEnv(VecEnv):
         seed: int = 0,
     ) -> None:
         self.render_mode = None
-        several = (scenarios,) if isinstance(scenarios, Scenario) else tuple(scenarios)
-        lengths = {scenario.settings.rounds for scenario in several}
-        if len(lengths) != 1 or n_envs % len(several):
+        places = several(scenarios)
+        lengths = {scenario.settings.rounds for scenario in places}
+        if len(lengths) != 1 or n_envs % len(places):
             raise ConfigError(
                 f"n_envs = {n_envs}, scenarios with {sorted(lengths)} rounds: expected scenarios "
                 "with as many rounds, and a multiple of their number"
             )
         (self._length,) = lengths
-        b = n_envs // len(several)
+        b = n_envs // len(places)
         self._parts = [
             Rounds(each, b=b, rollouts=rollouts, n_max=n_max, reward=reward, baseline=baseline)
-            for each in several
+            for each in places
         ]
         self._seed, self._step = seed, 0
         self.next_windows = 0

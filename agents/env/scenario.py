@@ -4,6 +4,7 @@ Training, validation and testing are three scenarios that share neither a device
 scenario draws episodes and makes the simulators that they are played in.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -251,6 +252,11 @@ class Scenario:
     def simulator(self, b: int) -> Simulator:
         """Return a simulator with room for b of this scenario's episodes at a time."""
         return Simulator(self, b)
+
+
+def several(scenarios: Scenario | Sequence[Scenario]) -> tuple[Scenario, ...]:
+    """Return one scenario, or one for each of several fleets, as a tuple."""
+    return (scenarios,) if isinstance(scenarios, Scenario) else tuple(scenarios)
 
 
 def online_share(

@@ -150,16 +150,21 @@ class _Made:
         return self.comparing.Curve(accuracy=accuracy, slow=accuracy / 2, versions=7, grid_s=60.0)
 
 
-def test_a_strategy_is_tuned_on_its_own_seeds_and_compared_in_pairs(comparing):
-    settings = {seed: _Made(comparing, seed) for seed in (1, 2, 101)}
-    comparison = comparing.Comparison(
+def _comparison(comparing, settings, **more):
+    return comparing.Comparison(
         title="made",
         settings=settings,
         tuning_seeds=(101,),
         seeds=(1, 2),
         target=0.8,
         horizon_s=7200.0,
+        **more,
     )
+
+
+def test_a_strategy_is_tuned_on_its_own_seeds_and_compared_in_pairs(comparing):
+    settings = {seed: _Made(comparing, seed) for seed in (1, 2, 101)}
+    comparison = _comparison(comparing, settings)
     trials = {
         "slow": comparing.Trial(make=lambda rate, seed: min(rate, 0.5)),
         "fast": comparing.Trial(make=lambda rate, seed: rate, per_rate=0.1),
@@ -179,15 +184,7 @@ def test_a_run_that_is_kept_is_not_run_again(comparing, tmp_path, monkeypatch):
     trials = {"one": comparing.Trial(make=lambda rate, seed: rate)}
 
     def rows():
-        comparison = comparing.Comparison(
-            title="made",
-            settings=settings,
-            tuning_seeds=(101,),
-            seeds=(1, 2),
-            target=0.8,
-            horizon_s=7200.0,
-            kept=comparing.Kept(tmp_path / "runs.jsonl"),
-        )
+        comparison = _comparison(comparing, settings, kept=comparing.Kept(tmp_path / "runs.jsonl"))
         return list(comparing.compare(comparison, trials, (0.5, 2.0)))
 
     first = rows()
