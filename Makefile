@@ -71,7 +71,8 @@ PLAYS := ../shared/data/tinyshakespeare.txt.gz
 KEEP := runs/strategies.jsonl
 
 table-forecasts: setup ## measure forecasts on the records in RECORDINGS and rewrite their page; takes hours
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasting.py $(RECORDINGS)
+	mkdir -p build
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasting.py $(RECORDINGS) --keep build/forecasts.jsonl
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasting.py $(RECORDINGS) --speed
 	$(BIN)/python benchmarks/forecasting_page.py
 

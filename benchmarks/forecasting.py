@@ -12,8 +12,9 @@ how many forecasts they make; run that with OMP_NUM_THREADS=1.
 """
 
 import argparse
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,8 +56,8 @@ JOBS = {
 SHIPPED = Path(__file__).parent.parent / "traces" / "forecast" / "embedded"
 BASELINES = ("persistence", "last-value", "hour", "hour-of-week", "hourly-markov", "ewma")
 LEARNT = ("linear", "perceptron", "lstm")
-BOOSTED = (0, 1)
-"""Seeds with which trees are grown, which take five times as long as all else."""
+SEEDS = range(5)
+"""Divisions of the devices into parts."""
 EXAMPLES = {"phones": 40_000, "desktops": 120_000, "cars": 40_000, "mixed": 120_000}
 """Examples to learn from. Desktops were logged for months. More of the few days of phones would be
 learnt by heart, and more of cars make stays of a day worse in later months."""
@@ -115,11 +116,25 @@ def fitted(
             assert known is None or isinstance(known, Perceptron)
             made[kind] = new.fit(learn, stop, seed=seed, channels=known)
         else:
-            # Trees are compared on chances alone.
-            unknown = replace(learn, rates=np.full_like(learn.rates, np.nan))
-            made[kind] = new.fit(unknown if kind == "boosting" else learn, stop, seed=seed)
+            made[kind] = new.fit(
+                only_shown_chances(learn) if kind == "boosting" else learn, stop, seed=seed
+            )
         print(f"{kind}: fitted in {time.process_time() - started:.0f} s", flush=True)
     return made
+
+
+def only_shown_chances(learn: Examples) -> Examples:
+    """Return examples of which only the chances are known that are written.
+
+    Trees are grown for each horizon, and would take five times as long as all else.
+    """
+    is_other = ~np.isin(HORIZONS_S, SHOWN_S)
+    return replace(
+        learn,
+        rates=np.full_like(learn.rates, np.nan),
+        survival=np.where(is_other, np.nan, learn.survival),
+        available=np.where(is_other, np.nan, learn.available),
+    )
 
 
 def scores(
@@ -136,7 +151,7 @@ def scores(
 
 
 def differences(
-    forecasters: Mapping[str, Forecaster], tested: Examples, against: tuple[str, ...]
+    forecasters: Mapping[str, Forecaster], tested: Examples, against: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return by how much the LSTM's Brier score is above another's, with an interval."""
     made = {name: f.forecast(tested.observed) for name, f in forecasters.items()}
@@ -274,7 +289,7 @@ def fleet_rows(
     *,
     n: int,
     seed: int,
-    boosted: tuple[str, ...],
+    kinds: tuple[str, ...],
     channels: dict[str, Forecaster],
 ) -> list[dict[str, Any]]:
     """Return all scores of one fleet, divided by one seed; jobs for the first seed alone.
@@ -284,18 +299,19 @@ def fleet_rows(
         fleet: one of `FLEETS_TESTED`.
         n: examples to learn from.
         seed: of the division and of all that is drawn.
-        boosted: "boosting", or nothing.
+        kinds: of forecasters; "lstm" and "perceptron" are among them.
         channels: forecasters whose networks of channels are taken; filled by the first fleet.
     """
     parts = fleets(recordings, seed, fleet, assumed=ASSUMED)
     learn, stop, test = examples(parts, n, seed)
     about = {"fleet": fleet, "seed": seed, "devices": parts["test"].n_devices}
     print(about, flush=True)
-    made = fitted(learn, stop, (*BASELINES, *LEARNT, *boosted), seed, channels)
+    made = fitted(learn, stop, kinds, seed, channels)
     if not channels:
         channels |= made
     found = scores(made, test, learn, rates=fleet == "phones")
-    found += differences(made, test, ("perceptron", *boosted))
+    others = [kind for kind in ("perceptron", "boosting") if kind in made]
+    found += differences(made, test, others)
     if seed == 0:
         # The one that comes with fedstale learnt from the same parts of all fleets.
         found += scores({"any": embedded("any")}, test, learn, rates=False)
@@ -324,10 +340,11 @@ def main() -> None:
     parser.add_argument(
         "--ship", action="store_true", help="only train and write the embedded ones"
     )
+    parser.add_argument("--keep", type=Path, help="file of divisions; not measured again")
     parser.add_argument("--speed", action="store_true", help="only measure speed")
     options = parser.parse_args()
     command = "python benchmarks/forecasting.py RECORDINGS"
-    most, seeds = (4_000, range(1)) if options.quick else (max(EXAMPLES.values()), range(5))
+    most, seeds = (4_000, SEEDS[:1]) if options.quick else (max(EXAMPLES.values()), SEEDS)
     if options.ship:
         ship(options.recordings, most, command + " --ship" + " --quick" * options.quick)
         return
@@ -339,27 +356,50 @@ def main() -> None:
         )
         return
     command += " --quick" * options.quick
-    rows: list[dict[str, Any]] = []
+    kinds = (*BASELINES, *LEARNT, *(() if options.quick else ("boosting",)))
+    kept = read_kept(options.keep)
     for seed in seeds:
-        channels: dict[str, Forecaster] = {}
-        for fleet in FLEETS_TESTED:
-            boosted = ("boosting",) if seed in BOOSTED and not options.quick else ()
-            rows += fleet_rows(
-                options.recordings,
-                fleet,
-                n=min(most, EXAMPLES[fleet]),
-                seed=seed,
-                boosted=boosted,
-                channels=channels,
-            )
+        if seed not in kept:
+            kept[seed] = division(options.recordings, seed, most, kinds)
+            if options.keep:
+                with options.keep.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"seed": seed, "rows": kept[seed]}) + "\n")
+        rows = [row for done in sorted(kept) for row in kept[done]]
         # What is measured so far is kept, should the rest be interrupted.
-        path = write_result("forecasting", [*map(rounded, rows)], command=command)
+        path = write_result("forecasting", rows, command=command)
     skills = pd.DataFrame([row for row in rows if row.get("metric") == "skill"])
     for fleet, table in skills.groupby("fleet"):
         wide = table.pivot_table(["value"], ["quantity", "forecaster"], "horizon_s")["value"]
-        print(f"\n{fleet}: skill, mean of {len(seeds)} seeds\n")
+        print(f"\n{fleet}: skill, mean of {len(kept)} seeds\n")
         print(wide.to_string(float_format="{:.3f}".format))
     print(path)
+
+
+def division(
+    recordings: Path, seed: int, most: int, kinds: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """Return all scores of all fleets, divided by one seed, of so many examples at most."""
+    channels: dict[str, Forecaster] = {}
+    return [
+        rounded(row)
+        for fleet in FLEETS_TESTED
+        for row in fleet_rows(
+            recordings,
+            fleet,
+            n=min(most, EXAMPLES[fleet]),
+            seed=seed,
+            kinds=kinds,
+            channels=channels,
+        )
+    ]
+
+
+def read_kept(path: Path | None) -> dict[int, list[dict[str, Any]]]:
+    """Return the rows of the divisions in a file, by seed."""
+    if path is None or not path.exists():
+        return {}
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return {line["seed"]: line["rows"] for line in lines}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Write the tables of docs/results/forecasting.md from recorded results.
 
 What stands between the markers of a table is replaced; the words around them are kept. The best
-number of a column is bold, but for trees, which were grown in some of the divisions alone.
+number of a column is bold.
 
 Run it with: python benchmarks/forecasting_page.py
 """
@@ -19,7 +19,6 @@ HORIZONS_S = {
     "offline": (3600.0, 14_400.0, 86_400.0),
     "available": (3600.0, 14_400.0, 86_400.0),
 }
-TREES = "boosting"
 WORDS = {"online": "stays", "offline": "back in", "available": "online in"}
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -38,12 +37,11 @@ def markdown(table: pd.DataFrame, *, best: str | None = None, digits: int = 3) -
         "| " + " | ".join(["", *map(str, table.columns)]) + " |",
         "|---|" + "---:|" * table.shape[1],
     ]
-    judged = table.drop(index=TREES, errors="ignore")
     for name, row in table.iterrows():
         cells = []
         for column, value in row.items():
             text = value if isinstance(value, str) else f"{value:,.{digits}f}"
-            if best and name != TREES and value == getattr(judged[column], best)():
+            if best and value == getattr(table[column], best)():
                 text = f"**{text}**"
             cells.append("" if text == "nan" else text)
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
@@ -154,14 +152,10 @@ def main() -> None:
         )
         tables[f"{fleet} difference"] = differences(part)
         tables[f"{fleet} coverage"] = coverage(part)
-    divided = rows.groupby(["forecaster", "fleet"])["seed"].unique().map(sorted)
-    of_all, of_trees = (
-        "; ".join(f"{fleet} {', '.join(map(str, seeds))}" for fleet, seeds in divided[name].items())
-        for name in ("lstm", TREES)
-    )
+    seeds = ", ".join(map(str, sorted(rows["seed"].unique())))
     tables["seeds"] = (
         "Numbers are means over divisions of the devices, each trained anew\n"
-        f"(seeds of {of_all};\nof trees: {of_trees}). Times of jobs are of seed 0."
+        f"(seeds {seeds}). Times of jobs are of the first."
     )
     tables["recurrence"] = recurrence(rows)
     phones = rows[rows["fleet"].eq("phones")]
