@@ -64,7 +64,7 @@ def simulate(
         app: directory of a Flower app, name of a built-in one, a ClientApp to run under a strategy,
             or a ServerApp and a ClientApp. A run of objects cannot be repeated from its
             config.toml, and its clients run in this process.
-        traces: file of device traces, synthetic:N or synthetic:N@desktops, or the traces
+        traces: file of device traces, synthetic:N, synthetic:N@desktops or ideal:N, or the traces
             themselves.
         strategy: what runs a ClientApp; an app with a ServerApp starts its own.
         initial_arrays: the first model of a strategy: a record of Flower, or arrays by name.

@@ -90,7 +90,7 @@ class SimulationConfig:
     app: str
     """Directory of a Flower app, or name of a built-in one."""
     traces: str
-    """File of traces, synthetic:N for generated phones, or synthetic:N@desktops."""
+    """File of traces, synthetic:N for generated phones, synthetic:N@desktops, or ideal:N."""
     devices: int | None = None
     """How many devices of the traces to enrol, drawn with the seed; all if not given."""
     seed: int = 0

@@ -59,7 +59,7 @@ class Series(Channel):
     row_totals: Array
     """Integral over the whole of each row; shape (rows,)."""
     scales: Array
-    """Factor of each device, >= 0; shape (devices,)."""
+    """Factor of each device, >= 0; inf where nothing takes time; shape (devices,)."""
 
     per_device: ClassVar[tuple[str, ...]] = ("rows", "shifts", "scales")
 
@@ -68,14 +68,14 @@ class Series(Channel):
         """Return one constant rate for each device.
 
         Args:
-            values: rate of each device, finite, >= 0; shape (devices,).
+            values: rate of each device, >= 0; inf for one that takes no time; shape (devices,).
 
         Example:
-            >>> Series.constant([2.0, 0.0]).time_to_accumulate([0, 1], 10.0, 0.0)
-            array([ 5., inf])
+            >>> Series.constant([2.0, 0.0, np.inf]).time_to_accumulate([0, 1, 2], 10.0, 0.0)
+            array([ 5., inf,  0.])
         """
         scales = np.atleast_1d(np.asarray(values, dtype=np.float64))
-        check_rates(scales, "constant rate")
+        check_rates(scales[scales != np.inf], "constant rate")
         one = cls.regular([[1.0]], step_s=1.0)
         n = scales.size
         return replace(one, rows=np.zeros(n, dtype=np.int32), shifts=np.zeros(n), scales=scales)
@@ -255,6 +255,11 @@ class Series(Channel):
         check_rates(factors, "factor")
         return replace(self, scales=self.scales * factors)
 
+    @property
+    def is_instant(self) -> bool:
+        """Whether no device takes any time: a rate that is infinite is nothing to be measured."""
+        return bool((self.scales == np.inf).all())
+
     def ends(self, devices: npt.ArrayLike) -> Array:
         """Return the instant in s from which each device's rate is 0 for good, as far as it is set.
 
@@ -330,7 +335,8 @@ class Series(Channel):
         long = np.flatnonzero(x + span > segment_end)
         if long.size:
             amount[long] = self._sum(row[long], x[long], span[long])
-        return amount * self.scales[devices]
+        # No time carries nothing, however fast: 0 times inf would be NaN.
+        return np.multiply(amount, self.scales[devices], out=amount, where=amount > 0)
 
     def time_to_accumulate(
         self, devices: npt.ArrayLike, amount: npt.ArrayLike, start: npt.ArrayLike

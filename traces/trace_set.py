@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedstale.traces.synthetic.population import Population
 
 CHANNELS = ("availability", "compute", "downlink", "uplink")
-_SYNTHETIC = "synthetic:"
+_SYNTHETIC, _IDEAL = "synthetic:", "ideal:"
 _SYNTHETIC_DAYS = 7
 
 
@@ -81,19 +81,18 @@ class TraceSet:
 
         Args:
             spec: `synthetic:N` for N generated phones over a week, `synthetic:N@desktops` for
-                desktops, a native .parquet file, or a published recording in the format of its
-                authors.
+                desktops, `ideal:N` for N devices that are always online and take no time, a native
+                .parquet file, or a published recording in the format of its authors.
             seed: of generated devices; recordings do not depend on it.
 
         Raises:
             TraceError: it names no traces, or they cannot be read.
         """
+        if spec.startswith(_IDEAL):
+            return cls.ideal(_number(spec, spec.removeprefix(_IDEAL), _IDEAL))
         if cls.is_synthetic(spec):
             count, at, preset = spec.removeprefix(_SYNTHETIC).partition("@")
-            if not (count.isascii() and count.isdecimal() and int(count) >= 1):
-                raise TraceError(
-                    f"traces = {spec!r}: expected synthetic:N, such as synthetic:100, with N >= 1"
-                )
+            n = _number(spec, count, _SYNTHETIC)
             from fedstale.traces.synthetic.population import PRESETS
 
             if at and preset not in PRESETS:
@@ -101,11 +100,11 @@ class TraceSet:
                     f"traces = {spec!r}: no population {preset!r}; expected synthetic:N@NAME with "
                     f"one of {', '.join(PRESETS)}"
                 )
-            return cls.synthetic(int(count), seed=seed, population=preset or None)
+            return cls.synthetic(n, seed=seed, population=preset or None)
         if not Path(spec).exists():
             raise TraceError(
-                f"traces = {spec!r}: no such file or folder; expected one, or synthetic:N for N "
-                "generated devices"
+                f"traces = {spec!r}: no such file or folder; expected one, synthetic:N for N "
+                "generated devices, or ideal:N for N that take no time"
             )
         return cls.read(spec)
 
@@ -261,10 +260,19 @@ class TraceSet:
 
     @classmethod
     def ideal(cls, n: int) -> "TraceSet":
-        """Return n devices that are always online and take no measurable time for anything."""
-        # Finite, so that no integral is inf - inf; so large that no duration survives rounding.
-        fast = 1e300
+        """Return n devices that are always online and take no time for anything.
+
+        Rates are infinite, so every duration is 0 s to the bit, and replies come in the order of
+        sending.
+        """
+        fast = np.inf
         return cls.constant(n, compute=fast, downlink_bit_per_s=fast, uplink_bit_per_s=fast)
+
+    @property
+    def is_ideal(self) -> bool:
+        """Whether no job takes any time on any device, so that no clock moves."""
+        rates = (self.compute, self.downlink, self.uplink)
+        return all(channel is not None and channel.is_instant for channel in rates)
 
     @property
     def n_devices(self) -> int:
@@ -424,6 +432,13 @@ class TraceSet:
     ) -> TripOutcomes:
         """Return what each device would do with a job sent to it; see `fedstale.traces.trip`."""
         return trips(self, devices, sent_at, job, free_at)
+
+
+def _number(spec: str, count: str, prefix: str) -> int:
+    """Return how many devices a text such as synthetic:100 asks for."""
+    if not (count.isascii() and count.isdecimal() and int(count) >= 1):
+        raise TraceError(f"traces = {spec!r}: expected {prefix}N, such as {prefix}100, with N >= 1")
+    return int(count)
 
 
 def numbered(prefix: str, n: int) -> pd.Index:

@@ -97,7 +97,8 @@ def up(
     traces: Annotated[
         str | None,
         typer.Option(
-            help="Let the nodes act devices of these traces: a file, or synthetic:N[@desktops]."
+            help="Let the nodes act devices of these traces: a file, synthetic:N[@desktops], "
+            "or ideal:N."
         ),
     ] = None,
     speed_up: Annotated[float, typer.Option(help="Seconds of the trace in one real second.")] = 1.0,

@@ -18,11 +18,12 @@ import typer
 
 from fedstale import __version__
 from fedstale.cli.output import AsJson, Quiet, note, one_sentence, say
-from fedstale.errors import ConfigError, FedstaleError
+from fedstale.errors import ConfigError, FedstaleError, TraceError
 
 if TYPE_CHECKING:
     from fedstale.agents import Agent, Scenario, Scenarios, Training, TrainingProgress
     from fedstale.parallel import Report
+    from fedstale.traces import TraceSet
     from fedstale.traces.forecast import Forecaster
     from fedstale.traces.io.mapped import Shared
 
@@ -84,7 +85,6 @@ def train_forecaster(
     quiet: Quiet = False,
 ) -> None:
     """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors."""
-    from fedstale.traces import TraceSet
     from fedstale.traces.forecast import Perceptron, forecaster_class
     from fedstale.traces.forecast.dataset import draw_parts
 
@@ -95,8 +95,8 @@ def train_forecaster(
         raise ConfigError(f"kind = {kind!r}: only compared with others, by `fedstale backtest`")
     if (out / "forecaster.toml").exists():
         raise ConfigError(f"{out}: holds a forecaster; expected a new folder")
-    devices = TraceSet.load(traces, seed=seed)
-    other = None if stop_on is None else TraceSet.load(stop_on, seed=seed)
+    devices = _recorded(traces, seed=seed)
+    other = None if stop_on is None else _recorded(stop_on, seed=seed)
     training, held_out = draw_parts(devices, other, n=examples, seed=seed)
     if isinstance(forecaster, Perceptron):
         progress = None if quiet else _show_epoch
@@ -137,12 +137,12 @@ def backtest(
     """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
     from fedstale.reports.backtest import PAGE, figures
     from fedstale.reports.page import write_figures
-    from fedstale.traces import Job, TraceSet
+    from fedstale.traces import Job
     from fedstale.traces.forecast.evaluation import SHOWN, backtested, wide
 
     job = Job(work=work, download_bytes=download_bytes, upload_bytes=upload_bytes, ttl_s=deadline_s)
     tables = backtested(
-        TraceSet.load(traces, seed=seed),
+        _recorded(traces, seed=seed),
         [name for name in forecasters.split(",") if name],
         trained or [],
         job,
@@ -286,13 +286,12 @@ def evaluate_agent(
     """Let an agent and every other selector play the same held-out windows, and compare."""
     from fedstale.agents import Scenario
     from fedstale.agents.policy.scorer import embedded
-    from fedstale.traces import TraceSet
     from fedstale.traces.forecast import split
 
     loaded = [agent for folder in agents or [embedded()] for agent in _loaded(folder)]
     cache = None if out is None else out / "cache"
     if all_devices:
-        devices_read = TraceSet.load(traces, seed=seed)
+        devices_read = _recorded(traces, seed=seed)
         parts = split(devices_read, seed=0)
         testing = Scenario.of(
             devices_read,
@@ -397,14 +396,26 @@ def _loaded(folder: Path) -> list["Agent"]:
     return [load(part.parent) for part in parts] or [load(folder)]
 
 
+def _recorded(spec: str, *, seed: int) -> "TraceSet":
+    """Return devices that take time: of others there is nothing to learn or to forecast."""
+    from fedstale.traces import TraceSet
+
+    traces = TraceSet.load(spec, seed=seed)
+    if traces.is_ideal:
+        raise TraceError(
+            f"traces = {spec!r}: devices that take no time have nothing to forecast or to choose "
+            "by; expected a recording or synthetic:N"
+        )
+    return traces
+
+
 def _scenarios(
     traces: str, forecaster: str, seed: int, *, no_forecasts: bool = False, cache: Path | None
 ) -> "Scenarios":
     from fedstale.agents import Scenarios
-    from fedstale.traces import TraceSet
 
     return Scenarios.of(
-        TraceSet.load(traces, seed=seed),
+        _recorded(traces, seed=seed),
         forecaster=_forecaster(forecaster),
         forecasts="none" if no_forecasts else "forecaster",
         seed=seed,

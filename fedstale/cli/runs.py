@@ -84,7 +84,11 @@ def simulate(
         ),
     ] = "",
     traces: Annotated[
-        str, typer.Option(help="File of device traces, synthetic:N, or synthetic:N@desktops.")
+        str,
+        typer.Option(
+            help="File of device traces, synthetic:N, synthetic:N@desktops, or ideal:N: always "
+            "online and infinitely fast."
+        ),
     ] = "synthetic:100",
     run_config: Annotated[
         list[str] | None,

@@ -59,7 +59,7 @@ _Capacity = Annotated[
 @one_sentence()
 def describe(
     traces: Annotated[
-        str, typer.Argument(metavar="PATH|synthetic:N[@desktops]", help="What to look at.")
+        str, typer.Argument(metavar="PATH|synthetic:N[@desktops]|ideal:N", help="What to look at.")
     ],
     seed: _Seed = 0,
     as_json: AsJson = False,
@@ -69,7 +69,7 @@ def describe(
 
     numbers = _numbers(TraceSet.load(traces, seed=seed))
     if as_json:
-        typer.echo(json.dumps(numbers))
+        typer.echo(json.dumps(_without_inf(numbers)))
     else:
         _show(traces, numbers)
 
@@ -353,6 +353,15 @@ def _numbers(traces: "TraceSet") -> dict[str, Any]:
     return about
 
 
+def _without_inf(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds
+    """Return numbers as JSON knows them: an infinite rate is null."""
+    if isinstance(value, dict):
+        return {key: _without_inf(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_inf(one) for one in value]
+    return None if value == float("inf") else value
+
+
 def _rates(series: "Series") -> dict[str, Any]:
     """Return quantiles of the rate, every device and every part of its record counting alike."""
     import numpy as np
@@ -364,10 +373,15 @@ def _rates(series: "Series") -> dict[str, Any]:
     places = (np.arange(_SAMPLES) + 0.5) / _SAMPLES
     rates = series.value_at(np.repeat(devices, _SAMPLES), np.outer(length, places).ravel())
     per_device = rates.reshape(-1, _SAMPLES).mean(axis=1)
+    if series.is_instant:
+        # Between two infinite rates nothing can be interpolated.
+        quantiles = [[np.inf] * len(LEVELS)] * 2
+    else:
+        quantiles = [np.quantile(each, LEVELS).tolist() for each in (rates, per_device)]
     return {
         "record_s": float(series.lengths.max()),
-        "rate": np.quantile(rates, LEVELS).tolist(),
-        "mean_of_device": np.quantile(per_device, LEVELS).tolist(),
+        "rate": quantiles[0],
+        "mean_of_device": quantiles[1],
         "zero": float((rates == 0).mean()),
     }
 

@@ -80,13 +80,14 @@ def simulate(
     run_config = dict(config.run_config)
     traces = enrolled(traces, config)
     metrics = RunMetrics(Until.parse(config.until))
+    _require_end(metrics.until, traces, costs := Costs.from_table(config.costs))
     with app.importable():
         server, client = app.load_server(), app.load_client()
         with executor_for(app, client, config.executor, config.workers, config.gpus) as executor:
             grid = TraceGrid(
                 traces,
                 executor,
-                costs=Costs.from_table(config.costs),
+                costs=costs,
                 seed=config.seed,
                 run_config=run_config,
                 on_interrupt=config.on_interrupt,
@@ -234,6 +235,16 @@ def enrolled(traces: TraceSet, config: SimulationConfig) -> TraceSet:
         rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_DEVICES_SEED,)))
         traces = traces.take(np.sort(rng.permutation(traces.n_devices)[: config.devices]))
     return traces.with_after_end(config.after_end)
+
+
+def _require_end(until: Until, traces: TraceSet, costs: Costs) -> None:
+    """Reject a virtual time that a run would never reach."""
+    overhead_s = (costs.download_overhead_s or 0.0) + (costs.upload_overhead_s or 0.0)
+    if until.time_s < np.inf and traces.is_ideal and not overhead_s:
+        raise ConfigError(
+            f"until = {until.time_s:g} s: no time passes on devices that are infinitely fast; "
+            "expected '100 rounds' or a metric such as 'accuracy 0.9'"
+        )
 
 
 def _seed_server(seed: int) -> None:

@@ -24,6 +24,24 @@ def train(phones, out, *more):
     return run("train-forecaster", "--traces", phones, "--out", out, "--examples", 200, *more)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train-forecaster", "--out", "new"),
+        ("backtest",),
+        ("train-agent", "--out", "new"),
+        ("evaluate-agent",),
+        ("evaluate-agent", "--all-devices"),
+    ],
+)
+def test_of_devices_that_take_no_time_there_is_nothing_to_learn(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    refused = run(*words, "--traces", "ideal:40")
+    assert refused.exit_code == 2, refused.output
+    assert "traces = 'ideal:40': devices that take no time have nothing to f" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
 FAST = ["--step-s", 7200, "--k", 2, "--examples", 200]
 
 

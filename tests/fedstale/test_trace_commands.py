@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -71,6 +72,17 @@ def test_describe_as_json_is_json_and_nothing_else():
     assert numbers["n_devices"] == 50
     assert len(numbers["availability"]["hourly"]) == 24
     assert numbers["downlink"]["rate"] == sorted(numbers["downlink"]["rate"])
+
+
+def test_describe_knows_devices_that_take_no_time():
+    assert re.search(r"uplink, Mbit/s\s*│ inf", run("describe", "ideal:3").stdout)
+    numbers = json.loads(
+        run("describe", "ideal:3", "--json").stdout,
+        parse_constant=lambda word: pytest.fail(f"{word} is no JSON"),
+    )
+    assert numbers["n_devices"] == 3
+    assert numbers["compute"]["rate"] == [None] * 5
+    assert numbers["availability"]["share"] == [1.0] * 5
 
 
 def test_describe_shows_what_a_reader_repaired(sources):

@@ -83,6 +83,21 @@ def test_nothing_is_accumulated_from_the_end_of_between_on():
     assert series.value_at([0, 0], [2.9, 3.0]).tolist() == [1.0, 0.0]
 
 
+def test_an_infinite_rate_carries_anything_in_no_time_and_nothing_without_any():
+    series = Series.constant([np.inf, 2.0])
+    assert series.time_to_accumulate([0, 0, 1], [1e300, 0.0, 4.0], 3.0).tolist() == [0.0, 0.0, 2.0]
+    assert series.integral([0, 0, 1], [3.0, 3.0, 3.0], [3.0, 4.0, 4.0]).tolist() == [0, np.inf, 2]
+    assert series.between(0.0, 5.0).time_to_accumulate([0], 1.0, 5.0).tolist() == [0.0]
+    assert not series.is_instant
+    assert series.take([0]).is_instant
+
+
+@pytest.mark.parametrize("rate", [np.nan, -1.0])
+def test_a_constant_rate_that_is_no_rate_is_rejected(rate):
+    with pytest.raises(TraceError, match="expected a finite number >= 0"):
+        Series.constant([np.inf, rate])
+
+
 @pytest.mark.parametrize("rate", [np.nan, -1.0, np.inf])
 def test_a_rate_that_is_no_rate_is_rejected(rate):
     with pytest.raises(TraceError, match="expected a finite number >= 0"):

@@ -243,5 +243,5 @@ def test_a_count_that_cannot_be_is_one_sentence(spec):
 
 
 def test_a_file_that_is_missing_is_one_sentence(tmp_path):
-    with pytest.raises(TraceError, match="no such file or folder; expected one, or synthetic:N"):
+    with pytest.raises(TraceError, match="no such file or folder; expected one, synthetic:N for"):
         TraceSet.load(str(tmp_path / "none.parquet"), seed=0)

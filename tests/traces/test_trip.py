@@ -413,6 +413,17 @@ def test_ideal_devices_report_at_the_instant_of_sending():
     assert out.status.tolist() == [Status.REPORTED] * 2
 
 
+def test_ideal_devices_take_no_time_to_the_bit_and_move_every_byte():
+    job = Job(work=1e12, download_bytes=1e12, upload_bytes=[1.0, 1e12, 0.0])
+    out = TraceSet.ideal(3).trips([0, 1, 2], 0.0, job)
+    for instants in (out.started, out.downloaded, out.trained, out.reported, out.ended):
+        assert instants.tolist() == [0.0, 0.0, 0.0]
+    for durations in (out.download_s, out.compute_s, out.upload_s):
+        assert durations.tolist() == [0.0, 0.0, 0.0]
+    assert out.uploaded_bytes.tolist() == [1.0, 1e12, 0.0]
+    assert out.work_done.tolist() == [1e12] * 3
+
+
 def test_constant_rates_are_the_same_as_rates_that_never_change():
     n, rng = 200, np.random.default_rng(1)
     rates = rng.uniform(0.5, 50.0, (3, n)).astype(np.float32)

@@ -119,7 +119,10 @@ class TraceObserver:
         availability = traces.availability
         self._sessions = None if availability is None else SessionHistory(availability)
         series = (getattr(traces, channel) for channel in RATES)
-        self._amounts = [None if each is None else CarriedAmounts(each) for each in series]
+        # An infinite rate is none that a device could measure.
+        self._amounts = [
+            None if each is None or each.is_instant else CarriedAmounts(each) for each in series
+        ]
 
     def at(
         self, devices: npt.ArrayLike, now: npt.ArrayLike, *, history_s: npt.ArrayLike = np.inf

@@ -278,7 +278,10 @@ def _channel(
         "until": np.inf if described["until_s"] is None else float(described["until_s"]),
     }
     if name != "availability":
-        placed["scales"] = _floats(devices, f"{name}_scale", path)
+        scales = _floats(devices, f"{name}_scale", path, most=np.inf)
+        if np.isinf(scales).any() and not (values > 0).all():
+            raise TraceError(f"{path}: column {name}_scale is inf: expected no rate of 0 with it")
+        placed["scales"] = scales
     return replace(channel, **placed)
 
 

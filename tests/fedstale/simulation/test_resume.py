@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,6 +76,28 @@ def test_a_run_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(
     for name in SAME:
         assert (tmp_path / "run" / name).read_bytes() == whole[name], name
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_run_on_ideal_devices_goes_on_too(tmp_path, monkeypatch):
+    config = replace(CONFIG, run_config={**CONFIG.run_config, "num-server-rounds": 5})
+    ideal = TraceSet.ideal(30)
+    simulate(config, tmp_path / "whole", traces=ideal)
+    monkeypatch.setattr(run, "_LARGEST_SHARE", np.inf)
+    keep = run.SimulationCheckpointer.keep
+
+    def keep_and_die(self, at, state):
+        keep(self, at, state)
+        # All replies come at one instant, so several versions are made between two checkpoints.
+        if at >= 2:
+            raise PowerCutError
+
+    monkeypatch.setattr(run.SimulationCheckpointer, "keep", keep_and_die)
+    with pytest.raises(PowerCutError):
+        simulate(config, tmp_path / "run", traces=ideal)
+    monkeypatch.setattr(run.SimulationCheckpointer, "keep", keep)
+    simulate(config, tmp_path / "run", traces=ideal, resume=True)
+    for name in SAME:
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_a_run_without_a_checkpoint_begins_anew(tmp_path, traces, whole):

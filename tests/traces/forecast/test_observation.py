@@ -294,3 +294,9 @@ def test_a_history_begins_with_the_log_and_not_with_what_the_record_held_the_las
     np.testing.assert_allclose(seen.own.lengths_s[0, :2], [3600.0, np.nan])
     early = HORIZONS_S <= 4 * 3600.0
     assert not seen.own.same_time[0, early].any()
+
+
+def test_an_infinite_rate_is_none_that_a_device_has_observed():
+    observed = TraceObserver(TraceSet.ideal(2)).at([0, 1], 3600.0)
+    assert np.isnan(observed.rates).all()
+    assert observed.online.all()

@@ -253,11 +253,21 @@ def test_rows_that_are_missing_are_noticed(tmp_path):
         TraceSet.read(path)
 
 
+def test_devices_that_take_no_time_come_back_as_they_were(tmp_path):
+    path = tmp_path / "t.parquet"
+    TraceSet.ideal(3).write(path)
+    back = TraceSet.read(path)
+    assert back.is_ideal
+    assert not replace(back, uplink=Series.constant([np.inf, np.inf, 1e308])).is_ideal
+    assert back.compute.time_to_accumulate([2], 1e300, 0.0).tolist() == [0.0]
+
+
 @pytest.mark.parametrize(
     ("column", "value", "expected"),
     [
         ("downlink_row", 99, "downlink_row: expected 0 to 2"),
-        ("compute_scale", float("nan"), "compute_scale: expected finite numbers"),
+        ("compute_scale", float("nan"), "compute_scale: expected numbers >= 0"),
+        ("compute_scale", float("inf"), "compute_scale is inf: expected no rate of 0 with it"),
         ("availability_shift_s", -1.0, "availability_shift_s: expected finite numbers >= 0"),
         ("uplink_scale", None, "uplink_scale has 1 nulls"),
     ],
