@@ -56,7 +56,6 @@ from fedstale.strategies.selection import (
     Random,
     Selector,
 )
-from fedstale.strategies.server.validation import Validation
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import DAY_S, Array
 from fedstale.traces.forecast import embedded
@@ -145,15 +144,13 @@ FEWER = (
 def fedavg(selector: Selector, seed: int, *, concurrency: int) -> StaleStrategy:
     """Return FedAvg that goes on with the first three quarters; every example counts."""
     schedule = k_sync(concurrency, 3 * concurrency // 4)
-    validation = Validation(examples_cap=None)
-    return StaleStrategy(selector=selector, schedule=schedule, validation=validation, seed=seed)
+    return StaleStrategy(selector=selector, schedule=schedule, seed=seed)
 
 
 def fedbuff(selector: Selector, seed: int, *, concurrency: int) -> StaleStrategy:
     """Return FedBuff, which merges stale replies too, half of those in flight at a time."""
-    validation = Validation(examples_cap=None)
     size = concurrency // 2
-    return FedBuff(concurrency, size, selector=selector, validation=validation, seed=seed)
+    return FedBuff(concurrency, size, selector=selector, seed=seed)
 
 
 SCHEDULES = {"fedavg": fedavg, "fedbuff": fedbuff}

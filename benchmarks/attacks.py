@@ -55,19 +55,21 @@ MODEL = "model"
 LAST = 5
 """Merges at the end over which accuracy is averaged."""
 
+CAPPED = Validation(examples_cap=1.5)
+"""As docs/security.md recommends where devices are not trusted."""
 UNCAPPED = "mean, examples uncapped"
 RULES: dict[str, tuple[Rule | None, Validation]] = {
-    UNCAPPED: (None, Validation(examples_cap=None)),
-    "mean": (None, Validation()),
-    "mean, norms clipped": (None, Validation(norm_cap=1.5)),
-    "median": (Median(f=N_BAD), Validation()),
-    "trimmed mean": (TrimmedMean(f=N_BAD), Validation()),
-    "geometric median": (GeometricMedian(f=N_BAD), Validation()),
-    "Krum": (Krum(f=N_BAD), Validation()),
-    "Multi-Krum": (MultiKrum(f=N_BAD), Validation()),
-    "Bulyan": (Bulyan(f=N_BAD), Validation()),
-    "centred clipping": (CentredClipping(f=N_BAD), Validation()),
-    "CTMA": (CTMA(f=N_BAD), Validation()),
+    UNCAPPED: (None, Validation()),
+    "mean": (None, CAPPED),
+    "mean, norms clipped": (None, Validation(examples_cap=1.5, norm_cap=1.5)),
+    "median": (Median(f=N_BAD), CAPPED),
+    "trimmed mean": (TrimmedMean(f=N_BAD), CAPPED),
+    "geometric median": (GeometricMedian(f=N_BAD), CAPPED),
+    "Krum": (Krum(f=N_BAD), CAPPED),
+    "Multi-Krum": (MultiKrum(f=N_BAD), CAPPED),
+    "Bulyan": (Bulyan(f=N_BAD), CAPPED),
+    "centred clipping": (CentredClipping(f=N_BAD), CAPPED),
+    "CTMA": (CTMA(f=N_BAD), CAPPED),
 }
 
 Attack = Callable[[Array, Array], Array]

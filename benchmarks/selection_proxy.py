@@ -45,7 +45,6 @@ from fedstale.strategies.selection import (
     Selector,
 )
 from fedstale.strategies.server.clients import Candidates
-from fedstale.strategies.server.validation import Validation
 from fedstale.traces.arrays import Array
 from fedstale.traces.forecast import embedded
 
@@ -106,11 +105,7 @@ class Deal:
 
         def strategy(selector: Selector, seed: int) -> StaleStrategy:
             schedule = k_sync(self.concurrency, self.buffer_size)
-            # Examples count as they are told, as they do in the proxy.
-            validation = Validation(examples_cap=None)
-            return StaleStrategy(
-                selector=selector, schedule=schedule, validation=validation, seed=seed
-            )
+            return StaleStrategy(selector=selector, schedule=schedule, seed=seed)
 
         return train(
             self.window,

@@ -50,7 +50,6 @@ from fedstale.strategies import (
     FedBuff,
     FedStale,
     StaleStrategy,
-    Validation,
 )
 from fedstale.strategies.arrays import Array
 from fedstale.strategies.schedule import AdaSync, k_async
@@ -76,8 +75,6 @@ MIXED, SLOW = "mixed", "slow alone hold 7-9"
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """Student's t by the number of pairs."""
 REFERENCE = "FedBuff"
-PLAIN = Validation(examples_cap=None)
-"""Examples count as they are told: nobody lies here, and papers weigh by them."""
 OURS = "directional gap"
 TUNED = "directional gap, tuned form"
 
@@ -108,7 +105,7 @@ def buffered(**parts: Any) -> Make:  # noqa: ANN401 - options of a strategy
     def make(rate: float, seed: int) -> StaleStrategy:
         new = {name: part() if callable(part) else part for name, part in parts.items()}
         size = new.pop("buffer_size", MERGE_SIZE)
-        return FedBuff(IN_FLIGHT, size, eta=rate, validation=PLAIN, seed=seed, **new)
+        return FedBuff(IN_FLIGHT, size, eta=rate, seed=seed, **new)
 
     return make
 
@@ -120,7 +117,6 @@ def late_come_too(weighting: Weighting, rate: float, seed: int, normalise: Any) 
         weighting=weighting,
         server_optimizer=SGD(rate),
         normalise=normalise,
-        validation=PLAIN,
         seed=seed,
     )
 
@@ -141,17 +137,17 @@ STRATEGIES: dict[str, Trial] = {
     "FedBuff, 1/(1+tau)": Trial(make=buffered(weighting=lambda: ByAge(inverse()))),
     "CA2FL": Trial(
         make=lambda rate, seed: CA2FL(
-            IN_FLIGHT, MERGE_SIZE, eta=rate, n_clients=N_DEVICES, validation=PLAIN, seed=seed
+            IN_FLIGHT, MERGE_SIZE, eta=rate, n_clients=N_DEVICES, seed=seed
         )
     ),
     # Adaptive steps have the size of the rate, whatever that of the updates.
     "FADAS": Trial(
-        make=lambda rate, seed: FADAS(IN_FLIGHT, MERGE_SIZE, eta=rate, validation=PLAIN, seed=seed),
+        make=lambda rate, seed: FADAS(IN_FLIGHT, MERGE_SIZE, eta=rate, seed=seed),
         per_rate=0.025,
     ),
     # One update a step, so a step is a fifth.
     "AsyncFedED": Trial(
-        make=lambda rate, seed: AsyncFedED(IN_FLIGHT, lam=rate, validation=PLAIN, seed=seed),
+        make=lambda rate, seed: AsyncFedED(IN_FLIGHT, lam=rate, seed=seed),
         per_rate=0.2,
     ),
     "SAA": Trial(make=lambda rate, seed: late_come_too(RelevanceAware(), rate, seed, "weights")),
@@ -162,22 +158,20 @@ STRATEGIES: dict[str, Trial] = {
     "FedBuff, AdaSync": Trial(make=buffered(buffer_size=AdaSync(start=2, most=IN_FLIGHT))),
     # Mixing whole models is unstable above 1.
     "FedAsync": Trial(
-        make=lambda rate, seed: FedAsync(IN_FLIGHT, mix=rate, validation=PLAIN, seed=seed),
+        make=lambda rate, seed: FedAsync(IN_FLIGHT, mix=rate, seed=seed),
         per_rate=0.2,
     ),
     "FedAvg": Trial(
-        make=lambda rate, seed: FedAvg(
-            IN_FLIGHT, server_optimizer=SGD(rate), validation=PLAIN, seed=seed
-        )
+        make=lambda rate, seed: FedAvg(IN_FLIGHT, server_optimizer=SGD(rate), seed=seed)
     ),
     "FedAvg, over-selected": Trial(
         make=lambda rate, seed: FedAvgOverSelected(
-            IN_FLIGHT * 3 // 4, 4 / 3, server_optimizer=SGD(rate), validation=PLAIN, seed=seed
+            IN_FLIGHT * 3 // 4, 4 / 3, server_optimizer=SGD(rate), seed=seed
         )
     ),
     "FedStale": Trial(
         make=lambda rate, seed: FedStale(
-            IN_FLIGHT, n_clients=N_DEVICES, server_optimizer=SGD(rate), validation=PLAIN, seed=seed
+            IN_FLIGHT, n_clients=N_DEVICES, server_optimizer=SGD(rate), seed=seed
         )
     ),
 }

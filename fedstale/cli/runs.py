@@ -153,6 +153,9 @@ def simulate(
     # Flower sets this level when it is imported, which the imports above have done.
     logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.ERROR)
     logging.basicConfig(level=logging.DEBUG if verbose else logging.ERROR)
+    if not verbose:
+        # What keeps updates from counting as they are must be seen without being asked for.
+        logging.getLogger("fedstale.strategies.server.reputation").setLevel(logging.WARNING)
     trace_set = TraceSet.load(config.traces, seed=config.seed)
     watching = _watching(
         config,

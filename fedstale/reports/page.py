@@ -183,7 +183,17 @@ def cards(run: "Run") -> list[tuple[str, str]]:
     facts = _facts(run)
     if not run.jobs["busy_s"].any():
         del facts["device time wasted"]
-    return [*_last_values(run)[:2], *facts.items()]
+    return [*_last_values(run)[:2], *facts.items(), *_limits(run)]
+
+
+def _limits(run: "Run") -> list[tuple[str, str]]:
+    """Return what validation has limited in a run, as names and values; mostly nothing."""
+    found = []
+    for kind, name in ("capped", "examples capped"), ("clipped", "norms clipped"):
+        limits = run.summary.get(kind, {})
+        if limits.get("replies"):
+            found.append((name, f"{limits['replies']:,}, of {limits['nodes']:,} devices"))
+    return found
 
 
 def _facts(run: "Run") -> dict[str, str]:

@@ -11,7 +11,7 @@ from fedstale.errors import FedstaleError
 from fedstale.reports.costs import COST_COLUMNS, ledger
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.run import Run, report_at_end
-from fedstale.strategies.server.runtime import Callback, RunEnded, Runtime
+from fedstale.strategies.server.runtime import Callback, Limit, RunEnded, Runtime
 from fedstale.strategies.state import Stateful
 
 
@@ -19,7 +19,7 @@ from fedstale.strategies.state import Stateful
 class RunMetrics(Stateful, Callback):
     """Keeps metrics and the latest model, and ends the run when its limit is reached."""
 
-    saved = ("rounds", "server_evaluates", "rows", "latest")
+    saved = ("rounds", "server_evaluates", "rows", "latest", "limits")
 
     until: Until
     """Limit of the run."""
@@ -32,6 +32,15 @@ class RunMetrics(Stateful, Callback):
     """Instant in s, version, source, name and value of each measurement."""
     latest: dict[str, float] = field(default_factory=dict)
     """The latest value of each metric, by source and name."""
+    limits: dict[Limit, dict[int, int]] = field(
+        default_factory=lambda: {"capped": {}, "clipped": {}}
+    )
+    """How often numbers of examples were capped and norms clipped, of each node."""
+
+    def limited(self, run: Runtime, node_id: int, kind: Limit) -> None:
+        """Count what validation has limited."""
+        by_node = self.limits[kind]
+        by_node[node_id] = by_node.get(node_id, 0) + 1
 
     def new_version(self, run: Runtime, version: int, arrays: ArrayRecord) -> None:
         """Keep the new model."""
@@ -78,6 +87,10 @@ def write_run(
             "virtual_s": run.now(),
             "rounds": metrics.rounds,
             **ledger(folder.read_events(COST_COLUMNS)),
+            **{
+                kind: {"replies": sum(by_node.values()), "nodes": len(by_node)}
+                for kind, by_node in metrics.limits.items()
+            },
             "metrics": metrics.latest,
         }
     )

@@ -82,7 +82,13 @@ class EventLoop(Stateful):
         self.jobs, self.history = OpenJobs(), History()
         self.nodes = FreeNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
-        self.reputation = Reputation(strategy.validation, keys)
+        self.reputation = Reputation(
+            strategy.validation,
+            keys,
+            # Those of the grid also where another loop runs the rounds.
+            told=grid.runtime.limited,
+            weighs_examples=strategy.normalise == "examples",
+        )
         strategy.rejections = self.reputation.counts
         self.rng = np.random.default_rng(strategy.seed)
         now = self.clock.now()

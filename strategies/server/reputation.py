@@ -3,14 +3,16 @@
 `Validation` looks at one reply alone, `Reputation` at a reply among the others of a run. It counts
 and logs what is rejected, capped and clipped, and rests nodes that keep failing.
 
-A cap is a multiple of the running median over nodes, each with its last reply only. Such a median
-does not move for fewer over-reporting clients than half of the nodes heard lately, however often
-they answer. Until enough nodes have been heard it does not hold; the first updates of a run then
-wait in the buffer until it does, so that the first reply of a run cannot own the model either.
+A cap, where one is set, is a multiple of the running median over nodes, each with its last reply
+only. Such a median does not move for fewer over-reporting clients than half of the nodes heard
+lately, however often they answer. Until enough nodes have been heard it does not hold; the first
+updates of a run then wait in the buffer until it does, so that the first reply of a run cannot own
+the model either.
 """
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from statistics import median
@@ -20,6 +22,7 @@ from flwr.app import Message
 from fedstale.errors import ProtocolError
 from fedstale.strategies.arrays import norm_of, scale
 from fedstale.strategies.server.jobs import SentJob
+from fedstale.strategies.server.runtime import Limit
 from fedstale.strategies.server.validation import (
     USUAL_KEYS,
     RecordKeys,
@@ -84,9 +87,25 @@ class Reputation(Stateful):
 
     saved = ("examples", "evaluated", "norms", "counts", "records")
 
-    def __init__(self, validation: Validation, keys: RecordKeys = USUAL_KEYS) -> None:
-        """Start empty."""
+    def __init__(
+        self,
+        validation: Validation,
+        keys: RecordKeys = USUAL_KEYS,
+        *,
+        told: Callable[[int, Limit], None] = lambda node_id, kind: None,
+        weighs_examples: bool = True,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            validation: the settings.
+            keys: names of what replies hold.
+            told: called with the node and the kind of each limit that changed a number.
+            weighs_examples: whether updates count by their examples. Where they do not, a cap
+                moves means of metrics and what selectors see, and is no warning.
+        """
         self.validation, self.keys = validation, keys
+        self._told, self._weighs_examples = told, weighs_examples
         self.examples, self.evaluated, self.norms = (
             Cap(times, validation.window, validation.enough)
             for times in (validation.examples_cap, validation.examples_cap, validation.norm_cap)
@@ -130,9 +149,9 @@ class Reputation(Stateful):
         clipped = self.norms.limit(norm, few=few)
         if clipped < norm:
             scale(update.delta, clipped / norm)
-        self._note_limit("clipped", update.node_id, "norm of the update", norm, clipped)
+        self._note_limit("clipped", update.node_id, norm, clipped)
         examples = self.examples.limit(update.examples, few=few)
-        self._note_limit("capped", update.node_id, self.keys.examples, update.examples, examples)
+        self._note_limit("capped", update.node_id, update.examples, examples)
         update.examples, update.limited = examples, True
 
     def measurements(self, reply: Message, *, node_id: int) -> tuple[float, dict[str, float]]:
@@ -148,7 +167,7 @@ class Reputation(Stateful):
         examples, metrics = self.validation.measurements(reply, self.keys.examples)
         self.evaluated.hear(node_id, examples)
         capped = self.evaluated.limit(examples)
-        self._note_limit("capped", node_id, self.keys.examples, examples, capped)
+        self._note_limit("capped", node_id, examples, capped)
         return capped, metrics
 
     def reject(self, node_id: int, problem: ProtocolError, now: float) -> None:
@@ -167,7 +186,9 @@ class Reputation(Stateful):
         if rejected >= settings.strikes:
             rest_s = min(settings.rest_s * 2.0 ** min(rests, 60), settings.most_rest_s)
             rests, until = rests + 1, now + rest_s
-            logger.warning(
+            is_first = not any(rests for _, rests, _ in self.records.values())
+            logger.log(
+                logging.WARNING if is_first else logging.INFO,
                 "node %d: %d replies rejected in a row; it rests for %g s",
                 *(node_id, rejected, rest_s),
             )
@@ -196,14 +217,19 @@ class Reputation(Stateful):
                 "source", f"node {source} answers a job that node {node_id} received"
             )
 
-    def _note_limit(self, kind: str, node_id: int, what: str, was: float, now: float) -> None:
+    def _note_limit(self, kind: Limit, node_id: int, was: float, now: float) -> None:
         if now >= was:
             return
         self.counts[kind] += 1
+        if kind == "capped":
+            what, setting, moves_model = self.keys.examples, "examples_cap", self._weighs_examples
+        else:
+            what, setting, moves_model = "norm of the update", "norm_cap", True
         # Silent caps would leave a skewed fleet's average unexplained: the first is a warning.
-        level = logging.WARNING if self.counts[kind] == 1 else logging.DEBUG
         logger.log(
-            level,
-            "node %d: %s counts as %.6g, not %.6g; see Validation.examples_cap and .norm_cap",
-            *(node_id, what, now, was),
+            logging.WARNING if self.counts[kind] == 1 and moves_model else logging.DEBUG,
+            "node %d: %s counts as %.6g, not %.6g, by Validation(%s=%g); the summary of the run "
+            "counts how often",
+            *(node_id, what, now, was, setting, getattr(self.validation, setting)),
         )
+        self._told(node_id, kind)

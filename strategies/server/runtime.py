@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import wraps
 from math import inf, nextafter
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, Literal, ParamSpec
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -24,6 +24,7 @@ from fedstale.strategies.weighting.base import ClientUpdate
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
+Limit = Literal["capped", "clipped"]
 
 REPORTED, CLIENT_ERROR, REJECTED = "reported", "client-error", "rejected"
 """How a job ended, in the words of events.parquet, as far as any server can know."""
@@ -155,6 +156,9 @@ class Callback:
     def rejected(self, run: "Runtime", message_id: str, *, reason: str) -> None:
         """A reply was not used, or a job was given up, and why."""
 
+    def limited(self, run: "Runtime", node_id: int, kind: Limit) -> None:
+        """A number of examples of a node was "capped", or the norm of an update "clipped"."""
+
     def new_version(self, run: "Runtime", version: int, arrays: ArrayRecord) -> None:
         """There is a new model; the arrays are those that are sent out and must not be changed."""
 
@@ -265,6 +269,7 @@ class Runtime:
     reply = _told(Callback.reply)
     aggregated = _told(Callback.aggregated)
     rejected = _told(Callback.rejected)
+    limited = _told(Callback.limited)
     new_version = _told(Callback.new_version)
     metrics = _told(Callback.metrics)
     time_moved = _told(Callback.time_moved)

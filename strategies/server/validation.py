@@ -151,9 +151,9 @@ class Validation:
 
     most_examples: float = 1e9
     """More than this is taken for a mistake, or for an attempt to own the average."""
-    examples_cap: float | None = 1.5
+    examples_cap: float | None = None
     """No reply counts for more than this times the running median of examples, >= 1; None trusts
-    every number up to `most_examples`, as plain FedAvg does."""
+    every number up to `most_examples`, as FedAvg does. 1.5 where devices are not trusted."""
     norm_cap: float | None = None
     """Updates are scaled down to this times the running median of their norms, >= 1; None never."""
     dtypes: Literal["same", "cast"] = "same"

@@ -37,6 +37,7 @@ def test_a_callback_is_told_everything_with_the_run_it_happened_in():
     runtime.reply("m1", None, "reported")
     runtime.aggregated(UPDATE, 3)
     runtime.rejected("m2", reason="NaN")
+    runtime.limited(7, "capped")
     runtime.new_version(3, None)
     runtime.metrics(3, "train", {"loss": 1.0})
     runtime.time_moved()
@@ -44,7 +45,7 @@ def test_a_callback_is_told_everything_with_the_run_it_happened_in():
     assert [name for name, *_ in told] == kinds
     assert all(run is runtime for _, run, *_ in told)
     assert told[2][2:] == ((UPDATE, 3), {})
-    assert told[5][2:] == ((3, "train", {"loss": 1.0}), {})
+    assert told[6][2:] == ((3, "train", {"loss": 1.0}), {})
 
 
 @pytest.mark.parametrize("first", [True, False])

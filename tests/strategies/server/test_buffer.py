@@ -117,7 +117,7 @@ def test_where_nothing_is_capped_a_step_is_the_uncapped_one_to_the_last_bit(n, n
 def test_an_over_reporting_client_in_the_first_buffer_is_capped_whenever_it_comes(n, first):
     numbers = [10] * (n - 1)
     numbers.insert(0 if first else n - 1, 10**9)
-    buffer = open_buffer(BASE)
+    buffer = open_buffer(BASE, validation=Validation(examples_cap=1.5))
     for node, examples in enumerate(numbers):
         moved = np.full((2, 3), float(examples > 10), np.float32)
         admitted(buffer, node, examples, w=moved)
@@ -142,7 +142,7 @@ def test_a_huge_update_in_the_first_buffer_of_a_run_is_clipped_whenever_it_comes
 
 @pytest.mark.usefixtures("_identity")
 def test_few_nodes_that_answer_often_do_not_fill_the_memory():
-    buffer = open_buffer(BASE, normalise="buffer_size")
+    buffer = open_buffer(BASE, normalise="buffer_size", validation=Validation(examples_cap=1.5))
     for _ in range(100):
         for node in range(2):
             admitted(buffer, node, 1 + node)
@@ -151,7 +151,7 @@ def test_few_nodes_that_answer_often_do_not_fill_the_memory():
 
 @pytest.mark.usefixtures("_identity")
 def test_no_update_is_kept_once_the_caps_hold():
-    buffer = open_buffer(BASE)
+    buffer = open_buffer(BASE, validation=Validation(examples_cap=1.5))
     for node in range(30):
         one = admitted(buffer, node, 10)
         assert n_held(buffer) == (node + 1 if node < 4 else 0)

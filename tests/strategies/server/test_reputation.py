@@ -45,7 +45,7 @@ def test_no_cap_trusts_every_client():
 
 
 def test_a_claim_counts_for_at_most_one_and_a_half_times_the_median(caplog):
-    reputation = Reputation(Validation())
+    reputation = Reputation(Validation(examples_cap=1.5))
     for node in range(5):
         admit(reputation, 10 + node, node)
     with caplog.at_level(logging.WARNING):
@@ -54,7 +54,7 @@ def test_a_claim_counts_for_at_most_one_and_a_half_times_the_median(caplog):
     assert reputation.counts["capped"] == 2
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "examples_cap" in caplog.text
-    assert admit(Reputation(Validation(examples_cap=None)), 10**9).examples == 1e9
+    assert admit(Reputation(Validation()), 10**9).examples == 1e9
 
 
 def test_an_update_is_clipped_to_the_running_median_of_norms():
@@ -70,7 +70,7 @@ def test_an_update_is_clipped_to_the_running_median_of_norms():
 
 
 def test_an_early_update_is_limited_later_and_every_update_once():
-    reputation = Reputation(Validation(norm_cap=2.0))
+    reputation = Reputation(Validation(examples_cap=1.5, norm_cap=2.0))
     huge = {"w": np.full((2, 3), 1e6, np.float32)}
     first = admit(reputation, 10**9, 0, **huge)
     assert (first.limited, first.examples) == (False, 1e9)
@@ -88,7 +88,7 @@ def test_an_early_update_is_limited_later_and_every_update_once():
 
 
 def test_early_updates_of_one_or_two_nodes_are_not_limited():
-    reputation = Reputation(Validation())
+    reputation = Reputation(Validation(examples_cap=1.5))
     updates = [admit(reputation, examples, node) for node, examples in enumerate((10, 10**9))]
     for update in updates:
         reputation.limit_early(update)
@@ -104,7 +104,7 @@ def test_an_answer_to_another_nodes_job_is_rejected():
 
 
 def test_evaluations_are_capped_by_themselves():
-    reputation = Reputation(Validation())
+    reputation = Reputation(Validation(examples_cap=1.5))
     for node in range(5):
         reputation.measurements(reply(good(2), node), node_id=node)
     assert reputation.measurements(reply(good(10**9), 9), node_id=9)[0] == 3.0
@@ -137,7 +137,7 @@ def test_a_node_that_keeps_failing_is_rested_for_longer_and_longer_until_it_answ
 
 
 def test_a_reputation_goes_on_from_its_state():
-    reputation = Reputation(Validation(norm_cap=2.0, strikes=1))
+    reputation = Reputation(Validation(examples_cap=1.5, norm_cap=2.0, strikes=1))
     for node in range(6):
         admit(reputation, node_id=node)
     reputation.reject(9, RejectionError("shape", "?"), 5.0)

@@ -21,14 +21,12 @@ from fedstale.strategies import (
     FedProx,
     FedYogi,
     StopWhen,
-    Validation,
 )
 from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import TraceSet
 
 pytestmark = pytest.mark.usefixtures("_identity")
 
-EVERY_EXAMPLE = Validation(examples_cap=None)
 PAIRS = {
     "FedAvg": (FedAvg, flower.FedAvg, {}),
     "FedProx": (FedProx, flower.FedProx, {"proximal_mu": 0.1}),
@@ -70,9 +68,9 @@ def run(strategy, nodes=None, **how):
 @pytest.mark.parametrize("name", PAIRS)
 def test_wrapped_strategies_agree_with_flowers_own_in_the_same_wrapper(name, wrap):
     ours, theirs, options = PAIRS[name]
-    found, _ = run(wrap(ours(validation=EVERY_EXAMPLE, **options)))
+    found, _ = run(wrap(ours(**options)))
     expected, _ = run(wrap(theirs(fraction_evaluate=0.0, **options)))
-    bare, _ = run(ours(validation=EVERY_EXAMPLE, **options))
+    bare, _ = run(ours(**options))
     w = found.arrays["w"].numpy()
     np.testing.assert_allclose(w, expected.arrays["w"].numpy(), rtol=1e-9, atol=1e-12)
     assert np.abs(w - bare.arrays["w"].numpy()).max() > 1e-3, "the wrapper has clipped something"
@@ -96,7 +94,7 @@ def test_noise_of_a_wrapper_is_in_the_next_rounds_model():
 
 
 def test_nodes_evaluate_the_model_that_the_wrapper_made():
-    ours, _ = run(fixed(FedAvg(fraction_evaluate=1.0, validation=EVERY_EXAMPLE)))
+    ours, _ = run(fixed(FedAvg(fraction_evaluate=1.0)))
     theirs, _ = run(fixed(flower.FedAvg(fraction_evaluate=1.0)))
     assert set(ours.evaluate_metrics_clientapp) == set(range(1, 7))
     for version, metrics in ours.evaluate_metrics_clientapp.items():
