@@ -126,7 +126,8 @@ class Schedule:
     buffer_size: int | AdaSync | None = None
     """Updates of a server step, >= 1; None waits for every job that was sent."""
     send: Literal["after_step", "after_reply"] = "after_step"
-    """Send again after a server step, or whenever a job has ended."""
+    """Send again after a server step, or whenever a job has ended. With "after_step" and a buffer
+    size, a job that fails before its buffer closes is replaced by one of another free node."""
     stragglers: Stragglers = "cancel"
     """Jobs in flight at a server step: keep them for a later step as stale updates, or cancel."""
     distinct: bool = False

@@ -58,6 +58,7 @@ class Options(TypedDict, total=False):
     normalise: Normalise
     update: UpdateForm
     robust: Rule | None
+    max_staleness: int | None
     validation: Validation | None
     forecast_request: ForecastRequest | None
     train_config: Mapping[str, float | str] | None
@@ -126,6 +127,13 @@ class StaleStrategy(Strategy):
             whole model, as FedAsync does.
         robust: rule that aggregates although some nodes are adversarial, as `TrimmedMean(f=2)`; it
             keeps the updates of one buffer. If not given, updates are averaged as they come.
+        max_staleness: an update with a larger staleness is rejected, >= 0: it fills no buffer, and
+            its device may start again at once. No limit if not given. FLSim and FedScale have the
+            same rule under the same name. In Ringmaster ASGD (Maranjyan, Tyurin, Richtarik. ICML
+            2025) an update counts if it is less than R versions behind, so R = max_staleness + 1,
+            with every update a step and a rate that is constant. Of its two forms this is the one
+            that lets jobs finish: Flower cannot recall a message, so a job that has become too
+            stale is not stopped, and costs its device the time until it would have ended.
         validation: what checks replies.
         forecast_request: which nodes to ask for a forecast before any is chosen, as
             `ForecastRequest()`; none if not given: a selector then sees the forecasts that came
@@ -191,6 +199,7 @@ class StaleStrategy(Strategy):
         normalise: Normalise = "examples",
         update: UpdateForm = "delta",
         robust: Rule | None = None,
+        max_staleness: int | None = None,
         validation: Validation | None = None,
         forecast_request: ForecastRequest | None = None,
         train_config: Mapping[str, float | str] | None = None,
@@ -217,6 +226,7 @@ class StaleStrategy(Strategy):
         self.update: UpdateForm = update
         self.validation = Validation() if validation is None else validation
         self.robust, self.forecast_request = robust, forecast_request
+        self.max_staleness = max_staleness
         self.rejections: Counter[str] = Counter()
         """Replies of the latest run that were rejected, capped or clipped, by reason."""
         self.train_config = dict(train_config or {})
@@ -249,6 +259,9 @@ class StaleStrategy(Strategy):
             require(size >= rule.least, "schedule.buffer_size", size, accepted)
             once = self.schedule.send == "after_step" or self.schedule.distinct
             require(once, "schedule.distinct", False, "True: a rule counts nodes, not updates")
+        if self.max_staleness is not None:
+            accepted = "an integer >= 0 (0 takes no stale update), or None for no limit"
+            require_count("max_staleness", self.max_staleness, accepted, least=0)
         if self.version_memory_bytes is not None:
             accepted = "a whole number of bytes >= 0, or None for no limit"
             require_count("version_memory_bytes", self.version_memory_bytes, accepted, least=0)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from fedstale.reports.figure import Figure, byte_unit, rows_of_bars, time_unit
 from fedstale.simulation.jobs import IN_FLIGHT
-from fedstale.strategies.server.runtime import REPORTED
+from fedstale.strategies.server.runtime import REJECTED, REPORTED
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
@@ -58,6 +58,21 @@ def ledger(events: pa.Table) -> dict[str, dict[str, Any]]:
         "compute_s": account(compute),
         "bytes": account(pc.add(*(events[name] for name in _WAYS))),
     }
+
+
+def rejections(events: pa.Table) -> dict[str, int]:
+    """Return how many replies the server rejected by reason, the most frequent reasons first.
+
+    Args:
+        events: one row a job, with at least `status` and `reason`.
+
+    Returns:
+        `REASONS` reasons at most, and the number of replies rejected for each.
+    """
+    rejected = events.filter(pc.equal(events["status"], REJECTED))["reason"]
+    counts = {row["values"]: row["counts"] for row in pc.value_counts(rejected).to_pylist()}
+    order = sorted(counts, key=lambda reason: (-counts[reason], reason))
+    return {reason: counts[reason] for reason in order[:REASONS]}
 
 
 def with_costs(jobs: pd.DataFrame) -> pd.DataFrame:

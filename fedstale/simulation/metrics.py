@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord
 
 from fedstale.config import Until
 from fedstale.errors import FedstaleError
-from fedstale.reports.costs import COST_COLUMNS, ledger
+from fedstale.reports.costs import COST_COLUMNS, ledger, rejections
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.run import Run, report_at_end
 from fedstale.strategies.server.runtime import Callback, Limit, RunEnded, Runtime
@@ -87,6 +87,7 @@ def write_run(
             "virtual_s": run.now(),
             "rounds": metrics.rounds,
             **ledger(folder.read_events(COST_COLUMNS)),
+            "rejected": rejections(folder.read_events(["status", "reason"])),
             **{
                 kind: {"replies": sum(by_node.values()), "nodes": len(by_node)}
                 for kind, by_node in metrics.limits.items()

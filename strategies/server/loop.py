@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 # An app whose clients always fail would otherwise train for ever.
 _FAILURES_IN_A_ROW = 1000
 _DURATIONS_KEPT = 200
+# Where trainings take next to no time, a message may still take some seconds.
+_LAST_WAIT_S = 5.0
 
 # The books of a result, in a checkpoint.
 _BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
@@ -51,6 +53,7 @@ class EventLoop(Stateful):
     saved = (
         *("selector", "buffer", "evaluations", "progress", "durations_s"),
         *("failures", "most_out", "may_send", "short", "jobs", "history", "reputation"),
+        *("n_to_replace", "failed_nodes"),
         *("requested_at", "opened_at", "changed_at", "deadline"),
     )
 
@@ -109,6 +112,8 @@ class EventLoop(Stateful):
         self.buffer = Buffer(strategy, weighting, optimizer, self.versions, self.reputation)
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
         self.requested_at: dict[int, float] = {}
+        self.failed_nodes: dict[int, None] = {}
+        """Nodes whose job has failed since the buffer opened, and that replace no other."""
         self.failures = self.most_out = self.n_versions = 0
         self.done = False
         self._open_buffer()
@@ -143,20 +148,27 @@ class EventLoop(Stateful):
         self.buffer.open()
         self.opened_at = self.changed_at = self.clock.now()
         self.may_send, self.short = True, False
+        self._forget_lost()
         deadline = self.schedule.deadline_s
         if isinstance(deadline, LearntDeadline):
             deadline = deadline.seconds(self.durations_s)
         self.deadline = self.opened_at + deadline
 
+    def _forget_lost(self) -> None:
+        self.n_to_replace = 0
+        self.failed_nodes.clear()
+
     def _send(self) -> None:
-        """Fill up the jobs that are out, if the schedule allows it now."""
+        """Fill up the jobs that are out, or replace those that failed, as the schedule allows."""
         free_slots = (self.schedule.concurrency or inf) - self.jobs.n_out["train"]
+        slots = free_slots if self.may_send else min(free_slots, self.n_to_replace)
         self.short = False
-        if not self.may_send or free_slots < 1:
+        if slots < 1:
             return
         free = self._free_nodes()
         after_step = self.schedule.send == "after_step"
-        if len(free) < (self.schedule.min_available_nodes if after_step else 1):
+        begins = after_step and self.may_send
+        if len(free) < (self.schedule.min_available_nodes if begins else 1):
             self.short = True
             return
         if self._awaits_forecasts(free):
@@ -164,11 +176,13 @@ class EventLoop(Stateful):
         # A reply that comes after the step counts only where stragglers are kept.
         now = self.clock.now()
         deadline_s = inf if self.schedule.stragglers == "keep" else max(self.deadline - now, 0.0)
-        k = int(min(free_slots, self.schedule.n_sent(len(free))))
+        k = int(min(slots, self.schedule.n_sent(len(free)) if self.may_send else len(free)))
         chosen = self.dispatcher.choose(free, k, now, deadline_s)
+        if not self.may_send:
+            self.n_to_replace -= len(chosen)
         self._push(chosen, "train")
-        self.may_send = not (after_step and chosen)
-        self.short = self.may_send and len(chosen) < free_slots
+        self.may_send = self.may_send and not (after_step and chosen)
+        self.short = len(chosen) < slots and (self.may_send or not begins)
         self.most_out = max(self.most_out, self.jobs.n_out["train"])
 
     def _awaits_forecasts(self, free: NodeSet) -> bool:
@@ -188,8 +202,11 @@ class EventLoop(Stateful):
 
     def _free_nodes(self) -> NodeSet:
         but = self.reputation.resting(self.clock.now())
-        if self.schedule.distinct and self.schedule.send == "after_reply":
+        replaces = not self.may_send
+        if replaces or (self.schedule.distinct and self.schedule.send == "after_reply"):
             but |= {update.node_id for update in self.buffer.updates}
+        if replaces:
+            but |= self.failed_nodes.keys()
         return self.nodes.free(but)
 
     def _push(self, nodes: list[int], purpose: Purpose) -> None:
@@ -201,9 +218,12 @@ class EventLoop(Stateful):
     def _open(self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float) -> int:
         """Open the jobs of messages, and return how many could be sent."""
         n_sent = self.dispatcher.open(nodes, ids, purpose, now)
-        if purpose == "evaluate":
-            for _ in range(len(nodes) - n_sent):
+        unsent = [node for node, message_id in zip(nodes, ids, strict=True) if message_id is None]
+        for node in unsent:
+            if purpose == "evaluate":
                 self.evaluations.ended(self.versions.version)
+            elif purpose == "train":
+                self._lose(node)
         return n_sent
 
     # Waiting and receiving.
@@ -226,10 +246,13 @@ class EventLoop(Stateful):
             awaited = self.jobs.awaited()
             self._receive(self.grid.pull_messages(awaited) if awaited else ())
         self._expire()
+        if self.n_to_replace and not self.done:
+            self._send()
         if self._is_due():
             self._step()
         if not self.jobs.n_out["train"] and not self.buffer.updates:
             self.may_send = True
+            self._forget_lost()
 
     def _receive(self, replies: Iterable[Message]) -> None:
         known: list[tuple[int, Message]] = []
@@ -280,7 +303,9 @@ class EventLoop(Stateful):
             self._fail(job, "rejected", str(problem))
 
     def _accept(self, job: SentJob, update: ClientUpdate) -> None:
-        self._end(job, "accepted")
+        most = self.strategy.max_staleness
+        is_too_stale = most is not None and update.staleness > most
+        self._end(job, "rejected" if is_too_stale else "accepted")
         self.failures = 0
         duration = self.changed_at - job.sent_at
         self.durations_s.append(duration)
@@ -293,7 +318,16 @@ class EventLoop(Stateful):
             staleness=update.staleness,
             version=self.versions.version,
         )
-        self.buffer.add(update)
+        if is_too_stale:
+            # Its device did nothing wrong: it has no strike, and may be sent to at once.
+            self.reputation.ignore("too stale")
+            self.runtime.rejected(
+                job.message_id,
+                reason=f"too stale: more than max_staleness = {most} versions behind",
+            )
+            self._count_lost()
+        else:
+            self.buffer.add(update)
 
     # How jobs end.
 
@@ -310,11 +344,22 @@ class EventLoop(Stateful):
         if job.purpose != "train":
             return
         self.history.failed(job.node_id)
+        self._lose(job.node_id)
         self.failures += 1
         if self.failures >= max(_FAILURES_IN_A_ROW, 3 * self.most_out):
             raise FedstaleError(
                 f"{self.failures} jobs failed one after the other, the last one with: {reason}"
             )
+
+    def _lose(self, node_id: int) -> None:
+        """Note that a training job failed; another node replaces it."""
+        self.failed_nodes[node_id] = None
+        self._count_lost()
+
+    def _count_lost(self) -> None:
+        """Count a job that will bring nothing, where the buffer waits for a number of updates."""
+        if self.schedule.send == "after_step" and self.schedule.buffer_size is not None:
+            self.n_to_replace += 1
 
     def _expire(self) -> None:
         for job in self.jobs.expired(self.clock.now()):
@@ -335,7 +380,7 @@ class EventLoop(Stateful):
         now = self.clock.now()
         if now >= self.deadline and self.buffer.is_enough():
             return True
-        if self.jobs.n_out["train"]:
+        if self.jobs.n_out["train"] or (self.n_to_replace and self.jobs.n_out["query"]):
             return False
         # After a reply, jobs go out again at once; if that is impossible for long, go on without.
         return self.schedule.send == "after_step" or now >= self.changed_at + self.timeout_s
@@ -401,16 +446,33 @@ class EventLoop(Stateful):
         self.done = enough or bool(self.strategy.stop_when(self.progress))
 
     def _close(self) -> None:
-        """End what is still out, and wait for the last evaluations."""
+        """End what is still out, and wait for the last evaluations, but not for silent nodes."""
         for update in self.buffer.updates:
             self.runtime.rejected(update.message_id, reason="the run ended before its server step")
         for left in (*self.jobs.open_jobs("train"), *self.jobs.open_jobs("query")):
             self._end(left, "cancelled")
         if self.versions.version % self.strategy.evaluate_every:
             self._evaluate()
-        while self.jobs.n_open:
-            self._take_turn(self.jobs.next_deadline)
+        patience_s = self._patience_s()
+        until = self.clock.now() + patience_s
+        while self.jobs.n_open and self.clock.now() < until:
+            self._take_turn(min(self.jobs.next_deadline, until))
+        for silent in self.jobs.open_jobs("evaluate"):
+            self._fail(silent, "timed out", f"no reply within {patience_s:g} s of the last version")
         logger.info("ended at version %d; jobs: %s", self.versions.version, self.jobs.endings)
+
+    def _patience_s(self) -> float:
+        """Return how long the last evaluations are waited for, in s.
+
+        To evaluate takes a device less than to train, so twice the longest of the last trainings is
+        enough for all that are alive. It is never more than a job may take, or the schedule's
+        deadline gives a whole round.
+        """
+        longest = max(self.durations_s, default=inf)
+        deadline = self.schedule.deadline_s
+        if isinstance(deadline, LearntDeadline):
+            deadline = deadline.seconds(self.durations_s)
+        return min(self.timeout_s, max(_LAST_WAIT_S, min(2.0 * longest, deadline)))
 
     # What a checkpoint holds.
 
