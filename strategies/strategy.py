@@ -309,7 +309,7 @@ class StaleStrategy(Strategy):
         require(timeout > 0, "timeout", timeout, "seconds > 0")
         self.summary()
         self.result = Result(arrays=initial_arrays)
-        with without_stalls(grid) as own:
+        with without_stalls(grid) as own, own.runtime.loop(tells=True):
             checkpointer = own.runtime.checkpointer or self.checkpoints or Checkpointer()
             state = checkpointer.restored()
             # Of another grid's run, nothing is in flight here.

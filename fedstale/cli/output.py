@@ -5,12 +5,15 @@ terminal end a command as Ctrl-C does.
 """
 
 import json
+import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
 
@@ -108,3 +111,63 @@ def say_json(out: Path, **facts: object) -> None:
 def note(text: str) -> None:
     """Print what is no result, on stderr."""
     typer.echo(text, err=True)
+
+
+class _Stderr:
+    """What stderr is at the moment of writing: a progress line puts its own in the place."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(sys.stderr, name)
+
+
+@contextmanager
+def app_log(*, quiet: bool, verbose: bool) -> Iterator[None]:
+    """Show on stderr what an app logs, as `flwr run` shows it, each line once.
+
+    What the app prints and logs by itself is left alone: whatever handlers it configures get its
+    own lines, but neither Flower's nor ours, which have one already.
+
+    Args:
+        quiet: whether to leave out what Flower says below a warning.
+        verbose: whether to show all that fedstale logs, and not only its warnings.
+    """
+    from flwr.supercore.logger import FLOWER_LOGGER, ConsoleHandler, console_handler
+
+    stream, is_terminal = cast("TextIO", _Stderr()), sys.stderr.isatty()
+    ours, own = logging.getLogger("fedstale"), ConsoleHandler(colored=is_terminal, stream=stream)
+    loggers, handlers = (FLOWER_LOGGER, ours), (console_handler, own)
+    before = [(one.level, one.propagate) for one in loggers]
+    colored, theirs = console_handler.colored, console_handler.stream
+    console_handler.colored, console_handler.stream = is_terminal, stream
+    FLOWER_LOGGER.setLevel(logging.WARNING if quiet else logging.DEBUG)
+    ours.setLevel(logging.DEBUG if verbose else logging.WARNING)
+    ours.addHandler(own)
+    for one in loggers:
+        one.propagate = False
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.flush()
+        ours.removeHandler(own)
+        console_handler.colored, console_handler.stream = colored, theirs
+        for one, (level, propagates) in zip(loggers, before, strict=True):
+            one.setLevel(level)
+            one.propagate = propagates
+
+
+@contextmanager
+def stdout_kept_free() -> Iterator[None]:
+    """Let everything that is printed inside, here or in processes started here, go to stderr."""
+    kept = None
+    with suppress(OSError):
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    try:
+        with redirect_stdout(cast("TextIO", _Stderr())):
+            yield
+    finally:
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)

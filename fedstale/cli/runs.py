@@ -1,12 +1,11 @@
 """`fedstale simulate`, `report` and `compare`: make runs, show them, and compare them."""
 
 import ast
-import logging
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
 from inspect import Parameter, Signature, getsource, signature
 from itertools import pairwise
@@ -24,7 +23,17 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
-from fedstale.cli.output import AsJson, Quiet, end_on_signals, note, one_sentence, say, say_json
+from fedstale.cli.output import (
+    AsJson,
+    Quiet,
+    app_log,
+    end_on_signals,
+    note,
+    one_sentence,
+    say,
+    say_json,
+    stdout_kept_free,
+)
 from fedstale.config import FLOWER_OVERHEAD, Costs, SimulationConfig, stated
 
 if TYPE_CHECKING:
@@ -120,8 +129,12 @@ def simulate(
         Path | None, typer.Option(help="Write scalars for TensorBoard into this folder.")
     ] = None,
     as_json: AsJson = False,
-    quiet: Quiet = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Flower's log.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress, and of Flower's log the warnings.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show fedstale's own log as well.")
+    ] = False,
     **settings: Any,  # noqa: ANN401 - as their fields say
 ) -> None:
     """Run a Flower app on replayed devices, and see which devices trained, and which lost work."""
@@ -150,12 +163,6 @@ def simulate(
     from fedstale.simulation.run import simulate as simulate_config
     from fedstale.traces import TraceSet
 
-    # Flower sets this level when it is imported, which the imports above have done.
-    logging.getLogger("flwr").setLevel(logging.INFO if verbose else logging.ERROR)
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.ERROR)
-    if not verbose:
-        # What keeps updates from counting as they are must be seen without being asked for.
-        logging.getLogger("fedstale.strategies.server.reputation").setLevel(logging.WARNING)
     trace_set = TraceSet.load(config.traces, seed=config.seed)
     watching = _watching(
         config,
@@ -163,7 +170,8 @@ def simulate(
         live_at=live_at or ("8760" if live else None),
         tensorboard=tensorboard,
     )
-    with end_on_signals(), watching as callbacks:
+    free = stdout_kept_free() if as_json else nullcontext()
+    with end_on_signals(), free, watching as callbacks, app_log(quiet=quiet, verbose=verbose):
         run = simulate_config(
             config,
             out,
@@ -292,7 +300,12 @@ def _watching(
             fields = "{task.fields[clock]}", BarColumn(bar_width=10), "{task.fields[state]}"
             columns = (SpinnerColumn(), *fields, TimeElapsedColumn())
             # The ServerApp's thread sees virtual time in `time.monotonic`; the display must not.
-            bar = Progress(*columns, console=Console(stderr=True), get_time=time.perf_counter)
+            bar = Progress(
+                *columns,
+                console=Console(stderr=True),
+                get_time=time.perf_counter,
+                redirect_stdout=sys.stdout.isatty(),
+            )
             callbacks.append(ProgressLine(stack.enter_context(bar), until))
         if tensorboard is not None:
             scalars = TensorBoard(tensorboard)
@@ -313,6 +326,7 @@ def _watching(
 def _show_run(run: "Run") -> None:
     """Print the end of a run."""
     from fedstale.live.watching import duration
+    from fedstale.reports.costs import client_errors_in_words
 
     summary = run.summary
     title = f"{summary['app']} on {summary['devices']} devices"
@@ -321,7 +335,8 @@ def _show_run(run: "Run") -> None:
     table.add_row("wall time", f"{summary['wall_s']:.1f} s")
     speed = summary["virtual_s"] / max(summary["wall_s"], 1e-9)
     table.add_row("speed", f"{speed:,.0f} virtual s per s")
-    table.add_row("rounds", str(summary["rounds"]))
+    if summary["rounds"]:
+        table.add_row("rounds", str(summary["rounds"]))
     for status, count in summary["jobs"].items():
         table.add_row(f"jobs {status}", f"{count:,}")
     accounts = ("device_s", "device time", "h", 3600.0), ("bytes", "traffic", "MB", 1e6)
@@ -329,12 +344,18 @@ def _show_run(run: "Run") -> None:
         parts = summary[name]
         share = parts["wasted"] / parts["total"] if parts["total"] else 0.0
         table.add_row(label, f"{parts['total'] / scale:,.1f} {unit}, {share:.0%} wasted")
+    kinds = summary["messages"]
+    for kind, found in kinds.items() if set(kinds) != {"train"} else ():
+        moved = f"{found['bytes'] / 1e6:,.1f} MB"
+        table.add_row(kind, f"{found['sent']:,} sent, {found['reported']:,} used, {moved}")
     for name, value in summary["metrics"].items():
         table.add_row(name, f"{value:.4f}")
     console = Console()
     console.print(table)
-    if run.reason and run.status == "stopped":
-        console.print(f"stopped: {run.reason}")
+    if run.status not in _WORDS:
+        typer.echo(f"{run.status}: {run.reason}")
+    for line in client_errors_in_words(run):
+        typer.echo(f"client error: {line}")
     console.print(f"run folder: {run.folder}", soft_wrap=True, highlight=False)
 
 

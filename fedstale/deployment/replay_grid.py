@@ -158,8 +158,10 @@ class ReplayGrid(ForwardingGrid):
         """
         self._begin()
         messages, now = list(messages), self.now()
+        self.runtime.sending(messages)
         table = self._log
         rows = self._fleet.send(messages, now, table)[0]
+        table.count_on(rows, self.runtime.before)
         jobs = [table[row] for row in range(rows.start, rows.stop)]
         self._fleet.follow(table, [job.row for job in jobs])
         ids = iter(

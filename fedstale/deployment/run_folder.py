@@ -22,7 +22,13 @@ from fedstale.reports.folder import CONFIG, DEPLOYED, RunFolder
 from fedstale.simulation.costs import content_bytes
 from fedstale.simulation.devices import round_of
 from fedstale.simulation.jobs import IN_FLIGHT, NEVER, UNCLAIMED, UNKNOWN, Columns, JobRow, JobTable
-from fedstale.simulation.metrics import RunMetrics, ending, write_run
+from fedstale.simulation.metrics import (
+    MessageRounds,
+    RunMetrics,
+    end_of_app,
+    ending,
+    write_run,
+)
 from fedstale.simulation.stock_strategies import report_stock_strategies
 from fedstale.strategies.server.runtime import Runtime
 from fedstale.strategies.server.superlink import SuperLinkGrid, connected
@@ -70,6 +76,7 @@ class JobLog(JobTable):
         # The column holds 64 bits with a sign, and ids of nodes have none.
         job.node_id = about.dst_node_id - 2**64 if about.dst_node_id >= 2**63 else about.dst_node_id
         job.kind, job.round, job.sent_at = about.message_type, round_of(message), run.now()
+        self.count_on(slice(job.row, job.row + 1), run.before)
         for name in _UNSEEN:
             setattr(job, name, UNKNOWN)
         job.downloaded_bytes = float(content_bytes(message.content))
@@ -155,12 +162,16 @@ def written_at_end(
         facts: returns what the summary says besides: app, devices, seed and the like.
     """
     started, (status, reason) = time.perf_counter(), ("finished", "")
+    messages = MessageRounds()
+    run.add(messages)
     try:
         yield
     except BaseException as problem:
         status, reason = ending(problem)
         raise
     finally:
+        messages.finish(run)
+        reason = reason or end_of_app(run)
         run.ended(status, reason)
         folder.write_events(events())
         wall_s = round(time.perf_counter() - started, 3)

@@ -35,8 +35,7 @@ class Watcher(Callback):
 
     def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
         """Count rounds."""
-        if source == "train":
-            self.rounds = max(self.rounds, version)
+        self.rounds = run.rounds
 
     def time_moved(self, run: Runtime) -> None:
         """Look, a few times a second."""

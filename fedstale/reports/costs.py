@@ -4,6 +4,7 @@ Work is used if the app got its reply and did not reject it. The sums are over t
 events.parquet, in which whatever a device spent appears exactly once.
 """
 
+import re
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,11 @@ _PHASES = ("download_s", "compute_s", "upload_s")
 _WAYS = ("downloaded_bytes", "uploaded_bytes")
 COST_COLUMNS = ("status", *_PHASES, *_WAYS)
 """What the costs of a run are computed from."""
+ERROR_COLUMNS = ("device_id", "reason")
+"""What the errors of clients are counted from."""
+CLIENT_ERRORS = 5
+"""Client errors that a summary lists at most, the commonest first."""
+_ERROR = re.compile(r"(?P<kind>\w+): (?P<text>.*) \((?P<where>[^()]+:\d+)\)", re.DOTALL)
 OUTCOMES = ("used", "wasted", "in-flight")
 REASONS = 15
 """Reasons that the table of failures lists at most."""
@@ -73,6 +79,78 @@ def rejections(events: pa.Table) -> dict[str, int]:
     counts = {row["values"]: row["counts"] for row in pc.value_counts(rejected).to_pylist()}
     order = sorted(counts, key=lambda reason: (-counts[reason], reason))
     return {reason: counts[reason] for reason in order[:REASONS]}
+
+
+def by_kind(events: pa.Table) -> dict[str, dict[str, Any]]:
+    """Return what was sent and what came back, by the type of the messages with their action.
+
+    Args:
+        events: one row a job, with at least kind, status and the bytes of both ways.
+
+    Returns:
+        By type, in the order of their first message: `sent`, `reported` (the app got the reply
+        and used it) and `bytes` both ways; None where some are unknown.
+    """
+    moved = pc.add(*(events[name] for name in _WAYS))
+    jobs = pa.table({"kind": events["kind"], "bytes": moved}).append_column(
+        "reported", pc.cast(pc.equal(events["status"], REPORTED), pa.int64())
+    )
+    sums = jobs.group_by("kind", use_threads=False).aggregate(
+        [("kind", "count"), ("reported", "sum"), ("bytes", "sum")]
+    )
+    return {
+        row["kind"]: {
+            "sent": row["kind_count"],
+            "reported": row["reported_sum"],
+            "bytes": row["bytes_sum"] if isfinite(row["bytes_sum"]) else None,
+        }
+        for row in sums.to_pylist()
+    }
+
+
+def client_errors(events: pa.Table) -> list[dict[str, Any]]:
+    """Return the commonest errors of clients, at most `CLIENT_ERRORS`.
+
+    Errors of one type from one line are one error, whatever their texts say besides.
+
+    Args:
+        events: the jobs that ended in an error of the client, with at least `ERROR_COLUMNS`.
+
+    Returns:
+        The commonest first: `error`, the type and the first text of it; `where`, the file and the
+        line of the app that raised it, empty where that is not known; `jobs` and `devices`.
+    """
+    jobs = events.select(ERROR_COLUMNS).to_pandas()
+    reasons = {reason: _ERROR.fullmatch(reason) for reason in jobs["reason"].unique()}
+    keys = {
+        reason: (found["kind"], found["where"]) if found else (reason, "")
+        for reason, found in reasons.items()
+    }
+    groups = jobs.groupby(jobs["reason"].map(keys), sort=False)
+    rows = []
+    for (_, where), group in groups:
+        first = str(group["reason"].iloc[0])
+        text = first.removesuffix(f" ({where})") if where else first
+        rows.append(
+            {
+                "error": text.strip().split("\n")[0],
+                "where": where,
+                "jobs": len(group),
+                "devices": int(group["device_id"].nunique()),
+            }
+        )
+    return sorted(rows, key=lambda row: -row["jobs"])[:CLIENT_ERRORS]
+
+
+def client_errors_in_words(run: "Run") -> list[str]:
+    """Return the commonest errors of a run's clients as lines of text."""
+    lines = []
+    for row in run.summary.get("client_errors", ()):
+        where = f" ({row['where']})" if row["where"] else ""
+        jobs = f"{row['jobs']:,} job{'s' * (row['jobs'] != 1)}"
+        devices = f"{row['devices']:,} device{'s' * (row['devices'] != 1)}"
+        lines.append(f"{jobs} of {devices}: {row['error']}{where}")
+    return lines
 
 
 def with_costs(jobs: pd.DataFrame) -> pd.DataFrame:

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.int64]
 
-SOURCES = {"server": "central", "evaluate": "clients", "train": "clients, training"}
+SOURCES = {
+    "server": "central",
+    "evaluate": "clients",
+    "train": "clients, training",
+    "query": "clients, queries",
+}
 """Where a metric was measured, as figures call it, the source that decides first."""
 MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 SHARES: dict[str, Any] = {

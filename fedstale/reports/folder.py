@@ -147,9 +147,10 @@ class RunFolder:
             for table in chain([first], tables):
                 writer.write_table(table)
 
-    def read_events(self, columns: Sequence[str]) -> pa.Table:
-        """Return some columns of what `write_events` wrote."""
-        return pq.read_table(self.path / EVENTS, columns=list(columns))
+    def read_events(self, columns: Sequence[str], *, status: str | None = None) -> pa.Table:
+        """Return some columns of what `write_events` wrote, for jobs that ended so or for all."""
+        only = None if status is None else [("status", "=", status)]
+        return pq.read_table(self.path / EVENTS, columns=list(columns), filters=only)
 
     def write_metrics(self, rows: Sequence[tuple[float, int, str, str, float]]) -> None:
         """Write one row a measured value: time in s, version, source, name, value."""

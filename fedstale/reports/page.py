@@ -58,6 +58,7 @@ def write_run(run: "Run", out: Path) -> Path:
         drawn,
         out,
         cards=cards(run),
+        tables=_tables(run),
         hidden=_hidden(run, drawn),
         runs=[run],
     )
@@ -165,10 +166,11 @@ def lead(run: "Run") -> str:
     summary = run.summary
     ending = _ENDINGS.get(run.status, run.status)
     reason = f" ({run.reason})" if run.reason else ""
+    rounds = f" and {summary['rounds']:,} rounds" if summary["rounds"] else ""
     best = "".join(f", {name} {value}" for name, value in _last_values(run)[:2])
     text = (
         f"{summary['app']} on {summary['devices']:,} devices {ending}{reason} after "
-        f"{time_text(run.end_s)} of device time and {summary['rounds']:,} rounds{best}."
+        f"{time_text(run.end_s)} of device time{rounds}{best}."
     )
     if run.jobs["busy_s"].any():
         text += (
@@ -183,6 +185,8 @@ def cards(run: "Run") -> list[tuple[str, str]]:
     facts = _facts(run)
     if not run.jobs["busy_s"].any():
         del facts["device time wasted"]
+    if not run.summary["rounds"]:
+        del facts["rounds"]
     return [*_last_values(run)[:2], *facts.items(), *_limits(run)]
 
 
@@ -194,6 +198,26 @@ def _limits(run: "Run") -> list[tuple[str, str]]:
         if limits.get("replies"):
             found.append((name, f"{limits['replies']:,}, of {limits['nodes']:,} devices"))
     return found
+
+
+def _tables(run: "Run") -> dict[str, pd.DataFrame]:
+    """Return the tables above the figures: what was sent, if it is not all training, and errors."""
+    tables = {}
+    kinds: Mapping[str, Mapping[str, float | None]] = run.summary.get("messages", {})
+    if set(kinds) - {"train"}:
+        rows = []
+        for kind, found in kinds.items():
+            moved = found["bytes"]
+            unit, size = byte_unit(moved or 0.0)
+            text = "unknown" if moved is None else f"{moved / size:.3g} {unit}"
+            rows.append((kind, f"{found['sent']:,}", f"{found['reported']:,}", text))
+        tables["Messages"] = pd.DataFrame(rows, columns=["type", "sent", "replies used", "traffic"])
+    errors = run.summary.get("client_errors", ())
+    if errors:
+        rows = [(f"{e['jobs']:,}", f"{e['devices']:,}", e["where"], e["error"]) for e in errors]
+        columns = ["jobs", "devices", "where", "reason"]
+        tables["Commonest client errors"] = pd.DataFrame(rows, columns=columns)
+    return tables
 
 
 def _facts(run: "Run") -> dict[str, str]:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _JOB_SEED = b"fedstale job"
+# The summary counts them all.
+_ERRORS_SHOWN = 5
 
 
 class Clients(Stateful):
@@ -68,6 +70,7 @@ class Clients(Stateful):
         self._run_id, self._run_config = run_id, run_config
         self._contexts: dict[int, Context] = {}
         self._ahead: dict[int, tuple[Context, ClientReply]] = {}
+        self._errors: set[str] = set()
         self._latest: dict[int, int] = {}
         """The job of each node whose reply was pulled last."""
 
@@ -152,7 +155,10 @@ class Clients(Stateful):
             reply = error_reply(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
         if reply.has_error():
             job.status, job.reason = CLIENT_ERROR, reply.error.reason or ""
-            logger.warning("client on node %d failed: %s", job.node_id, job.reason)
+            is_new = job.reason not in self._errors and len(self._errors) < _ERRORS_SHOWN
+            self._errors |= {job.reason} if is_new else set()
+            level = logging.WARNING if is_new else logging.DEBUG
+            logger.log(level, "client on node %d failed: %s", job.node_id, job.reason)
         else:
             job.status, job.reason = REPORTED, ""
             about = message.metadata

@@ -268,6 +268,12 @@ class JobTable(Stateful, Callback):
                 raise
         return slice(first, self._n)
 
+    def count_on(self, rows: slice, before: int) -> None:
+        """Add the rounds of the loops before this one to the rounds that some jobs state."""
+        if before:
+            rounds = self.columns["round"][rows]
+            rounds[rounds >= 0] += before
+
     def __getitem__(self, job_id: int) -> JobRow:
         """Return a job; changes to it are kept."""
         return JobRow(self, job_id)

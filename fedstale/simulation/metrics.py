@@ -1,18 +1,35 @@
-"""What was measured in a run, whether that is enough, and how it stands in the run's folder."""
+"""What was measured in a run, whether that is enough, and how it stands in the run's folder.
 
-from collections.abc import Mapping
+Strategies report their rounds. What an app does without one, `MessageRounds` reads off its
+messages.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedstale.config import Until
 from fedstale.errors import FedstaleError
-from fedstale.reports.costs import COST_COLUMNS, ledger, rejections
+from fedstale.reports.costs import (
+    COST_COLUMNS,
+    ERROR_COLUMNS,
+    by_kind,
+    client_errors,
+    ledger,
+    rejections,
+)
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.run import Run, report_at_end
-from fedstale.strategies.server.runtime import Callback, Limit, RunEnded, Runtime
+from fedstale.simulation.devices import round_of
+from fedstale.simulation.stock_strategies import numbers
+from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
+from fedstale.strategies.server.runtime import CLIENT_ERROR, Callback, Limit, RunEnded, Runtime
 from fedstale.strategies.state import Stateful
+
+_SOURCES = ("train", "evaluate", "query")
+_EXAMPLES = "num-examples"
 
 
 @dataclass(eq=False)
@@ -24,7 +41,7 @@ class RunMetrics(Stateful, Callback):
     until: Until
     """Limit of the run."""
     rounds: int = 0
-    """Aggregations so far: rounds, or versions of the model."""
+    """Rounds or versions so far; rounds of queries in an app that trains nothing."""
     server_evaluates: bool = False
     """Whether a central evaluation has measured anything."""
     arrays: ArrayRecord | None = None
@@ -56,15 +73,139 @@ class RunMetrics(Stateful, Callback):
         for name, value in values.items():
             self.rows.append((now, version, source, name, value))
             self.latest[f"{source} {name}"] = value
-        if source == "train":
-            self.rounds = max(self.rounds, version)
+        self.rounds = run.rounds
         self.server_evaluates |= source == "server" and bool(values)
         # A client's own metric decides only where the server evaluates nothing.
         decides = source == "server" or (source == "evaluate" and not self.server_evaluates)
         if self.until.is_reached(self.rounds, values if decides else {}):
-            goal = self.until.metric or "rounds"
-            value = values.get(goal, self.rounds) if self.until.metric else self.rounds
-            raise RunEnded(f"reached {goal} {value:g}")
+            goal = self.until.metric
+            done = in_rounds(self.rounds) if goal is None else f"{goal} {values[goal]:g}"
+            raise RunEnded(f"reached {done}")
+
+
+class MessageRounds(Callback):
+    """Tells the rounds, metrics and models of an app that no strategy tells, from its messages.
+
+    An app may push and pull messages itself, with no strategy or one whose `start` calls none of
+    Flower's verbs. A round is then what the messages say (a number as their group id, or
+    `server-round` in a config). Where they say nothing, a round is over when the app sends another
+    message of a type, with its action, to which it has had a reply, unless with the same model:
+    an asynchronous app has as many rounds as it sends models.
+
+    Metrics of a round are means over its replies of whatever numbers are in their MetricRecords, by
+    `num-examples` where there are any. The model of a round is what is sent next, to be trained or
+    evaluated; that of the last round is never seen unless it is evaluated. Rounds of queries are
+    counted apart. In a loop that tells its rounds this is silent.
+    """
+
+    def __init__(self) -> None:
+        """Start before the first message."""
+        self._n_open = 0
+        self._model: ArrayRecord | None = None
+        self._end: RunEnded | None = None
+        self._numbers: dict[str, int] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin no round yet."""
+        self._numbers.clear()
+        self._stated: dict[str, int] = {}
+        self._replied: set[str] = set()
+        self._sums: dict[str, Sums] = {}
+
+    def sending(self, run: Runtime, messages: Sequence[Message]) -> None:
+        """Take the model, and end a round if these messages begin another.
+
+        Raises:
+            RunEnded: the limit of the run was reached by the replies before.
+        """
+        if run.tells:
+            self._forget()
+            return
+        self._n_open += len(messages)
+        # Messages that are sent together are of one round, each type for itself.
+        for kind, message in {m.metadata.message_type: m for m in reversed(messages)}.items():
+            source = kind.split(".")[0]
+            if source not in _SOURCES:
+                continue
+            model = next(iter(message.content.array_records.values()), None)
+            is_same = model is not None and model == self._model
+            begins = self._begins(source, kind, round_of(message), is_same=is_same)
+            if model is not None and source != "query" and not is_same:
+                self._model = model
+                if self._numbers.get("train") and (begins or source == "evaluate"):
+                    run.new_version(self._numbers["train"] - run.before, model)
+            if begins:
+                self._tell(run)
+                self._replied = {one for one in self._replied if not one.startswith(source)}
+                self._stated[source] = round_of(message)
+                least = run.trained if source == "train" else 0
+                self._numbers[source] = max(self._numbers.get(source, 0), least) + 1
+        if self._end is not None:
+            raise self._end
+
+    def _begins(self, source: str, kind: str, stated: int, *, is_same: bool) -> bool:
+        """Return whether a message begins a round; evaluations are of the round that trained."""
+        if source == "evaluate" and "train" in self._numbers:
+            return False
+        if source not in self._numbers:
+            return True
+        if stated >= 0:
+            return stated != self._stated[source]
+        return kind in self._replied and not is_same
+
+    def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
+        """Take in what a client measured."""
+        if run.tells:
+            return
+        self._n_open -= 1
+        kind = reply.metadata.message_type
+        source = kind.split(".")[0]
+        if source in self._numbers or source == "evaluate":
+            self._replied.add(kind)
+            sums = self._sums.setdefault(source, {})
+            for record in [] if reply.has_error() else reply.content.metric_records.values():
+                add_metrics(sums, *_measured(record))
+        if self._n_open <= 0 and not run.n_loops:
+            # The app gets its last replies, and ends with what it next sends.
+            try:
+                self._tell(run)
+            except RunEnded as end:
+                self._end = end
+
+    def finish(self, run: Runtime) -> None:
+        """Tell what the last replies brought, now that the app is over."""
+        if not run.tells:
+            try:
+                self._tell(run)
+            except RunEnded as end:
+                self._end = end
+
+    def _tell(self, run: Runtime) -> None:
+        """Tell the metrics of the round that goes on, as far as they are known."""
+        known, self._sums = self._sums, {}
+        for source in _SOURCES:
+            if source in known:
+                of = "train" if source == "evaluate" and "train" in self._numbers else source
+                before = 0 if source == "query" else run.before
+                run.metrics(self._numbers[of] - before, source, means_of(known[source]))
+
+
+def _measured(record: MetricRecord) -> tuple[float, dict[str, float]]:
+    """Return by how many examples a record counts, and its metrics."""
+    values = numbers(record)
+    examples = values.pop(_EXAMPLES, 1.0)
+    return max(examples, 0.0), values
+
+
+def in_rounds(n: int) -> str:
+    """Return a number of rounds in words."""
+    return f"{n:,} round" if n == 1 else f"{n:,} rounds"
+
+
+def end_of_app(run: Runtime) -> str:
+    """Return why a run ended whose app came to its end by itself."""
+    return f"{in_rounds(run.rounds)} of the app" if run.rounds else "the app came to its end"
 
 
 def write_run(
@@ -86,7 +227,9 @@ def write_run(
             **facts,
             "virtual_s": run.now(),
             "rounds": metrics.rounds,
-            **ledger(folder.read_events(COST_COLUMNS)),
+            **ledger(events := folder.read_events((*COST_COLUMNS, "kind"))),
+            "messages": by_kind(events),
+            "client_errors": client_errors(folder.read_events(ERROR_COLUMNS, status=CLIENT_ERROR)),
             "rejected": rejections(folder.read_events(["status", "reason"])),
             **{
                 kind: {"replies": sum(by_node.values()), "nodes": len(by_node)}

@@ -23,7 +23,13 @@ from fedstale.reports.run import Run
 from fedstale.simulation.executors.base import seed_streams
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
-from fedstale.simulation.metrics import RunMetrics, ending, write_run
+from fedstale.simulation.metrics import (
+    MessageRounds,
+    RunMetrics,
+    end_of_app,
+    ending,
+    write_run,
+)
 from fedstale.simulation.stock_strategies import server_fn_on, stock_strategies_reporting
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
@@ -93,7 +99,8 @@ def simulate(
                 on_interrupt=config.on_interrupt,
                 until_s=metrics.until.time_s,
             )
-            for callback in (metrics, *callbacks):
+            messages = MessageRounds()
+            for callback in (metrics, messages, *callbacks):
                 grid.runtime.add(callback)
             opened = RunFolder.resume(out) if resume else RunFolder.create(out, overwrite=overwrite)
             with opened as folder:
@@ -115,10 +122,14 @@ def simulate(
                     context = Context(1, 1, {}, RecordDict(), run_config)
                     status, reason = _outcome(lambda: server(grid, context), app.directory)
                 wall_s = time.perf_counter() - started
+                messages.finish(grid.runtime)
+                if status == "finished":
+                    reason = end_of_app(grid.runtime)
                 grid.runtime.ended(status, reason)
                 folder.write_events(grid.event_tables())
                 if status == "finished":
-                    status, reason = _verdict(folder.read_events(["status", "reason"]))
+                    problem = _verdict(folder.read_events(["status", "reason"]))
+                    status, reason = ("failed", problem) if problem else (status, reason)
                 facts = {
                     "status": status,
                     "reason": reason,
@@ -160,7 +171,7 @@ class SimulationCheckpointer(Checkpointer):
         """
         self._grid, self._metrics = grid, metrics
         self._checkpoints = Checkpoints(folder, every=every) if every else Checkpointer()
-        self._due_at = 0.0
+        self._due_at, self._n_starts = 0.0, 0
         self._state: State | None = None
         if resume:
             with suppress(ResumeError):
@@ -168,6 +179,7 @@ class SimulationCheckpointer(Checkpointer):
 
     def restored(self) -> State | None:
         """Take the run back to its checkpoint, and return the strategy's state."""
+        self._n_starts += 1
         state, self._state = self._state, None
         if state is None:
             return None
@@ -175,14 +187,19 @@ class SimulationCheckpointer(Checkpointer):
         self._grid.load_state_dict(state["grid"])
         # What was measured before the strategy started was measured before the crash too.
         self._metrics.load_state_dict(state["metrics"])
+        self._grid.runtime.trained = self._metrics.rounds
         self._metrics.arrays = _current_model(strategy["versions"])
         _set_random_streams(state["random"])
         return strategy
 
     def keep(self, version: int, state: Callable[[], State]) -> None:
-        """Write a checkpoint, if it is time to."""
+        """Write a checkpoint, if it is time to.
+
+        An app that starts a second strategy needs what the first has made of the model, which is on
+        Python's stack: it goes on from the last checkpoint of the first.
+        """
         started = time.perf_counter()
-        if started < self._due_at:
+        if started < self._due_at or self._n_starts > 1:
             return
         self._checkpoints.keep(
             version,
@@ -211,17 +228,16 @@ def _outcome(serve: Callable[[], None], directory: Path) -> tuple[str, str]:
     return "finished", ""
 
 
-def _verdict(events: pa.Table) -> tuple[str, str]:
-    """Return how a run went whose ServerApp came to its end."""
+def _verdict(events: pa.Table) -> str:
+    """Return why a run failed whose ServerApp came to its end, or nothing if it did not."""
     statuses, reasons = events["status"], events["reason"]
     seen = set(pc.unique(statuses).to_pylist())
     if not seen or REPORTED in seen or REJECTED in seen:
-        return "finished", ""
+        return ""
     if CLIENT_ERROR in seen:
         first = pc.index(statuses, CLIENT_ERROR).as_py()
-        return "failed", f"every client failed; the first: {reasons[first].as_py()}"
-    why = reasons[0].as_py() or statuses[0].as_py()
-    return "failed", f"no job ever came back; the first: {why}"
+        return f"every client failed; the first: {reasons[first].as_py()}"
+    return f"no job ever came back; the first: {reasons[0].as_py() or statuses[0].as_py()}"
 
 
 def enrolled(traces: TraceSet, config: SimulationConfig) -> TraceSet:

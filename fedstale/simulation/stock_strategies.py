@@ -3,7 +3,9 @@
 A stock strategy reports to its log only. Here whatever it aggregates and evaluates is also told to
 the runtime of the grid that it runs on, with the round as the model version. That holds for a
 strategy with a `start` of its own too, as long as it calls its own `aggregate_train` and
-`aggregate_evaluate`. Strategies of fedstale tell their runtime themselves and are left alone.
+`aggregate_evaluate`; what it evaluates centrally is read off the `evaluate_fn` that it is given, or
+off the `Result` that it fills. Strategies of fedstale tell their runtime themselves and are left
+alone. What no strategy reports, `MessageRounds` reads off the messages of the app.
 
 ServerApps of Flower's older API (`server_fn`, strategies of `flwr.server`) send to every client
 from a thread of its own, and one more thread updates the list of clients every five wall seconds.
@@ -17,9 +19,9 @@ from that one thread.
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
-from inspect import signature
+from inspect import BoundArguments, signature
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +36,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.compat import LegacyContext
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.strategy import Strategy as OldStrategy
-from flwr.server.workflow import DefaultWorkflow
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from fedstale.simulation.compat import replaced
 from fedstale.strategies import StaleStrategy
@@ -55,34 +56,56 @@ _Listener = Callable[[int, Any], None]
 
 @contextmanager
 def stock_strategies_reporting() -> Iterator[None]:
-    """Let the stock strategies that are defined by now report while the block runs."""
-    replaced = report_stock_strategies()
+    """Let stock strategies report while the block runs, also those that are defined in it."""
+    undo = report_stock_strategies()
     try:
         yield
     finally:
-        for owner, original in replaced:
-            owner.start = original  # type: ignore[method-assign]
+        undo()
 
 
-def report_stock_strategies() -> list[tuple[type[Strategy], Callable[..., Any]]]:
-    """Let the stock strategies that are defined by now report, each class once.
+def report_stock_strategies() -> Callable[[], None]:
+    """Let stock strategies report, those that are defined by now and those to come.
 
     Returns:
-        The classes whose `start` was replaced, each with the original.
+        Puts back what was replaced.
     """
-    replaced = []
     base: Any = Strategy  # abstract, and its methods are replaced all the same
-    for owner in _family(base):
+    replaced: list[tuple[Any, Any]] = []
+
+    def report(owner: type[Strategy]) -> None:
         original = vars(owner).get("start")
         if original is not None and not hasattr(original, "reports"):
             owner.start = _started(original)  # type: ignore[method-assign]
             replaced.append((owner, original))
-    return replaced
+
+    def defined(owner: type[Strategy], **options: Any) -> None:  # noqa: ANN401 - as the original
+        super(base, owner).__init_subclass__(**options)
+        if not issubclass(owner, StaleStrategy):
+            report(owner)
+
+    for owner in _family(base):
+        report(owner)
+    # An app may import or define its strategy only when it is run.
+    before = vars(base).get("__init_subclass__")
+    base.__init_subclass__ = classmethod(defined)
+
+    def undo() -> None:
+        for owner, original in replaced:
+            owner.start = original
+        if before is None:
+            del base.__init_subclass__
+        else:
+            base.__init_subclass__ = before
+
+    return undo
 
 
-def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the scalar metrics of a record."""
-    return {k: float(v) for k, v in metrics.items() if isinstance(v, Real)}
+def numbers(metrics: object) -> dict[str, float]:
+    """Return the scalars among metrics by name; what is no mapping has none."""
+    if not isinstance(metrics, Mapping):
+        return {}
+    return {str(k): float(v) for k, v in metrics.items() if isinstance(v, Real)}
 
 
 def _family(strategy: type[Strategy]) -> Iterator[type[Strategy]]:
@@ -99,32 +122,88 @@ def _started(original: Callable[..., Any]) -> Callable[..., Any]:
     def start(self: Strategy, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the original
         values = (*args, *kwargs.values())
         grid = next((value for value in values if isinstance(value, RuntimeGrid)), None)
-        if grid is None or hasattr(self.aggregate_train, "reports"):
+        if grid is None:
             return original(self, *args, **kwargs)
         runtime, call = grid.runtime, parameters.bind(self, *args, **kwargs)
+        if hasattr(self.aggregate_train, "reports"):
+            # A `start` of its own that calls that of its base, once or for each round.
+            with runtime.loop():
+                return original(self, *args, **kwargs)
+        on_server: set[int] = set()
 
         def aggregated(version: int, outcome: Any) -> None:  # noqa: ANN401
-            arrays, metrics = outcome
-            if arrays is not None:
+            arrays, metrics = outcome if isinstance(outcome, tuple) else (outcome, None)
+            runtime.new_round(version)
+            if isinstance(arrays, ArrayRecord):
                 runtime.new_version(version, arrays)
-            runtime.metrics(version, "train", numbers(metrics or {}))
+            runtime.metrics(version, "train", numbers(metrics))
 
-        def evaluated(source: str, version: int, metrics: MetricRecord | None) -> None:
+        def evaluated(version: int, metrics: MetricRecord | None) -> None:
             if metrics is not None:
-                runtime.metrics(version, source, numbers(metrics))
+                runtime.metrics(version, "evaluate", numbers(metrics))
 
-        evaluate_fn = call.arguments.get("evaluate_fn")
-        if evaluate_fn is not None:
-            call.arguments["evaluate_fn"] = _reporting(evaluate_fn, partial(evaluated, "server"))
+        def evaluated_on_server(version: int, metrics: MetricRecord | None) -> None:
+            found = numbers(metrics)
+            if found and version not in on_server:
+                on_server.add(version)
+                runtime.metrics(version, "server", found)
+
         listeners: dict[str, _Listener] = {
             "aggregate_train": aggregated,
-            "aggregate_evaluate": partial(evaluated, "evaluate"),
+            "aggregate_evaluate": evaluated,
         }
-        with _heard(self, listeners):
+        _listen(call, "evaluate_fn", evaluated_on_server)
+        with _heard(self, listeners), _results_heard(evaluated_on_server), runtime.loop():
             return original(*call.args, **call.kwargs)
 
     start.reports = True  # type: ignore[attr-defined]
     return wraps(original)(start)
+
+
+def _listen(call: BoundArguments, name: str, listener: _Listener) -> None:
+    """Let a function that is an argument of a call report what it returns."""
+    rest = (a for a in call.arguments.values() if isinstance(a, dict) and callable(a.get(name)))
+    given = call.arguments if callable(call.arguments.get(name)) else next(rest, None)
+    if given is not None:
+        given[name] = _reporting(given[name], listener)
+
+
+class _ToldMetrics(dict[int, MetricRecord]):
+    """Metrics by round that are told as they are entered; its copies are plain."""
+
+    listener: _Listener | None = None
+
+    def __setitem__(self, version: int, metrics: MetricRecord) -> None:
+        super().__setitem__(version, metrics)
+        if self.listener is not None:
+            self.listener(version, metrics)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+@contextmanager
+def _results_heard(listener: _Listener) -> Iterator[None]:
+    """Let central evaluations report that are entered into a Result which is made inside.
+
+    A strategy with a `start` of its own may evaluate as it likes, and notes it there as Flower's.
+    """
+    original, told = Result.__init__, list[_ToldMetrics]()
+
+    def init(self: Result, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as the original
+        original(self, *args, **kwargs)
+        metrics = _ToldMetrics(self.evaluate_metrics_serverapp)
+        metrics.listener = listener
+        self.evaluate_metrics_serverapp = metrics
+        told.append(metrics)
+
+    Result.__init__ = init  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Result.__init__ = original  # type: ignore[method-assign]
+        for metrics in told:
+            metrics.listener = None
 
 
 @contextmanager
@@ -232,19 +311,21 @@ def server_fn_on(grid: "TraceGrid", *packages: str) -> Iterator[None]:
         (flower_server.fit_clients, partial(_send_to_all, grid, *_FIT)),
         (flower_server.evaluate_clients, partial(_send_to_all, grid, *_EVALUATE)),
     ]
-    run_workflow = DefaultWorkflow.__call__
+    make_context = LegacyContext.__init__
+    with ExitStack() as watching:
 
-    def run_watched(workflow: DefaultWorkflow, grid: "TraceGrid", context: LegacyContext) -> None:
-        with _watched(context.strategy, grid.runtime):
-            run_workflow(workflow, grid, context)
+        def made(self: LegacyContext, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+            make_context(self, *args, **kwargs)
+            # Whatever workflow it is for, of Flower or of the app, and for how long: until the end.
+            watching.enter_context(_watched(self.strategy, grid.runtime))
 
-    # Modules call the functions by the names that they imported.
-    with replaced(stand_ins, within=("flwr.server", "flwr.serverapp", *packages)):
-        DefaultWorkflow.__call__ = run_watched  # type: ignore[method-assign, assignment]
-        try:
-            yield
-        finally:
-            DefaultWorkflow.__call__ = run_workflow  # type: ignore[method-assign]
+        # Modules call the functions by the names that they imported.
+        with replaced(stand_ins, within=("flwr.server", "flwr.serverapp", *packages)):
+            LegacyContext.__init__ = made  # type: ignore[method-assign]
+            try:
+                yield
+            finally:
+                LegacyContext.__init__ = make_context  # type: ignore[method-assign]
 
 
 def _start_grid(
@@ -354,10 +435,16 @@ def _send_to_all(  # noqa: PLR0917 - as Flower calls it
 def _watched(strategy: OldStrategy, runtime: Runtime) -> Iterator[list[int]]:
     """Report what a strategy aggregates and evaluates; yields the rounds that trained so far."""
     trained: list[int] = []
+    if hasattr(strategy.aggregate_fit, "reports"):
+        # The strategy of an earlier workflow, started again.
+        with runtime.loop():
+            yield trained
+        return
 
     def aggregated(version: int, outcome: tuple[Parameters | None, Mapping[str, Any]]) -> None:
         trained.append(version)
         parameters, metrics = outcome
+        runtime.new_round(version)
         # Only this kind of tensor has a shape; trees, for one, travel as text.
         if parameters is not None and parameters.tensor_type == "numpy.ndarray":
             arrays: ArrayRecord = records.parameters_to_arrayrecord(parameters, keep_input=True)
@@ -376,5 +463,5 @@ def _watched(strategy: OldStrategy, runtime: Runtime) -> Iterator[list[int]]:
         "aggregate_evaluate": partial(evaluated, "evaluate"),
         "evaluate": partial(evaluated, "server"),
     }
-    with _heard(strategy, listeners):
+    with _heard(strategy, listeners), runtime.loop():
         yield trained

@@ -251,11 +251,14 @@ class TraceGrid(Stateful, RuntimeGrid):
         Raises:
             ConfigError: a node does not exist, the cost of a message is unknown, or its ttl is not
                 above 0.
+            RunEnded: the run is over.
         """
         self._check_time()
         now = self._clock.now
         messages = list(messages)
+        self.runtime.sending(messages)
         rows, unseen_until = self._fleet.send(messages, now, self._jobs)
+        self._jobs.count_on(rows, self.runtime.before)
         jobs = [self._jobs[row] for row in range(rows.start, rows.stop)]
         ids = [JobTable.message_id(job.row) for job in jobs]
         for message, message_id, job in zip(messages, ids, jobs, strict=True):

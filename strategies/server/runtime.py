@@ -9,7 +9,9 @@ strategy never reads anything back from a callback, so watching a run cannot cha
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from math import inf, nextafter
 from typing import Concatenate, Literal, ParamSpec
@@ -137,6 +139,9 @@ class Callback:
     `RunEnded` ends the run after all others have been told.
     """
 
+    def sending(self, run: "Runtime", messages: Sequence[Message]) -> None:
+        """The app is about to send messages; a run that ends here sends none of them."""
+
     def job_sent(self, run: "Runtime", message_id: str, message: Message) -> None:
         """A message was sent to a node; the id is empty if the grid could not take it."""
 
@@ -165,7 +170,15 @@ class Callback:
     def metrics(
         self, run: "Runtime", version: int, source: str, values: Mapping[str, float]
     ) -> None:
-        """Metrics of a version were measured; the source is "train", "evaluate" or "server"."""
+        """Metrics of a version were measured.
+
+        Args:
+            run: in which.
+            version: of the model, or the round, counted through all loops of the run.
+            source: "train", "evaluate" or "server"; "query" for rounds of queries, which have a
+                count of their own.
+            values: by name.
+        """
 
     def time_moved(self, run: "Runtime") -> None:
         """The clock has moved, or the server has looked for nodes or replies."""
@@ -228,6 +241,10 @@ class Runtime:
     """The clock, the checkpointer and the callbacks of one run.
 
     It has the methods of a `Callback`, without the run: each tells all callbacks that have it.
+
+    An app may run several loops of rounds, one after the other: a strategy started twice, two
+    strategies, workflows. Each of them counts its versions from 0; callbacks are told versions that
+    count on, so that the runs of a run do not mix.
     """
 
     def __init__(
@@ -252,6 +269,14 @@ class Runtime:
         self.checkpointer: Checkpointer | None = None
         """Keeps the strategy's state along with the grid's; None leaves it to the strategy."""
         self.n_online, self.n_in_flight, self.name_of = n_online, n_in_flight, name_of
+        self.trained = self.queried = 0
+        """Rounds so far in which was trained, or versions; and rounds of queries."""
+        self.before = 0
+        """Rounds of the loops before this one, which are added to its versions."""
+        self.n_loops = 0
+        """Loops of rounds that go on: none where an app sends its messages itself."""
+        self.tells = False
+        """Whether the loop that goes on tells its rounds itself."""
         for callback in callbacks:
             self.add(callback)
 
@@ -265,13 +290,62 @@ class Runtime:
         """Return the instant in s."""
         return self.clock.now()
 
+    @property
+    def rounds(self) -> int:
+        """Rounds so far: those that trained, or those of queries in an app that trains nothing."""
+        return self.trained or self.queried
+
+    @contextmanager
+    def loop(self, *, tells: bool = False) -> Iterator[None]:
+        """Count the versions that are told inside on from those of the loops before.
+
+        Args:
+            tells: whether the loop tells each of its rounds. If not, it does from the first
+                `new_round` on; until then its rounds are read off its messages.
+        """
+        outer = self.before, self.tells
+        self.before, self.tells = self.trained, tells
+        self.n_loops += 1
+        try:
+            yield
+        finally:
+            self.n_loops -= 1
+            self.before, self.tells = outer if self.n_loops else (self.trained, False)
+
+    def new_round(self, number: int) -> None:
+        """Note that a loop tells its rounds; one that has told this number begins another count."""
+        self.tells = True
+        if self.before + number <= self.trained:
+            self.before = self.trained
+
+    def aggregated(self, update: ClientUpdate, version: int) -> None:
+        """Tell that the update of a reply went into a version."""
+        if self.before:
+            update = replace(update, base_version=self.before + update.base_version)
+        self._aggregated(update, self.before + version)
+
+    def new_version(self, version: int, arrays: ArrayRecord) -> None:
+        """Tell that there is a new model."""
+        self._new_version(self.before + version, arrays)
+
+    def metrics(self, version: int, source: str, values: Mapping[str, float]) -> None:
+        """Tell what was measured of a version."""
+        if source == "query":
+            self.queried = max(self.queried, version)
+        else:
+            version += self.before
+        if source == "train":
+            self.trained = max(self.trained, version)
+        self._metrics(version, source, values)
+
+    _aggregated = _told(Callback.aggregated)
+    _new_version = _told(Callback.new_version)
+    _metrics = _told(Callback.metrics)
+    sending = _told(Callback.sending)
     job_sent = _told(Callback.job_sent)
     reply = _told(Callback.reply)
-    aggregated = _told(Callback.aggregated)
     rejected = _told(Callback.rejected)
     limited = _told(Callback.limited)
-    new_version = _told(Callback.new_version)
-    metrics = _told(Callback.metrics)
     time_moved = _told(Callback.time_moved)
     ended = _told(Callback.ended)
 

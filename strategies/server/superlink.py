@@ -379,6 +379,7 @@ class SuperLinkGrid(ForwardingGrid):
         if self._uploads is not None:
             self._uploads.wake()
         messages = list(messages)
+        self.runtime.sending(messages)
         ids = list(self._grid.push_messages(messages))
         for message_id, message in zip(ids, messages, strict=False):
             if message_id:

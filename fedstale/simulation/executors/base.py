@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from sysconfig import get_path
 from typing import Any, Self
 
 import numpy as np
@@ -28,6 +29,7 @@ from flwr.common.constant import ErrorCode
 from fedstale.simulation.compat import quick_arrays
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
+_LIBRARIES = {"site-packages", "dist-packages"}
 # How long a client's own threads may outlast it; a device's process waits for them too.
 _THREADS_PATIENCE_S = 60.0
 
@@ -120,10 +122,21 @@ def failed_reply(call: ClientCall, problem: BaseException) -> ClientReply:
         text = f"the ClientApp called sys.exit({problem.code!r})"
     else:
         code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        last = traceback.extract_tb(problem.__traceback__)[-1]
+        last = _in_the_app(traceback.extract_tb(problem.__traceback__))
         where = f"{Path(last.filename).name}:{last.lineno}"
         text = f"{type(problem).__name__}: {problem} ({where})"
     return ClientReply(Message(Error(code, text), reply_to=call.message), call.context)
+
+
+def _in_the_app(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
+    """Return where an exception left the app: the last line of its own, or else of all."""
+    others = (str(get_path("stdlib")), __file__, "<")
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith(others) and not _LIBRARIES & {*Path(frame.filename).parts}
+    ]
+    return (own or frames)[-1]
 
 
 def _wait_for_threads(before: set[threading.Thread]) -> None:

@@ -7,8 +7,10 @@ is used only by name.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import copy, deepcopy
+from io import StringIO
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -89,7 +91,9 @@ class AutoExecutor(Executor):
 
     def _check(self, first: ClientCall, before: ClientReply) -> None:
         self._is_checked = True
-        (again,) = self._now.run([first])
+        # Each line that a client writes is shown once.
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()), _no_log():
+            (again,) = self._now.run([first])
         # Metrics may well tell the time; a client that fails may fail otherwise.
         failed = before.reply.has_error() or again.reply.has_error()
         if not failed and _arrays(before.reply) != _arrays(again.reply):
@@ -153,6 +157,17 @@ def _batched(app: FlowerApp, client: ClientApp) -> Executor:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return BatchedExecutor(client, functions, device=device)
+
+
+@contextmanager
+def _no_log() -> Iterator[None]:
+    """Let no logger say anything while the block runs."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _copied(call: ClientCall) -> ClientCall:

@@ -193,7 +193,7 @@ def test_page_and_folder_see_the_same_run_in_any_order(strategy, order, tmp_path
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["rounds"], summary["status"]) == (2, "finished")
     assert (tmp_path / "run" / "model.safetensors").is_file()
-    assert seen.end == ("finished", "")
+    assert seen.end == ("finished", "2 rounds of the app")
 
 
 def message_to(node, arrays):
