@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
 from functools import cache, partial
-from math import inf, sqrt
+from math import inf, isfinite, sqrt
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -122,6 +122,11 @@ def zeros_like(model: Mapping[str, Array], dtype: npt.DTypeLike | None = None) -
     return {name: np.zeros(array.shape, dtype or array.dtype) for name, array in model.items()}
 
 
+def at_least_single(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return a dtype of real numbers, or float32 in the place of float16."""
+    return np.promote_types(dtype, np.float32)
+
+
 def is_finite(model: Mapping[str, Array]) -> bool:
     """Return whether no element is NaN or infinite."""
     return all(over_chunks(_is_finite, model))
@@ -132,8 +137,14 @@ def _is_finite(x: Array) -> bool:
 
 
 def inner(x: Array, y: Array) -> float:
-    """Return the inner product of two chunks, whatever number of threads a BLAS would use."""
-    return float(np.einsum("i,i->", x, y))
+    """Return the inner product of two chunks, whatever number of threads a BLAS would use.
+
+    It is summed in the chunks' own precision, or in float64 where it leaves their range.
+    """
+    product = float(np.einsum("i,i->", x, y))
+    if isfinite(product):
+        return product
+    return float(np.einsum("i,i->", x.astype(np.float64), y.astype(np.float64)))
 
 
 def chunk_sum(x: Array) -> float:
@@ -170,7 +181,7 @@ def square_distance(one: Mapping[str, Array], other: Mapping[str, Array]) -> flo
 
 
 def _square_distance(x: Array, y: Array) -> float:
-    apart = x - y
+    apart = np.subtract(x, y, dtype=at_least_single(x.dtype))
     return inner(apart, apart)
 
 

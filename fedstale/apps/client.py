@@ -1,10 +1,11 @@
 """What the clients of the built-in apps share: a job by the run config, SGD, and the replies.
 
-All randomness comes from explicit seeds, so every process trains to the same bytes.
+All randomness comes from explicit seeds, so every process trains to the same bytes. They depend on
+the message: a device that is asked twice at one version of the model draws twice.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,24 +40,34 @@ def job(
     """Return what a device trains on; engines train many devices by it as one program.
 
     Args:
-        message: of training, which may state the round.
+        message: of training.
         context: with local-epochs, batch-size, learning-rate and seed in its run config.
         data: the device's examples, n of them.
         stream: tells these random numbers from others that the app draws by the same seed.
 
     Returns:
         The arguments of `train` after the loss. The order of the examples depends on the stream,
-        the seed, the partition and the round.
+        the seed, the partition and the message.
     """
     config, node = context.run_config, context.node_config
-    server_round = cast(int, message.content.config_records["config"].get("server-round", 0))
-    seed = (*stream, int(config["seed"]), int(node["partition-id"]), server_round)
+    seed = (*stream, int(config["seed"]), int(node["partition-id"]), number_of(message))
     return {
         "data": data,
         "order": order(len(data[0]), int(config["local-epochs"]), seed),
         "batch_size": int(config["batch-size"]),
         "learning_rate": float(config["learning-rate"]),
     }
+
+
+def number_of(message: Message) -> int:
+    """Return a number that no other message of a run has.
+
+    It is made of the message's id. A simulation counts its messages, so the same run has the same
+    numbers; a SuperLink draws ids. A message that nothing has sent has none, and the instant at
+    which it was made stands in.
+    """
+    about = message.metadata
+    return int.from_bytes((about.message_id or repr(about.created_at)).encode())
 
 
 def order(n: int, epochs: int, seed: tuple[int, ...]) -> Index:

@@ -283,7 +283,7 @@ def _sentence(problem: Exception, directory: Path) -> str:
 
 def _current_model(versions: State) -> ArrayRecord:
     held = versions["held"][str(versions["version"])]
-    return Snapshot(held["floats"], held["counts"], tuple(versions["names"])).record()
+    return Snapshot.holding(held["floats"], held["counts"], tuple(versions["names"])).record()
 
 
 def _random_streams() -> State:

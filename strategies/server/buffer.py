@@ -135,14 +135,15 @@ class Buffer(Stateful):
             floats = copy_of(before.floats)
             staleness = max((update.staleness for update in self.updates), default=0)
             self.optimizer.step(floats, delta, staleness=staleness)
-            if not is_finite(floats):
+            after = before.stepped(floats, counts)
+            if not is_finite(after.floats):
                 raise ProtocolError("its server step left the finite range")
         except ProtocolError as problem:
             self._discard(str(problem))
             raise
-        self.weighting.observe(before.floats, floats, self.optimizer.rate)
+        self.weighting.observe(before.floats, after.floats, self.optimizer.rate)
         self._discarded = 0
-        return before.stepped(floats, counts)
+        return after
 
     def metrics(self) -> dict[str, float]:
         """Return what the clients measured, reduced as their updates are."""

@@ -14,7 +14,7 @@ be slow, and may warn or raise almost anything. So a regular expression reads th
 """
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from typing import Literal, NamedTuple, TypeVar
@@ -58,7 +58,7 @@ def read(
     stored: FlowerArray,
     name: str,
     like: Array,
-    dtypes: Container[np.dtype[np.generic]] | None,
+    dtypes: tuple[np.dtype[np.generic], ...] | None,
     to: np.dtype[np.generic],
 ) -> Array:
     """Return a stored array of known shape, in memory of its own and C order.
@@ -67,8 +67,8 @@ def read(
         stored: as it came.
         name: of the array, for error messages.
         like: the model's array of that name.
-        dtypes: accepted, in native byte order; None accepts all real numbers, also smaller and
-            larger ones.
+        dtypes: accepted, in native byte order, the usual one first; None accepts all real numbers,
+            also smaller and larger ones.
         to: dtype to convert to; numbers beyond it become infinite.
 
     Raises:
@@ -104,7 +104,8 @@ def read(
         ) from problem
     native = dtype.newbyteorder("=")
     if native not in dtypes if dtypes is not None else native.kind not in "fiub":
-        raise RejectionError("dtype", f"arrays[{name!r}] has dtype {native}: expected {like.dtype}")
+        expected = dtypes[0] if dtypes else like.dtype
+        raise RejectionError("dtype", f"arrays[{name!r}] has dtype {native}: expected {expected}")
     if len(data) - body != like.size * dtype.itemsize:
         raise RejectionError(
             "bytes",
@@ -222,7 +223,9 @@ class Validation:
         cast = self.dtypes == "cast"
         # Counts are averaged in float64 anyway, and the change of an unsigned one may be negative.
         delta = {
-            name: read(record[name], name, x, None if cast else (x.dtype,), x.dtype)
+            name: read(
+                record[name], name, x, None if cast else (base.dtype_on_devices(name),), x.dtype
+            )
             for name, x in base.floats.items()
         }
         counts = {

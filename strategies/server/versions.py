@@ -22,6 +22,7 @@ from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.strategies.arrays import Array, Model
 
 _ALIGNED = 64
+_HALF = np.dtype(np.float16)
 
 
 def stored(model: Model, folder: Path) -> Model:
@@ -63,7 +64,12 @@ def stored(model: Model, folder: Path) -> Model:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One version of a model, never written to."""
+    """One version of a model, never written to.
+
+    Half precision has three digits, ends at 65,504, and squares of small steps vanish in it. So the
+    server computes with float16 arrays as float32, rounded to numbers of float16 in each version;
+    devices see float16. `holding` makes a snapshot of arrays as devices see them.
+    """
 
     floats: Model
     """Arrays that are weighted and stepped: parameters and floating-point buffers."""
@@ -71,6 +77,8 @@ class Snapshot:
     """Integer and boolean arrays, such as BatchNorm's counters: averaged and rounded, no more."""
     names: tuple[str, ...]
     """All names in the order of the app."""
+    halves: frozenset[str] = frozenset()
+    """Names of the arrays that are float16 on devices."""
 
     @property
     def n_bytes(self) -> int:
@@ -99,24 +107,42 @@ class Snapshot:
                 )
         floats = {name: x for name, x in arrays.items() if x.dtype.kind == "f"}
         counts = {name: x for name, x in arrays.items() if x.dtype.kind != "f"}
-        return cls(floats, counts, tuple(arrays))
+        return cls.holding(floats, counts, tuple(arrays))
+
+    @classmethod
+    def holding(cls, floats: Model, counts: Model, names: tuple[str, ...]) -> "Snapshot":
+        """Return a version with some arrays, as devices see them."""
+        halves = frozenset(name for name, array in floats.items() if array.dtype == _HALF)
+        wide = {name: floats[name].astype(np.float32) for name in halves}
+        return cls(floats | wide, counts, names, halves)
+
+    def on_devices(self) -> Model:
+        """Return the arrays of floating-point numbers as devices see them."""
+        return self.floats | {name: self.floats[name].astype(_HALF) for name in self.halves}
+
+    def dtype_on_devices(self, name: str) -> np.dtype[Any]:
+        """Return the dtype in which devices see an array of floating-point numbers."""
+        return _HALF if name in self.halves else self.floats[name].dtype
 
     def record(self) -> ArrayRecord:
         """Return the model as Flower sends it."""
-        both = self.floats | self.counts
+        both = self.on_devices() | self.counts
         return ArrayRecord({name: FlowerArray(both[name]) for name in self.names})
 
     def stepped(self, floats: Model, count_steps: Mapping[str, Array]) -> "Snapshot":
         """Return a new version; integer arrays move by the nearest whole number.
 
         Args:
-            floats: new values.
+            floats: new values; those that float16 cannot hold become infinite in its arrays.
             count_steps: movement of the integer arrays, in float64.
         """
+        with np.errstate(over="ignore"):
+            rounded = {name: floats[name].astype(_HALF) for name in self.halves}
+        floats = floats | {name: array.astype(np.float32) for name, array in rounded.items()}
         counts = {
             name: _moved_count(array, count_steps[name]) for name, array in self.counts.items()
         }
-        return Snapshot(floats, counts, self.names)
+        return Snapshot(floats, counts, self.names, self.halves)
 
 
 def _moved_count(array: Array, step: Array) -> Array:
@@ -232,7 +258,7 @@ class Versions:
             "held": {
                 str(version): {
                     "jobs": held.jobs,
-                    "floats": {} if is_left_out else dict(held.snapshot.floats),
+                    "floats": {} if is_left_out else held.snapshot.on_devices(),
                     "counts": {} if is_left_out else dict(held.snapshot.counts),
                 }
                 for version, held in self._held.items()
@@ -249,8 +275,8 @@ class Versions:
         """
         before, names = self.current, tuple(state["names"])
         found = state["held"][str(state["version"])]
-        for kind in ("floats", "counts"):
-            expected, there = _described(getattr(before, kind)), _described(found[kind])
+        for kind, arrays in (("floats", before.on_devices()), ("counts", before.counts)):
+            expected, there = _described(arrays), _described(found[kind])
             if expected != there:
                 differing = sorted(set(expected.items()) ^ set(there.items()))[0]
                 raise ResumeError(
@@ -259,7 +285,9 @@ class Versions:
                 )
         self.version = int(state["version"])
         self._held = {
-            int(version): _Held(Snapshot(held["floats"], held["counts"], names), held["jobs"])
+            int(version): _Held(
+                Snapshot.holding(held["floats"], held["counts"], names), held["jobs"]
+            )
             for version, held in state["held"].items()
         }
         self._make_room()

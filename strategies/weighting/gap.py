@@ -12,6 +12,10 @@ where step is the movement divided by the rate that made it, eta_max is the larg
 n counts the steps really seen. When a schedule lowers the rate, C keeps the size that a step had at
 the largest rate, so that the penalty on stale updates fades with the rate.
 
+r is kept in float32 at least. One step may be enormous, by a mistake or an attack: its square may
+overflow, and even where it does not, it would let the model go anywhere at no penalty for hundreds
+of steps. So a step counts for at most `MOST_SIZES` times the largest running size around it.
+
 Reference:
     Barkai, Hakimi, Schuster. Gap-Aware Mitigation of Gradient Staleness. ICLR 2020.
 """
@@ -27,12 +31,12 @@ import numpy as np
 from fedstale.strategies.arrays import (
     Array,
     Model,
+    at_least_single,
     chunk_sum,
     inner,
     over_chunks,
     scale,
     square_distance,
-    zeros_like,
 )
 from fedstale.strategies.settings import require, require_choice
 from fedstale.strategies.state import Stateful
@@ -42,6 +46,11 @@ from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 Grain = Literal["parameter", "layer", "model"]
 Steps = Literal["maximal", "actual"]
 MODEL = ""
+MOST_SIZES = 100.0
+"""Largest step that r takes in, in running sizes: of the array, 2^17 parameters at a time, or of
+the layer or model. A first step, and one where nothing has moved yet, counts whole."""
+_LARGEST = 1e16
+"""Largest step of all: float32 holds its square, and C where the rate is large."""
 
 
 @dataclass(eq=False)
@@ -76,19 +85,20 @@ class StepSize(Stateful):
         rate = 1.0 if self.steps == "actual" else abs(rate)
         if rate == 0.0:
             return
+        g, seen = self.decay, 1 - self.decay**self.n
         self.n += 1
         self._sizes = {}
         self.rate = max(self.rate, rate)
         if self.of == "parameter":
-            self.squares = self.squares or zeros_like(after)
-            follow = partial(_follow, rate=rate, decay=self.decay)
+            self.squares = self.squares or _zeros(after)
+            follow = partial(_follow, rate=rate, decay=g, seen=seen)
             over_chunks(follow, self.squares, before, after)
             return
-        g = self.decay
         for key, names in self.groups(before).items():
             total = square_distance({name: before[name] for name in names}, after)
             r = float(self.squares.get(key, 0.0))
-            self.squares[key] = np.asarray(g * r + (1 - g) * total / rate**2)
+            most = _largest(r, seen) ** 2
+            self.squares[key] = np.asarray(g * r + (1 - g) * min(total / rate**2, most))
 
     def scale(self) -> float:
         """Return what turns sqrt(r) into C; 0 before the first step."""
@@ -103,7 +113,7 @@ class StepSize(Stateful):
             like: a model, for the shapes before the first step.
         """
         if not self._sizes:
-            self._sizes = zeros_like(like)
+            self._sizes = _zeros(like)
             squares = self.squares if self.n else self._sizes
             over_chunks(partial(_size, scale=self.scale()), self._sizes, squares)
         return self._sizes
@@ -122,6 +132,21 @@ class StepSize(Stateful):
         self._sizes = {}
 
 
+def _zeros(like: Model) -> Model:
+    """Return zeros in the shapes of a model, in float32 at least."""
+    return {name: np.zeros(x.shape, at_least_single(x.dtype)) for name, x in like.items()}
+
+
+def _largest(r: float, seen: float) -> float:
+    """Return the largest step that counts whole.
+
+    Args:
+        r: the largest mean square so far, not corrected for its bias.
+        seen: 1 - g^n after the n steps so far.
+    """
+    return min(MOST_SIZES * sqrt(r / seen), _LARGEST) if r > 0.0 else _LARGEST
+
+
 def _size(c: Array, r: Array, *, scale: float) -> None:
     """Write C of one chunk."""
     np.sqrt(r, out=c)
@@ -129,12 +154,16 @@ def _size(c: Array, r: Array, *, scale: float) -> None:
     np.maximum(c, np.finfo(c.dtype).tiny, out=c)
 
 
-def _follow(r: Array, before: Array, after: Array, *, rate: float, decay: float) -> None:
+def _follow(
+    r: Array, before: Array, after: Array, *, rate: float, decay: float, seen: float
+) -> None:
     """Take a step into r of one chunk."""
     g = r.dtype.type(decay)
-    step = after - before
+    step = np.subtract(after, before, dtype=r.dtype)
     if rate != 1.0:
         step /= step.dtype.type(rate)
+    most = r.dtype.type(_largest(float(r.max()), seen))
+    np.clip(step, -most, most, out=step)
     step *= step
     step *= 1 - g
     np.multiply(r, g, out=r)
@@ -152,6 +181,7 @@ class Gap(Weighting):
         An update is the sum of several local steps, and the gap is taken when it is weighed.
         G is at most 1 + tau: a gap says at most that each version went a typical step.
         C comes from the server's steps, which hold whatever its optimizer does, not from gradients.
+        A step counts in C for at most `MOST_SIZES` running sizes.
 
     Reference:
         Barkai, Hakimi, Schuster. Gap-Aware Mitigation of Gradient Staleness. ICLR 2020.
@@ -276,7 +306,7 @@ def divide_by_gap(delta: Array, now: Array, base: Array, c: Array, *, cap: float
     Returns:
         The sum of 1/G over the chunk.
     """
-    weight = now - base
+    weight = np.subtract(now, base, dtype=c.dtype)
     np.abs(weight, out=weight)
     weight += c
     np.divide(c, weight, out=weight)
@@ -316,5 +346,5 @@ def _movement(update: ClientUpdate, names: list[str]) -> tuple[float, float]:
 
 def _products(delta: Array, now: Array, base: Array) -> tuple[float, float, float]:
     """Return <moved, moved>, <moved, delta> and <delta, delta> of one chunk."""
-    moved = now - base
+    moved = np.subtract(now, base, dtype=at_least_single(now.dtype))
     return inner(moved, moved), inner(moved, delta), inner(delta, delta)

@@ -13,6 +13,7 @@ from tiny import fleet
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, TraceError
 from fedstale.simulation.run import simulate
+from fedstale.traces import TraceSet
 
 STOCK = ["FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad", "FedProx", "FedMedian", "Krum"]
 
@@ -300,3 +301,68 @@ def test_a_stale_strategy_gives_byte_identical_files_too(run, tmp_path):
     first, second = run(**options), run(**options, workers=2)
     for name in ("events.parquet", "metrics.parquet", "model.safetensors"):
         assert digest(first.folder / name) == digest(second.folder / name)
+
+
+@pytest.mark.parametrize("strategy", ["FedBuff", "GapAware", "CA2FL", "FADAS"])
+def test_a_model_in_half_precision_is_simulated_like_one_in_double(run, tmp_path, strategy):
+    client = CLIENT.replace("ArrayRecord([w])", "ArrayRecord([w.astype(sent)])")
+    client = client.replace(
+        "    for _ in range(", "    w, sent = w.astype(float), w.dtype\n    for _ in range("
+    )
+    half = STALE_SERVER.replace("np.zeros(3)", "np.zeros(3, np.float16)")
+    found = []
+    for name, server in (("half", half), ("double", STALE_SERVER)):
+        app = write_small_app(tmp_path / name, client=client, server=server)
+        found.append(run(app=app, run_config={"strategy": strategy, "rounds": 15}))
+    ours, other = found
+    assert (ours.status, ours.reason) == ("finished", "")
+    (w,), (expected,) = ours.model.values(), other.model.values()
+    assert (w.dtype, expected.dtype) == (np.float16, np.float64)
+    np.testing.assert_allclose(w, expected, atol=0.05)
+    assert np.abs(expected).max() > 0.5
+    assert not (ours.jobs["status"] == "rejected").any()
+
+
+def test_a_torch_model_in_half_precision_is_trained_by_a_strategy_object():
+    import torch
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+
+    import fedstale
+    from fedstale.strategies import DirectionAware
+
+    client = ClientApp()
+    truth = torch.tensor([[1.0, -2.0, 0.5]])
+
+    def made():
+        return torch.nn.Linear(3, 1, bias=False, dtype=torch.float16)
+
+    @client.train()
+    def train(message, context):
+        network = made()
+        network.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        x = torch.randn(20, 3)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+        for i in range(10):
+            optimizer.zero_grad()
+            error = network(x[2 * i : 2 * i + 2].half()).float() - x[2 * i : 2 * i + 2] @ truth.T
+            (error**2).mean().backward()
+            optimizer.step()
+        metrics = MetricRecord({"num-examples": 100_000})
+        content = RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    torch.manual_seed(0)
+    run = fedstale.simulate(
+        client,
+        traces=TraceSet.ideal(6),
+        strategy=DirectionAware(5, 2),
+        initial_arrays=ArrayRecord(made().state_dict()),
+        until="20 rounds",
+        work_per_example=1.0,
+        epochs=1,
+        examples=20,
+    )
+    w = run.model["weight"]
+    assert w.dtype == np.float16
+    np.testing.assert_allclose(w, truth.numpy(), atol=0.05)

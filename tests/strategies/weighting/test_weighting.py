@@ -273,3 +273,91 @@ def test_chunks_cover_large_arrays_as_one_formula_does():
     weight = gap.weigh(stale)
     np.testing.assert_allclose(delta, expected, rtol=1e-5)
     assert weight == pytest.approx(float((1 / g).mean()), rel=1e-5)
+
+
+GAPS = [
+    *(lambda of=of: Gap(of=of) for of in ("parameter", "layer", "model")),
+    *(lambda of=of: DirectionalGap(of=of) for of in ("layer", "model")),
+    *(lambda of=of: DirectionalGap(of=of, share=0.0) for of in ("layer", "model")),
+    lambda: Gap(steps="actual"),
+]
+
+
+def gap_of_two_steps(weighting, dtype):
+    """G - 1 of an update that is two steps of 1/16 behind."""
+    weight = weighting.weigh(
+        ClientUpdate(
+            delta={"w": np.ones(6, dtype)},
+            base={"w": np.zeros(6, dtype)},
+            current={"w": np.full(6, 1 / 8, dtype)},
+            staleness=100,
+        )
+    )
+    return 1.0 / weight - 1.0
+
+
+def ordinary(weighting, dtype, n):
+    for _ in range(n):
+        weighting.observe({"w": np.zeros(6, dtype)}, {"w": np.full(6, 1 / 16, dtype)}, 0.5)
+
+
+@pytest.mark.parametrize("make", GAPS, ids=lambda make: repr(make()))
+@pytest.mark.parametrize(
+    ("dtype", "huge"),
+    [
+        *((np.float16, huge) for huge in (300.0, 6e4)),
+        *((np.float32, huge) for huge in (1e6, 1e18, 1e30)),
+        *((np.float64, huge) for huge in (1e6, 1e100, 1e200)),
+    ],
+)
+def test_one_huge_step_neither_spoils_the_gap_nor_ends_it(make, dtype, huge):
+    weighting = make()
+    ordinary(weighting, dtype, 50)
+    before = gap_of_two_steps(weighting, dtype)
+    assert before > 0.9
+    weighting.observe({"w": np.zeros(6, dtype)}, {"w": np.full(6, huge, dtype)}, 0.5)
+    # It counts for at most 100 steps, so C is at most sqrt(1 + 0.03 / (1 - 0.97^51) 100^2) steps.
+    ordinary(weighting, dtype, 1)
+    assert before / 20.0 < gap_of_two_steps(weighting, dtype) < before
+    ordinary(weighting, dtype, 600)
+    assert gap_of_two_steps(weighting, dtype) == pytest.approx(before, rel=1e-2)
+
+
+@pytest.mark.parametrize("make", GAPS, ids=lambda make: repr(make()))
+def test_a_first_step_that_overflows_counts_whole_and_is_forgotten_in_time(make):
+    weighting = make()
+    weighting.observe({"w": np.zeros(6, np.float32)}, {"w": np.full(6, 1e30, np.float32)}, 0.5)
+    assert 0.0 <= gap_of_two_steps(weighting, np.float32) < 1e-6
+    # C halves in 2 log(2) / 0.03 steps, and it is 2^58 times too large.
+    ordinary(weighting, np.float32, 3000)
+    assert gap_of_two_steps(weighting, np.float32) > 0.9
+
+
+@pytest.mark.parametrize("of", ["parameter", "layer", "model"])
+@pytest.mark.parametrize("size", [2.0**-10, 1.0, 2.0**7])
+def test_the_gap_of_a_model_in_half_precision_is_that_of_the_same_model_in_single(of, size):
+    found = []
+    for dtype in (np.float16, np.float32):
+        weighting, rng = Gap(of=of), np.random.default_rng(0)
+        steps = (size * rng.choice([0.5, 1.0, 2.0], size=(30, 6))).astype(np.float16)
+        for step in steps.astype(dtype):
+            weighting.observe({"w": np.zeros(6, dtype)}, {"w": step}, 1.0)
+        stale = ClientUpdate(
+            delta={"w": np.ones(6, dtype)},
+            base={"w": np.zeros(6, dtype)},
+            current={"w": (3 * steps[0]).astype(dtype)},
+            staleness=9,
+        )
+        found.append((weighting.weigh(stale), stale.delta["w"].astype(np.float32)))
+    (half, delta), (single, expected) = found
+    assert half == pytest.approx(single, rel=1e-6)
+    np.testing.assert_allclose(delta, expected, rtol=2.0**-10)
+    assert single < 0.9
+
+
+def test_products_beyond_the_range_of_a_models_dtype_are_taken_in_a_wider_one():
+    huge = {"w": np.array([1e30, 1e30], np.float32)}
+    one = ClientUpdate(delta=dict(huge), base={"w": -huge["w"]}, current=huge, staleness=3)
+    # |moved| = 2 |delta|, so gamma = 2.
+    assert EuclideanStaleness(epsilon=1.0).weigh(one) == pytest.approx(1.0 / 3.0)
+    np.testing.assert_allclose(one.delta["w"], 1e30 / 3.0, rtol=1e-6)
