@@ -25,7 +25,9 @@ from rich.progress import (
 from rich.table import Column, Table
 
 from fedstale.cli.output import AsJson, Quiet, end_on_signals, note, one_sentence, say, say_json
+from fedstale.cli.supervision import SUPERVISED, supervised
 from fedstale.config import FLOWER_OVERHEAD, Costs, SimulationConfig, stated
+from fedstale.reports.last_call import told
 
 if TYPE_CHECKING:
     from fedstale.comparison.analysis import Comparison
@@ -74,6 +76,7 @@ def _words_below(settings: type) -> dict[str, str]:
 @one_sentence()
 @_with_settings
 def simulate(
+    context: typer.Context,
     app: Annotated[
         str,
         typer.Argument(
@@ -129,6 +132,8 @@ def simulate(
 
     if (resume is None) == (not app):
         raise ConfigError("expected an APP to simulate, or --resume RUN to go on with a run")
+    # Who calls the command in a process of its own, such as a test, has nobody to watch it.
+    kept = supervised(as_json=as_json) if context.obj == SUPERVISED else None
     if resume is not None:
         config, out = SimulationConfig.read(resume / "config.toml"), resume
     elif app.endswith(".toml"):
@@ -147,6 +152,9 @@ def simulate(
         )
     name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
     out = out or Path("runs") / f"{name}-{config.seed}"
+    if resume is not None and (lost := told(resume)):
+        note(f"fedstale: {lost}")
+    from fedstale.simulation.black_box import BlackBox
     from fedstale.simulation.run import simulate as simulate_config
     from fedstale.traces import TraceSet
 
@@ -168,6 +176,7 @@ def simulate(
             overwrite=overwrite,
             resume=resume is not None,
             callbacks=callbacks,
+            box=BlackBox(kept),
         )
     if as_json:
         say_json(run.folder, **run.summary)
