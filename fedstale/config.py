@@ -185,6 +185,11 @@ class SimulationConfig:
         Where and how often something is computed or kept changes nothing of what comes out.
         """
         found = {key.replace("_", "-"): value for key, value in asdict(self).items()}
+        for name in ("app", "traces"):
+            # However it is spelt, a path means a place.
+            found[name] = (
+                str(Path(found[name]).resolve()) if Path(found[name]).exists() else found[name]
+            )
         del found["workers"], found["checkpoint-every"], found["client-limit-s"]
         # All others give the same bytes.
         found["executor"] = "batched" if self.executor == "batched" else "exact"
