@@ -60,6 +60,12 @@ def simulate(
 ) -> Run:
     """Run a Flower app on replayed devices.
 
+    Clients run in this process unless `executor` or `workers` say otherwise. One that ends it, by
+    `os._exit`, a segmentation fault or all of the memory, ends the caller too: no process can watch
+    itself. A note in the folder then says which client it was, for `read_run` and the commands
+    `fedstale report` and `fedstale simulate --resume`. The command `fedstale simulate` watches its
+    run from another process, and keeps what was done.
+
     Args:
         app: directory of a Flower app, name of a built-in one, a ClientApp to run under a strategy,
             or a ServerApp and a ClientApp. A run of objects cannot be repeated from its

@@ -107,6 +107,10 @@ class SimulationConfig:
     workers: int | None = None
     """Processes that run clients; 1 runs them in the main process; as the executor decides if not
     given."""
+    client_limit_s: float | None = None
+    """Wall-clock s after which a client that has not answered ends the run, or gets an error reply
+    where it runs in a process of its own; no limit if not given, since no number suits every app
+    and machine."""
     gpus: float | None = None
     """GPUs of each Ray actor, such as 0.25 where four share one; for the executor ray alone."""
     checkpoint_every: int = 1
@@ -117,7 +121,7 @@ class SimulationConfig:
     """Overrides of the app's [tool.fedstale] table, with its dashed keys."""
 
     def __post_init__(self) -> None:
-        kinds, optional = get_args(ExecutorKind), ("devices", "workers", "gpus")
+        kinds, optional = get_args(ExecutorKind), ("devices", "workers", "gpus", "client_limit_s")
         for name, holds, accepted in (
             ("app", isinstance(self.app, str), "a text"),
             ("traces", isinstance(self.traces, str), "a text"),
@@ -129,6 +133,11 @@ class SimulationConfig:
                 "checkpoint_every",
                 _is_number(self.checkpoint_every, 0),
                 "a whole number of versions >= 0 (0 writes no checkpoints)",
+            ),
+            (
+                "client_limit_s",
+                _is_number(self.client_limit_s, 0, int | float) and self.client_limit_s != 0,
+                "a number of seconds > 0",
             ),
             (
                 "gpus",
@@ -176,7 +185,12 @@ class SimulationConfig:
         Where and how often something is computed or kept changes nothing of what comes out.
         """
         found = {key.replace("_", "-"): value for key, value in asdict(self).items()}
-        del found["workers"], found["checkpoint-every"]
+        for name in ("app", "traces"):
+            # However it is spelt, a path means a place.
+            found[name] = (
+                str(Path(found[name]).resolve()) if Path(found[name]).exists() else found[name]
+            )
+        del found["workers"], found["checkpoint-every"], found["client-limit-s"]
         # All others give the same bytes.
         found["executor"] = "batched" if self.executor == "batched" else "exact"
         tables = {name: found.pop(name) for name in ("run-config", "costs")}

@@ -6,6 +6,7 @@ import typer
 
 from fedstale import __version__
 from fedstale.cli import apps, learn, runs, traces
+from fedstale.cli.supervision import SUPERVISED
 
 app = typer.Typer(
     name="fedstale",
@@ -48,7 +49,7 @@ app.command(epilog="Example: fedstale check my_app")(apps.check)
 
 def main() -> None:
     """Run the command line; each command turns what its user can mend into one sentence."""
-    app()
+    app(obj=SUPERVISED)
 
 
 def _show_version(wanted: bool) -> None:

@@ -4,15 +4,17 @@ import ast
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from inspect import Parameter, Signature, getsource, signature
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
+import click
 import typer
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -34,13 +36,21 @@ from fedstale.cli.output import (
     say_json,
     stdout_kept_free,
 )
+from fedstale.cli.supervision import SUPERVISED, supervised
 from fedstale.config import FLOWER_OVERHEAD, Costs, SimulationConfig, stated
+from fedstale.reports.last_call import told
 
 if TYPE_CHECKING:
     from fedstale.comparison.analysis import Comparison
     from fedstale.comparison.plan import Watch
     from fedstale.reports.run import Run
     from fedstale.strategies.server.runtime import Callback
+
+_BESIDE_RESUME = {
+    *("resume", "executor", "workers", "checkpoint_every", "client_limit_s"),
+    *("live", "live_at", "tensorboard", "as_json", "quiet", "verbose"),
+}
+"""Options of a run that goes on: none of them changes what comes out."""
 
 _WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrupted"}
 
@@ -83,6 +93,7 @@ def _words_below(settings: type) -> dict[str, str]:
 @one_sentence()
 @_with_settings
 def simulate(
+    context: typer.Context,
     app: Annotated[
         str,
         typer.Argument(
@@ -142,24 +153,34 @@ def simulate(
 
     if (resume is None) == (not app):
         raise ConfigError("expected an APP to simulate, or --resume RUN to go on with a run")
+    options = {
+        name: o for o in context.command.params if (name := o.name) and _is_given(context, o)
+    }
     if resume is not None:
-        config, out = SimulationConfig.read(resume / "config.toml"), resume
-    elif app.endswith(".toml"):
-        config = SimulationConfig.read(Path(app))
+        _refuse(options, set(options) - _BESIDE_RESUME, f"--resume {resume}", "a run that goes on")
+    # Who calls the command in a process of its own, such as a test, has nobody to watch it.
+    kept = supervised(as_json=as_json) if context.obj == SUPERVISED else None
+    costs = {f.name: settings.pop(f.name, None) for f in fields(Costs)}
+    costs["epochs"] = int(epochs) if epochs is not None and epochs.isdecimal() else epochs
+    if resume is None and not app.endswith(".toml"):
+        before = SimulationConfig(app=app, traces=traces)
     else:
-        from fedstale.simulation.flower_app import run_config_overrides
-
-        costs = {f.name: settings.pop(f.name, None) for f in fields(Costs)}
-        costs["epochs"] = int(epochs) if epochs is not None and epochs.isdecimal() else epochs
-        config = SimulationConfig(
-            app=app,
-            traces=traces,
-            run_config=run_config_overrides(run_config or []),
-            costs=(FLOWER_OVERHEAD if overhead == "flower" else {}) | stated(costs),
-            **settings,
-        )
+        before = SimulationConfig.read(Path(app) if resume is None else resume / "config.toml")
+    out = resume or out
+    config = _changed(
+        before,
+        {name: value for name, value in {**settings, "traces": traces}.items() if name in options},
+        run_config=run_config or [],
+        costs=stated(costs),
+        overhead=overhead if "overhead" in options else None,
+    )
+    if resume is not None and (others := before.differing(config)):
+        raise ConfigError(f"--resume {resume} holds a run with {others}: it keeps its settings")
     name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
     out = out or Path("runs") / f"{name}-{config.seed}"
+    if resume is not None and (lost := told(resume)):
+        note(f"fedstale: {lost}")
+    from fedstale.simulation.black_box import BlackBox
     from fedstale.simulation.run import simulate as simulate_config
     from fedstale.traces import TraceSet
 
@@ -179,6 +200,7 @@ def simulate(
             overwrite=overwrite,
             resume=resume is not None,
             callbacks=callbacks,
+            box=BlackBox(kept),
         )
     if as_json:
         say_json(run.folder, **run.summary)
@@ -187,6 +209,57 @@ def simulate(
     if run.status in _WORDS:
         note(f"fedstale: the run {_WORDS[run.status]}: {run.reason}")
         raise typer.Exit(1)
+
+
+def _changed(
+    config: SimulationConfig,
+    settings: Mapping[str, Any],
+    *,
+    run_config: list[str],
+    costs: Mapping[str, Any],
+    overhead: Literal["none", "flower"] | None,
+) -> SimulationConfig:
+    """Return settings with what the command line says in the place of what they had.
+
+    Args:
+        config: of an app alone, or of a file.
+        settings: by the names of their fields.
+        run_config: overrides, as flwr run takes them.
+        costs: by their dashed keys.
+        overhead: None leaves it as it was.
+    """
+    before = dict(config.costs)
+    if overhead is not None:
+        before = {key: value for key, value in before.items() if key not in FLOWER_OVERHEAD}
+        before |= FLOWER_OVERHEAD if overhead == "flower" else {}
+    overrides: Mapping[str, Any] = {}
+    if run_config:
+        from fedstale.simulation.flower_app import FlowerApp, run_config_overrides
+
+        overrides = run_config_overrides(run_config)
+        if config.run_config:
+            # A file holds the number of epochs and not the key that it comes from.
+            own = FlowerApp.find(config.app).resolved(replace(config, costs={})).costs
+            before = {key: value for key, value in before.items() if own.get(key) != value}
+    merged = {**config.run_config, **overrides}
+    return replace(config, **settings, run_config=merged, costs={**before, **costs})
+
+
+def _is_given(context: typer.Context, option: click.Parameter) -> bool:
+    """Return whether a command line has an option, and not its default alone."""
+    source = context.get_parameter_source(option.name or "")
+    return source not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+
+
+def _refuse(options: Mapping[str, click.Parameter], names: Set[str], beside: str, who: str) -> None:
+    """Refuse options that would change nothing, by the names that they were given by."""
+    from fedstale.errors import ConfigError
+
+    flags = [option.opts[0] for name, option in options.items() if name in names]
+    if flags:
+        raise ConfigError(
+            f"{', '.join(flags)} beside {beside}: {who} keeps its settings; leave it out"
+        )
 
 
 @one_sentence()
@@ -218,6 +291,7 @@ def report(
 
 @one_sentence()
 def compare(
+    context: typer.Context,
     sources: Annotated[
         list[Path],
         typer.Argument(
@@ -256,6 +330,9 @@ def compare(
             f"{str(plans[0])!r} and {len(sources) - 1} more: expected one plan, or folders of "
             "finished runs"
         )
+    if not plans:
+        given = {o.name: o for o in context.command.params if o.name and _is_given(context, o)}
+        _refuse(given, {"workers", "overwrite"}, "folders of runs", "a run that is over")
     folder = out or Path("comparisons") / (plans[0].stem if plans else api.RUNS)
     with _progress(shown=bool(plans) and sys.stderr.isatty() and not (quiet or as_json)) as bar:
         try:

@@ -25,6 +25,8 @@ from fedstale.errors import ConfigError, FedstaleError
 from fedstale.live.watching import Watcher
 from fedstale.parallel import Report, WorkerPool
 from fedstale.reports.folder import CONFIG, LOCK, SUMMARY
+from fedstale.reports.last_call import Kept, told
+from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
 from fedstale.strategies.server.runtime import Runtime
@@ -226,7 +228,8 @@ def run_all(
                 if news == "rejected":
                     raise _not_begun(run, what)
                 if news == "died" or (news == "done" and what):
-                    failed[folder] = " ".join(what.split())
+                    lost = told(folder) if news == "died" else ""
+                    failed[folder] = " ".join(f"{what}; {lost}".rstrip("; ").split())
                 shares[folder] = what if news == "progress" else 1.0
                 watch(shares)
     except KeyboardInterrupt:
@@ -330,6 +333,8 @@ def _simulated(job: _Job, report: Report) -> str:
         overwrite=begun == "failed",
         resume=begun == "half",
         callbacks=[_ShareDone(Until.parse(config.until), report)],
+        # This process does nothing else, and what ends it is told by the first one.
+        box=BlackBox(Kept()),
     )
     if result.status == "interrupted":
         raise KeyboardInterrupt

@@ -105,7 +105,7 @@ def supervise(command: list[str]) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     child = os.fork()
     if not child:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.execvp(command[0], command)
@@ -138,6 +138,11 @@ def _supervised(
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+
+
+def end_with_parent() -> None:
+    """Let this process be killed when its parent ends, however that ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _prctl(option: int, value: int) -> None:

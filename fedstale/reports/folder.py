@@ -107,7 +107,7 @@ class RunFolder:
 
     @classmethod
     def resume(cls, path: Path) -> "RunFolder":
-        """Open the folder of a run that did not come to its end.
+        """Open the folder of a run that did not come to its end, or whose process was lost.
 
         Raises:
             ConfigError: it is no folder of a run, or the run in it is over or still going on.
@@ -183,13 +183,14 @@ def make_folder(path: Path) -> None:
 
 def _require_unfinished(path: Path) -> None:
     try:
-        status = json.loads((path / SUMMARY).read_text(encoding="utf-8"))["status"]
+        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        status = summary["status"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         raise ConfigError(
             f"resume = {str(path)!r}: {SUMMARY} cannot be read ({type(problem).__name__}); remove "
             "it to go on with the run"
         ) from None
-    if status != "interrupted":
+    if status != "interrupted" and not (status == "failed" and summary.get("crash")):
         raise ConfigError(
             f"resume = {str(path)!r}: that run has come to its end ({status}); expected one that "
             "was interrupted or killed"

@@ -23,6 +23,7 @@ from fedstale.reports import learning, page
 from fedstale.reports.costs import COST_COLUMNS, with_costs
 from fedstale.reports.figure import Array, why_missing
 from fedstale.reports.folder import CONFIG, EVENTS, METRICS, METRICS_SCHEMA, MODEL, SUMMARY
+from fedstale.reports.last_call import told
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -66,9 +67,11 @@ class Run:
             )
         missing = [name for name in _NEEDED if not (self.folder / name).is_file()]
         if missing:
+            lost = told(self.folder)
+            again = f"fedstale simulate --resume {folder} goes on" if lost else "run it again"
             raise ConfigError(
                 f"run = {str(folder)!r} has no {', '.join(missing)}: expected the folder of a run "
-                "that came to its end; run fedstale simulate again"
+                f"that came to its end; {again}{lost and f'; {lost}'}"
             )
         self.name = self.folder.resolve().name
         self.config_text, self.summary = _texts(self.folder)

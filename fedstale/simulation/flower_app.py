@@ -197,12 +197,23 @@ class FlowerApp:
     def resolved(self, config: SimulationConfig) -> SimulationConfig:
         """Return the settings of a run with the app's whole run config and all costs.
 
+        Paths of an app and of traces are whole, so that they mean the same from any directory.
+
         Raises:
             ConfigError: a key is not one of the app's or of costs, or a cost is none.
         """
         run_config = self.run_config(config.run_config)
         costs = Costs.from_table({**self.costs.table(), **config.costs}).resolved(run_config)
-        return replace(config, run_config=run_config, costs=costs.table())
+        # An app of objects has no place, and one that comes with fedstale is known by its name.
+        has_place = isinstance(self.client, str) and Path(config.app).is_dir()
+        traces = Path(config.traces)
+        return replace(
+            config,
+            app=str(self.directory) if has_place else config.app,
+            traces=str(traces.resolve()) if traces.exists() else config.traces,
+            run_config=run_config,
+            costs=costs.table(),
+        )
 
     @contextmanager
     def importable(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, BinaryIO, Generic, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -222,12 +222,21 @@ class JobTable(Stateful, Callback):
 
     saved = ("_words", "reported_p_finish")
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        file: BinaryIO | None = None,
+        on_word: Callable[[int, str], object] = lambda number, word: None,
+    ) -> None:
         """Start with no job.
+
+        Args:
+            file: for the rows, which somebody else reads if this process is lost; None makes one.
+            on_word: called with the number of each text and the text.
 
         Raises:
             FedstaleError: the folder of temporary files is not writable.
         """
+        self._given, self._on_word = file, on_word
         self._n = 0
         self.messages: dict[int, Message] = {}
         """The messages that have not been answered, by job id."""
@@ -235,14 +244,34 @@ class JobTable(Stateful, Callback):
         """The chance to finish its next job that each node has last reported."""
         self._words: list[str] = []
         self._numbers: dict[str, int] = {}
+        self._map(np.zeros(0, _LAYOUT))
         try:
-            # In the system's folder for them (TMPDIR).
-            file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see finalize
+            if file is None:
+                # In the system's folder for them (TMPDIR).
+                file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see finalize
+                weakref.finalize(self, file.close)
+            file.truncate(0)
         except OSError as problem:
             raise _unwritable(problem) from None
-        weakref.finalize(self, file.close)
         self._file = file.fileno()
-        self._map(np.zeros(0, _LAYOUT))
+
+    @classmethod
+    def left_in(cls, file: BinaryIO, words: Sequence[str]) -> "JobTable":
+        """Return the jobs that a lost process has left in a file.
+
+        Args:
+            file: that its table was given.
+            words: that its table has told, by number.
+        """
+        jobs = cls()
+        file.seek(0)
+        rows = np.frombuffer(file.read(), _LAYOUT)
+        for word in words:
+            jobs.number(word)
+        # A row is in use from its sending on.
+        places = jobs.add(int(np.isfinite(rows["sent_at"]).sum()))
+        jobs._rows[places] = rows[places]
+        return jobs
 
     def __len__(self) -> int:
         """Number of jobs sent so far."""
@@ -320,6 +349,7 @@ class JobTable(Stateful, Callback):
         if number is None:
             number = self._numbers[word] = len(self._words)
             self._words.append(word)
+            self._on_word(number, word)
         return number
 
     def tables(
@@ -367,9 +397,11 @@ class JobTable(Stateful, Callback):
                 "the checkpoint holds events with other columns: resume with the release of "
                 "fedstale that wrote it"
             )
-        self.__init__()  # type: ignore[misc]
+        self.__init__(self._given, self._on_word)  # type: ignore[misc]
         super().load_state_dict(state)
         self._numbers = {word: number for number, word in enumerate(self._words)}
+        for number, word in enumerate(self._words):
+            self._on_word(number, word)
         rows = state["rows"].view(_LAYOUT)
         places = self.add(rows.size)
         self._rows[places] = rows

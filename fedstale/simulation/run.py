@@ -20,6 +20,7 @@ from fedstale.config import Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.run import Run
+from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.executors.base import seed_streams
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
@@ -62,6 +63,7 @@ def simulate(
     overwrite: bool = False,
     resume: bool = False,
     callbacks: Iterable[Callback] = (),
+    box: BlackBox | None = None,
 ) -> Run:
     """Run an app on traces and write the run's folder.
 
@@ -74,6 +76,8 @@ def simulate(
         resume: whether to go on with the run in the folder, which has the same settings, from its
             last checkpoint; without one it begins anew.
         callbacks: told what happens in the run, besides what its folder needs.
+        box: what a supervisor of this process reads if it is lost; None leaves a note in the folder
+            alone, which the next command on it reads.
 
     Returns:
         What happened; a run that fails, is stuck or is interrupted keeps what was done.
@@ -81,7 +85,7 @@ def simulate(
     Raises:
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
-    app = app or FlowerApp.find(config.app)
+    app, box = app or FlowerApp.find(config.app), box or BlackBox()
     config = app.resolved(config)
     run_config = dict(config.run_config)
     traces = enrolled(traces, config)
@@ -89,7 +93,13 @@ def simulate(
     _require_end(metrics.until, traces, costs := Costs.from_table(config.costs))
     with app.importable():
         server, client = app.load_server(), app.load_client()
-        with executor_for(app, client, config.executor, config.workers, config.gpus) as executor:
+        limit_s, where = config.client_limit_s, (config.executor, config.workers, config.gpus)
+        with executor_for(app, client, *where, limit_s=limit_s) as executor:
+            if limit_s is not None and not (executor.is_remote or box.is_supervised):
+                raise ConfigError(
+                    f"client_limit_s = {limit_s:g}: a client of this process can be ended only "
+                    "with it; use executor = 'processes', or the command fedstale simulate"
+                )
             grid = TraceGrid(
                 traces,
                 executor,
@@ -98,12 +108,15 @@ def simulate(
                 run_config=run_config,
                 on_interrupt=config.on_interrupt,
                 until_s=metrics.until.time_s,
+                box=box,
             )
             messages = MessageRounds()
-            for callback in (metrics, messages, *callbacks):
+            executor.watch = box
+            for callback in (box, metrics, messages, *callbacks):
                 grid.runtime.add(callback)
             opened = RunFolder.resume(out) if resume else RunFolder.create(out, overwrite=overwrite)
-            with opened as folder:
+            about = {"app": app.name, "executor": executor.description}
+            with opened as folder, box.open(folder, grid.now, limit_s, about):
                 folder.write_config(config)
                 grid.runtime.checkpointer = SimulationCheckpointer(
                     folder.checkpoints,
@@ -111,6 +124,7 @@ def simulate(
                     metrics,
                     every=config.checkpoint_every,
                     resume=resume,
+                    box=box,
                 )
                 _seed_server(config.seed)
                 started = time.perf_counter()
@@ -158,7 +172,14 @@ class SimulationCheckpointer(Checkpointer):
     jobs_survive = True
 
     def __init__(
-        self, folder: Path, grid: TraceGrid, metrics: RunMetrics, *, every: int, resume: bool
+        self,
+        folder: Path,
+        grid: TraceGrid,
+        metrics: RunMetrics,
+        *,
+        every: int,
+        resume: bool,
+        box: BlackBox,
     ) -> None:
         """Keep a run.
 
@@ -168,8 +189,9 @@ class SimulationCheckpointer(Checkpointer):
             metrics: of the run.
             every: versions from one checkpoint to the next; 0 writes none.
             resume: whether to go on from the last whole checkpoint, if there is one.
+            box: is told what was measured before.
         """
-        self._grid, self._metrics = grid, metrics
+        self._grid, self._metrics, self._box = grid, metrics, box
         self._checkpoints = Checkpoints(folder, every=every) if every else Checkpointer()
         self._due_at, self._n_starts = 0.0, 0
         self._state: State | None = None
@@ -188,7 +210,8 @@ class SimulationCheckpointer(Checkpointer):
         # What was measured before the strategy started was measured before the crash too.
         self._metrics.load_state_dict(state["metrics"])
         self._grid.runtime.trained = self._metrics.rounds
-        self._metrics.arrays = _current_model(strategy["versions"])
+        self._box.measured_before(self._metrics.rows)
+        self._metrics.arrays = current_model(strategy["versions"])
         _set_random_streams(state["random"])
         return strategy
 
@@ -281,7 +304,8 @@ def _sentence(problem: Exception, directory: Path) -> str:
     return f"the ServerApp raised {type(problem).__name__}: {problem} ({where})"
 
 
-def _current_model(versions: State) -> ArrayRecord:
+def current_model(versions: State) -> ArrayRecord:
+    """Return the model of a checkpoint, by the versions in its strategy's state."""
     held = versions["held"][str(versions["version"])]
     return Snapshot.holding(held["floats"], held["counts"], tuple(versions["names"])).record()
 

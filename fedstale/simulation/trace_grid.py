@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.run import Run
 
 from fedstale.config import Costs
+from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.clients import Clients, Replay
 from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
 from fedstale.simulation.compat import error_reply, identity, quick_arrays, stamp
@@ -68,6 +69,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         on_interrupt: OnInterrupt = "abort",
         until_s: float = np.inf,
         run_id: int = 1,
+        box: BlackBox | None = None,
     ) -> None:
         """Enrol every device of the traces.
 
@@ -80,6 +82,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             on_interrupt: what happens to a job when its device goes offline.
             until_s: virtual instant at which the run ends.
             run_id: Flower's id of the run.
+            box: keeps what must survive this process; None keeps nothing.
 
         Raises:
             TraceError: the traces lack a channel.
@@ -107,7 +110,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._time = VirtualTime(now, sleep, self._unix_base)
         self._unfollowed: list[int] = []
         self._unseen_until = np.inf
-        self._jobs = JobTable()
+        self._jobs = JobTable() if box is None else JobTable(box.jobs, box.word)
         self._arrived: dict[str, JobRow] = {}
         self._open, self._stalls = 0, StallDetection()
         self.runtime = Runtime(
@@ -147,6 +150,13 @@ class TraceGrid(Stateful, RuntimeGrid):
         now = self._clock.now
         return self._jobs.tables(
             lambda jobs: self._fleet.as_of(jobs, self._jobs, now), self._fleet.traces.device_ids
+        )
+
+    def tables_of(self, jobs: JobTable, now: float) -> Iterator[pa.Table]:
+        """Yield the events of a lost process's jobs as they stood at an instant, which is now."""
+        self._clock.now = now
+        return jobs.tables(
+            lambda rows: self._fleet.as_of(rows, jobs, now), self._fleet.traces.device_ids
         )
 
     @property

@@ -90,6 +90,7 @@ class BatchedExecutor(Executor):
         tasks: dict[int, TrainingTask] = {}
         with own_random_streams(), quick_arrays():
             for i, call in enumerate(calls):
+                self.watch.entered(call)
                 if call.message.metadata.message_type not in _TRAIN:
                     replies[i] = run_client(self._client_app, call)
                     continue
@@ -109,6 +110,7 @@ class BatchedExecutor(Executor):
                     todo = now + todo
                     continue
                 replies.update(zip(now, trained, strict=True))
+        self.watch.left()
         return [replies[i] for i in range(len(calls))]
 
     def _limit(self, batch: int) -> None:
@@ -132,6 +134,7 @@ class BatchedExecutor(Executor):
         self, calls: Sequence[ClientCall], tasks: Sequence[TrainingTask]
     ) -> list[ClientReply] | None:
         """Return the replies of some calls, or None if memory ran out and the batch was halved."""
+        self.watch.entered(calls[0], len(calls))
         try:
             received = [_model_of(call) for call in calls]
             models, losses = self._fit(_stacked([record for _, record in received]), tasks)

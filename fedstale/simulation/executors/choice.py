@@ -39,7 +39,11 @@ class AutoExecutor(Executor):
     """
 
     def __init__(
-        self, client_app: ClientApp, load: Callable[[], ClientApp], workers: int | None = None
+        self,
+        client_app: ClientApp,
+        load: Callable[[], ClientApp],
+        workers: int | None = None,
+        limit_s: float | None = None,
     ) -> None:
         """Start in this process.
 
@@ -47,8 +51,9 @@ class AutoExecutor(Executor):
             client_app: the app in this process.
             load: returns the app in another process.
             workers: most processes; None takes as many as there are cores.
+            limit_s: as of `ProcessExecutor`.
         """
-        self._load, self._workers = load, workers or n_cores()
+        self._load, self._workers, self._limit_s = load, workers or n_cores(), limit_s
         self._now: Executor = InlineExecutor(client_app)
         self._is_chosen, self._is_checked = self._workers == 1, False
         self._spent_s, self._n_calls, self._n_runs = 0.0, 0, 0
@@ -61,6 +66,7 @@ class AutoExecutor(Executor):
         Raises:
             ConfigError: the app does not reply to the same message twice in the same way.
         """
+        self._now.watch = self.watch
         if self._is_chosen and self._is_checked:
             return self._now.run(calls)
         first = _copied(calls[0]) if calls and not self._is_checked else None
@@ -84,7 +90,7 @@ class AutoExecutor(Executor):
         each_s, together = self._spent_s / self._n_calls, self._n_calls / self._n_runs
         measured = f"{1000 * each_s:.3g} ms a client, {together:.3g} at a time"
         if each_s >= _SHORT_CALL_S and together >= min(2, self._workers):
-            self._now = ProcessExecutor(self._load, self._workers)
+            self._now = ProcessExecutor(self._load, self._workers, self._limit_s)
             self.batch, self.is_remote = self._now.batch, self._now.is_remote
         self.description = f"{self._now.description}: {measured}"
         logger.info("clients run in %s", self.description)
@@ -111,6 +117,8 @@ def executor_for(
     kind: ExecutorKind = "auto",
     workers: int | None = None,
     gpus: float | None = None,
+    *,
+    limit_s: float | None = None,
 ) -> Executor:
     """Return the executor of a run.
 
@@ -121,6 +129,7 @@ def executor_for(
         workers: processes or actors; 1 stays in this process, None takes one a core where several
             are of use.
         gpus: of each Ray actor.
+        limit_s: wall-clock s that a client in a process of its own may take; inf if None.
 
     Raises:
         ConfigError: the app cannot be run so, or something is not installed.
@@ -135,12 +144,16 @@ def executor_for(
             )
         return InlineExecutor(client)
     if kind == "ray":
+        if limit_s is not None:
+            raise ConfigError(
+                f"client_limit_s = {limit_s:g}: Ray's actors have no limit; use another executor"
+            )
         return RayExecutor(app.load_client, workers, gpus=gpus)
-    if kind == "inline":
+    if kind == "inline" or (kind == "auto" and workers == 1):
         return InlineExecutor(client)
     if kind == "processes" or (workers or 1) > 1:
-        return ProcessExecutor(app.load_client, workers or n_cores())
-    return InlineExecutor(client) if workers == 1 else AutoExecutor(client, app.load_client)
+        return ProcessExecutor(app.load_client, workers or n_cores(), limit_s)
+    return AutoExecutor(client, app.load_client, limit_s=limit_s)
 
 
 def _batched(app: FlowerApp, client: ClientApp) -> Executor:

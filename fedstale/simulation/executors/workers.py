@@ -7,9 +7,11 @@ cluster, which is the way beyond one machine. An actor loads the app once; app a
 installed, or be at the same path, on every machine of the cluster.
 """
 
+import faulthandler
 import multiprocessing
 import pickle
 import signal
+import time
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -69,6 +71,8 @@ class WorkerExecutor(Executor, Generic[Place]):
         """
         self._workers, self._n_parts = workers, workers * parts_per_worker
         self.batch = workers
+        self.how = ""
+        """How the worker that died last did so, in words that follow, if it is known."""
         self._places: OrderedDict[tuple[int, ...], tuple[Place, list[bytes]]] = OrderedDict()
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
@@ -99,7 +103,7 @@ class WorkerExecutor(Executor, Generic[Place]):
         if replies is not None:
             return replies[0]
         call, _ = one
-        error = Error(ErrorCode.CLIENT_APP_CRASHED, "the worker process died twice")
+        error = Error(ErrorCode.CLIENT_APP_CRASHED, f"the worker process died twice{self.how}")
         return ClientReply(Message(error, reply_to=call.message), call.context)
 
     def _packed(self, call: ClientCall) -> tuple[ClientCall, dict[str, Place]]:
@@ -127,8 +131,8 @@ class WorkerExecutor(Executor, Generic[Place]):
 class ClientWorker:
     """A ClientApp that is loaded once in a process of its own, for the calls that are sent."""
 
-    def __init__(self, load: Callable[[], ClientApp]) -> None:
-        self._client_app = load()
+    def __init__(self, load: Callable[[], ClientApp], limit_s: float | None = None) -> None:
+        self._client_app, self._limit_s = load(), limit_s
         torch = imported_torch()
         if torch is not None:
             torch.set_num_threads(1)
@@ -149,7 +153,10 @@ class ClientWorker:
                 with identity(call.message.metadata.run_id):
                     message = with_content(call.message, own_copy(content))
                     own = ClientCall(message, call.context, call.seed)
+                    if self._limit_s:
+                        faulthandler.dump_traceback_later(self._limit_s, exit=True)
                     replies.append(run_client(self._client_app, own))
+        faulthandler.cancel_dump_traceback_later()
         return replies
 
 
@@ -162,16 +169,20 @@ class ProcessExecutor(WorkerExecutor[str]):
     The place of arrays is the name of a shared memory.
     """
 
-    def __init__(self, load: Callable[[], ClientApp], workers: int) -> None:
+    def __init__(
+        self, load: Callable[[], ClientApp], workers: int, limit_s: float | None = None
+    ) -> None:
         """Start the pool.
 
         Args:
             load: returns the ClientApp; pickled to the workers.
             workers: number of processes, >= 1.
+            limit_s: wall-clock s after which a client that has not answered ends its worker; inf
+                if None. What Python did is on the worker's standard error then.
         """
         super().__init__(workers, parts_per_worker=_PARTS_PER_WORKER)
         self.description = f"{workers} processes"
-        self._load = load
+        self._load, self._limit_s = load, limit_s
         self._memory: dict[str, SharedMemory] = {}
         self._pool = self._new_pool()
 
@@ -182,15 +193,21 @@ class ProcessExecutor(WorkerExecutor[str]):
 
     def _run_parts(self, parts: Sequence[Part[str]]) -> list[list[ClientReply] | None]:
         sent: list[Future[list[ClientReply]]] = []
+        started = time.perf_counter()
         replies: list[list[ClientReply] | None] = [None] * len(parts)
         with suppress(BrokenProcessPool):
             # Parts that were submitted before the pool broke stay in the list.
             sent.extend(self._pool.submit(_run_in_worker, part) for part in parts)
+        workers = list((self._pool._processes or {}).values())
         for i, future in enumerate(sent):
             with suppress(BrokenProcessPool):
                 replies[i] = future.result()
         if None in replies:
+            took_s = time.perf_counter() - started
             self._pool.shutdown(cancel_futures=True)
+            # A pool that breaks ends its other workers by SIGTERM.
+            codes = {w.exitcode for w in workers} - {None, 0, -signal.SIGTERM}
+            self.how = _how(codes.pop(), took_s, self._limit_s) if codes else ""
             self._pool = self._new_pool()
         return replies
 
@@ -200,7 +217,7 @@ class ProcessExecutor(WorkerExecutor[str]):
             # Forking a process with threads (torch, Flower's telemetry) can deadlock.
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start_worker,
-            initargs=(self._load,),
+            initargs=(self._load, self._limit_s),
         )
 
     def _put(self, record: ArrayRecord) -> str:
@@ -217,13 +234,23 @@ class ProcessExecutor(WorkerExecutor[str]):
         memory.unlink()
 
 
+def _how(code: int | None, took_s: float, limit_s: float | None) -> str:
+    """Return in words how a worker died."""
+    if limit_s is not None and code == 1 and took_s >= limit_s:
+        return f": its client did not end within {limit_s:g} s (client-limit-s)"
+    if code is not None and code < 0:
+        return f": killed by {signal.Signals(-code).name}"
+    return f": exit code {code}"
+
+
 _workers: list[ClientWorker] = []
 
 
-def _start_worker(load: Callable[[], ClientApp]) -> None:
+def _start_worker(load: Callable[[], ClientApp], limit_s: float | None) -> None:
     # Ctrl-C belongs to the main process, which stops the workers when it has saved the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _workers.append(ClientWorker(load))
+    faulthandler.enable()
+    _workers.append(ClientWorker(load, limit_s))
 
 
 def _run_in_worker(part: Part[str]) -> list[ClientReply]:

@@ -72,7 +72,7 @@ def test_state_written_in_a_worker_comes_back(tmp_path):
 def test_a_client_that_kills_its_worker_gets_an_error_reply_and_the_others_their_answers(tmp_path):
     client = CLIENT.replace(
         "    x, y = data(context",
-        "    import os\n    if context.node_config['partition-id'] == 1:\n        os._exit(1)\n"
+        "    import os\n    if context.node_config['partition-id'] == 1:\n        os._exit(7)\n"
         "    x, y = data(context",
     )
     load = FlowerApp.find(write_small_app(tmp_path, client=client)).load_client
@@ -80,6 +80,20 @@ def test_a_client_that_kills_its_worker_gets_an_error_reply_and_the_others_their
         answers = pool.run(calls(3))
     assert [a.reply.has_error() for a in answers] == [False, True, False]
     assert answers[1].reply.error.code == ErrorCode.CLIENT_APP_CRASHED
+    assert answers[1].reply.error.reason == "the worker process died twice: exit code 7"
+
+
+def test_a_client_that_does_not_end_in_its_limit_gets_an_error_reply(tmp_path):
+    client = CLIENT.replace(
+        "    x, y = data(context",
+        "    while context.node_config['partition-id'] == 1:\n        pass\n"
+        "    x, y = data(context",
+    )
+    load = FlowerApp.find(write_small_app(tmp_path, client=client)).load_client
+    with ProcessExecutor(load, 2, limit_s=0.5) as pool:
+        answers = pool.run(calls(3))
+    assert [a.reply.has_error() for a in answers] == [False, True, False]
+    assert "its client did not end within 0.5 s (client-limit-s)" in answers[1].reply.error.reason
 
 
 def test_draws_depend_on_the_seed_of_the_call_alone():

@@ -1,0 +1,274 @@
+"""Each option of simulate and compare takes effect, or is refused by its name."""
+
+import json
+import shutil
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+import typer
+from small_app import write_small_app
+from typer.testing import CliRunner
+
+from fedstale.cli import main as cli
+from fedstale.config import FLOWER_OVERHEAD, Costs, SimulationConfig
+from fedstale.traces import TraceSet
+
+sys.path.append(str(Path(__file__).parents[1] / "comparison"))
+
+COMMANDS = typer.main.get_command(cli.app).commands
+FLAGS = {
+    command: {option.name: option.opts[0] for option in COMMANDS[command].params if option.opts}
+    for command in ("simulate", "compare")
+}
+SETTINGS = {field.name for field in fields(SimulationConfig)} - {"app", "run_config", "costs"}
+COSTS = {field.name for field in fields(Costs)}
+SHOWN = {"live", "live_at", "tensorboard", "as_json", "quiet", "verbose"}
+"""Options of simulate that change what is seen of a run, and where."""
+PLACES = {"app", "out", "overwrite", "resume"}
+OTHERS = {"run_config", "overhead"}
+
+GIVEN = {
+    "traces": "ideal:5",
+    "until": "1 rounds",
+    "on_interrupt": "pause",
+    "after_end": "stop",
+    "executor": "inline",
+    "workers": "1",
+    "run_config": "local-epochs=5",
+    "overhead": "flower",
+    "epochs": "3",
+}
+"""Values that differ from every default; of all other options a number by its type."""
+REFUSED = {"gpus": "with executor = 'ray'", "client_limit_s": "can be ended only with it"}
+"""Settings that this process and its executor cannot have, and what the sentence says."""
+
+
+def value_of(name):
+    if name in GIVEN:
+        return GIVEN[name]
+    hints = {**get_type_hints(SimulationConfig), **get_type_hints(Costs)}
+    kinds = get_args(hints[name]) or (hints[name],)
+    return "3" if int in kinds else "0.5"
+
+
+def called(*words):
+    result = CliRunner().invoke(cli.app, [*map(str, words)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def config_of(run):
+    return SimulationConfig.read(run / "config.toml")
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory):
+    """Return the folder of a finished run of the small app."""
+    folder = tmp_path_factory.mktemp("earlier")
+    app = write_small_app(folder / "app")
+    words = ["--traces", "synthetic:6", "-c", "rounds=1", "--out", folder / "run"]
+    assert called("simulate", app, *words).exit_code == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def unfinished(earlier, tmp_path):
+    """Return the folder of a run that was killed, with the settings of the earlier one."""
+    (tmp_path / "unfinished").mkdir()
+    shutil.copy(earlier / "config.toml", tmp_path / "unfinished")
+    return tmp_path / "unfinished"
+
+
+def test_every_option_is_tried_here():
+    known = SETTINGS | COSTS | SHOWN | PLACES | OTHERS
+    assert set(FLAGS["simulate"]) == known, "say below what a new option does beside a config"
+    shown = {"as_json", "quiet"}
+    tried = {"sources", "out", "workers", "target", "reference", "overwrite"}
+    assert set(FLAGS["compare"]) == shown | tried
+
+
+@pytest.mark.parametrize(
+    ("beside", "name"),
+    [
+        *(("config", name) for name in sorted(SETTINGS | COSTS | OTHERS)),
+        *(("app", name) for name in sorted(SETTINGS | OTHERS | {"query_work"})),
+    ],
+)
+def test_a_setting_changes_the_run_or_is_refused_by_name(tmp_path, earlier, name, beside):
+    before = config_of(earlier)
+    source = [before.app, "--traces", "synthetic:6", "-c", "rounds=1"]
+    if beside == "config":
+        source = [earlier / "config.toml"]
+    given = [FLAGS["simulate"][name], value_of(name)]
+    result = called("simulate", *source, *given, "--out", tmp_path / "run")
+    if name in REFUSED:
+        assert result.exit_code == 2
+        assert f"{name} = " in result.stderr
+        assert REFUSED[name] in result.stderr
+        return
+    assert result.exit_code in (0, 1), result.output
+    after = config_of(tmp_path / "run")
+    changed = {f.name for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)}
+    if name in SETTINGS:
+        assert changed == {name}
+        assert str(getattr(after, name)) == value_of(name)
+    elif name in COSTS:
+        key = name.replace("_", "-")
+        others = {k: v for k, v in after.costs.items() if k != key}
+        assert changed == {"costs"}
+        assert float(after.costs[key]) == float(value_of(name))
+        assert others == {k: v for k, v in before.costs.items() if k != key}
+    elif name == "overhead":
+        assert after.costs == {**before.costs, **FLOWER_OVERHEAD}
+    else:
+        assert after.run_config == {**before.run_config, "local-epochs": 5}
+        # The number of epochs that is charged comes from this key.
+        assert after.costs == {**before.costs, "epochs": 5}
+
+
+@pytest.mark.parametrize(
+    "name", sorted((SETTINGS | COSTS | OTHERS | PLACES | SHOWN) - {"app", "resume"})
+)
+def test_beside_resume_an_option_takes_effect_or_is_refused_by_name(unfinished, name, tmp_path):
+    free = {"executor", "workers", "checkpoint_every"} | SHOWN
+    flag, values = FLAGS["simulate"][name], {"live_at": "0", "tensorboard": str(tmp_path / "tb")}
+    is_switch = name in {"overwrite", "live", "as_json", "quiet", "verbose"}
+    if name == "tensorboard":
+        pytest.importorskip("tensorboard")
+    if name == "live":
+        pytest.skip("as --live-at, at a port that may be taken")
+    value = [] if is_switch else [values.get(name) or ("x" if name == "out" else value_of(name))]
+    before = config_of(unfinished)
+    result = called("simulate", "--resume", unfinished, flag, *value)
+    if name == "client_limit_s":
+        assert (result.exit_code, REFUSED[name] in result.stderr) == (2, True)
+        return
+    if name not in free:
+        assert result.exit_code == 2
+        assert f"fedstale: {flag} beside --resume" in result.stderr
+        assert result.stderr.count("\n") == 1
+        assert not (unfinished / "summary.json").exists()
+        return
+    assert result.exit_code == 0, result.output
+    if name in SETTINGS:
+        assert str(getattr(config_of(unfinished), name)) == value[0]
+        assert config_of(unfinished).differing(before) == ""
+    elif name == "as_json":
+        assert json.loads(result.stdout)["status"] == "finished"
+    elif name == "live_at":
+        assert "live page: http" in result.stderr
+    elif name == "tensorboard":
+        assert list((tmp_path / "tb").iterdir())
+
+
+def test_an_executor_that_rounds_otherwise_is_refused_beside_resume(unfinished):
+    result = called("simulate", "--resume", unfinished, "--executor", "batched")
+    assert result.exit_code == 2
+    assert "executor = 'exact' instead of 'batched'" in result.stderr
+
+
+def test_an_overhead_can_be_taken_back(tmp_path, earlier):
+    words = ["simulate", earlier / "config.toml", "--out"]
+    assert called(*words, tmp_path / "a", "--overhead", "flower").exit_code == 0
+    again = ["simulate", tmp_path / "a" / "config.toml", "--out"]
+    assert called(*again, tmp_path / "b").exit_code == 0
+    assert config_of(tmp_path / "b") == config_of(tmp_path / "a")
+    assert called(*again, tmp_path / "c", "--overhead", "none").exit_code == 0
+    assert config_of(tmp_path / "c") == config_of(earlier)
+
+
+def test_an_unknown_key_beside_a_config_is_one_sentence(tmp_path, earlier):
+    words = ["-c", "round=2", "--out", tmp_path / "run"]
+    result = called("simulate", earlier / "config.toml", *words)
+    assert result.exit_code == 2
+    assert "run-config key 'round' is unknown: expected 'rounds'" in result.stderr
+
+
+# A config means the same from any directory, and a run folder may be moved.
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_config_works_from_any_directory_and_after_a_move(tmp_path, monkeypatch, resumed):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    write_small_app(Path("app"))
+    TraceSet.synthetic(6, days=1, seed=0).write("devices.parquet")
+    words = ["--traces", "devices.parquet", "-c", "rounds=1", "--out", "run"]
+    assert called("simulate", "./app", *words).exit_code == 0
+    first = (tmp_path / "here" / "run" / "events.parquet").read_bytes()
+    run = tmp_path / "elsewhere" / "moved"
+    shutil.move("run", run)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    if resumed:
+        (run / "summary.json").unlink()
+        again, made = called("simulate", "--resume", "moved"), run
+    else:
+        made = tmp_path / "elsewhere" / "again"
+        again = called("simulate", "moved/config.toml", "--out", "again")
+    assert again.exit_code == 0, again.output
+    assert (made / "events.parquet").read_bytes() == first
+    assert config_of(made).app == str(tmp_path / "here" / "app")
+
+
+def test_a_built_in_app_keeps_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--traces", "ideal:3", "-c", "num-server-rounds=1", "--out", "run"]
+    assert called("simulate", "digits", *words).exit_code == 0
+    assert (config_of(Path("run")).app, config_of(Path("run")).traces) == ("digits", "ideal:3")
+
+
+# fedstale compare
+
+
+def test_options_that_mean_nothing_for_finished_runs_are_refused_by_name(tmp_path, earlier):
+    for words in (["--workers", "2"], ["--overwrite"]):
+        result = called("compare", earlier, *words, "--out", tmp_path / "out")
+        assert result.exit_code == 2
+        assert f"fedstale: {words[0]} beside folders of runs" in result.stderr
+        assert not (tmp_path / "out").exists()
+
+
+def test_options_of_compare_take_effect(tmp_path):
+    from compared_runs import write_finished
+
+    runs = [
+        write_finished(
+            tmp_path / f"{strategy}-1",
+            seed=1,
+            run_config={"strategy": strategy},
+            accuracies=[(0.0, 0.1), (600.0, last)],
+        )
+        for strategy, last in (("a", 0.8), ("b", 0.9))
+    ]
+    words = ["--out", tmp_path / "out", "--target", "accuracy 0.85", "--reference", "strategy=b"]
+    result = called("compare", *runs, *words, "--json", "--quiet")
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.stdout)
+    assert made["out"] == str(tmp_path / "out")
+    assert made["reference"] == "strategy=b"
+    assert made["target"] == "accuracy 0.85"
+
+
+def test_options_of_a_plan_take_effect(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    app = write_small_app(tmp_path / "app")
+    (tmp_path / "plan.toml").write_text(
+        f'app = "{app}"\ntraces = "synthetic:6"\nseeds = [1]\n'
+        "[run-config]\nrounds = 1\n[variants.A]\n[variants.B]\n"
+    )
+    words = ["compare", "plan.toml", "--out", "out", "--json"]
+    first = called(*words, "--workers", "1", "--reference", "B", "--target", "accuracy 0.2")
+    assert first.exit_code == 0, first.output
+    made = json.loads(first.stdout)
+    assert (made["reference"], made["target"]) == ("B", "accuracy 0.2")
+    written = tmp_path / "out" / "runs" / "A" / "1" / "events.parquet"
+    before = written.stat().st_mtime_ns
+    assert called(*words, "--workers", "1").exit_code == 0
+    assert written.stat().st_mtime_ns == before
+    assert called(*words, "--workers", "1", "--overwrite").exit_code == 0
+    assert written.stat().st_mtime_ns > before
+    assert called(*words, "--workers", "0").stderr.startswith("fedstale: workers = 0: expected")
