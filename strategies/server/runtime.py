@@ -324,14 +324,22 @@ class Runtime:
         """Tell that there is a new model."""
         self._new_version(self.before + version, arrays)
 
-    def metrics(self, version: int, source: str, values: Mapping[str, float]) -> None:
-        """Tell what was measured of a version."""
-        if source == "query":
-            self.queried = max(self.queried, version)
-        else:
-            version += self.before
-        if source == "train":
+    def metrics(
+        self, version: int, source: str, values: Mapping[str, float], *, is_over: bool = True
+    ) -> None:
+        """Tell what was measured of a version.
+
+        Args:
+            version: of the loop that goes on.
+            source: as of a callback.
+            values: by name.
+            is_over: whether the round has come to its end, if it is one of training or queries.
+        """
+        version += 0 if source == "query" else self.before
+        if source == "train" and is_over:
             self.trained = max(self.trained, version)
+        if source == "query" and is_over:
+            self.queried = max(self.queried, version)
         self._metrics(version, source, values)
 
     _aggregated = _told(Callback.aggregated)
