@@ -127,7 +127,7 @@ class MessageRounds(Callback):
                 self._end_round(run, source)
                 self._replied = {one for one in self._replied if not one.startswith(source)}
                 self._stated[source] = round_of(message)
-                done = run.trained if source == "train" else 0
+                done = {"train": run.trained, "query": run.queried}.get(source, 0)
                 self._numbers[source] = max(self._numbers.get(source, 0), done) + 1
         if self._end is not None:
             raise self._end

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import APPS, source_of, write_app
 from flower_engine import final_model
+from written_apps import APPS, source_of, write_app
 
 from fedstale.cli import main as cli
 
