@@ -99,6 +99,12 @@ class MessageRounds(Callback):
         self._replied: set[str] = set()
         self._sums: dict[str, Sums] = {}
 
+    def started(self, run: Runtime) -> None:
+        """End the rounds before a strategy was started."""
+        for source in () if run.tells else tuple(self._numbers):
+            self._end_round(run, source)
+        self._forget()
+
     def sending(self, run: Runtime, messages: Sequence[Message]) -> None:
         """Take the model, and end a round if these messages begin another.
 
@@ -163,10 +169,8 @@ class MessageRounds(Callback):
 
     def finish(self, run: Runtime) -> None:
         """Tell what the last replies brought, now that the app is over."""
-        if run.tells:
-            return
-        # It has come to its end: a limit that it reaches just now ends it no more.
-        for source in (*self._numbers,):
+        for source in () if run.tells else tuple(self._numbers):
+            # A limit that it reaches just now ends it no more.
             with suppress(RunEnded):
                 self._end_round(run, source)
 

@@ -138,6 +138,9 @@ class Callback:
     `RunEnded` ends the run after all others have been told.
     """
 
+    def started(self, run: "Runtime") -> None:
+        """A loop of rounds begins: a strategy was started, or a workflow."""
+
     def sending(self, run: "Runtime", messages: Sequence[Message]) -> None:
         """The app is about to send messages; a run that ends here sends none of them."""
 
@@ -299,6 +302,7 @@ class Runtime:
             tells: whether the loop tells each of its rounds. If not, it does from the first
                 `new_round` on; until then its rounds are read off its messages.
         """
+        self.started()
         outer = self.before, self.tells
         self.before, self.tells = self.trained, tells
         self.n_loops += 1
@@ -345,6 +349,7 @@ class Runtime:
     _aggregated = _told(Callback.aggregated)
     _new_version = _told(Callback.new_version)
     _metrics = _told(Callback.metrics)
+    started = _told(Callback.started)
     sending = _told(Callback.sending)
     job_sent = _told(Callback.job_sent)
     reply = _told(Callback.reply)

@@ -149,6 +149,7 @@ def table(folder):
         with tempfile.TemporaryDirectory() as made:
             summary = simulated(folder / name, Path(made))
         ending = f"{summary['status']}: {summary['reason'].strip().splitlines()[-1]}"
+        ending += "; ".join(["", *(error["error"] for error in summary.get("client_errors", []))])
         sent = ", ".join(f"{n['sent']} {kind}" for kind, n in summary.get("messages", {}).items())
         rows.append(f"| `{name}` | {shape} | {ending} | {sent} |")
     return rows

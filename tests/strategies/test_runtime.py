@@ -33,6 +33,7 @@ def test_a_callback_is_told_everything_with_the_run_it_happened_in():
     for name in kinds:
         setattr(Names, name, noting(name))
     runtime = Runtime(WallClock(), Names())
+    runtime.started()
     runtime.sending([])
     runtime.job_sent("m1", None)
     runtime.reply("m1", None, "reported")
@@ -44,8 +45,8 @@ def test_a_callback_is_told_everything_with_the_run_it_happened_in():
     runtime.ended("finished", "")
     assert [name for name, *_ in told] == kinds
     assert all(run is runtime for _, run, *_ in told)
-    assert told[3][2:] == ((UPDATE, 3), {})
-    assert told[6][2:] == ((3, "train", {"loss": 1.0}), {})
+    assert told[4][2:] == ((UPDATE, 3), {})
+    assert told[7][2:] == ((3, "train", {"loss": 1.0}), {})
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -8,7 +8,6 @@ import pandas as pd
 from sklearn.datasets import load_digits, load_iris
 
 _TEST = 100
-_ROWS = 700
 
 
 class Dataset:
@@ -68,10 +67,10 @@ def _images(size, n_channels):
     digits = load_digits()
     factor = -(-size // 8)
     pictures = (digits.images * 15.9).astype(np.uint8).repeat(factor, 1).repeat(factor, 2)
-    pictures = pictures[:_ROWS, :size, :size]
+    pictures = pictures[:, :size, :size]
     if n_channels > 1:
         pictures = np.repeat(pictures[..., None], n_channels, axis=-1)
-    return pictures, digits.target[:_ROWS].astype(np.int64)
+    return pictures, digits.target.astype(np.int64)
 
 
 def _all_of(name):
