@@ -5,6 +5,7 @@ messages.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +77,8 @@ class RunMetrics(Stateful, Callback):
         self.rounds = run.rounds
         self.server_evaluates |= source == "server" and bool(values)
         # A client's own metric decides only where the server evaluates nothing.
-        decides = source == "server" or (source == "evaluate" and not self.server_evaluates)
+        of_clients = source in ("evaluate", "query") and not self.server_evaluates
+        decides = source == "server" or of_clients
         if self.until.is_reached(self.rounds, values if decides else {}):
             goal = self.until.metric
             done = in_rounds(self.rounds) if goal is None else f"{goal} {values[goal]:g}"
@@ -93,8 +95,8 @@ class MessageRounds(Callback):
     an asynchronous app has as many rounds as it sends models.
 
     Metrics of a round are means over its replies of whatever numbers are in their MetricRecords, by
-    `num-examples` where there are any. The model of a round is what is sent next, to be trained or
-    evaluated; that of the last round is never seen unless it is evaluated. Rounds of queries are
+    `num-examples` where there are any. The model of a round is what is sent next, to be evaluated
+    or trained; that of the last round is never seen unless it is evaluated. Rounds of queries are
     counted apart. In a loop that tells its rounds this is silent.
     """
 
@@ -112,6 +114,12 @@ class MessageRounds(Callback):
         self._stated: dict[str, int] = {}
         self._replied: set[str] = set()
         self._sums: dict[str, Sums] = {}
+
+    def started(self, run: Runtime) -> None:
+        """End the rounds before a strategy was started."""
+        for source in () if run.tells else tuple(self._numbers):
+            self._end_round(run, source)
+        self._forget()
 
     def sending(self, run: Runtime, messages: Sequence[Message]) -> None:
         """Take the model, and end a round if these messages begin another.
@@ -133,14 +141,16 @@ class MessageRounds(Callback):
             begins = self._begins(source, kind, round_of(message), is_same=is_same)
             if model is not None and source != "query" and not is_same:
                 self._model = model
-                if self._numbers.get("train") and (begins or source == "evaluate"):
-                    run.new_version(self._numbers["train"] - run.before, model)
+                # What is sent in the midst of a round to be trained was made in the one before.
+                made_in = self._numbers.get("train", 0) - (source == "train" and not begins)
+                if made_in > 0:
+                    run.new_version(made_in - run.before, model)
             if begins:
-                self._tell(run)
+                self._end_round(run, source)
                 self._replied = {one for one in self._replied if not one.startswith(source)}
                 self._stated[source] = round_of(message)
-                least = run.trained if source == "train" else 0
-                self._numbers[source] = max(self._numbers.get(source, 0), least) + 1
+                done = {"train": run.trained, "query": run.queried}.get(source, 0)
+                self._numbers[source] = max(self._numbers.get(source, 0), done) + 1
         if self._end is not None:
             raise self._end
 
@@ -175,20 +185,27 @@ class MessageRounds(Callback):
 
     def finish(self, run: Runtime) -> None:
         """Tell what the last replies brought, now that the app is over."""
-        if not run.tells:
-            try:
-                self._tell(run)
-            except RunEnded as end:
-                self._end = end
+        for source in () if run.tells else tuple(self._numbers):
+            # A limit that it reaches just now ends it no more.
+            with suppress(RunEnded):
+                self._end_round(run, source)
+
+    def _end_round(self, run: Runtime, source: str) -> None:
+        """Tell what is left of a round, and that it is over if there was any reply."""
+        self._tell(run)
+        if any(kind.startswith(source) for kind in self._replied):
+            before = 0 if source == "query" else run.before
+            run.metrics(self._numbers[source] - before, source, {})
 
     def _tell(self, run: Runtime) -> None:
-        """Tell the metrics of the round that goes on, as far as they are known."""
+        """Tell the metrics of the rounds that go on, as far as they are known."""
         known, self._sums = self._sums, {}
         for source in _SOURCES:
             if source in known:
                 of = "train" if source == "evaluate" and "train" in self._numbers else source
                 before = 0 if source == "query" else run.before
-                run.metrics(self._numbers[of] - before, source, means_of(known[source]))
+                number = self._numbers[of] - before
+                run.metrics(number, source, means_of(known[source]), is_over=False)
 
 
 def _measured(record: MetricRecord) -> tuple[float, dict[str, float]]:

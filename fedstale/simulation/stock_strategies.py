@@ -79,7 +79,7 @@ def report_stock_strategies() -> Callable[[], None]:
             owner.start = _started(original)  # type: ignore[method-assign]
             replaced.append((owner, original))
 
-    def defined(owner: type[Strategy], **options: Any) -> None:  # noqa: ANN401 - as the original
+    def defined(owner: type[Any], /, **options: Any) -> None:  # noqa: ANN401 - as the original
         super(base, owner).__init_subclass__(**options)
         if not issubclass(owner, StaleStrategy):
             report(owner)
@@ -197,7 +197,7 @@ def _results_heard(listener: _Listener) -> Iterator[None]:
         self.evaluate_metrics_serverapp = metrics
         told.append(metrics)
 
-    Result.__init__ = init  # type: ignore[method-assign, assignment]
+    Result.__init__ = init  # type: ignore[method-assign]
     try:
         yield
     finally:

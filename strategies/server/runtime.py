@@ -139,6 +139,9 @@ class Callback:
     `RunEnded` ends the run after all others have been told.
     """
 
+    def started(self, run: "Runtime") -> None:
+        """A loop of rounds begins: a strategy was started, or a workflow."""
+
     def sending(self, run: "Runtime", messages: Sequence[Message]) -> None:
         """The app is about to send messages; a run that ends here sends none of them."""
 
@@ -303,6 +306,7 @@ class Runtime:
             tells: whether the loop tells each of its rounds. If not, it does from the first
                 `new_round` on; until then its rounds are read off its messages.
         """
+        self.started()
         outer = self.before, self.tells
         self.before, self.tells = self.trained, tells
         self.n_loops += 1
@@ -328,19 +332,28 @@ class Runtime:
         """Tell that there is a new model."""
         self._new_version(self.before + version, arrays)
 
-    def metrics(self, version: int, source: str, values: Mapping[str, float]) -> None:
-        """Tell what was measured of a version."""
-        if source == "query":
-            self.queried = max(self.queried, version)
-        else:
-            version += self.before
-        if source == "train":
+    def metrics(
+        self, version: int, source: str, values: Mapping[str, float], *, is_over: bool = True
+    ) -> None:
+        """Tell what was measured of a version.
+
+        Args:
+            version: of the loop that goes on.
+            source: as of a callback.
+            values: by name.
+            is_over: whether the round has come to its end, if it is one of training or queries.
+        """
+        version += 0 if source == "query" else self.before
+        if source == "train" and is_over:
             self.trained = max(self.trained, version)
+        if source == "query" and is_over:
+            self.queried = max(self.queried, version)
         self._metrics(version, source, values)
 
     _aggregated = _told(Callback.aggregated)
     _new_version = _told(Callback.new_version)
     _metrics = _told(Callback.metrics)
+    started = _told(Callback.started)
     sending = _told(Callback.sending)
     job_sent = _told(Callback.job_sent)
     reply = _told(Callback.reply)

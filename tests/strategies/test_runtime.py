@@ -33,6 +33,7 @@ def test_a_callback_is_told_everything_with_the_run_it_happened_in():
     for name in kinds:
         setattr(Names, name, noting(name))
     runtime = Runtime(WallClock(), Names())
+    runtime.started()
     runtime.sending([])
     runtime.job_sent("m1", None)
     runtime.reply("m1", None, "reported")
@@ -45,8 +46,8 @@ def test_a_callback_is_told_everything_with_the_run_it_happened_in():
     runtime.ended("finished", "")
     assert [name for name, *_ in told] == kinds
     assert all(run is runtime for _, run, *_ in told)
-    assert told[3][2:] == ((UPDATE, 3), {})
-    assert told[7][2:] == ((3, "train", {"loss": 1.0}), {})
+    assert told[4][2:] == ((UPDATE, 3), {})
+    assert told[8][2:] == ((3, "train", {"loss": 1.0}), {})
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -60,6 +61,54 @@ def test_whoever_ends_a_run_does_so_after_all_have_been_told(first):
     with pytest.raises(RunEnded, match="enough"):
         runtime.metrics(1, "server", {"accuracy": 1.0})
     assert [row[1:] for row in notes.metered] == [(1, "server", {"accuracy": 1.0})]
+
+
+def test_versions_of_a_second_loop_count_on_and_a_nested_loop_gives_its_count_back():
+    notes = Notes()
+    runtime = Runtime(WallClock(), notes)
+
+    def trains(*versions):
+        for version in versions:
+            runtime.metrics(version, "train", {})
+
+    with runtime.loop():
+        trains(1, 2)
+        with runtime.loop():
+            trains(1)
+        trains(3, 4)
+    with runtime.loop():
+        runtime.metrics(0, "server", {})
+        trains(1)
+        runtime.new_version(1, None)
+        runtime.aggregated(UPDATE, 2)
+    assert [row[1:3] for row in notes.metered] == [
+        *[(i, "train") for i in (1, 2, 3, 3, 4)],
+        (4, "server"),
+        (5, "train"),
+    ]
+    assert runtime.rounds == 5
+    _, facts = notes.merged[-1]
+    assert (facts["base_version"], facts["version"]) == (4 + 1, 4 + 2)
+    assert UPDATE.base_version == 1, "it is the strategy's"
+
+
+def test_a_loop_that_tells_a_round_again_begins_another_count():
+    runtime = Runtime(WallClock(), notes := Notes())
+    with runtime.loop():
+        for version in (1, 2, 1, 2):
+            runtime.new_round(version)
+            runtime.metrics(version, "train", {})
+    assert [row[1] for row in notes.metered] == [1, 2, 3, 4]
+
+
+def test_queries_are_rounds_until_something_is_trained():
+    runtime = Runtime(WallClock())
+    runtime.metrics(3, "query", {})
+    assert runtime.rounds == 3
+    runtime.metrics(1, "train", {}, is_over=False)
+    assert runtime.rounds == 3
+    runtime.metrics(1, "train", {})
+    assert runtime.rounds == 1
 
 
 def test_a_grid_is_the_clock_of_its_own_run():

@@ -1,0 +1,1 @@
+"""As much of torchvision as Flower's examples use."""

@@ -1,0 +1,5 @@
+"""Progress bars that are not drawn."""
+
+
+def tqdm(things=(), **_):
+    return things
