@@ -323,7 +323,7 @@ def _show_run(run: "Run") -> None:
         share = parts["wasted"] / parts["total"] if parts["total"] else 0.0
         table.add_row(label, f"{parts['total'] / scale:,.1f} {unit}, {share:.0%} wasted")
     for name, value in summary["metrics"].items():
-        table.add_row(name, f"{value:.4f}")
+        table.add_row(name, f"{value:.4f}" if abs(value) >= 1e-4 or not value else f"{value:.1e}")
     console = Console()
     console.print(table)
     if run.reason and run.status == "stopped":
