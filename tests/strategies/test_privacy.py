@@ -200,6 +200,23 @@ def test_the_clip_is_over_all_arrays_and_keeps_the_direction():
         np.testing.assert_array_equal(update.delta[name], array)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_rounding_costs_a_clipped_update_next_to_nothing(dtype):
+    mechanism, rng = GaussianMechanism(private(clip=1.0, noise=0.0)), np.random.default_rng(0)
+    for _ in range(300):
+        delta = {"w": rng.normal(size=37).astype(dtype)}
+        mechanism.clip(ClientUpdate(delta=delta, base={}, current={}, staleness=0))
+        assert 1.0 - 8 * float(np.finfo(dtype).eps) <= norm_of(delta) <= 1.0
+
+
+def test_a_stale_update_is_clipped_first_and_discounted_then():
+    nodes = {10: adder(1.0, 1.0), 11: adder(30.0, 1.5)}
+    strategy = FedBuff(2, 1, staleness=lambda tau: 1.0 / (1 + tau), privacy=private(0.5, 0.0))
+    result, grid = start(strategy, nodes, 2, record(w=np.zeros(1)))
+    assert [facts["staleness"] for _, facts in grid.merged] == [0, 1]
+    np.testing.assert_allclose(result.arrays["w"].numpy(), 0.5 + 0.5 / 2)
+
+
 def test_a_run_clips_each_update_and_divides_by_their_number():
     nodes = {10: adder(3.0, 1.0), 11: adder(-0.5, 1.0)}
     strategy = FedBuff(2, 2, privacy=private(clip=1.0, noise=0.0))
