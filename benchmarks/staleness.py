@@ -1,8 +1,10 @@
 """Does Gap-Aware beat age-based weights where its paper says so: asynchronous SGD on digits.
 
 Many workers compute one gradient each on a network of 64-32-10 units, from the version that they
-last received; the server has momentum 0.9 and rate 0.1. A gradient takes a log-normal time with
-sigma 0.5, so the mean staleness is the number of workers less one. Pixels are standardised.
+last received; the server has momentum 0.9 and a rate of at most 0.1. The rate is scheduled, as the
+unit C of the gap supposes (C keeps the size of a step at the largest rate, so the penalty fades as
+the rate falls), or constant, where that property never acts. A gradient takes a log-normal time
+with sigma 0.5, so the mean staleness is the number of workers less one. Pixels are standardised.
 Weightings and server optimizer are those of `fedstale.strategies`; only the loop is written out
 here, without any device or message.
 
@@ -18,7 +20,7 @@ from results_file import write_result
 from sklearn.datasets import load_digits
 
 from fedstale.strategies.arrays import Array, Model
-from fedstale.strategies.server_optimizer import Momentum
+from fedstale.strategies.server_optimizer import Momentum, Rate
 from fedstale.strategies.weighting import (
     ByAge,
     ClientUpdate,
@@ -32,8 +34,35 @@ from fedstale.strategies.weighting import (
 
 UPDATES = {16: 500, 64: 2000, 128: 2000}
 BATCH = 32
+RATE = 0.1
 SPREAD = 0.5
 """Standard deviation of the logarithm of a gradient's time."""
+
+
+def scheduled(n_updates: int) -> Rate:
+    """Return a rate that warms up over 5% of the steps and falls to a tenth at 50% and at 75%.
+
+    Args:
+        n_updates: steps in all; the first is number 1.
+    """
+
+    def rate(step: int) -> float:
+        warm_up = min(step / (0.05 * n_updates), 1.0)
+        return RATE * warm_up * 0.1 ** ((step > 0.5 * n_updates) + (step > 0.75 * n_updates))
+
+    return rate
+
+
+def constant_rate(n_updates: int) -> Rate:
+    """Return the rate that never changes."""
+    return RATE
+
+
+RATES: dict[str, Callable[[int], Rate]] = {
+    "staleness_scheduled": scheduled,
+    "staleness": constant_rate,
+}
+"""What the server's rate does, by the name of the result."""
 
 WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
     "gap-aware": lambda: Gap(decay=0.999),
@@ -44,7 +73,9 @@ WEIGHTINGS: dict[str, Callable[[], Weighting]] = {
 }
 
 
-def run(weighting: Weighting, n_workers: int, n_updates: int, seed: int) -> float:
+def run(
+    weighting: Weighting, n_workers: int, n_updates: int, seed: int, rate: Rate = RATE
+) -> float:
     """Return the test accuracy after asynchronous SGD.
 
     Args:
@@ -52,11 +83,12 @@ def run(weighting: Weighting, n_workers: int, n_updates: int, seed: int) -> floa
         n_workers: workers that compute at the same time.
         n_updates: gradients to apply.
         seed: of the split, the initial weights, the batches and the delays.
+        rate: of the server, a number or a function of the number of the step.
     """
     rng = np.random.default_rng(seed)
     (x, y), (x_test, y_test) = _data(rng)
     model = _network(rng)
-    optimizer = Momentum(0.1, beta=0.9)
+    optimizer = Momentum(rate, beta=0.9)
     order = [(float(rng.lognormal(0.0, SPREAD)), worker) for worker in range(n_workers)]
     heapq.heapify(order)
     received = [(0, model)] * n_workers
@@ -117,23 +149,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three seeds instead of ten")
     n_seeds = 3 if parser.parse_args().quick else 10
-    rows = []
-    for n_workers, n_updates in UPDATES.items():
-        for name, weighting in WEIGHTINGS.items():
-            accuracies = [run(weighting(), n_workers, n_updates, seed) for seed in range(n_seeds)]
-            rows.append(
-                {
-                    "workers": n_workers,
-                    "updates": n_updates,
-                    "weighting": name,
-                    "accuracy": float(np.mean(accuracies)),
-                    "half_interval_95": float(1.96 * np.std(accuracies, ddof=1) / np.sqrt(n_seeds)),
-                    "by_seed": accuracies,
-                }
-            )
-            low, high = min(accuracies), max(accuracies)
-            print(f"{n_workers:4d} {name:16s} {np.mean(accuracies):.3f}  {low:.3f}..{high:.3f}")
-    write_result("staleness", rows, command="python benchmarks/staleness.py")
+    for result, rate_over in RATES.items():
+        rows = []
+        print(result)
+        for n_workers, n_updates in UPDATES.items():
+            rate = rate_over(n_updates)
+            for name, weighting in WEIGHTINGS.items():
+                by_seed = [
+                    run(weighting(), n_workers, n_updates, seed, rate) for seed in range(n_seeds)
+                ]
+                half = 1.96 * np.std(by_seed, ddof=1) / np.sqrt(n_seeds)
+                rows.append(
+                    {
+                        "workers": n_workers,
+                        "updates": n_updates,
+                        "weighting": name,
+                        "accuracy": float(np.mean(by_seed)),
+                        "half_interval_95": float(half),
+                        "by_seed": by_seed,
+                    }
+                )
+                low, high = min(by_seed), max(by_seed)
+                print(f"{n_workers:4d} {name:16s} {np.mean(by_seed):.3f}  {low:.3f}..{high:.3f}")
+        write_result(result, rows, command="python benchmarks/staleness.py")
 
 
 if __name__ == "__main__":

@@ -131,6 +131,7 @@ def runtime(rows: list[Row]) -> list[str]:
 
 
 TABLES: dict[str, Callable[[list[Row]], list[str]]] = {
+    "staleness_scheduled": staleness,
     "staleness": staleness,
     "strategy_windows": strategy_windows,
     "strategies": strategies,

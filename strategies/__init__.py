@@ -24,6 +24,7 @@ from fedstale.strategies.aliases import (
     FedYogi,
     GapAware,
 )
+from fedstale.strategies.privacy import Privacy
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
 from fedstale.strategies.server.metrics import StopWhen
 from fedstale.strategies.server.runtime import Callback, Runtime
@@ -51,6 +52,7 @@ __all__ = [
     "FedYogi",
     "GapAware",
     "Options",
+    "Privacy",
     "Runtime",
     "StaleStrategy",
     "StopWhen",

@@ -18,8 +18,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.strategies.privacy import Privacy
 from fedstale.strategies.robust.base import Rule
-from fedstale.strategies.schedule import Schedule
+from fedstale.strategies.schedule import AdaSync, Schedule
 from fedstale.strategies.selection.base import Random, Selector
 from fedstale.strategies.selection.forecast_request import ForecastRequest
 from fedstale.strategies.server.buffer import Normalise
@@ -59,6 +60,7 @@ class Options(TypedDict, total=False):
     update: UpdateForm
     robust: Rule | None
     max_staleness: int | None
+    privacy: Privacy | None
     validation: Validation | None
     forecast_request: ForecastRequest | None
     train_config: Mapping[str, float | str] | None
@@ -134,6 +136,9 @@ class StaleStrategy(Strategy):
             with every update a step and a rate that is constant. Of its two forms this is the one
             that lets jobs finish: Flower cannot recall a message, so a job that has become too
             stale is not stopped, and costs its device the time until it would have ended.
+        privacy: clips updates and adds noise to server steps, and says by epsilon what that is
+            worth; see `Privacy`. It needs `normalise="buffer_size"`, a buffer size that follows no
+            losses, and a weighting that looks at no other update (by age or by a gap).
         validation: what checks replies.
         forecast_request: which nodes to ask for a forecast before any is chosen, as
             `ForecastRequest()`; none if not given: a selector then sees the forecasts that came
@@ -200,6 +205,7 @@ class StaleStrategy(Strategy):
         update: UpdateForm = "delta",
         robust: Rule | None = None,
         max_staleness: int | None = None,
+        privacy: Privacy | None = None,
         validation: Validation | None = None,
         forecast_request: ForecastRequest | None = None,
         train_config: Mapping[str, float | str] | None = None,
@@ -226,7 +232,7 @@ class StaleStrategy(Strategy):
         self.update: UpdateForm = update
         self.validation = Validation() if validation is None else validation
         self.robust, self.forecast_request = robust, forecast_request
-        self.max_staleness = max_staleness
+        self.max_staleness, self.privacy = max_staleness, privacy
         self.rejections: Counter[str] = Counter()
         """Replies of the latest run that were rejected, capped or clipped, by reason."""
         self.train_config = dict(train_config or {})
@@ -262,6 +268,8 @@ class StaleStrategy(Strategy):
         if self.max_staleness is not None:
             accepted = "an integer >= 0 (0 takes no stale update), or None for no limit"
             require_count("max_staleness", self.max_staleness, accepted, least=0)
+        if self.privacy is not None:
+            self._check_privacy()
         if self.version_memory_bytes is not None:
             accepted = "a whole number of bytes >= 0, or None for no limit"
             require_count("version_memory_bytes", self.version_memory_bytes, accepted, least=0)
@@ -271,6 +279,21 @@ class StaleStrategy(Strategy):
                 "normalise = 'weights' with buffer_size = 1 divides each update by its own weight, "
                 "which undoes every penalty: choose 'buffer_size' or 'examples'"
             )
+
+    def _check_privacy(self) -> None:
+        """Raise where one device's updates would move more of a step than its own."""
+        accepted = "'buffer_size' with privacy: numbers of examples are a device's own"
+        require(self.normalise == "buffer_size", "normalise", self.normalise, accepted)
+        accepted = "None with privacy: the sensitivity of a rule is not known"
+        require(self.robust is None, "robust", self.robust, accepted)
+        accepted = "None with privacy, which clips to its own norm"
+        cap = self.validation.norm_cap
+        require(cap is None, "validation.norm_cap", cap, accepted)
+        size = self.schedule.buffer_size
+        accepted = "a number with privacy: AdaSync follows losses that get no noise"
+        require(not isinstance(size, AdaSync), "schedule.buffer_size", size, accepted)
+        accepted = "one that looks at a single update, as ByAge and Gap do, with privacy"
+        require(self.weighting.from_update_alone, "weighting", self.weighting, accepted)
 
     def start(  # noqa: PLR0917 - Flower's signature
         self,

@@ -426,7 +426,7 @@ def _show_run(run: "Run") -> None:
         moved = f"{found['bytes'] / 1e6:,.1f} MB"
         table.add_row(kind, f"{found['sent']:,} sent, {found['reported']:,} used, {moved}")
     for name, value in summary["metrics"].items():
-        table.add_row(name, f"{value:.4f}")
+        table.add_row(name, f"{value:.4f}" if abs(value) >= 1e-4 or not value else f"{value:.1e}")
     console = Console()
     console.print(table)
     if run.status not in _WORDS:

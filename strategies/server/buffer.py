@@ -8,6 +8,9 @@ as it comes, so that the memory of a mean is one model. What waits
 - to be reduced: early updates, which came before the running medians of `Reputation` held. They are
   limited when the medians hold, or when the buffer closes. Robust rules cap weights by themselves.
 
+With `Privacy`, an update is clipped before and after it is weighed, and a mean gets noise before
+the server optimizer sees it.
+
 The buffer knows models and weights, but no nodes, clocks and messages. Updates that cannot become a
 step are discarded, and the run goes on as if they had not been.
 """
@@ -30,6 +33,7 @@ from fedstale.strategies.arrays import (
     scale,
     zeros_like,
 )
+from fedstale.strategies.privacy import GaussianMechanism
 from fedstale.strategies.robust.base import Median, Rule, aggregate, heaviest
 from fedstale.strategies.schedule import AdaSync, SmoothedLoss
 from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
@@ -55,7 +59,7 @@ _DISCARDS_IN_A_ROW = 100
 class Buffer(Stateful):
     """The updates of the next server step, and what turns them into the next version."""
 
-    saved = ("weighting", "optimizer", "_reducer", "_loss", "_discarded")
+    saved = ("weighting", "optimizer", "mechanism", "_reducer", "_loss", "_discarded")
 
     strategy: "StaleStrategy"
     """The settings."""
@@ -71,6 +75,8 @@ class Buffer(Stateful):
     def __post_init__(self) -> None:
         size = self.strategy.schedule.buffer_size
         self._loss = SmoothedLoss(size.smoothing if isinstance(size, AdaSync) else 0.0)
+        privacy = self.strategy.privacy
+        self.mechanism = None if privacy is None else GaussianMechanism(privacy)
         self._discarded = 0
         """Buffers discarded in a row."""
         self.open()
@@ -97,6 +103,9 @@ class Buffer(Stateful):
             # A change against the base becomes one against the current model.
             add_scaled(update.delta, update.base, 1.0)
             add_scaled(update.delta, update.current, -1.0)
+        if self.mechanism is not None:
+            self.mechanism.clip(update)
+            self.mechanism.freeze_counts(update)
         if update.staleness and self.weighting.needs_whole_buffer:
             self._stale.append(update)
         else:
@@ -132,6 +141,9 @@ class Buffer(Stateful):
         try:
             self._close()
             delta, counts = self._reducer.result()
+            if self.mechanism is not None:
+                self.mechanism.add_noise(delta, len(self.updates))
+                self.mechanism.count([update.node_id for update in self.updates])
             floats = copy_of(before.floats)
             staleness = max((update.staleness for update in self.updates), default=0)
             self.optimizer.step(floats, delta, staleness=staleness)
@@ -146,8 +158,9 @@ class Buffer(Stateful):
         return after
 
     def metrics(self) -> dict[str, float]:
-        """Return what the clients measured, reduced as their updates are."""
-        return self._reducer.metrics()
+        """Return what the clients measured, reduced as their updates are, and epsilon."""
+        spent = {} if self.mechanism is None else self.mechanism.spent()
+        return self._reducer.metrics() | spent
 
     def learn(self, metrics: Mapping[str, float]) -> None:
         """Note the training loss behind a step."""
@@ -155,6 +168,8 @@ class Buffer(Stateful):
 
     def _take(self, update: ClientUpdate, weight: float) -> None:
         """Reduce a weighed update, or let it wait."""
+        if self.mechanism is not None:
+            self.mechanism.clip(update)
         update.weight, update.base, update.current = weight, {}, {}
         self._early.append(update)
         is_limited = update.limited or self._reducer.caps_weights

@@ -522,13 +522,15 @@ class EventLoop(Stateful):
             self._abandon_jobs()
 
     def _kinds(self) -> dict[str, str]:
-        """Return the classes of the exchangeable parts."""
+        """Return the classes of the exchangeable parts, and the settings of privacy."""
         parts = {
             "selector": self.selector,
             "weighting": self.buffer.weighting,
             "optimizer": self.buffer.optimizer,
         }
-        return {name: type(part).__name__ for name, part in parts.items()}
+        kinds = {name: type(part).__name__ for name, part in parts.items()}
+        # Epsilon counts steps of one clip and one noise.
+        return kinds | {"privacy": repr(self.strategy.privacy)}
 
     def _abandon_jobs(self) -> None:
         """Forget every job that is out: no reply to it can come any more."""

@@ -76,6 +76,9 @@ class Weighting(Part, ABC):
 
     needs_whole_buffer: bool = False
     """Whether stale updates wait until their buffer closes, and are weighed by `weigh_stale`."""
+    from_update_alone: bool = False
+    """Whether what `weigh` does to an update follows from it and from models that were sent out,
+    and from no other update: what `Privacy` needs."""
 
     @abstractmethod
     def weigh(self, update: ClientUpdate) -> float:
@@ -123,6 +126,8 @@ class ByAge(Weighting):
         >>> ByAge(polynomial(0.5))
         ByAge(polynomial(a=0.5))
     """
+
+    from_update_alone = True
 
     def __init__(self, curve: AgeCurve) -> None:
         """Use a curve from staleness to weight.

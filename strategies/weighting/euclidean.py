@@ -39,6 +39,8 @@ class EuclideanStaleness(Weighting):
         0.25
     """
 
+    from_update_alone = True
+
     def __init__(self, epsilon: float = 1.0) -> None:
         """Set epsilon > 0: an update counts half once the model has moved epsilon of its length."""
         require(epsilon > 0, "weighting.epsilon", epsilon, "a number > 0")

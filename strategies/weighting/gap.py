@@ -201,6 +201,7 @@ class Gap(Weighting):
     """
 
     saved = ("travel",)
+    from_update_alone = True
 
     def __init__(
         self, *, of: Grain = "parameter", decay: float = 0.97, steps: Steps = "maximal"

@@ -385,3 +385,52 @@ def test_the_page_is_what_the_results_say(benchmarks):
     assert shown in page
     (other,) = strategies_page.runtime([row | {"simulated_s": 99.0}])[2:]
     assert other not in page
+
+
+@pytest.fixture
+def staleness(benchmarks):
+    import staleness
+
+    return staleness
+
+
+def test_the_scheduled_rate_warms_up_and_falls_to_a_tenth_twice(staleness):
+    rate = staleness.scheduled(2000)
+    steps = (1, 50, 100, 101, 1000, 1001, 1500, 1501, 2000)
+    expected = (0.001, 0.05, 0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001)
+    assert [rate(step) for step in steps] == pytest.approx(expected)
+    assert max(map(rate, range(1, 2001))) == 0.1
+
+
+def test_at_the_scheduled_rate_gap_aware_beats_sa_and_penalises_less_as_it_falls(staleness):
+    ours, sa = (
+        staleness.run(staleness.WEIGHTINGS[name](), 64, 600, 3, staleness.scheduled(600))
+        for name in ("gap-aware", "staleness-aware")
+    )
+    assert ours > sa
+    weights = []
+
+    class Watched(staleness.Gap):
+        def weigh(self, update):
+            weights.append(super().weigh(update))
+            return weights[-1]
+
+    staleness.run(Watched(decay=0.999), 64, 600, 3, staleness.scheduled(600))
+    early, late = np.mean(weights[200:290]), np.mean(weights[520:])
+    assert late > 2 * early
+
+
+def test_both_tables_of_single_gradients_are_on_the_page(benchmarks):
+    import strategies_page
+
+    page = strategies_page.PAGE.read_text(encoding="utf-8")
+    assert strategies_page.written(page) == page
+    for name in ("staleness_scheduled", "staleness"):
+        rows = json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())["rows"]
+        assert {(row["workers"], len(row["by_seed"])) for row in rows} == {
+            (16, 10),
+            (64, 10),
+            (128, 10),
+        }
+        for line in strategies_page.staleness(rows):
+            assert line in page
