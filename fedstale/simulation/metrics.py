@@ -102,15 +102,14 @@ class MessageRounds(Callback):
 
     def __init__(self) -> None:
         """Start before the first message."""
-        self._n_open = 0
         self._model: ArrayRecord | None = None
         self._end: RunEnded | None = None
-        self._numbers: dict[str, int] = {}
         self._forget()
 
     def _forget(self) -> None:
-        """Begin no round yet."""
-        self._numbers.clear()
+        """Begin no round yet; the number of the one that goes on is kept by source."""
+        self._n_open = 0
+        self._numbers: dict[str, int] = {}
         self._stated: dict[str, int] = {}
         self._replied: set[str] = set()
         self._sums: dict[str, Sums] = {}
@@ -128,7 +127,8 @@ class MessageRounds(Callback):
             RunEnded: the limit of the run was reached by the replies before.
         """
         if run.tells:
-            self._forget()
+            if self._numbers:
+                self._forget()
             return
         self._n_open += len(messages)
         # Messages that are sent together are of one round, each type for itself.
@@ -171,7 +171,7 @@ class MessageRounds(Callback):
         self._n_open -= 1
         kind = reply.metadata.message_type
         source = kind.split(".")[0]
-        if source in self._numbers or source == "evaluate":
+        if source in self._numbers or (source == "evaluate" and "train" in self._numbers):
             self._replied.add(kind)
             sums = self._sums.setdefault(source, {})
             for record in [] if reply.has_error() else reply.content.metric_records.values():

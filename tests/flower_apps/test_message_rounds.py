@@ -177,3 +177,17 @@ def test_a_run_with_several_starts_goes_on_after_a_crash(tmp_path, monkeypatch, 
     for name in ("events.parquet", "metrics.parquet", "model.safetensors"):
         whole = (tmp_path / "whole" / name).read_bytes()
         assert (tmp_path / "cut" / name).read_bytes() == whole, name
+
+
+def test_replies_that_are_pulled_after_their_strategy_are_no_rounds(ran):
+    main = """
+from flwr.serverapp.strategy import FedAvg
+
+FedAvg(fraction_evaluate=0.0).start(grid, ArrayRecord([np.zeros(2)]), num_rounds=1, timeout=1)
+early = grid.push_messages([Message(RecordDict(), sorted(grid.get_node_ids())[0], "query")])
+FedAvg(fraction_evaluate=0.0).start(grid, ArrayRecord([np.zeros(2)]), num_rounds=2)
+list(grid.pull_messages(early))
+"""
+    run = ran(main)
+    assert run.status == "finished", run.reason
+    assert run.summary["rounds"] == 3
