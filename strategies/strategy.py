@@ -332,26 +332,27 @@ class StaleStrategy(Strategy):
         require(timeout > 0, "timeout", timeout, "seconds > 0")
         self.summary()
         self.result = Result(arrays=initial_arrays)
-        with without_stalls(grid) as own, own.runtime.loop(tells=True):
+        with without_stalls(grid) as own:
             checkpointer = own.runtime.checkpointer or self.checkpoints or Checkpointer()
             state = checkpointer.restored()
             # Of another grid's run, nothing is in flight here.
             survive = state is not None and checkpointer.jobs_survive
             if state is None and self.resume is not None:
                 state = read_checkpoint(self.resume)
-            loop = EventLoop(
-                self,
-                own,
-                initial_arrays,
-                timeout_s=timeout,
-                configs={
-                    "train": {**self.train_config, **(train_config or {})},
-                    "evaluate": dict(evaluate_config or {}),
-                },
-                evaluate_fn=evaluate_fn,
-                checkpointer=checkpointer,
-            )
-            loop.run(num_rounds, state, jobs_survive=survive)
+            with own.runtime.loop(tells=True, resumes=state is not None):
+                loop = EventLoop(
+                    self,
+                    own,
+                    initial_arrays,
+                    timeout_s=timeout,
+                    configs={
+                        "train": {**self.train_config, **(train_config or {})},
+                        "evaluate": dict(evaluate_config or {}),
+                    },
+                    evaluate_fn=evaluate_fn,
+                    checkpointer=checkpointer,
+                )
+                loop.run(num_rounds, state, jobs_survive=survive)
         return self.result
 
     def summary(self) -> None:

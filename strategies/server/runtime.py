@@ -299,16 +299,17 @@ class Runtime:
         return self.trained or self.queried
 
     @contextmanager
-    def loop(self, *, tells: bool = False) -> Iterator[None]:
+    def loop(self, *, tells: bool = False, resumes: bool = False) -> Iterator[None]:
         """Count the versions that are told inside on from those of the loops before.
 
         Args:
+            resumes: whether the loop goes on from a checkpoint, and counts as it did before.
             tells: whether the loop tells each of its rounds. If not, it does from the first
                 `new_round` on; until then its rounds are read off its messages.
         """
         self.started()
         outer = self.before, self.tells
-        self.before, self.tells = self.trained, tells
+        self.before, self.tells = 0 if resumes else self.trained, tells
         self.n_loops += 1
         try:
             yield
