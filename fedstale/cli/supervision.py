@@ -39,7 +39,14 @@ def supervised(*, as_json: bool) -> Kept | None:
         return None
     from fedstale.deployment.processes import end_with_parent
 
-    kept, heard = Kept(), {*_FORWARDED, signal.SIGCHLD}
+    try:
+        kept = Kept()
+    except OSError:
+        # The run will need temporary files as well, and say so.
+        return None
+    heard = {*_FORWARDED, signal.SIGCHLD}
+    # Where children's ends are ignored, nobody hears of them.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -24,8 +24,8 @@ from fedstale.config import SimulationConfig, Until, nearest
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.live.watching import Watcher
 from fedstale.parallel import Report, WorkerPool
-from fedstale.reports.folder import CONFIG, LOCK, SUMMARY
-from fedstale.reports.last_call import Kept, told
+from fedstale.reports.folder import CONFIG, SUMMARY
+from fedstale.reports.last_call import LOCK, Kept, told
 from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate

@@ -20,11 +20,12 @@ from safetensors.numpy import save
 
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
+from fedstale.reports.last_call import LOCK
 from fedstale.traces.io.atomic import replacing
 
 CONFIG, EVENTS, METRICS = "config.toml", "events.parquet", "metrics.parquet"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
-CHECKPOINTS, LOCK = "checkpoints", ".lock"
+CHECKPOINTS = "checkpoints"
 DEPLOYED = "SuperNodes"
 """The `executor` of a summary where the clients were real."""
 

@@ -7,6 +7,7 @@ and no system call. The file goes when the run ends by itself; one that is left 
 """
 
 import faulthandler
+import fcntl
 import json
 import mmap
 import os
@@ -21,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-LAST_CALL = ".last-call"
-"""Name of the file in a run's folder."""
+LAST_CALL, LOCK = ".last-call", ".lock"
+"""Names of the file in a run's folder, and of the one that is locked while a run goes on."""
 
 _CALL = struct.Struct("<qqqdd24s")
 _HEAD = struct.Struct("<8sqq")
@@ -97,10 +98,20 @@ def told(folder: Path) -> str:
     Its last lines come after the sentence, a line each.
     """
     call = LastCall.read(folder)
-    if call is None:
+    if call is None or _is_in_use(folder):
         return ""
     where = "" if call.job_id is None else f" while {call.words()} ran"
     return "\n    ".join([f"the process of the run ended{where}", *call.lines])
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Return whether the run in a folder goes on, so that its process has not ended."""
+    try:
+        with (folder / LOCK).open(encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as problem:
+        return isinstance(problem, BlockingIOError)
+    return False
 
 
 def _temporary() -> BinaryIO:
@@ -125,7 +136,9 @@ class Kept:
         """Yield what was logged."""
         self.log.seek(0)
         for line in self.log.read().splitlines():
-            yield json.loads(line)
+            # A full disk may have cut one.
+            with suppress(ValueError):
+                yield json.loads(line)
 
 
 class LastCallFile:
@@ -141,7 +154,8 @@ class LastCallFile:
         self._path.unlink(missing_ok=True)
         # What is appended comes after the ring: tracebacks of fatal signals, by file number.
         self.file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        os.ftruncate(self.file, _RING_AT + _RING)
+        # Room on the disk: a mapping of a file without any ends the process when it is written to.
+        os.write(self.file, bytes(_RING_AT + _RING))
         self._map = mmap.mmap(self.file, _RING_AT + _RING)
         self._written, self._in_call = 0, False
         _HEAD.pack_into(self._map, 0, _MAGIC, os.getpid(), 0)

@@ -68,7 +68,7 @@ class Run:
         missing = [name for name in _NEEDED if not (self.folder / name).is_file()]
         if missing:
             lost = told(self.folder)
-            again = f"fedstale simulate --resume {folder} goes on" if lost else "run it again"
+            again = f"--resume {folder} goes on" if lost else "run fedstale simulate again"
             raise ConfigError(
                 f"run = {str(folder)!r} has no {', '.join(missing)}: expected the folder of a run "
                 f"that came to its end; {again}{lost and f'; {lost}'}"

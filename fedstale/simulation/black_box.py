@@ -8,7 +8,7 @@ was measured. `recovered` in `fedstale.simulation.recovery` makes a run's folder
 import faulthandler
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import BinaryIO
 
 from fedstale.reports.folder import RunFolder
@@ -106,4 +106,6 @@ class BlackBox(CallWatch, Callback):
 
     def _log(self, *what: object) -> None:
         if self._kept is not None:
-            self._kept.log.write(json.dumps(what).encode() + b"\n")
+            # Of a full disk the run itself speaks, when it has to write to it.
+            with suppress(OSError):
+                self._kept.log.write(json.dumps(what).encode() + b"\n")

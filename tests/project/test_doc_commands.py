@@ -144,4 +144,6 @@ def test_a_command_of_the_pages_runs(words, place):
             assert f'"{word}"' in (ROOT / test).read_text(encoding="utf-8"), f"{test}: no {word}"
             return
     prepare(name, words)
-    called(*words, *SHORT.get(name, []))
+    # On devices that take no time no time passes.
+    short = ["--until", "2 rounds"] if any("ideal:" in word for word in words) else []
+    called(*words, *SHORT.get(name, []), *short)

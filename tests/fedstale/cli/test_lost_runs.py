@@ -1,11 +1,13 @@
 """A client that ends the process of its run: what the command says, keeps and can go on with."""
 
 import faulthandler
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import pandas as pd
@@ -197,7 +199,7 @@ def test_a_run_in_python_leaves_a_note_that_the_next_command_reads(tmp_path, who
     assert told(run) == ""
 
 
-def in_a_long_run(tmp_path):
+def in_a_long_run(tmp_path, **options):
     """Start a run in a process group of its own, and return it once it trains."""
     app = app_that(tmp_path / "app", "pass")
     words = ["simulate", app, *TRACES, "--out", tmp_path / "run", "-c", "rounds=100000"]
@@ -205,13 +207,44 @@ def in_a_long_run(tmp_path):
         [*FEDSTALE, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,
+        **{"start_new_session": True, **options},
     )
     deadline = time.monotonic() + 60
     calls = tmp_path / "app-calls"
     while not (calls.exists() and calls.stat().st_size > 50) and time.monotonic() < deadline:
         time.sleep(0.05)
     return process
+
+
+def test_a_run_that_goes_on_is_not_taken_for_a_lost_one(tmp_path):
+    process = in_a_long_run(tmp_path)
+    try:
+        assert (tmp_path / "run" / LAST_CALL).exists()
+        assert told(tmp_path / "run") == ""
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_ctrl_c_in_a_terminal_ends_the_run_cleanly(tmp_path):
+    ours, theirs = os.openpty()
+
+    def own_terminal():
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = in_a_long_run(
+        tmp_path, stdin=theirs, preexec_fn=own_terminal, start_new_session=False
+    )
+    os.write(ours, b"\x03")
+    _, error = process.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == 1
+    assert b"the run was interrupted: Ctrl-C" in error
+    assert b"Traceback" not in error
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
