@@ -35,8 +35,9 @@ class Privacy:
 
     What the guarantee (epsilon, delta) is of:
         Neighbours are two runs that differ in the updates of one device, all that it ever sends:
-        what it sends in one are zeros in the other ("zero-out", `REPLACE_SPECIAL` in
-        `dp-accounting`). Who takes part and when is the same in both.
+        where they enter a step of one, clipped and weighed, zeros enter that of the other
+        ("zero-out", `REPLACE_SPECIAL` in `dp-accounting`). Who takes part and when is the same in
+        both.
         What is protected are the models, all versions of them, and what follows from them.
         A device with m updates in a step moves its sum by at most m S, so the step is a Gaussian
         mechanism with the multiplier z / m for it, and all steps that it is in compose, by Renyi
@@ -104,13 +105,15 @@ class GaussianMechanism(Stateful):
         3.19
     """
 
-    saved = ("_times", "_n_drawn")
+    saved = ("_times", "_worst", "_n_drawn")
 
     def __init__(self, privacy: Privacy) -> None:
         """Start before the first step."""
         self.privacy = privacy
         self._times: dict[int, dict[int, int]] = {}
         """Of each node, by its number of updates in a step, how many such steps there were."""
+        self._worst: int | None = None
+        """The node whose updates have moved the steps most; None before the first step."""
         self._n_drawn = 0
         self._rng = np.random.default_rng()
         self._epsilon: tuple[dict[int, int], float] = {}, 0.0
@@ -160,7 +163,7 @@ class GaussianMechanism(Stateful):
             np.add(array, draw.astype(array.dtype), out=array)
 
     def count(self, nodes: list[int]) -> None:
-        """Count the updates of a step.
+        """Count the updates of a step, in time that does not grow with the fleet.
 
         Args:
             nodes: that sent them, one for each update.
@@ -168,15 +171,20 @@ class GaussianMechanism(Stateful):
         for node, m in Counter(nodes).items():
             times = self._times.setdefault(node, {})
             times[m] = times.get(m, 0) + 1
+            if self._worst is None or self._moved(node) > self._moved(self._worst):
+                self._worst = node
+
+    def _moved(self, node: int) -> int:
+        """Return what the divergence of a node's Gaussian mechanisms grows with."""
+        return sum(times * m * m for m, times in self._times[node].items())
 
     def epsilon(self) -> float:
         """Return epsilon at delta, for the node that has contributed most; inf without noise."""
         if not self.privacy.noise_multiplier:
             return inf
-        if not self._times:
+        if self._worst is None:
             return 0.0
-        # The divergence of a Gaussian mechanism grows with the square of its sensitivity.
-        worst = max(self._times.values(), key=lambda t: sum(n * m * m for m, n in t.items()))
+        worst = self._times[self._worst]
         if worst != self._epsilon[0]:
             self._epsilon = dict(worst), self._of(worst)
         return self._epsilon[1]

@@ -178,7 +178,9 @@ class EventLoop(Stateful):
         deadline_s = inf if self.schedule.stragglers == "keep" else max(self.deadline - now, 0.0)
         k = int(min(slots, self.schedule.n_sent(len(free)) if self.may_send else len(free)))
         chosen = self.dispatcher.choose(free, k, now, deadline_s)
-        if not self.may_send:
+        if begins and chosen:
+            self._forget_lost()
+        elif not self.may_send:
             self.n_to_replace -= len(chosen)
         self._push(chosen, "train")
         self.may_send = self.may_send and not (after_step and chosen)
@@ -246,7 +248,8 @@ class EventLoop(Stateful):
             awaited = self.jobs.awaited()
             self._receive(self.grid.pull_messages(awaited) if awaited else ())
         self._expire()
-        if self.n_to_replace and not self.done:
+        if self.n_to_replace and not self.jobs.n_out["train"] and not self.done:
+            # Before the step that would do without: nothing else is waited for.
             self._send()
         if self._is_due():
             self._step()
@@ -465,7 +468,7 @@ class EventLoop(Stateful):
         """Return how long the last evaluations are waited for, in s.
 
         To evaluate takes a device less than to train, so twice the longest of the last trainings is
-        enough for all that are alive. It is never more than a job may take, or the schedule's
+        enough for one that stays online. It is never more than a job may take, or the schedule's
         deadline gives a whole round.
         """
         longest = max(self.durations_s, default=inf)

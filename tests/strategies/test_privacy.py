@@ -29,6 +29,7 @@ from fedstale.strategies import (
     StaleStrategy,
     StopWhen,
     Validation,
+    weighting,
 )
 from fedstale.strategies.arrays import norm_of
 from fedstale.strategies.privacy import GaussianMechanism
@@ -41,6 +42,7 @@ from fedstale.strategies.weighting import (
     DirectionalGap,
     EuclideanStaleness,
     Gap,
+    Weighting,
     constant,
 )
 
@@ -118,7 +120,7 @@ floats = st.floats(-1e6, 1e6)
 def test_no_update_counts_for_more_than_the_clip_whatever_its_weight(
     numbers, clip, dtype, kind, as_model
 ):
-    weighting = {
+    made = {
         "age": lambda: ByAge(lambda tau: (1 + tau) ** -0.5),
         "growing": lambda: ByAge(lambda tau: 1.0 + tau),
         "gap": Gap,
@@ -130,11 +132,11 @@ def test_no_update_counts_for_more_than_the_clip_whatever_its_weight(
     base = {"a": np.zeros(1, dtype), "b": np.zeros(len(numbers), dtype)}
     current = {"a": np.ones(1, dtype), "b": np.full(len(numbers), 0.5, dtype)}
     versions = Versions(Snapshot(current, {}, ("a", "b")))
-    weighting.observe(base, current, 1.0)
+    made.observe(base, current, 1.0)
     buffer = open_buffer(
         versions,
         schedule=k_batch_async(2, 4),
-        weighting=weighting,
+        weighting=made,
         normalise="buffer_size",
         update="model" if as_model else "delta",
         privacy=private(clip, 0.0),
@@ -398,6 +400,44 @@ def test_a_checkpoint_of_another_privacy_is_not_gone_on_from(tmp_path):
 def test_what_lets_an_update_move_more_than_its_own_share_is_refused(make, field):
     with pytest.raises(ConfigError, match=f"{field}.*with privacy"):
         make(private())
+
+
+WEIGHTINGS = [
+    value
+    for value in vars(weighting).values()
+    if isinstance(value, type) and issubclass(value, Weighting) and value is not Weighting
+]
+
+
+@pytest.mark.parametrize("kind", WEIGHTINGS, ids=lambda kind: kind.__name__)
+def test_a_weighting_looks_at_one_update_alone_where_it_says_so(kind):
+    """What comes of an update must not depend on which others were weighed before it."""
+
+    def weighed(others):
+        made = kind(constant()) if kind is ByAge else kind()
+        theta = [{"w": np.array([x, 2.0 * x])} for x in (0.0, 1.0, 3.0)]
+        made.observe(theta[0], theta[1], 1.0)
+        made.observe(theta[1], theta[2], 1.0)
+        updates = [
+            ClientUpdate(
+                delta={"w": np.array(delta)},
+                base=theta[0],
+                current=theta[2],
+                staleness=2,
+                node_id=node,
+            )
+            for node, delta in enumerate([*others, [0.3, -0.2]])
+        ]
+        if made.needs_whole_buffer:
+            made.weigh_stale(updates, {"w": np.array([1.0, 1.0])})
+        else:
+            for update in updates:
+                made.weigh(update)
+        return updates[-1].delta["w"]
+
+    alone = np.array_equal(weighed([]), weighed([[5.0, 1.0], [-40.0, 2.0]]))
+    assert alone or not kind.from_update_alone
+    assert kind.from_update_alone == (kind.__name__ not in {"CachedUpdates", "RelevanceAware"})
 
 
 def test_a_weighting_of_somebody_else_must_say_that_it_looks_at_one_update():

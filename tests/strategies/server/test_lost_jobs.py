@@ -231,6 +231,27 @@ def test_a_replacement_comes_when_a_node_does():
     assert grid.time == 71.0
 
 
+@pytest.mark.parametrize("schedule", [k_async(3, 2), k_sync(3, 2)], ids=["k-async", "k-sync"])
+def test_a_job_that_fails_as_its_buffer_closes_is_not_replaced_in_the_next(schedule):
+    failed = []
+
+    def once(message, grid):
+        if not failed:
+            failed.append(grid.now())
+            return failing(1.0)(message, grid)
+        return adder(1.0, 7.0)(message, grid)
+
+    for seed in range(12):
+        failed.clear()
+        nodes = {0: adder(1.0, 1.0), 1: adder(1.0, 1.0), 2: once}
+        nodes |= {n: adder(1.0, 3.0 + n) for n in range(3, 9)}
+        online = lambda now: [0, 1, 2] if now < 0.5 else range(9)  # noqa: E731
+        strategy = StaleStrategy(schedule=schedule, seed=seed)
+        _, grid = start(strategy, VirtualGrid(nodes, online), 5)
+        steps = {at for at, _, source, _ in grid.metrics if source == "train"}
+        assert {at for at, _ in receivers(grid)} <= {0.0} | steps
+
+
 def test_where_nobody_is_free_the_step_is_made_of_what_there_is():
     nodes = {0: failing(2.0), 1: adder(1.0, 1.0)}
     result, grid = start(StaleStrategy(schedule=k_sync(2, 2)), nodes, 1)
