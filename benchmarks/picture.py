@@ -60,7 +60,7 @@ class Panel(NamedTuple):
 
 def run_of(name: str, traces: TraceSet, folder: Path) -> Run:
     """Return a strategy's run, simulated unless it is in its folder already."""
-    path = folder / STRATEGIES[name]
+    path, strategy = folder / STRATEGIES[name], STRATEGIES[name]
     if not (path / "summary.json").is_file():
         config = SimulationConfig(
             app="digits",
@@ -68,7 +68,11 @@ def run_of(name: str, traces: TraceSet, folder: Path) -> Run:
             seed=SEED,
             until=UNTIL,
             executor="inline",
-            run_config={**COMMON, "strategy": STRATEGIES[name]},
+            # Flower's own FedAvg is drawn.
+            run_config={
+                **COMMON,
+                "strategy": "flower-fedavg" if strategy == "fedavg" else strategy,
+            },
         )
         simulate(config, path, traces=traces, overwrite=path.exists())
     return Run(path)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 Index = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ def job(
     """Return what a device trains on; engines train many devices by it as one program.
 
     Args:
-        message: of training.
+        message: of training, in which FedProx states mu.
         context: with local-epochs, batch-size, learning-rate and seed in its run config.
         data: the device's examples, n of them.
         stream: tells these random numbers from others that the app draws by the same seed.
@@ -51,11 +51,13 @@ def job(
     """
     config, node = context.run_config, context.node_config
     seed = (*stream, int(config["seed"]), int(node["partition-id"]), number_of(message))
+    mu = message.content.config_records.get("config", ConfigRecord()).get("proximal-mu", 0.0)
     return {
         "data": data,
         "order": order(len(data[0]), int(config["local-epochs"]), seed),
         "batch_size": int(config["batch-size"]),
         "learning_rate": float(config["learning-rate"]),
+        **({"proximal_mu": mu} if mu else {}),
     }
 
 
@@ -115,6 +117,7 @@ def train(
     batch_size: int,
     learning_rate: float,
     max_norm: float | None = None,
+    proximal_mu: float = 0.0,
 ) -> float:
     """Train in place with SGD; return the mean loss of the last epoch.
 
@@ -126,6 +129,8 @@ def train(
         batch_size: examples of one step, >= 1.
         learning_rate: of plain SGD.
         max_norm: gradients longer than this are shortened to it; None leaves them.
+        proximal_mu: mu of FedProx, which adds mu/2 |w - w_received|^2 to the loss; not to the
+            one that is returned.
 
     Raises:
         ValueError: the batch size is below 1.
@@ -133,6 +138,7 @@ def train(
     if batch_size < 1:
         raise ValueError(f"batch-size = {batch_size}: expected a number >= 1")
     optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate)
+    received = [w.detach().clone() for w in network.parameters()] if proximal_mu else ()
     total = 0.0
     for examples in torch.from_numpy(order):
         total = 0.0
@@ -140,6 +146,9 @@ def train(
             optimizer.zero_grad()
             mean = loss(network, *(tensor[batch] for tensor in data))
             torch.autograd.backward(mean)
+            for w, w0 in zip(network.parameters(), received, strict=True) if proximal_mu else ():
+                if w.grad is not None:
+                    w.grad.add_(w.detach() - w0, alpha=proximal_mu)
             if max_norm is not None:
                 nn.utils.clip_grad_norm_(network.parameters(), max_norm)
             optimizer.step()

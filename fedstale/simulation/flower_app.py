@@ -45,7 +45,7 @@ class BatchedFunctions:
     - `order`: the examples in the order of training, an array of shape (epochs, examples), and
       `batch_size`: how many of them make a step, fewer at the end of an epoch;
     - `learning_rate`, and if they are not 0: `momentum`, `weight_decay`, `max_norm` (the
-      gradient's).
+      gradient's), `proximal_mu` (FedProx's).
 
     `network()` makes the model, and `losses(network, *batch)` returns the loss of each example of
     a batch. In the place of the last two lines may stand one:

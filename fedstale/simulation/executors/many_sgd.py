@@ -35,7 +35,7 @@ TRACED_AT = 100
 """Use of a shape at which it is traced. To trace takes as long as some hundred steps, so no run
 takes much more than twice the time of one that knew from the first step which shapes to trace."""
 
-_SETTINGS = ("learning_rate", "momentum", "weight_decay", "max_norm")
+_SETTINGS = ("learning_rate", "momentum", "weight_decay", "max_norm", "proximal_mu")
 _NEEDED = {"data", "order", "batch_size", "learning_rate"}
 
 
@@ -61,7 +61,8 @@ class TrainingTask:
         if not keys >= _NEEDED or keys - _NEEDED - set(_SETTINGS):
             raise ConfigError(
                 f"job of [tool.fedstale.batched] returned the keys {sorted(keys)}: expected "
-                f"{sorted(_NEEDED)}, and no others than momentum, weight_decay and max_norm"
+                f"{sorted(_NEEDED)}, and no others than momentum, weight_decay, max_norm and "
+                "proximal_mu"
             )
         data, order = tuple(given["data"]), np.asarray(given["order"], dtype=np.int64)
         if not data or len({len(tensor) for tensor in data}) != 1:
@@ -188,10 +189,16 @@ class _Steps:
         rates = {task.settings["learning_rate"] for task in tasks}
         self._rate = rates.pop() if len(rates) == 1 else None
         self._velocity: list[Tensor] | None = None
+        self._received = [p.clone() for p in params] if self._is_used["proximal_mu"] else []
 
     @torch.no_grad()
     def take(self, k: int, grads: list[Tensor]) -> None:
-        """Step, in the order of torch.optim.SGD: clip, decay, momentum, rate."""
+        """Step: add FedProx's gradient, then as torch.optim.SGD: clip, decay, momentum, rate."""
+        if self._is_used["proximal_mu"]:
+            grads = [
+                g + self._of("proximal_mu", k, g) * (p[:k] - received[:k])
+                for g, p, received in zip(grads, self._params, self._received, strict=True)
+            ]
         if self._is_used["max_norm"]:
             grads = self._clipped(k, grads)
         if self._is_used["weight_decay"]:

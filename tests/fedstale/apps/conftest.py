@@ -1,9 +1,11 @@
 """Apps loaded from their folders, and messages for them, without any Grid."""
 
+import importlib
+
 import pytest
 import torch
 from clothes import write_clothes
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedstale.simulation.compat import identity, stamp
 from fedstale.simulation.flower_app import FlowerApp
@@ -84,3 +86,23 @@ def data_of(small_play, small_clothes):
         return {key: value for key, value in settings.items() if key in app.run_config({})}
 
     return data_of
+
+
+@pytest.fixture
+def opened(load, data_of):
+    """Return a function that opens an app: its client, its run config and a message's content."""
+
+    def opened(folder, **config):
+        app = load(folder)
+        client = app.load_client()
+        (package,) = app.packages
+        network = importlib.import_module(f"{package}.task").Network()
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord(network.state_dict()),
+                "config": ConfigRecord({"server-round": 1} | config),
+            }
+        )
+        return app, client, app.run_config({"local-epochs": 2} | data_of(app)), content
+
+    return opened

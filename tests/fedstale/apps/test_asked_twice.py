@@ -1,39 +1,16 @@
 """A device that is asked twice at one version of the model sends two updates, and always these."""
 
-import importlib
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from places import FOLDERS, NAMES
 
 from fedstale.simulation import TraceGrid
 from fedstale.simulation.compat import stamp
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.traces import TraceSet
-
-SETTINGS = {"local-epochs": 2}
-
-
-@pytest.fixture
-def opened(load, data_of):
-    """Return a function that opens an app: with its client, its run config and its first model."""
-
-    def opened(folder):
-        app = load(folder)
-        client = app.load_client()
-        (package,) = app.packages
-        network = importlib.import_module(f"{package}.task").Network()
-        content = RecordDict(
-            {
-                "arrays": ArrayRecord(network.state_dict()),
-                "config": ConfigRecord({"server-round": 1}),
-            }
-        )
-        return app, client, app.run_config(SETTINGS | data_of(app)), content
-
-    return opened
 
 
 def bytes_of(reply):

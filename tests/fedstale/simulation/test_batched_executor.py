@@ -229,6 +229,7 @@ def test_each_client_takes_the_steps_it_would_take_alone(data):
             "momentum": draw(st.sampled_from([0.0, 0.9])),
             "weight_decay": draw(st.sampled_from([0.0, 0.01])),
             "max_norm": draw(st.sampled_from([None, 0.1])),
+            "proximal_mu": draw(st.sampled_from([0.0, 0.5])),
         }
         jobs.append(TrainingTask.of(given_))
         alone.append(one_by_one(start, given_))
@@ -254,7 +255,9 @@ def one_by_one(start, job):
         for batch in epoch.split(job["batch_size"]):
             sgd.zero_grad()
             loss = losses(network, x[batch], y[batch]).mean()
-            loss.backward()
+            moved = zip(network.parameters(), start.parameters(), strict=True)
+            term = sum(((w - w0.detach()) ** 2).sum() for w, w0 in moved)
+            (loss + job["proximal_mu"] / 2 * term).backward()
             if job["max_norm"]:
                 nn.utils.clip_grad_norm_(network.parameters(), job["max_norm"])
             sgd.step()

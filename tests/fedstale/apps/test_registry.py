@@ -1,0 +1,168 @@
+"""What a run config can name: all there is, each name runs, and the docs list the same names."""
+
+import json
+import re
+from inspect import isroutine
+from pathlib import Path
+
+import pytest
+from flwr.serverapp import strategy as flower
+from typer.testing import CliRunner
+
+import fedstale
+from fedstale import agents, strategies
+from fedstale.apps import registry
+from fedstale.cli.main import app as command
+from fedstale.errors import ConfigError
+from fedstale.simulation.flower_app import FlowerApp
+from fedstale.strategies import robust, selection, weighting
+from fedstale.traces import TraceSet
+
+PAGE = Path(__file__).parents[3] / "docs" / "strategies.md"
+EVERY = [(key, name) for key, names in registry.NAMES.items() for name in names]
+
+
+def classes(module, base):
+    """Public classes of a module that are of a kind, without the kind itself."""
+    found = {name: getattr(module, name) for name in module.__all__}
+    return {
+        kind
+        for kind in found.values()
+        if isinstance(kind, type) and issubclass(kind, base) and kind is not base
+    }
+
+
+def made(key):
+    """Classes of the parts that can be named."""
+    options = {"f": 1} if key == "robust" else {}
+    return {type(make(**options)) for make in registry.NAMES[key].values()}
+
+
+def test_every_strategy_can_be_named():
+    named = set(registry.NAMES["strategy"].values())
+    assert named - {flower.FedAvg} == classes(strategies, strategies.StaleStrategy)
+    assert len(named) == 18
+
+
+def test_every_selector_that_needs_no_other_part_can_be_named():
+    public = classes(selection, selection.Selector) | classes(agents, selection.Selector)
+    assert made("selector") == public - {selection.Filtered, agents.Shadow}
+
+
+def test_every_weighting_and_every_curve_of_ages_can_be_named():
+    assert made("weighting") == classes(weighting, weighting.Weighting)
+    curves = {
+        repr(make().curve)
+        for make in registry.NAMES["weighting"].values()
+        if isinstance(make(), weighting.ByAge)
+    }
+    functions = [f for name in weighting.__all__ if isroutine(f := getattr(weighting, name))]
+    assert curves == {repr(f()) for f in functions}
+
+
+def test_every_robust_rule_can_be_named():
+    assert made("robust") == classes(robust, robust.Rule)
+
+
+def test_the_page_lists_the_names_and_no_others():
+    text = PAGE.read_text(encoding="utf-8")
+    section = re.search(r"^## By name\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)[1]
+    listed = {
+        (row[1], name)
+        for row in re.finditer(r"^\| `(\w+)` \| (.*?) \|$", section, re.MULTILINE)
+        for name in re.findall(r"`([\w-]+)`", row[2])
+    }
+    assert listed == set(EVERY)
+
+
+@pytest.mark.parametrize("app", ["digits", "fashion", "shakespeare"])
+def test_every_built_in_app_has_the_keys_and_a_default_that_is_a_name(app):
+    defaults = FlowerApp.find(app).defaults
+    assert set(registry.NAMES) <= set(defaults)
+    assert registry.named("strategy", defaults["strategy"]) is flower.FedAvg
+
+
+@pytest.mark.parametrize(("key", "name"), EVERY, ids=lambda word: word)
+def test_every_name_runs_some_rounds(key, name, tmp_path):
+    sizes = {"concurrency": 10, "buffer-size": 8, "fraction-train": 0.8, "local-epochs": 1}
+    strategy = {} if key == "strategy" else {"strategy": "fedbuff"}
+    run = fedstale.simulate(
+        "digits",
+        traces=TraceSet.ideal(12),
+        run_config={**sizes, **strategy, key: name, "num-server-rounds": 3},
+        executor="inline",
+        out=tmp_path / "run",
+    )
+    assert (run.status, run.reason) == ("finished", "")
+    assert run.summary["rounds"] == 3
+    losses = run.curve("loss", "server")[1]
+    assert len(set(losses.tolist())) == 4
+    assert (run.jobs["status"] == "reported").sum() >= 3
+
+
+def called(*words):
+    return CliRunner().invoke(command, [str(word) for word in words])
+
+
+def test_the_command_line_takes_names_in_any_spelling(tmp_path):
+    words = ["simulate", "digits", "--traces", "synthetic:30", "--out", tmp_path / "run", "-c"]
+    parts = "strategy='GapAware' selector='Expected_Utility' weighting='gap' robust='trimmed-mean'"
+    run = called(*words, f"{parts} num-server-rounds=2 buffer-size=4 local-epochs=1")
+    assert run.exit_code == 0, run.output
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ("strategy='fedavgg'", "strategy = 'fedavgg': expected 'fedavg'"),
+        ("strategy='GapAwares'", "strategy = 'GapAwares': expected 'gap-aware'"),
+        ("strategy='fedbuff' selector='ort'", "selector = 'ort': expected 'oort'"),
+        ("strategy='fedbuff' weighting='gaps'", "weighting = 'gaps': expected 'gap'"),
+        ("strategy='fedbuff' robust='crum'", "robust = 'crum': expected 'krum'"),
+        ("strategy='fedbuff' selector='zzz'", "selector = 'zzz': expected one of ['random'"),
+        ("robust='krum'", "robust = 'krum': flower-fedavg is Flower's own and has none"),
+        (
+            "strategy='fedasync' robust='krum'",
+            "strategy.schedule.buffer_size = 1: expected at least 3 for Krum(f=1)",
+        ),
+    ],
+)
+def test_an_unknown_name_is_one_sentence_with_the_nearest(tmp_path, settings, sentence):
+    run = called(
+        *("simulate", "digits", "--traces", "synthetic:5", "--out", tmp_path / "run"),
+        *("-c", settings, "--quiet"),
+    )
+    assert run.exit_code != 0
+    assert run.stderr.count("\n") == 1
+    assert sentence in run.stderr
+    assert "Traceback" not in run.output
+
+
+def test_plans_of_a_comparison_name_parts_and_say_what_is_unknown(tmp_path):
+    TraceSet.ideal(12).write(tmp_path / "ideal.parquet")
+    variants = {
+        "REFL": {"strategy": "refl"},
+        "Oort and a median": {"strategy": "fedbuff", "selector": "oort", "robust": "median"},
+        "bad": {"strategy": "reffl"},
+    }
+    comparison = fedstale.compare(
+        {
+            "app": "digits",
+            "traces": str(tmp_path / "ideal.parquet"),
+            "seeds": [1],
+            "run-config": {"num-server-rounds": 1, "buffer-size": 4, "local-epochs": 1},
+            "variants": {name: {"run-config": parts} for name, parts in variants.items()},
+        },
+        out=tmp_path / "compared",
+        workers=1,
+    )
+    ((variant, _, reason),) = comparison.failures
+    assert (variant, reason) == ("bad", "strategy = 'reffl': expected 'refl'")
+
+
+def test_names_are_read_without_regard_to_case_and_hyphens():
+    for spelling in ("gap-aware", "GapAware", "gap_aware", "GAP AWARE"):
+        assert registry.named("strategy", spelling) is strategies.GapAware
+    with pytest.raises(ConfigError, match="expected 'direction-aware'"):
+        registry.named("strategy", "directionaware2")
