@@ -166,7 +166,8 @@ def lead(run: "Run") -> str:
     summary = run.summary
     ending = _ENDINGS.get(run.status, run.status)
     reason = f" ({run.reason})" if run.reason else ""
-    rounds = f" and {summary['rounds']:,} rounds" if summary["rounds"] else ""
+    is_said = not summary["rounds"] or "round" in reason
+    rounds = "" if is_said else f" and {summary['rounds']:,} rounds"
     best = "".join(f", {name} {value}" for name, value in _last_values(run)[:2])
     text = (
         f"{summary['app']} on {summary['devices']:,} devices {ending}{reason} after "

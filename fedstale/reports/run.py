@@ -47,7 +47,7 @@ class Run:
         summary: the plain figures of the run, as in summary.json.
         config_text: the resolved settings as TOML.
         status: how the run ended: finished, stopped (at its limit), stuck, interrupted or failed.
-        reason: why it ended so, in a sentence; empty if it finished.
+        reason: why it ended so: `5 rounds of the app`, the limit that was reached, what failed.
     """
 
     def __init__(self, folder: str | Path) -> None:

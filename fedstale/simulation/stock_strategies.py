@@ -143,9 +143,9 @@ def _started(original: Callable[..., Any]) -> Callable[..., Any]:
                 runtime.metrics(version, "evaluate", numbers(metrics))
 
         def evaluated_on_server(version: int, metrics: MetricRecord | None) -> None:
-            found = numbers(metrics)
-            if found and version not in on_server:
-                on_server.add(version)
+            found, number = numbers(metrics), runtime.before + version
+            if found and number not in on_server:
+                on_server.add(number)
                 runtime.metrics(version, "server", found)
 
         listeners: dict[str, _Listener] = {

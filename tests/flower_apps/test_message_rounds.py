@@ -191,3 +191,25 @@ list(grid.pull_messages(early))
     run = ran(main)
     assert run.status == "finished", run.reason
     assert run.summary["rounds"] == 3
+
+
+def test_a_start_that_calls_that_of_its_base_for_each_round_counts_on(ran):
+    main = """
+from flwr.serverapp.strategy import FedAvg
+
+class Again(FedAvg):
+    def start(self, grid, initial_arrays, num_rounds=3, **options):
+        arrays = initial_arrays
+        for _ in range(num_rounds):
+            result = super().start(grid, arrays, num_rounds=1, **options)
+            arrays = result.arrays
+        return result
+
+measure = lambda number, arrays: MetricRecord({"w": float(arrays.to_numpy_ndarrays()[0][0])})
+Again(fraction_evaluate=0.0).start(grid, ArrayRecord([np.zeros(2)]), evaluate_fn=measure)
+"""
+    run = ran(main)
+    assert run.summary["rounds"] == 3
+    server = run.metrics[run.metrics.source == "server"]
+    assert dict(zip(server["version"], server["value"], strict=True)) == {i: i for i in range(4)}
+    assert run.metrics[run.metrics.source == "train"]["version"].tolist() == [1, 2, 3]
