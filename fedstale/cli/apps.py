@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from fedstale.cli.deploy import account_of
 from fedstale.cli.output import App, AsJson, end_on_signals, note, one_sentence, say, say_json
 from fedstale.errors import ConfigError
 
@@ -143,10 +144,12 @@ def up(
         raise ConfigError("; ".join(faults) + "; to run anyway, pass --force")
     if speed_up != 1.0 and traces is None:
         raise ConfigError(f"speed-up = {speed_up:g}: expected --traces with it")
-    if app_user and traces is not None:
-        raise ConfigError(
-            f"app-user = {app_user!r}: expected no --traces, whose run is in a private folder"
-        )
+    if app_user:
+        account_of(app_user)
+        if traces is not None:
+            raise ConfigError(
+                f"app-user = {app_user!r}: expected no --traces, whose run is in a private folder"
+            )
     config = None
     if traces is not None:
         from fedstale.deployment.replay import replay_config, write_replayed

@@ -157,6 +157,9 @@ http {{
     # Of errors, a SuperNode survives 502 to 504 alone: it waits and tries again.
     error_page 500 502 504 =503 @later;
     location @later {{ return 503; }}
+    # Who speaks no TLS gets no answer, as from Flower itself.
+    error_page 497 @silence;
+    location @silence {{ return 444; }}
 {_only(FLEET_PATHS)}
   }}
 

@@ -26,7 +26,7 @@ from fedstale.deployment.check import Finding
 from fedstale.deployment.commands import Address
 from fedstale.deployment.diagnosis import check_health
 from fedstale.deployment.doors import CLOSED_PATHS, CONTROL_PATHS, FLEET_PATHS, RUNTIME_PATHS
-from fedstale.errors import FedstaleError
+from fedstale.errors import ConfigError, FedstaleError
 
 _LIMIT_S = 10.0
 _CLOSED = {400, 401, 403, 404, 405}
@@ -50,6 +50,8 @@ def probe(at: Address, ca: Path) -> list[Finding]:
     """
     try:
         check_health(at, ca)
+    except ConfigError:
+        raise
     except FedstaleError as problem:
         return [Finding(str(problem))]
     door = _Door(at, ca)
