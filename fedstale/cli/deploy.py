@@ -151,7 +151,8 @@ def flwr(context: typer.Context) -> None:
             for link in superlinks().values():
                 if link.get("address") == address and "client-certificate" in link:
                     if not isinstance(verify, ssl.SSLContext):
-                        verify = ssl.create_default_context()
+                        ca = verify if isinstance(verify, str) else None
+                        verify = ssl.create_default_context(cafile=ca)
                     show_certificate(verify, Path(link["client-certificate"]).expanduser())
                     break
             super().__init__(
