@@ -9,10 +9,14 @@ import os
 import pwd
 import re
 import shutil
+import socket
+import socketserver
 import ssl
+import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack, closing
+import threading
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 
@@ -201,6 +205,52 @@ def test_the_door_of_server_apps_wants_the_secret(up):
     assert caller("/v1/runtime/acquire-task", request) == 401
     assert caller(LIST, ListNodesRequest()) == 404
     assert caller(PULL) == 404
+
+
+class Tunnel(socketserver.BaseRequestHandler):
+    """Carries bytes to the SuperLink's socket and back, as ssh -L does."""
+
+    def handle(self):
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(str(self.server.link))
+            back = threading.Thread(target=self.carry, args=(link, self.request))
+            back.start()
+            self.carry(self.request, link)
+            back.join()
+
+    @staticmethod
+    def carry(source, target):
+        with suppress(OSError):
+            while some := source.recv(1 << 16):
+                target.sendall(some)
+            target.shutdown(socket.SHUT_WR)
+
+
+def test_flwr_itself_needs_a_certificate_or_a_tunnel_to_the_socket(up, tmp_path):
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Tunnel) as tunnel:
+        tunnel.daemon_threads, tunnel.link = True, up.doors.superlink
+        threading.Thread(target=tunnel.serve_forever, daemon=True).start()
+        port = tunnel.server_address[1]
+        (tmp_path / "config.toml").write_text(
+            f'[superlink.tunnel]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+            f'[superlink.door]\naddress = "{up.operators}"\nroot-certificates = "{up.ca}"\n'
+        )
+        environment = commands.environment(tmp_path)
+        said = {}
+        for name in ("tunnel", "door"):
+            words = ["flwr", "supernode", "list", name, "--format", "json"]
+            run = subprocess.run(
+                commands.found(words, environment),
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            said[name] = run.stdout + run.stderr
+        tunnel.shutdown()
+    node = str(next(iter(up.node_ids.values())))
+    assert node in said["tunnel"], said
+    assert node not in said["door"], said
 
 
 def test_check_asks_from_outside(up):
