@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 
 import httpx
@@ -42,6 +43,8 @@ LINK = "up"
 """Name of the SuperLink in Flower's config.toml, as in `flwr run APP up`."""
 
 _POLL_S = 0.2
+_LONGEST = 100
+"""Bytes of a Unix socket's path: macOS takes 103, Linux 107."""
 _TRIES = 3
 _SETTLE_S = 20.0
 _RUN = "flwr run"
@@ -119,10 +122,8 @@ class LocalDeployment:
         operators, certificate = self.at, None
         if self.has_proxy:
             operators, runtime = (Address("127.0.0.1", free_port()) for _ in range(2))
-            # Nobody else may enter: who reaches the socket is an operator.
-            socket = self._private("proxy") / "superlink.sock"
             self.doors = Doors(
-                devices=self.at, operators=operators, runtime=runtime, superlink=socket
+                devices=self.at, operators=operators, runtime=runtime, superlink=self._socket()
             )
             certificate = self.folder / f"{_OPERATOR}.pem"
         self.control = Control(operators, self.tls.ca, certificate)
@@ -130,13 +131,20 @@ class LocalDeployment:
         link = commands.connection(LINK, operators, self.tls.ca, certificate)
         (self._home("operator") / "config.toml").write_text(link, encoding="utf-8")
 
+    def _socket(self) -> Path:
+        """Return where the SuperLink listens: in a folder that nobody else may enter."""
+        made = self._private("proxy") / "superlink.sock"
+        if len(os.fsencode(made)) < _LONGEST:
+            return made
+        return Path(self._ends.enter_context(TemporaryDirectory(prefix="fedstale-"))) / made.name
+
     def __enter__(self) -> Self:
         """Start the SuperLink and the nodes.
 
         Raises:
             FedstaleError: something does not start, or strangers could reach more than they may.
         """
-        with ExitStack() as started:
+        with self._ends as started:
             started.enter_context(self.processes)
             started.push(lambda *problem: self.control.close())
             self.start_superlink()

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fedstale.cli.main import app
 from fedstale.deployment.commands import Address
 from fedstale.deployment.doors import Doors, nginx, role_of
-from fedstale.deployment.local import has_nginx
+from fedstale.deployment.local import LocalDeployment, has_nginx
 from fedstale.deployment.superlink import _listening
 from fedstale.errors import ConfigError
 
@@ -185,6 +185,19 @@ def test_a_socket_is_closed_to_others(tmp_path):
     (tmp_path / "open").mkdir(mode=0o755)
     with pytest.raises(ConfigError, match="others may enter its folder"):
         _listening(tmp_path / "open" / "link.sock")
+
+
+def test_up_finds_a_place_for_its_socket_in_a_deep_folder(tmp_path):
+    deep = LocalDeployment(tmp_path / ("x" * 90), nodes=1, has_proxy=True)
+    where = deep.doors.superlink
+    assert len(str(where)) <= 107 < len(str(deep.folder / "proxy" / where.name))
+    assert stat.S_IMODE(where.parent.stat().st_mode) == 0o700
+    with _listening(where):
+        assert where.exists()
+    deep.__exit__()
+    assert not where.parent.exists()
+    flat = LocalDeployment(tmp_path / "flat", nodes=1, has_proxy=True)
+    assert flat.doors.superlink.parent == flat.folder / "proxy"
 
 
 def test_server_apps_as_another_user_need_root_and_a_user(monkeypatch):
