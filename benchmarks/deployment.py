@@ -3,8 +3,9 @@
 A SuperLink and two SuperNodes run on this machine, with TLS and node keys. On the same SuperLink,
 Flower's FedAvg and fedstale's strategies train a small model whose training takes a second; what a
 round takes beyond that second is overhead, most of it the start of a process for each message.
+With --doors two deployments run side by side, one behind nginx and one without, and take turns.
 
-Run it with: python benchmarks/deployment.py [--quick]
+Run it with: python benchmarks/deployment.py [--quick] [--doors]
 """
 
 import argparse
@@ -17,9 +18,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from results_file import write_result
 
 from fedstale.deployment.local import LocalDeployment, run_app
@@ -208,6 +217,67 @@ def deployment_rows(folder: Path, *, idle_s: float, rounds: int) -> list[Row]:
     return rows
 
 
+def doors_rows(folder: Path, *, pulls: int, turns: int, rounds: int) -> list[Row]:
+    """Measure what the doors cost: the same on two deployments, in turns, so that load is shared.
+
+    Args:
+        folder: for both.
+        pulls: requests of a device for work, when there is none, on each side.
+        turns: runs on each side.
+        rounds: of a run.
+    """
+    names = {"without doors": False, "behind doors": True}
+    app = write_app(folder / "app")
+    with ExitStack() as stack:
+        sides = {
+            name: stack.enter_context(
+                LocalDeployment(folder / name.replace(" ", "-"), nodes=NODES, has_proxy=doors)
+            )
+            for name, doors in names.items()
+        }
+        clients = {name: stack.enter_context(device(side)) for name, side in sides.items()}
+        asked: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(pulls):
+            for name, side in sides.items():
+                request = PullMessagesRequest(node=Node(node_id=side.node_ids[0]))
+                begun = time.perf_counter()
+                clients[name].PullMessages(request)
+                asked[name].append(time.perf_counter() - begun)
+        took: dict[str, list[float]] = {name: [] for name in sides}
+        merged: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(turns):
+            for name, side in sides.items():
+                found = run(side, app, f"mode='rounds' rounds={rounds}")
+                took[name] += [float(row["round_s"]) for row in found if row["version"] != 1]  # type: ignore[arg-type]
+                merged[name] += [float(r["merged_at"]) - float(r["trained_at"]) for r in found]  # type: ignore[arg-type]
+    rows = []
+    for what, times in (
+        ("a device asks for work", asked),
+        (f"a round of {NODES}", took),
+        ("from the end of a training to the merge", merged),
+    ):
+        rows += [spread(f"{what}, {name}", times[name]) for name in sides]
+        bare, behind = (statistics.median(times[name]) for name in names)
+        rows.append({"what": f"{what}, doors to none", "ratio": behind / bare})
+    return rows
+
+
+def device(side: LocalDeployment) -> FleetHttpClient:
+    """Return a client that asks as node 0 does."""
+    key = load_ssh_private_key((side.folder / "node-0.key").read_bytes(), None)
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise TypeError(f"node-0.key holds a {type(key).__name__}")
+    return FleetHttpClient.from_server_address(
+        str(side.at),
+        insecure=False,
+        root_certificates=side.tls.ca.read_bytes(),
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(key, key.public_key()),
+        ],
+    )
+
+
 def run(deployment: LocalDeployment, app: Path, config: str) -> list[Row]:
     """Run the app, and return the rows that it says."""
     lines: list[str] = []
@@ -282,8 +352,19 @@ def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter waits, fewer messages")
-    quick = parser.parse_args().quick
+    parser.add_argument("--doors", action="store_true", help="only what the doors cost")
+    arguments = parser.parse_args()
+    quick = arguments.quick
     print("load before:", os.getloadavg())
+    if arguments.doors:
+        with tempfile.TemporaryDirectory() as folder:
+            pulls, turns, rounds = (100, 1, 3) if quick else (500, 4, 5)
+            rows = doors_rows(Path(folder), pulls=pulls, turns=turns, rounds=rounds)
+        for row in rows:
+            print(row)
+        command = "python benchmarks/deployment.py --doors" + " --quick" * quick
+        write_result("deployment-doors" + "-quick" * quick, rows, command=command)
+        return
     with tempfile.TemporaryDirectory() as folder:
         rows = [
             *import_rows(3 if quick else 5),

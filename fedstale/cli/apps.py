@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from fedstale.cli.deploy import account_of
 from fedstale.cli.output import App, AsJson, end_on_signals, note, one_sentence, say, say_json
 from fedstale.errors import ConfigError
 
@@ -40,7 +41,10 @@ def new(
 
 @one_sentence()
 def check(
-    app: App,
+    app: Annotated[
+        str | None,
+        typer.Argument(metavar="APP", help="Directory of a Flower app, or a built-in one."),
+    ] = None,
     superlink: Annotated[
         str | None,
         typer.Argument(help="Name of a SuperLink in Flower's config.toml, to be reached too."),
@@ -48,17 +52,38 @@ def check(
     run_config: Annotated[
         str, typer.Option("--run-config", "-c", help="Overrides that the run will have.")
     ] = "",
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Where devices connect: say what a stranger can do there."
+        ),
+    ] = None,
+    ca: Annotated[Path, typer.Option(help="The authority's certificate, for --server.")] = Path(
+        "ca.crt"
+    ),
     as_json: AsJson = False,
 ) -> None:
-    """Say what would go wrong before an app goes out to devices.
+    """Say what would go wrong when an app goes out to devices, or what a server lets strangers do.
 
-    Packages are looked for here: run it in an environment like that of the devices.
+    Packages are looked for here: run it in an environment like that of the devices. A server is
+    asked from outside, and nothing is changed there: run it from where devices are.
     """
     from fedstale.deployment.check import check_app, check_superlink
-    from fedstale.simulation.flower_app import FlowerApp
 
-    found = FlowerApp.find(app)
-    findings = check_app(found, run_config)
+    findings, name = [], server
+    if server is not None:
+        from fedstale.deployment.commands import Address
+        from fedstale.deployment.probe import probe
+
+        findings += probe(Address.parse(server), ca)
+    elif app is None:
+        raise ConfigError("app: expected an app, or --server HOST:PORT")
+    if app is not None:
+        from fedstale.simulation.flower_app import FlowerApp
+
+        found = FlowerApp.find(app)
+        name = found.name
+        findings += check_app(found, run_config)
     if superlink is not None:
         findings += check_superlink(superlink)
     if as_json:
@@ -67,7 +92,7 @@ def check(
         for finding in findings:
             typer.echo(f"{'fault' if finding.is_fault else 'note'}: {finding.text}")
         if not findings:
-            typer.echo(f"{found.name}: nothing found that would go wrong")
+            typer.echo(f"{name}: nothing found that would go wrong")
     if any(finding.is_fault for finding in findings):
         raise typer.Exit(1)
 
@@ -103,6 +128,7 @@ def up(
     ] = None,
     speed_up: Annotated[float, typer.Option(help="Seconds of the trace in one real second.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Draws the devices that are acted.")] = 0,
+    app_user: Annotated[str, typer.Option(help="As whom ServerApps run; needs root.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Run an app on a SuperLink and SuperNodes that live on this machine for the time of the run.
@@ -119,6 +145,12 @@ def up(
         raise ConfigError("; ".join(faults) + "; to run anyway, pass --force")
     if speed_up != 1.0 and traces is None:
         raise ConfigError(f"speed-up = {speed_up:g}: expected --traces with it")
+    if app_user:
+        account_of(app_user)
+        if traces is not None:
+            raise ConfigError(
+                f"app-user = {app_user!r}: expected no --traces, whose run is in a private folder"
+            )
     config = None
     if traces is not None:
         from fedstale.deployment.replay import replay_config, write_replayed
@@ -133,7 +165,9 @@ def up(
 
     with (
         end_on_signals(),
-        LocalDeployment(folder, nodes=nodes, overwrite=overwrite, say=tell) as deployment,
+        LocalDeployment(
+            folder, nodes=nodes, overwrite=overwrite, say=tell, app_user=app_user
+        ) as deployment,
     ):
         show = (lambda line: None) if quiet or as_json else typer.echo
         directory, run = found.directory, deployment.folder / "run"

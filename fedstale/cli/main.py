@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from fedstale import __version__
-from fedstale.cli import apps, learn, runs, traces
+from fedstale.cli import apps, deploy, learn, runs, traces
 from fedstale.cli.supervision import SUPERVISED
 
 app = typer.Typer(
@@ -44,7 +44,14 @@ app.command(
     epilog="Example: fedstale evaluate-agent --traces fleet.parquet",
 )(learn.evaluate_agent)
 app.command(epilog="Example: fedstale up digits --nodes 3")(apps.up)
-app.command(epilog="Example: fedstale check my_app")(apps.check)
+app.command(
+    epilog="Examples: fedstale check my_app  |  "
+    "fedstale check --server fl.example.org:8000 --ca ca.crt"
+)(apps.check)
+app.add_typer(deploy.app, name="deploy")
+app.command(
+    context_settings=deploy.PASSED_ON, epilog="Example: fedstale flwr run my_app mine --stream"
+)(deploy.flwr)
 
 
 def main() -> None:

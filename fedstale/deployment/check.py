@@ -15,6 +15,7 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.utils import AppPathDepthError, collect_files
@@ -164,11 +165,10 @@ def check_superlink(name: str) -> list[Finding]:
     Raises:
         ConfigError: config.toml cannot be read, has none of this name, or names unusable files.
     """
-    path = get_flwr_home() / "config.toml"
-    table = read_toml(path).get("superlink", {}) if path.is_file() else {}
-    links = {key: value for key, value in table.items() if isinstance(value, dict)}
+    links = superlinks()
     if name not in links:
         known = f"expected one of {sorted(links)}" if links else "it names none"
+        path = get_flwr_home() / "config.toml"
         raise ConfigError(
             f"superlink = {name!r} is not in {path}: {known}; add a table [superlink.{name}] with "
             "address and root-certificates"
@@ -176,15 +176,31 @@ def check_superlink(name: str) -> list[Finding]:
     link = links[name]
     if str(link.get("address", "")).startswith(":"):
         return []
-    ca = link.get("root-certificates")
+    ca, shown = link.get("root-certificates"), link.get("client-certificate")
     try:
         at = Address.parse(str(link.get("address")))
-        check_health(at, Path(ca).expanduser() if ca else None, insecure=bool(link.get("insecure")))
+        check_health(
+            at,
+            Path(ca).expanduser() if ca else None,
+            insecure=bool(link.get("insecure")),
+            certificate=Path(shown).expanduser() if shown else None,
+        )
     except ConfigError:
         raise
     except FedstaleError as problem:
         return [Finding(str(problem))]
     return []
+
+
+def superlinks() -> dict[str, dict[str, Any]]:
+    """Return the SuperLinks of Flower's config.toml.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path = get_flwr_home() / "config.toml"
+    table = read_toml(path).get("superlink", {}) if path.is_file() else {}
+    return {key: value for key, value in table.items() if isinstance(value, dict)}
 
 
 def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Finding]:

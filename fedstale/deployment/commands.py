@@ -7,9 +7,10 @@ that one types.
 
 import datetime
 import os
+import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,6 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedstale.errors import ConfigError
+
+ROLES = ("run", "register")
+"""What an operator may be allowed beyond looking: to start and stop runs, and to register nodes."""
 
 _AUTHORITY = "fedstale authority"
 
@@ -36,34 +40,73 @@ class TlsFiles:
     """Of the SuperLink; secret."""
 
 
-def write_certificates(folder: Path, hosts: list[str]) -> TlsFiles:
-    """Make an authority and a certificate of a SuperLink, which end in 30 days.
+def write_certificates(
+    folder: Path,
+    hosts: list[str],
+    *,
+    operators: Mapping[str, Sequence[str]] | None = None,
+    days: int = 30,
+    keep_authority: bool = False,
+) -> TlsFiles:
+    """Make an authority, a SuperLink's certificate and operators' certificates.
 
     Args:
-        folder: where to write; secret keys are readable by their owner only. The authority's own
-            key is not kept, so no further certificate can be signed in its name.
+        folder: where to write; secret keys are readable by their owner only.
         hosts: names and addresses under which the SuperLink is reached, at least one.
+        operators: names, with what each may do beyond looking: run, register, or both. The file
+            NAME.pem holds certificate and key.
+        days: until the certificates end.
+        keep_authority: whether to write the authority's own key, ca.key; otherwise no further
+            certificate can be signed in its name.
+
+    Raises:
+        ConfigError: an operator has a name or a role that cannot be.
     """
     files = TlsFiles(folder / "ca.crt", folder / "server.pem", folder / "server.key")
     ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     ca = ca_key.public_key()
-    authority = _signed(_AUTHORITY, ca_key, ca_key, x509.SubjectKeyIdentifier.from_public_key(ca))
+    identifier = x509.SubjectKeyIdentifier.from_public_key(ca)
+    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca)
+    authority = _signed([_AUTHORITY], ca_key, ca_key, days, identifier)
     certificate = _signed(
-        hosts[0],
+        [hosts[0]],
         key,
         ca_key,
+        days,
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
         x509.SubjectAlternativeName([_host(host) for host in hosts]),
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(ca),
+        signer,
     )
     pem = serialization.Encoding.PEM
     files.ca.write_bytes(authority.public_bytes(pem))
     files.certificate.write_bytes(certificate.public_bytes(pem))
-    write_secret(
-        files.key,
-        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
-    )
+    write_secret(files.key, _pem(key))
+    if keep_authority:
+        write_secret(folder / "ca.key", _pem(ca_key))
+    for name, roles in (operators or {}).items():
+        own = ec.generate_private_key(ec.SECP256R1())
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+        shown = _signed(_operator(name, roles), own, ca_key, days, usage, signer)
+        write_secret(folder / f"{name}.pem", shown.public_bytes(pem) + _pem(own))
     return files
+
+
+def _operator(name: str, roles: Sequence[str]) -> list[str]:
+    """Return the common name and the units of an operator's certificate."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}", name):
+        raise ConfigError(
+            f"operator = {name!r}: expected letters, digits, dots, hyphens or underscores"
+        )
+    if unknown := set(roles) - set(ROLES):
+        raise ConfigError(
+            f"operator {name}: role {min(unknown)!r} is unknown, expected {' or '.join(ROLES)}"
+        )
+    return [name, *roles]
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return key.private_bytes(pem, form, serialization.NoEncryption())
 
 
 def write_node_key(path: Path) -> Path:
@@ -92,18 +135,28 @@ def write_node_key(path: Path) -> Path:
 
 
 def _signed(
-    name: str,
+    names: Sequence[str],
     key: ec.EllipticCurvePrivateKey,
     ca_key: ec.EllipticCurvePrivateKey,
+    days: int,
     *extensions: x509.ExtensionType,
 ) -> x509.Certificate:
-    """Return a certificate for a name and its key; for the authority's own key, the authority's."""
+    """Return a certificate for a key; for the authority's own key, the authority's.
+
+    Args:
+        names: common name of the owner, and organisational units.
+        key: of the owner.
+        ca_key: of the authority.
+        days: until it ends.
+        extensions: further ones.
+    """
     is_ca = key is ca_key
     # A device's clock may be behind, and would find a certificate of this second not valid yet.
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    kinds = NameOID.COMMON_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME
     subject, issuer = (
-        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
-        for common in (name, _AUTHORITY)
+        x509.Name([x509.NameAttribute(kinds[i > 0], name) for i, name in enumerate(owner)])
+        for owner in (names, [_AUTHORITY])
     )
     usage = x509.KeyUsage(
         digital_signature=not is_ca,
@@ -123,7 +176,7 @@ def _signed(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - day)
-        .not_valid_after(now + 30 * day)
+        .not_valid_after(now + days * day)
         .add_extension(
             x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), critical=True
         )
@@ -177,26 +230,58 @@ class Address:
         return cls(host, int(port))
 
 
-def superlink(at: Address, tls: TlsFiles, database: Path) -> list[str]:
-    """Return the command of a SuperLink with TLS and registered nodes only.
+def superlink(at: Address | Path, tls: TlsFiles, database: Path, secret: Path) -> list[str]:
+    """Return the command of a SuperLink with TLS and registered nodes only, behind the gate.
 
     Args:
-        at: where it listens.
+        at: port where it listens, or its Unix socket behind a proxy.
         tls: its certificate and key.
         database: SQLite file of its state.
+        secret: file that a SuperExec must know, too.
     """
+    where = ["--host", at.host, "--port", str(at.port)] if isinstance(at, Address) else []
     return [
-        "flower-superlink",
+        *("fedstale", "deploy", "superlink"),
+        *(["--socket", str(at)] if isinstance(at, Path) else []),
         *("--ssl-ca-certfile", str(tls.ca)),
         *("--ssl-certfile", str(tls.certificate)),
         *("--ssl-keyfile", str(tls.key)),
         "--enable-supernode-auth",
         *("--database", str(database)),
-        *("--host", at.host),
-        *("--port", str(at.port)),
+        *where,
         # Else the SuperLink would install what the app declares, from the network.
         "--disable-runtime-dependency-installation",
+        *("--isolation", "process"),
+        *("--superexec-auth-secret-file", str(secret)),
     ]
+
+
+def superexec(runtime: Address, ca: Path, secret: Path, user: str = "") -> list[str]:
+    """Return the command of what starts ServerApps, apart from the SuperLink.
+
+    Args:
+        runtime: where the SuperLink's Runtime API is.
+        ca: certificate of the authority.
+        secret: the SuperLink's file for it.
+        user: as whom ServerApps run; needs root. Empty: as whoever starts it.
+    """
+    return [
+        *("fedstale", "deploy", "superexec"),
+        *(["--user", user] if user else []),
+        *("--root-certificates", str(ca)),
+        *("--runtime-api-address", str(runtime)),
+        *("--superexec-auth-secret-file", str(secret)),
+    ]
+
+
+def proxy(configuration: Path, state: Path) -> list[str]:
+    """Return the command of nginx, which stays in the foreground.
+
+    Args:
+        configuration: its file, beside the certificates.
+        state: folder for its logs and buffers.
+    """
+    return ["nginx", "-p", str(state), "-c", str(configuration), "-e", "stderr"]
 
 
 def supernode(
@@ -222,16 +307,24 @@ def supernode(
 
 
 def run(app: Path, link_name: str, run_config: str = "") -> list[str]:
-    """Return the command that runs an app and shows its log."""
-    command = ["flwr", "run", str(app), link_name, "--stream"]
+    """Return the command that runs an app and shows its log, as an operator."""
+    command = ["fedstale", "flwr", "run", str(app), link_name, "--stream"]
     return [*command, "--run-config", run_config] if run_config else command
 
 
-def connection(name: str, at: Address, ca: Path) -> str:
-    """Return what Flower's config.toml holds about a SuperLink, as TOML."""
+def connection(name: str, at: Address, ca: Path, certificate: Path | None = None) -> str:
+    """Return what Flower's config.toml holds about a SuperLink, as TOML.
+
+    Args:
+        name: of the SuperLink.
+        at: where its Control API is.
+        ca: certificate of its authority.
+        certificate: the operator's, if it must be shown.
+    """
+    shown = f"client-certificate = '{certificate}'\n" if certificate else ""
     return (
         f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\naddress = "{at}"\n'
-        f"root-certificates = '{ca}'\n"
+        f"root-certificates = '{ca}'\n{shown}"
     )
 
 
@@ -277,10 +370,17 @@ def found(command: list[str], environment: Mapping[str, str]) -> list[str]:
     Raises:
         ConfigError: Flower is not installed here.
     """
-    program = shutil.which(command[0], path=environment["PATH"])
+    # nginx is where only root's path leads.
+    path = f"{environment['PATH']}{os.pathsep}/usr/sbin{os.pathsep}/usr/local/sbin"
+    program = shutil.which(command[0], path=path)
     if program is None:
         raise ConfigError(
-            f"{command[0]} is not installed: expected Flower's programs beside {sys.executable}; "
-            "pip install fedstale in this environment"
+            f"{command[0]} is not installed: "
+            + (
+                "apt-get install nginx, or brew install nginx"
+                if command[0] == "nginx"
+                else f"expected Flower's programs beside {sys.executable}; pip install fedstale in "
+                "this environment"
+            )
         )
     return [program, *command[1:]]

@@ -14,6 +14,7 @@ from fedstale.deployment.commands import Address
 from fedstale.errors import ConfigError, FedstaleError
 
 _LIMIT_S = 5.0
+_BEHIND_DOORS = ("/v1/fleet/pull-messages", "/v1/control/list-nodes")
 # In the order of looking: what says most comes first.
 _MEANINGS = (
     (
@@ -154,23 +155,36 @@ def is_healthy(at: Address, ca: Path | None) -> bool:
     return True
 
 
-def check_health(at: Address, ca: Path | None, *, insecure: bool = False) -> None:
+def check_health(
+    at: Address, ca: Path | None, *, insecure: bool = False, certificate: Path | None = None
+) -> None:
     """Check that a SuperLink can be reached and is healthy.
 
     Args:
         at: where it should be.
         ca: certificate of its authority; None for those that the system trusts.
         insecure: without TLS.
+        certificate: an operator's, with its key, for the operators' door of a proxy.
 
     Raises:
         ConfigError: the certificate file cannot be used.
         FedstaleError: it cannot be reached; the text says why and what to do.
     """
     scheme, verify = ("http", False) if insecure else ("https", _context(ca))
+    if certificate is not None and isinstance(verify, ssl.SSLContext):
+        show_certificate(verify, certificate)
     try:
         # A proxy of this user's is not how SuperNodes go.
-        url = f"{scheme}://{at}/health"
-        status = httpx.get(url, verify=verify, trust_env=False, timeout=_LIMIT_S).status_code
+        with httpx.Client(
+            base_url=f"{scheme}://{at}", verify=verify, trust_env=False, timeout=_LIMIT_S
+        ) as client:
+            status = client.get("/health").status_code
+            # Behind a proxy there is no such path. A SuperLink takes no text, and says so first.
+            is_one = status == httpx.codes.OK or any(
+                client.post(path, content="-", headers={"Content-Type": "text/plain"}).status_code
+                == httpx.codes.UNSUPPORTED_MEDIA_TYPE
+                for path in _BEHIND_DOORS
+            )
     except (httpx.HTTPError, httpx.InvalidURL) as problem:
         cause = str(problem) or type(problem).__name__
         plain = f"{at} does not answer plain HTTP ({cause}): a SuperLink with TLS needs ca.crt"
@@ -178,10 +192,30 @@ def check_health(at: Address, ca: Path | None, *, insecure: bool = False) -> Non
             _meaning(_UNREACHED, cause, at=at, host=at.host, limit_s=_LIMIT_S)
             or (plain if insecure else f"{at} cannot be reached: {cause}")
         ) from None
-    if status != httpx.codes.OK:
+    if not is_one:
         raise FedstaleError(
-            f"something at {at} answers, but is no SuperLink (HTTP status {status}): check the port"
+            f"something at {at} answers, but is no SuperLink (HTTP status {status}): check the "
+            "port, and whether it is an operators' door, which needs client-certificate"
         )
+
+
+def show_certificate(context: ssl.SSLContext, certificate: Path) -> None:
+    """Let connections of a context show an operator's certificate.
+
+    Args:
+        context: of a client.
+        certificate: PEM file with the certificate and its key.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    try:
+        context.load_cert_chain(certificate)
+    except OSError as problem:
+        raise ConfigError(
+            f"client-certificate = {str(certificate)!r}: {problem}; expected a PEM file with an "
+            "operator's certificate and key, from fedstale deploy init"
+        ) from None
 
 
 def _context(ca: Path | None) -> ssl.SSLContext:

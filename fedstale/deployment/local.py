@@ -6,13 +6,17 @@ All are Flower's own processes, with TLS and registered keys. They live for the 
 
 import os
 import re
+import secrets
 import shutil
 import socket
+import ssl
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 
 import httpx
@@ -28,7 +32,9 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from fedstale.deployment import commands
 from fedstale.deployment.commands import Address
-from fedstale.deployment.diagnosis import explain, is_healthy
+from fedstale.deployment.diagnosis import explain, is_healthy, show_certificate
+from fedstale.deployment.doors import Doors, nginx
+from fedstale.deployment.probe import probe
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.reports.folder import has_earlier
@@ -37,14 +43,22 @@ LINK = "up"
 """Name of the SuperLink in Flower's config.toml, as in `flwr run APP up`."""
 
 _POLL_S = 0.2
+_LONGEST = 100
+"""Bytes of a Unix socket's path: macOS takes 103, Linux 107."""
 _TRIES = 3
 _SETTLE_S = 20.0
 _RUN = "flwr run"
+_OPERATOR = "operator"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class LocalDeployment:
     """A SuperLink with TLS, its state in SQLite, and SuperNodes with registered keys.
+
+    Where nginx is installed it is in front of the SuperLink, as on a server: the SuperLink listens
+    at a Unix socket in the deployment's private folder, devices and ServerApps reach their own
+    paths alone, and operators need a certificate. Elsewhere the SuperLink listens on loopback,
+    where every user of the machine is an operator.
 
     Entering its context starts everything, and leaving it ends everything.
     """
@@ -57,6 +71,8 @@ class LocalDeployment:
         overwrite: bool = False,
         limit_s: float = 120.0,
         say: Callable[[str], None] = lambda line: None,
+        has_proxy: bool | None = None,
+        app_user: str = "",
     ) -> None:
         """Write certificates; start nothing.
 
@@ -66,9 +82,13 @@ class LocalDeployment:
             overwrite: whether an earlier deployment's folder may be replaced.
             limit_s: to wait for the SuperLink, or for nodes, to answer.
             say: is told each step.
+            has_proxy: whether nginx is in front of the SuperLink; None: where it is installed.
+            app_user: as whom ServerApps run, which needs root; empty: as this user, who can read
+                the keys, the secret and the database.
 
         Raises:
-            ConfigError: the folder holds something else, or there is no node.
+            ConfigError: the folder holds something else, there is no node, or the user cannot
+                reach what its apps need.
         """
         if nodes < 1:
             raise ConfigError(f"nodes = {nodes}: expected at least 1")
@@ -76,30 +96,62 @@ class LocalDeployment:
             shutil.rmtree(folder)
         self.folder, self.n_nodes, self.limit_s, self._say = folder.resolve(), nodes, limit_s, say
         self.processes, self._ends = ProcessGroup(), ExitStack()
+        self._app_user = app_user
+        if app_user:
+            check_reachable(app_user, self.folder.parent, Path(sys.prefix), Path(sys.base_prefix))
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.folder.chmod(0o700)
-        self.tls = commands.write_certificates(self.folder, ["localhost", "127.0.0.1"])
+        # Another user needs ca.crt and a home of its own in here; all else has modes of its own.
+        self.folder.chmod(0o711 if app_user else 0o700)
+        self.tls = commands.write_certificates(
+            self.folder, ["localhost", "127.0.0.1"], operators={_OPERATOR: commands.ROLES}
+        )
+        self.secret = self.folder / "superexec.secret"
+        commands.write_secret(self.secret, secrets.token_bytes(32))
         self.database = self.folder / "superlink.db"
         self.node_ids: dict[int, int] = {}
-        self.at = Address("127.0.0.1", free_port())
-        """Where the SuperLink is."""
-        self.control = Control(self.at, self.tls.ca)
-        """The operator's side of the SuperLink."""
+        self.has_proxy = has_nginx() if has_proxy is None else has_proxy
         self._has_started = False
+        self._choose_ports()
+
+    def _choose_ports(self) -> None:
+        """Take ports that are free now, and prepare to connect to them."""
+        self.at = Address("127.0.0.1", free_port())
+        """Where SuperNodes find the SuperLink."""
+        self.doors: Doors | None = None
+        """The proxy's, if there is one."""
+        operators, certificate = self.at, None
+        if self.has_proxy:
+            operators, runtime = (Address("127.0.0.1", free_port()) for _ in range(2))
+            self.doors = Doors(
+                devices=self.at, operators=operators, runtime=runtime, superlink=self._socket()
+            )
+            certificate = self.folder / f"{_OPERATOR}.pem"
+        self.control = Control(operators, self.tls.ca, certificate)
+        """The operator's side of the SuperLink."""
+        link = commands.connection(LINK, operators, self.tls.ca, certificate)
+        (self._home("operator") / "config.toml").write_text(link, encoding="utf-8")
+
+    def _socket(self) -> Path:
+        """Return where the SuperLink listens: in a folder that nobody else may enter."""
+        made = self._private("proxy") / "superlink.sock"
+        if len(os.fsencode(made)) < _LONGEST:
+            return made
+        return Path(self._ends.enter_context(TemporaryDirectory(prefix="fedstale-"))) / made.name
 
     def __enter__(self) -> Self:
         """Start the SuperLink and the nodes.
 
         Raises:
-            FedstaleError: something does not start.
+            FedstaleError: something does not start, or strangers could reach more than they may.
         """
-        with ExitStack() as started:
+        with self._ends as started:
             started.enter_context(self.processes)
             started.push(lambda *problem: self.control.close())
             self.start_superlink()
             for number in range(self.n_nodes):
                 self.add_node(number)
             self.wait_online()
+            self._check_closed()
             self._ends = started.pop_all()
         return self
 
@@ -108,34 +160,75 @@ class LocalDeployment:
         self._ends.close()
 
     def log(self, name: str) -> Path:
-        """Return the log of superlink, or of node-0 and so on."""
+        """Return the log of superlink, superexec, proxy, or of node-0 and so on."""
         return self.folder / f"{name}.log"
 
     def start_superlink(self) -> None:
-        """Start the SuperLink and wait until it answers; again on the same port if it had been.
+        """Start the SuperLink and wait until it answers; again if it had been killed.
+
+        The first time, what belongs to it is started as well: the proxy, and what starts
+        ServerApps.
 
         Raises:
             FedstaleError: it does not start.
         """
+        parts = ["superlink", "proxy"] if self.doors else ["superlink"]
         for left in reversed(range(1 if self._has_started else _TRIES)):
-            command = commands.superlink(self.at, self.tls, self.database)
-            self._start("superlink", command)
+            for name in parts[:1] if self._has_started else parts:
+                if not self.processes.is_running(name):
+                    self._start(name, self._command(name))
             try:
-                self._wait("superlink", lambda: is_healthy(self.at, self.tls.ca))
+                self._wait(parts, lambda: is_healthy(self.at, self.tls.ca))
                 break
             except FedstaleError:
                 # Between looking for a free port and using it, another program may take it.
-                if not left or "address already in use" not in self._text("superlink"):
+                if not left or "address already in use" not in self._text(parts[-1]).lower():
                     raise
             self.control.close()
-            self.at = Address("127.0.0.1", free_port())
-            self.control = Control(self.at, self.tls.ca)
+            self._choose_ports()
+        if not self._has_started:
+            self._start("superexec", self._command("superexec"))
         self._has_started = True
-        home = self._home("operator")
-        (home / "config.toml").write_text(
-            commands.connection(LINK, self.at, self.tls.ca), encoding="utf-8"
-        )
-        self._say(f"SuperLink at {self.at} with TLS; state in {self.database.name}")
+        behind = "behind nginx, which is" if self.doors else "with TLS"
+        self._say(f"SuperLink {behind} at {self.at}; state in {self.database.name}")
+
+    def _command(self, name: str) -> list[str]:
+        """Return the command of the SuperLink or of what belongs to it."""
+        match name, self.doors:
+            case "superexec", doors:
+                runtime = doors.runtime if doors else self.at
+                return commands.superexec(runtime, self.tls.ca, self.secret, self._app_user)
+            case "proxy", Doors() as doors:
+                configuration = self.folder / "nginx.conf"
+                # Its own user is the one who may enter the socket's folder.
+                user = "root" if os.geteuid() == 0 else ""
+                configuration.write_text(nginx(doors, user=user), encoding="utf-8")
+                return commands.proxy(configuration, self._private("proxy"))
+            case _, doors:
+                at = doors.superlink if doors else self.at
+                return commands.superlink(at, self.tls, self.database, self.secret)
+
+    def _check_closed(self) -> None:
+        """Say what strangers find, or why they cannot be kept out.
+
+        Raises:
+            FedstaleError: the proxy lets something through.
+        """
+        if self.doors is None:
+            self._say(
+                "without nginx every user of this machine can run apps on this "
+                "deployment; nobody else can, since it listens on loopback alone"
+            )
+            return
+        found = probe(self.doors.devices, self.tls.ca)
+        if faults := [finding.text for finding in found if finding.is_fault]:
+            raise FedstaleError(f"strangers are not kept out: {'; '.join(faults)}")
+        self._say("a stranger at the devices' door finds Control and Runtime closed")
+        if not self._app_user:
+            self._say(
+                "ServerApps run as this user and can read keys, secret and database"
+                + ("; --app-user NAME separates them" if os.geteuid() == 0 else "")
+            )
 
     def add_node(self, number: int) -> None:
         """Make a key for a node, register it and start the node, without waiting for it."""
@@ -152,7 +245,7 @@ class LocalDeployment:
             FedstaleError: one of them ends, or takes too long.
         """
         for number in list(self.node_ids):
-            self._wait(f"node-{number}", partial(self._is_online, number))
+            self._wait([f"node-{number}"], partial(self._is_online, number))
         self._say(f"{len(self.node_ids)} SuperNodes online, keys registered")
 
     def operator_environment(self) -> dict[str, str]:
@@ -163,9 +256,15 @@ class LocalDeployment:
         return self.control.nodes().get(self.node_ids[number]) == "online"
 
     def _home(self, name: str) -> Path:
-        home = self.folder / f"home-{name}"
-        home.mkdir(exist_ok=True)
+        home = self._private(f"home-{name}")
+        if name == "superexec" and self._app_user:
+            shutil.chown(home, self._app_user)
         return home
+
+    def _private(self, name: str) -> Path:
+        made = self.folder / name
+        made.mkdir(mode=0o700, exist_ok=True)
+        return made
 
     def _start(self, name: str, command: list[str]) -> None:
         # One node trains at a time on each core; more threads would only get in their way.
@@ -174,14 +273,15 @@ class LocalDeployment:
         found = commands.found(command, environment)
         self.processes.start(name, found, environment=environment, log=self.log(name))
 
-    def _wait(self, name: str, is_reached: Callable[[], bool]) -> None:
+    def _wait(self, names: Sequence[str], is_reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self.limit_s
         while not is_reached():
-            if not self.processes.is_running(name):
-                raise FedstaleError(f"{name} ended: {self._reason(name)}")
+            for name in names:
+                if not self.processes.is_running(name):
+                    raise FedstaleError(f"{name} ended: {self._reason(name)}")
             if time.monotonic() > deadline:
                 raise FedstaleError(
-                    f"{name} did not answer within {self.limit_s:g} s: {self._reason(name)}"
+                    f"{names[0]} did not answer within {self.limit_s:g} s: {self._reason(names[0])}"
                 )
             time.sleep(_POLL_S)
 
@@ -193,6 +293,30 @@ class LocalDeployment:
         return self.log(name).read_text(encoding="utf-8", errors="replace")
 
 
+def has_nginx() -> bool:
+    """Return whether this machine has nginx."""
+    try:
+        commands.found(["nginx"], os.environ)
+    except ConfigError:
+        return False
+    return True
+
+
+def check_reachable(user: str, *folders: Path) -> None:
+    """Check that a user who is no owner may enter folders.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    for folder in folders:
+        for one in (folder, *folder.parents):
+            if one.exists() and not one.stat().st_mode & 0o001:
+                raise ConfigError(
+                    f"app-user = {user!r}: it may not enter {one}; choose another --out, and a "
+                    "Python environment that all may read"
+                )
+
+
 class Control:
     """What an operator does at a SuperLink: register nodes, list nodes, list runs.
 
@@ -200,18 +324,21 @@ class Control:
     without a new process of seconds for each call.
     """
 
-    def __init__(self, at: Address, ca: Path) -> None:
+    def __init__(self, at: Address, ca: Path, certificate: Path | None = None) -> None:
         """Prepare to connect; the first call does.
 
         Args:
-            at: where the SuperLink is.
+            at: where the SuperLink, or the operators' door in front of it, is.
             ca: certificate of the authority that signed the SuperLink's.
+            certificate: the operator's, with its key, for the door.
         """
         self._at = at
-        self._client = ControlHttpClient.from_server_address(
-            server_address=str(at),
-            insecure=False,
-            root_certificates=ca.read_bytes(),
+        context = ssl.create_default_context(cafile=str(ca))
+        if certificate is not None:
+            show_certificate(context, certificate)
+        self._client = ControlHttpClient(
+            f"https://{at}",
+            verify=context,
             interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
 

@@ -59,8 +59,12 @@ class ProcessGroup:
             environment: of the process.
             log: file for its output, which is appended to.
         """
-        with log.open("ab") as out:
-            self._supervisors[name] = _supervised(command, environment, out.fileno())
+        # Private: a log may show what an app prints.
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self._supervisors[name] = _supervised(command, environment, out)
+        finally:
+            os.close(out)
 
     @contextmanager
     def output_of(
@@ -75,8 +79,8 @@ class ProcessGroup:
             self.kill(name)
 
     def is_running(self, name: str) -> bool:
-        """Return whether a process has not ended by itself."""
-        return self._supervisors[name].poll() is None
+        """Return whether a process was started and has not ended."""
+        return name in self._supervisors and self._supervisors[name].poll() is None
 
     def kill(self, name: str) -> None:
         """Kill one process and all that it has started at once, as a power failure would."""

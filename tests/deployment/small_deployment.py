@@ -3,8 +3,7 @@
 import threading
 import time
 
-from fedstale.deployment.commands import write_secret
-from fedstale.deployment.local import LocalDeployment, run_app
+from fedstale.deployment.local import run_app
 
 PYPROJECT = """
 [project]
@@ -96,37 +95,6 @@ def write_app(folder, pyproject=PYPROJECT, server=SERVER, client=CLIENT):
     (package / "server_app.py").write_text(server)
     (package / "client_app.py").write_text(client)
     return folder
-
-
-def apart(secret):
-    """Return the options of a SuperLink whose ServerApps run under a SuperExec of their own."""
-    return ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
-
-
-def superexec(link, ca, secret):
-    """Return the command of what starts ServerApps, apart from the SuperLink."""
-    return [
-        "flower-superexec",
-        *("--root-certificates", str(ca)),
-        *("--runtime-api-address", str(link)),
-        *("--superexec-auth-secret-file", str(secret)),
-    ]
-
-
-class ApartDeployment(LocalDeployment):
-    """A deployment whose ServerApps outlive the SuperLink."""
-
-    def _start(self, name, command):
-        secret = self.folder / "superexec.secret"
-        if name != "superlink":
-            super()._start(name, command)
-            return
-        is_first = not secret.exists()
-        if is_first:
-            write_secret(secret, 32 * b"5e")
-        super()._start(name, [*command, *apart(secret)])
-        if is_first:
-            super()._start("superexec", superexec(self.at, self.tls.ca, secret))
 
 
 class Running:

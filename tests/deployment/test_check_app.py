@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from fedstale.cli import apps as app_commands
 from fedstale.deployment.check import SourceFile, check_app, check_superlink
+from fedstale.deployment.commands import write_certificates
 from fedstale.deployment.local import free_port
 from fedstale.errors import ConfigError
 from fedstale.simulation.flower_app import BUILT_IN, FlowerApp, built_in_apps
@@ -201,6 +202,30 @@ def test_up_starts_nothing_for_an_app_with_faults(app, tmp_path, monkeypatch):
     assert "'x' is unknown" in run.stderr
     assert "--force" in run.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_up_starts_nothing_for_an_app_user_who_cannot_be(app, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for user, said in (("no-such-user", "no such user"), ("root", "another one than root")):
+        run = command("up", str(app), "--app-user", user)
+        assert run.exit_code == 2
+        assert said in run.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_check_wants_an_app_or_a_server(tmp_path):
+    run = command("check")
+    assert run.exit_code == 2
+    assert "expected an app, or --server" in run.stderr
+    (tmp_path / "ca.crt").write_text("no certificate")
+    server = ["--server", f"127.0.0.1:{free_port()}", "--ca"]
+    run = command("check", *server, str(tmp_path / "ca.crt"))
+    assert run.exit_code == 2
+    assert "no PEM certificate" in run.stderr
+    tls = write_certificates(tmp_path, ["localhost"])
+    run = command("check", *server, str(tls.ca))
+    assert run.exit_code == 1
+    assert "nothing listens" in run.stdout
 
 
 def test_up_does_not_touch_a_folder_that_holds_something_else(app, tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from small_deployment import apart, superexec
 
 from fedstale.deployment import commands
 from fedstale.deployment.commands import Address, TlsFiles
@@ -22,13 +21,20 @@ UNITS = sorted(FILES.glob("*.service"))
 AT = Address("127.0.0.1", 8000)
 ANY = Path("any")
 
-# What fedstale and its tests start, and so what is known to work.
+# What fedstale starts, and so what is known to work.
 OURS = {
-    "flower-superlink": commands.superlink(AT, TlsFiles(ANY, ANY, ANY), ANY) + apart(ANY),
-    "flower-superexec": superexec(AT, ANY, ANY),
+    "fedstale deploy superlink": commands.superlink(ANY, TlsFiles(ANY, ANY, ANY), ANY, ANY),
+    "fedstale deploy superexec": commands.superexec(AT, ANY, ANY, "somebody"),
+    "nginx": commands.proxy(ANY, ANY),
     "flower-supernode": commands.supernode(AT, ANY, ANY, port=9094, config={"a": 1}),
-    "flwr": commands.run(ANY, "name", "a=1"),
+    "fedstale flwr run": commands.run(ANY, "name", "a=1"),
 }
+
+
+def program(words):
+    """Return which of these programs a command starts, or None."""
+    line = " ".join([Path(words[0]).name, *words[1:]]) if words else ""
+    return next((name for name in OURS if line.startswith(f"{name} ")), None)
 
 
 def shown():
@@ -36,7 +42,7 @@ def shown():
     for block in re.findall(r"^```(?:sh|text)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
-            if words and Path(words[0]).name in OURS:
+            if program(words):
                 yield words
 
 
@@ -48,24 +54,22 @@ def unit(path):
 
 
 def options(words):
-    return {word.split("=")[0] for word in words if word.startswith("--")}
+    return {word.split("=")[0] for word in words if re.match("-[-a-z]", word)}
 
 
 def test_the_page_shows_every_command_that_fedstale_runs():
-    assert {Path(words[0]).name for words in shown()} == set(OURS)
+    assert {program(words) for words in shown()} == set(OURS)
 
 
 def test_the_page_uses_no_option_that_fedstale_does_not():
     for words in shown():
-        if words[0] == "flwr" and words[1] != "run":
-            continue
-        assert options(words) <= options(OURS[words[0]]), words
+        assert options(words) <= options(OURS[program(words)]), words
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_a_unit_starts_what_fedstale_starts(path):
     words = shlex.split(unit(path)["Service"]["ExecStart"])
-    assert options(words) == options(OURS[Path(words[0]).name])
+    assert options(words) == options(OURS[program(words)])
     assert path.name in PAGE
 
 
@@ -74,6 +78,8 @@ def test_systemd_accepts_a_unit(path, tmp_path):
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is not installed")
     text = path.read_text().replace("/opt/fedstale/bin", str(Path(sys.executable).parent))
+    # It need not be installed where the tests run.
+    text = text.replace("/usr/sbin/nginx", sys.executable)
     copy = tmp_path / path.name.replace("@.", "@9094.")
     copy.write_text(text)
     command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(copy)]
@@ -84,19 +90,23 @@ def test_systemd_accepts_a_unit(path, tmp_path):
 
 def test_the_services_of_compose_start_what_fedstale_starts():
     compose = yaml.safe_load((FILES / "compose.yaml").read_text())
-    names = {"flower-superlink": 0, "flower-supernode": 0}
-    volumes = set(compose["volumes"])
+    started = []
     for service in compose["services"].values():
-        program, *words = service["command"]
-        names[program] += 1
-        assert options(words) <= options(OURS[program])
+        words = service["command"]
+        started.append(program(words))
+        assert options(words) <= options(OURS[started[-1]])
         mounted = {volume.split(":")[1] for volume in service["volumes"]}
-        for word in words:
-            value = word.partition("=")[2]
-            if value.startswith("/secrets/"):
-                assert value in mounted
-        assert {volume.split(":")[0] for volume in service["volumes"][-1:]} <= volumes or (
-            program == "flower-superlink"
-        )
+        given = [word.partition("=")[2] or word for word in words]
+        assert {word for word in given if word.startswith("/secrets/")} <= mounted
+        named = {volume.split(":")[0] for volume in service["volumes"]}
+        assert {name for name in named if not name.startswith(".")} <= set(compose["volumes"])
         assert set(service.get("depends_on", ())) <= set(compose["services"])
-    assert names == {"flower-superlink": 1, "flower-supernode": 2}
+    assert sorted(started) == sorted([*(set(OURS) - {"fedstale flwr run"}), "flower-supernode"])
+
+
+def test_only_the_doors_are_published():
+    compose = yaml.safe_load((FILES / "compose.yaml").read_text())
+    published = {name: s["ports"] for name, s in compose["services"].items() if "ports" in s}
+    assert published == {"doors": ["8000:8000", "8001:8001"]}
+    for path in UNITS:
+        assert "0.0.0.0" not in path.read_text()

@@ -5,7 +5,7 @@ import sys
 
 import psutil
 import pytest
-from small_deployment import ApartDeployment, Running, means, wait_for, write_app
+from small_deployment import Running, means, wait_for, write_app
 
 from fedstale.deployment import commands
 from fedstale.deployment.commands import write_node_key
@@ -97,9 +97,9 @@ def test_a_superlink_that_was_killed_comes_back_with_its_nodes(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_survives_its_superlink_if_the_executor_is_apart(tmp_path):
+def test_a_run_survives_its_superlink(tmp_path):
     app = write_app(tmp_path / "adder")
-    with ApartDeployment(tmp_path / "deployment", nodes=2) as deployment:
+    with LocalDeployment(tmp_path / "deployment", nodes=2) as deployment:
         config = "strategy='gap-aware' rounds=3 buffer-size=1 train-s=2.0"
         run = Running(deployment, app, config)
         run.until(lambda: "Start `flwr-clientapp`" in log(deployment, "node-0"))

@@ -37,6 +37,10 @@ ELSEWHERE = {
     "train-agent": "tests/fedstale/test_agent_commands.py",
     "up": "tests/deployment/test_check_app.py",
     "--resume": "tests/fedstale/simulation/test_resume.py",  # after a kill
+    "--server": "tests/deployment/test_stranger.py",
+    "--socket": "tests/deployment/test_stranger.py",  # deploy superlink
+    "--user": "tests/deployment/test_stranger.py",  # deploy superexec
+    "flwr": "tests/deployment/test_stranger.py",
 }
 """Commands and options that another test runs."""
 

@@ -1,0 +1,194 @@
+"""`fedstale deploy` and `fedstale flwr`: what a server and its operators start and need."""
+
+import os
+import ssl
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedstale.cli.output import AsJson, one_sentence, say
+from fedstale.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pwd import struct_passwd
+
+    from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+    from flwr.supercore.retry import RetryInvoker
+
+# Whatever these commands do not know is Flower's.
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+app = typer.Typer(help="Set up a server for real devices, and start its parts.")
+
+
+@app.command(
+    epilog="Example: fedstale deploy init my-server --host fl.example.org "
+    "--operator alice=run,register"
+)
+@one_sentence()
+def init(
+    folder: Annotated[Path, typer.Argument(help="New folder for certificates and configuration.")],
+    host: Annotated[
+        list[str], typer.Option(help="Name or address by which devices reach the server; several.")
+    ],
+    operator: Annotated[
+        list[str],
+        typer.Option(help="NAME, who may look, or NAME=run,register; several."),
+    ],
+    days: Annotated[int, typer.Option(help="Until the certificates end.", min=1)] = 365,
+    devices: Annotated[str, typer.Option(help="Where the devices' door listens.")] = "0.0.0.0:8000",
+    operators: Annotated[
+        str, typer.Option(help="Where the operators' door listens.")
+    ] = "0.0.0.0:8001",
+    runtime: Annotated[
+        str, typer.Option(help="Where the door of ServerApps listens.")
+    ] = "127.0.0.1:8002",
+    socket: Annotated[
+        Path, typer.Option(help="Unix socket of the SuperLink, in a folder of its own.")
+    ] = Path("/run/flower-superlink/superlink.sock"),
+    as_json: AsJson = False,
+) -> None:
+    """Write certificates, a secret, nginx's configuration and what operators put into config.toml.
+
+    Nothing is started. The server is reached by devices and operators at different ports, and its
+    SuperLink by nobody.
+    """
+    from fedstale.deployment.commands import Address
+    from fedstale.deployment.doors import Doors, write_server
+
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"folder = {str(folder)!r}: expected a new or an empty one")
+    doors = Doors(
+        devices=Address.parse(devices),
+        operators=Address.parse(operators),
+        runtime=Address.parse(runtime),
+        superlink=socket,
+    )
+    write_server(folder, doors, host, dict(map(_roles, operator)), days=days)
+    say(
+        f"wrote {folder}\n"
+        "  to the server: ca.crt, server.pem, server.key, superexec.secret, nginx.conf\n"
+        "  to each operator: NAME.pem, ca.crt, config.toml\n"
+        "  to each device: ca.crt\n"
+        "  to a safe place: ca.key, which signs whom the server trusts",
+        folder,
+        as_json=as_json,
+    )
+
+
+@app.command(context_settings=PASSED_ON)
+@one_sentence()
+def superlink(
+    context: typer.Context,
+    socket: Annotated[
+        Path | None, typer.Option(help="Unix socket to listen at in place of a port.")
+    ] = None,
+) -> None:
+    """Run flower-superlink, with its options, behind a gate for what devices send."""
+    from fedstale.deployment.superlink import run
+
+    run(context.args, socket)
+
+
+@app.command(context_settings=PASSED_ON)
+@one_sentence()
+def superexec(
+    context: typer.Context,
+    user: Annotated[
+        str, typer.Option(help="Whom it becomes after it has read its secret; needs root.")
+    ] = "",
+) -> None:
+    """Run flower-superexec, with its options; ServerApps run as another user.
+
+    Such a ServerApp can read neither the secret nor what belongs to the SuperLink.
+    """
+    from flwr.supercore.cli import flower_superexec
+    from flwr.supercore.superexec.run_superexec import run_superexec
+
+    account = account_of(user) if user else None
+
+    def run_as(**options: object) -> None:
+        """Run what flower-superexec runs after it has read its options and its secret."""
+        if account is not None:
+            os.initgroups(account.pw_name, account.pw_gid)
+            os.setgid(account.pw_gid)
+            # From here on Linux closes this process's memory, and the secret, to others of the
+            # user.
+            os.setuid(account.pw_uid)
+            os.environ["HOME"] = account.pw_dir
+        run_superexec(**options)  # type: ignore[arg-type]
+
+    flower_superexec.__globals__["run_superexec"] = run_as
+    sys.argv = ["flower-superexec", *context.args]
+    flower_superexec()
+
+
+@one_sentence()
+def flwr(context: typer.Context) -> None:
+    """Run flwr, with its arguments; it shows the certificate that config.toml names."""
+    from flwr.cli import utils
+    from flwr.cli.app import app as flowers
+    from flwr.supercore.control import ControlHttpClient
+
+    from fedstale.deployment.check import superlinks
+    from fedstale.deployment.diagnosis import show_certificate
+
+    class Operator(ControlHttpClient):
+        """What flwr calls a SuperLink with."""
+
+        def __init__(
+            self,
+            base_url: str,
+            *,
+            verify: ssl.SSLContext | bool | str = True,
+            interceptors: "Sequence[ProtobufClientInterceptor]" = (),
+            retry_invoker: "RetryInvoker | None" = None,
+        ) -> None:
+            address = base_url.partition("://")[2]
+            for link in superlinks().values():
+                if link.get("address") == address and "client-certificate" in link:
+                    if not isinstance(verify, ssl.SSLContext):
+                        ca = verify if isinstance(verify, str) else None
+                        verify = ssl.create_default_context(cafile=ca)
+                    show_certificate(verify, Path(link["client-certificate"]).expanduser())
+                    break
+            super().__init__(
+                base_url, verify=verify, interceptors=interceptors, retry_invoker=retry_invoker
+            )
+
+    vars(utils)["ControlHttpClient"] = Operator
+    sys.argv = ["flwr", *context.args]
+    flowers()
+
+
+def account_of(user: str) -> "struct_passwd":
+    """Return the account as whom ServerApps are to run.
+
+    Raises:
+        ConfigError: there is none, it is root's, or this process cannot become it.
+    """
+    import pwd
+
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError:
+        raise ConfigError(f"user = {user!r}: this machine has no such user") from None
+    if account.pw_uid == 0:
+        raise ConfigError(f"user = {user!r}: expected another one than root")
+    if os.geteuid() != 0:
+        raise ConfigError(f"user = {user!r}: only root can start ServerApps as another user")
+    return account
+
+
+def _roles(text: str) -> tuple[str, list[str]]:
+    """Return an operator's name and roles.
+
+    Example:
+        >>> _roles("alice=run,register"), _roles("bob")
+        (('alice', ['run', 'register']), ('bob', []))
+    """
+    name, _, roles = text.partition("=")
+    return name, [role for role in roles.split(",") if role]

@@ -1,0 +1,238 @@
+"""The proxy in front of a SuperLink, which lets each caller reach its own part alone.
+
+Flower serves Control (what operators do), Fleet (what devices do) and Runtime (what ServerApps do)
+at one port, to anyone. Here the SuperLink listens at a Unix socket that the proxy alone can reach,
+and the proxy, nginx, has a door for each part. This file writes nginx's configuration, for
+`fedstale up` and `fedstale deploy init` alike.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+
+from fedstale.deployment.commands import Address, connection, write_certificates, write_secret
+from fedstale.errors import ConfigError
+
+FLEET_PATHS = tuple(
+    f"/v1/fleet/{call}"
+    for call in (
+        *("activate-node", "deactivate-node", "send-node-heartbeat"),
+        *("pull-messages", "push-messages", "get-run", "get-fab"),
+        *("push-object", "pull-object", "confirm-message-received"),
+    )
+)
+"""What a device calls. To register and unregister is the operator's."""
+CONTROL_PATHS, RUNTIME_PATHS, CLOSED_PATHS = (
+    tuple(
+        path
+        for _, path in sorted(PROTOBUF_REQUEST_TYPES)
+        if path.startswith(f"/v1/{part}/") and path not in FLEET_PATHS
+    )
+    for part in ("control", "runtime", "fleet")
+)
+
+_LOOKING = ("get-", "list-", "pull-artifacts", "refresh-auth-tokens", "show-", "stream-")
+_REGISTERING = ("register-node", "unregister-node")
+
+# Flower cuts arrays into objects of 5 MB, and names each in the message: some 70 bytes for one. An
+# app's bundle has at most 10 MB.
+_BODY = "64k"
+_BODIES = {
+    "/v1/fleet/push-object": "8m",
+    "/v1/fleet/push-messages": "4m",
+    "/v1/control/start-run": "16m",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doors:
+    """Where the proxy listens, and how much it lets through from one address."""
+
+    devices: Address
+    """For SuperNodes; open to the network."""
+    operators: Address
+    """For who shows a certificate of the authority."""
+    runtime: Address
+    """For SuperExecs and ServerApps of this machine."""
+    superlink: Path
+    """Unix socket of the SuperLink."""
+    requests_per_s: int = 50
+    """From one address at the devices' door, with bursts of eight seconds. What is more gets 503,
+    and a SuperNode tries again. A node that waits makes one request in three seconds, one that
+    sends a large model some ten a second; many nodes may share an address."""
+    connections: int = 256
+    """From one address at the devices' door at once."""
+
+
+def role_of(path: str) -> str | None:
+    """Return what an operator needs to call a path of Control; None: any certificate will do.
+
+    Example:
+        >>> role_of("/v1/control/list-nodes"), role_of("/v1/control/start-run")
+        (None, 'run')
+        >>> role_of("/v1/control/register-node")
+        'register'
+    """
+    call = path.rpartition("/")[2]
+    if call.startswith(_LOOKING):
+        return None
+    return "register" if call in _REGISTERING else "run"
+
+
+def nginx(doors: Doors, *, user: str = "") -> str:
+    """Return nginx's configuration.
+
+    Certificates (ca.crt, server.pem, server.key) are looked for beside the file; logs and buffers
+    go to nginx's prefix. No header is logged: headers hold signatures and tokens.
+
+    Args:
+        doors: where to listen.
+        user: whom nginx becomes if root starts it; empty where another user does.
+
+    Raises:
+        ConfigError: the path of the socket is too long, or has a character that it cannot have.
+    """
+    socket = str(doors.superlink)
+    if len(socket.encode()) > 107 or set(socket) & set("\"'\\;{}$:\n"):
+        raise ConfigError(
+            f"socket = {socket!r}: expected at most 107 bytes, and no quotes, colon, semicolon, "
+            "braces, dollar or backslash: choose a shorter or plainer folder"
+        )
+    return f"""\
+# Written by fedstale for nginx 1.22 or later: nginx -p STATE -c THIS -e stderr
+{f"user {user};" if user else "# Started by the user as whom it runs."}
+daemon off;
+worker_processes 2;
+pid nginx.pid;
+error_log stderr error;
+events {{ worker_connections 4096; }}
+
+http {{
+  server_tokens off;
+  default_type text/plain;
+  client_body_temp_path body;
+  proxy_temp_path proxied;
+  fastcgi_temp_path unused-fastcgi;
+  uwsgi_temp_path unused-uwsgi;
+  scgi_temp_path unused-scgi;
+
+  log_format calls '$time_iso8601 $remote_addr "$request_method $uri" $status '
+                   '$request_length $bytes_sent $request_time';
+  log_format audit '$time_iso8601 $remote_addr "$ssl_client_s_dn" $ssl_client_serial '
+                   '"$request_method $uri" $status';
+
+  ssl_certificate server.pem;
+  ssl_certificate_key server.key;
+  ssl_protocols TLSv1.2 TLSv1.3;
+  ssl_session_cache shared:sessions:10m;
+
+  client_header_timeout 10s;
+  client_body_timeout 60s;
+  client_max_body_size {_BODY};
+  reset_timedout_connection on;
+  limit_req_zone $binary_remote_addr zone=requests:10m rate={doors.requests_per_s}r/s;
+  limit_conn_zone $binary_remote_addr zone=connections:10m;
+  limit_req_status 503;
+  limit_conn_status 503;
+
+  # What an operator may do is in the certificate, as organisational units.
+  map $ssl_client_s_dn $may_run {{ default 0; "~(?:^|,)OU=run(?:,|$)" 1; }}
+  map $ssl_client_s_dn $may_register {{ default 0; "~(?:^|,)OU=register(?:,|$)" 1; }}
+
+  upstream superlink {{ server "unix:{socket}"; }}
+  proxy_http_version 1.1;
+  proxy_next_upstream off;
+  proxy_read_timeout 300s;
+
+  # A path must be written as it is meant: no //, no %2e, no query.
+  # Devices
+  server {{
+    listen {doors.devices} ssl;
+    access_log access.log calls;
+    limit_req zone=requests burst={8 * doors.requests_per_s} nodelay;
+    limit_conn connections {doors.connections};
+    # Of errors, a SuperNode survives 502 to 504 alone: it waits and tries again.
+    error_page 500 502 504 =503 @later;
+    location @later {{ return 503; }}
+    # Who speaks no TLS gets no answer, as from Flower itself.
+    error_page 497 @silence;
+    location @silence {{ return 444; }}
+{_only(FLEET_PATHS)}
+  }}
+
+  # Operators
+  server {{
+    listen {doors.operators} ssl;
+    access_log audit.log audit;
+    ssl_client_certificate ca.crt;
+    ssl_verify_client on;
+    error_page 495 496 497 =404 @nothing;
+    location @nothing {{ return 404; }}
+    # The log of a run is a stream that lasts as long as the run.
+    proxy_buffering off;
+    proxy_read_timeout 1d;
+{_only(CONTROL_PATHS)}
+  }}
+
+  # SuperExecs and ServerApps
+  server {{
+    listen {doors.runtime} ssl;
+    access_log access.log calls;
+    # One request holds the messages of a whole round.
+    client_max_body_size 64m;
+{_only(RUNTIME_PATHS)}
+  }}
+}}
+"""
+
+
+def _only(paths: Sequence[str]) -> str:
+    """Return what lets paths through and answers anything else with 404."""
+    lines = [
+        "if ($request_uri != $uri) { return 404; }",
+        "if ($request_method != POST) { return 404; }",
+        "location / { return 404; }",
+    ]
+    for path in paths:
+        body = _BODIES.get(path)
+        role = role_of(path) if path in CONTROL_PATHS else None
+        held = f"if ($may_{role} = 0) {{ return 403; }} " if role else ""
+        limit = f"client_max_body_size {body}; " if body else ""
+        lines.append(f"location = {path} {{ {held}{limit}proxy_pass http://superlink; }}")
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def write_server(
+    folder: Path,
+    doors: Doors,
+    hosts: Sequence[str],
+    operators: Mapping[str, Sequence[str]],
+    *,
+    days: int,
+) -> None:
+    """Write what a server behind doors needs, and its operators.
+
+    Args:
+        folder: a new one; made private.
+        doors: of the server.
+        hosts: names and addresses by which devices and operators reach it; localhost is added for
+            the server's own parts.
+        operators: names, with what each may do beyond looking.
+        days: until the certificates end.
+
+    Raises:
+        ConfigError: a host, a name, a role or a path cannot be.
+    """
+    configuration = nginx(doors)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    names = [*hosts, *(name for name in ("localhost", "127.0.0.1") if name not in hosts)]
+    tls = write_certificates(folder, names, operators=operators, days=days, keep_authority=True)
+    write_secret(folder / "superexec.secret", secrets.token_bytes(32))
+    (folder / "nginx.conf").write_text(configuration, encoding="utf-8")
+    at, home = Address(hosts[0], doors.operators.port), Path("/home/me")
+    link = connection("mine", at, home / tls.ca.name, home / "NAME.pem")
+    (folder / "config.toml").write_text(link, encoding="utf-8")

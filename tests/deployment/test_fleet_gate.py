@@ -1,0 +1,167 @@
+"""What a registered node may push, tried on Flower's own app with and without the gate."""
+
+import asyncio
+import dataclasses
+import datetime
+
+import httpx
+import pytest
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesResponse
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
+from flwr.superlink.main import create_app
+from hostile import SUPERLINK, Device, message, somewhere
+
+from fedstale.deployment import superlink
+from fedstale.deployment.superlink import guarded
+
+PUSH, PULL = "/v1/fleet/push-messages", "/v1/fleet/pull-messages"
+EMPTY = {field.name: None for field in dataclasses.fields(SuperLinkLifespanConfig)}
+
+
+class SuperLink:
+    """Flower's app with two registered nodes and a run, without a network."""
+
+    def __init__(self, wrap):
+        config = SuperLinkLifespanConfig(
+            **EMPTY
+            | {
+                "authn_plugin": load_control_authn_plugin(),
+                "enable_supernode_auth": True,
+                "simulation": False,
+                "database": ":flwr-in-memory:",
+                "isolation": "process",
+            }
+        )
+        app = wrap(create_app(config, SuperLinkLifespan))
+        self.app = app
+        self.state = app.state.linkstate_factory.state()
+        self.mallory, self.victim = Device(), Device()
+        for device in (self.mallory, self.victim):
+            device.node_id = self.state.create_node(
+                NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, device.public, 0
+            )
+            assert self.post("/v1/fleet/activate-node", device, device.joining()).is_success
+        self.run_id = self.state.create_run(
+            None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+        )
+        (task,) = self.state.get_tasks(run_ids=[self.run_id])
+        assert self.state.claim_task(task.task_id)
+        assert self.state.activate_task(task.task_id)
+
+    def post(self, path, device, request, headers=None):
+        async def send():
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://link") as client:
+                content = request.SerializeToString()
+                return await client.post(path, content=content, headers=headers or device.headers())
+
+        return asyncio.run(send())
+
+    def pulled(self, device):
+        answer = self.post(PULL, device, device.asking())
+        assert answer.status_code == 200
+        return list(PullMessagesResponse.FromString(answer.content).messages_list)
+
+
+@pytest.fixture
+def open_link():
+    return SuperLink(lambda app: app)
+
+
+@pytest.fixture
+def link():
+    return SuperLink(guarded)
+
+
+def order(link):
+    """Return an order to the victim, as if the SuperLink gave it."""
+    return message(link.run_id, SUPERLINK, link.victim.node_id)
+
+
+def test_without_the_gate_any_node_gives_orders_to_another(open_link):
+    link = open_link
+    assert link.post(PUSH, link.mallory, link.mallory.pushing(order(link))).status_code == 200
+    assert [m.metadata.src_node_id for m in link.pulled(link.victim)] == [SUPERLINK]
+    # And Flower takes a signature again and again, with another body.
+    headers = link.mallory.headers()
+    for _ in range(2):
+        assert link.post(PULL, link.mallory, link.mallory.asking(), headers).status_code == 200
+
+
+def test_a_node_gives_no_orders(link):
+    answer = link.post(PUSH, link.mallory, link.mallory.pushing(order(link)))
+    assert (answer.status_code, answer.json()["detail"][:16]) == (400, "expected a reply")
+    assert link.pulled(link.victim) == []
+
+
+def test_an_order_is_not_hidden_behind_a_reply(link):
+    mallory = link.mallory
+    reply = message(link.run_id, mallory.node_id, SUPERLINK, reply_to=somewhere())
+    for pushed in ((reply, order(link)), (order(link), reply), ()):
+        assert link.post(PUSH, mallory, mallory.pushing(*pushed)).status_code == 400
+    assert link.pulled(link.victim) == []
+
+
+def test_a_node_answers_for_itself_alone_and_to_the_superlink_alone(link):
+    mallory, victim = link.mallory.node_id, link.victim.node_id
+    for src, dst in ((victim, SUPERLINK), (SUPERLINK, SUPERLINK), (mallory, victim)):
+        false = message(link.run_id, src, dst, reply_to=somewhere())
+        assert link.post(PUSH, link.mallory, link.mallory.pushing(false)).status_code == 400
+
+
+def given(link, device):
+    """Let the SuperLink give a device an order, which it fetches; return the order's id."""
+    given = message(link.run_id, SUPERLINK, device.node_id)
+    trees = Device.pushing(device, given).message_object_trees
+    session = link.state.start_session(link.run_id)
+    assert link.state.store_message_and_object_tree(given, trees[0], session)[0]
+    (pulled,) = link.pulled(device)
+    return pulled.metadata.message_id
+
+
+def test_an_honest_reply_passes_once(link):
+    honest = link.victim
+    reply = message(link.run_id, honest.node_id, SUPERLINK, reply_to=given(link, honest))
+    headers, pushed = honest.headers(), honest.pushing(reply)
+    answer = link.post(PUSH, honest, pushed, headers)
+    assert answer.status_code == 200
+    assert PushMessagesResponse.FromString(answer.content).session_id
+    # Whoever has read it all off the line sends it again, with its body or another one.
+    assert link.post(PUSH, honest, pushed, headers).status_code == 503
+    assert link.post(PULL, honest, honest.asking(), headers).status_code == 503
+    replies = link.state.get_message_res({reply.metadata.reply_to_message_id}, link.run_id)
+    assert [one.metadata.message_id for one in replies] == [reply.metadata.message_id]
+
+
+def test_a_used_signature_stays_used_however_it_is_written(link):
+    headers = link.victim.headers()
+    assert link.post(PULL, link.victim, link.victim.asking(), headers).status_code == 200
+    again = [*headers.items()]
+    other = datetime.datetime.now(datetime.UTC).isoformat()
+    # Flower reads the first of two headers.
+    doubled = [*again, ("flwr-timestamp", other), ("flwr-public-key", "AAAA")]
+    assert link.post(PULL, link.victim, link.victim.asking(), doubled).status_code == 503
+    assert link.post(PULL, link.victim, link.victim.asking()).status_code == 200
+
+
+def test_signatures_that_no_longer_count_are_forgotten(link, monkeypatch):
+    monkeypatch.setattr(superlink, "_SIGNED_FOR_S", -1.0)
+    gate = superlink.FleetGate(None)
+    for number in range(100):
+        stamp = {"flwr-public-key": "AAAA", "flwr-timestamp": str(number)}
+        assert not gate._is_used(superlink.Headers(stamp))
+    assert len(gate._seen) <= 1
+
+
+def test_a_node_without_a_registered_key_or_in_anothers_name_is_not_heard(link):
+    stranger = Device(node_id=link.victim.node_id)
+    assert link.post("/v1/fleet/activate-node", stranger, stranger.joining()).status_code == 412
+    assert link.post(PULL, stranger, stranger.asking()).status_code == 401
+    asking = link.mallory.asking(link.victim.node_id)
+    assert link.post(PULL, link.mallory, asking).status_code == 401
+    early = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=6)
+    headers = link.mallory.headers(early)
+    assert link.post(PULL, link.mallory, link.mallory.asking(), headers).status_code == 401
