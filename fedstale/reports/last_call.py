@@ -25,12 +25,12 @@ from typing import Any, BinaryIO, TextIO
 LAST_CALL, LOCK = ".last-call", ".lock"
 """Names of the file in a run's folder, and of the one that is locked while a run goes on."""
 
-_CALL = struct.Struct("<qqqdd24s")
+_CALL = struct.Struct("<24sqqdd24s")
 _HEAD = struct.Struct("<8sqq")
 _MAGIC = b"fscall 1"
 _CALL_AT, _RING_AT, _RING = _HEAD.size, 128, 1 << 15
-_NO_JOB = -1
 _LINES = 20
+_GROWTH = 1 << 18
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -61,8 +61,9 @@ class LastCall:
         try:
             data = (folder / LAST_CALL).read_bytes()
             magic, pid, written = _HEAD.unpack_from(data)
-            job_id, node_id, together, started, now, kind = _CALL.unpack_from(data, _CALL_AT)
-        except (OSError, struct.error):
+            message_id, node_id, together, started, now, kind = _CALL.unpack_from(data, _CALL_AT)
+            job_id = int(message_id.partition(b"\0")[0].rpartition(b"-")[2] or -1)
+        except (OSError, ValueError, struct.error):
             return None
         if magic != _MAGIC:
             return None
@@ -71,7 +72,7 @@ class LastCall:
         printed = _lines(ring[-min(written, _RING) :] if written else b"")
         return cls(
             pid=pid,
-            job_id=None if job_id == _NO_JOB else job_id,
+            job_id=None if job_id < 0 else job_id,
             node_id=node_id,
             together=together,
             kind=kind.rstrip(b"\0").decode(errors="replace"),
@@ -118,7 +119,7 @@ def _temporary() -> BinaryIO:
     return tempfile.TemporaryFile(buffering=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Kept:
     """Files without a name, opened by a supervisor before the process of the run exists."""
 
@@ -126,6 +127,24 @@ class Kept:
     """The rows of the table of jobs."""
     log: BinaryIO = field(default_factory=_temporary)
     """One JSON list a line: what happened, and its values."""
+    _map: mmap.mmap | None = None
+    _end: int = 0
+
+    def write(self, *what: object) -> None:
+        """Log what happened; mapped, since a system call would cost ten times as much.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        line = json.dumps(what).encode() + b"\n"
+        end = self._end + len(line)
+        if self._map is None or end > len(self._map):
+            size = -(-end // _GROWTH) * _GROWTH
+            room = size - (len(self._map) if self._map is not None else 0)
+            os.pwrite(self.log.fileno(), bytes(room), size - room)
+            self._map = mmap.mmap(self.log.fileno(), size)
+        self._map[self._end : end] = line
+        self._end = end
 
     def has_lost_run(self) -> bool:
         """Return whether a run has begun that did not end by itself."""
@@ -135,8 +154,8 @@ class Kept:
     def lines(self) -> Iterator[list[Any]]:
         """Yield what was logged."""
         self.log.seek(0)
-        for line in self.log.read().splitlines():
-            # A full disk may have cut one.
+        for line in self.log.read().rstrip(b"\0").splitlines():
+            # The process may have been lost within the last one.
             with suppress(ValueError):
                 yield json.loads(line)
 
@@ -161,16 +180,20 @@ class LastCallFile:
         _HEAD.pack_into(self._map, 0, _MAGIC, os.getpid(), 0)
         self.left()
 
-    def entered(self, job_id: int, node_id: int, kind: str, now: float, together: int) -> None:
-        """Note that a client begins, or several as one program; see `LastCall`."""
-        self._in_call = True
-        call = job_id, node_id, together, time.perf_counter(), now, kind.encode()
+    def entered(self, message_id: str, node_id: int, kind: str, now: float, together: int) -> None:
+        """Note that a client begins, or several as one program; see `LastCall`.
+
+        The id of the message ends in the job's number, after a hyphen.
+        """
+        self._in_call, started = True, time.perf_counter()
+        call = message_id.encode(), node_id, together, started, now, kind.encode()
         _CALL.pack_into(self._map, _CALL_AT, *call)
 
     def left(self) -> None:
         """Note that no client runs."""
         self._in_call = False
-        _CALL.pack_into(self._map, _CALL_AT, _NO_JOB, 0, 0, 0.0, 0.0, b"")
+        # A message without an id is none.
+        self._map[_CALL_AT] = 0
 
     def printed(self, text: str) -> None:
         """Keep what a client prints, the oldest going first."""

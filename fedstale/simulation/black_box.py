@@ -6,13 +6,14 @@ was measured. `recovered` in `fedstale.simulation.recovery` makes a run's folder
 """
 
 import faulthandler
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import BinaryIO
 
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.last_call import Kept, LastCallFile
+from fedstale.simulation.clock import VirtualClock
+from fedstale.simulation.compat import head_of
 from fedstale.simulation.executors.base import CallWatch, ClientCall
 from fedstale.strategies.server.runtime import Callback, Runtime
 
@@ -32,7 +33,8 @@ class BlackBox(CallWatch, Callback):
         """
         self._kept, self._limit_s = kept, 0.0
         self._file: LastCallFile | None = None
-        self._now: Callable[[], float] = lambda: 0.0
+        self.clock = VirtualClock()
+        """Of the run."""
 
     @property
     def is_supervised(self) -> bool:
@@ -48,7 +50,6 @@ class BlackBox(CallWatch, Callback):
     def open(
         self,
         folder: RunFolder,
-        now: Callable[[], float],
         limit_s: float | None,
         about: Mapping[str, str],
     ) -> Iterator[None]:
@@ -56,13 +57,12 @@ class BlackBox(CallWatch, Callback):
 
         Args:
             folder: of the run.
-            now: returns its virtual instant in s.
             limit_s: wall-clock s after which a client in this process ends it, if any; only where a
                 supervisor watches.
             about: what the summary says of the run's app and executor.
 
         """
-        self._limit_s, self._now = limit_s or 0.0, now
+        self._limit_s = limit_s or 0.0
         self._file = LastCallFile(folder.path)
         self._log("run", str(folder.path.resolve()), dict(about))
         try:
@@ -76,9 +76,7 @@ class BlackBox(CallWatch, Callback):
         """Note that a client begins, and end this process if it takes too long."""
         if self._file is None:
             return
-        about = call.message.metadata
-        job_id = int(about.message_id.rpartition("-")[2])
-        self._file.entered(job_id, about.dst_node_id, about.message_type, self._now(), together)
+        self._file.entered(*head_of(call.message), self.clock.now, together)
         if self._limit_s:
             limit_s = self._limit_s * together
             faulthandler.dump_traceback_later(limit_s, exit=True, file=self._file.file)
@@ -108,4 +106,4 @@ class BlackBox(CallWatch, Callback):
         if self._kept is not None:
             # Of a full disk the run itself speaks, when it has to write to it.
             with suppress(OSError):
-                self._kept.log.write(json.dumps(what).encode() + b"\n")
+                self._kept.write(*what)

@@ -46,6 +46,12 @@ def identity(run_id: int) -> Iterator[None]:
         TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
 
 
+def head_of(message: Message) -> tuple[str, int, str]:
+    """Return id, receiver and type of a message; its properties take ten times as long."""
+    about = message.__dict__["_metadata"].__dict__
+    return about["_message_id"], about["_dst_node_id"], about["_message_type"]
+
+
 @contextmanager
 def replaced(
     stand_ins: Sequence[tuple[Callable[..., Any], Callable[..., Any]]], within: Sequence[str]

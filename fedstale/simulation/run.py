@@ -116,7 +116,7 @@ def simulate(
                 grid.runtime.add(callback)
             opened = RunFolder.resume(out) if resume else RunFolder.create(out, overwrite=overwrite)
             about = {"app": app.name, "executor": executor.description}
-            with opened as folder, box.open(folder, grid.now, limit_s, about):
+            with opened as folder, box.open(folder, limit_s, about):
                 folder.write_config(config)
                 grid.runtime.checkpointer = SimulationCheckpointer(
                     folder.checkpoints,

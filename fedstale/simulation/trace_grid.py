@@ -111,6 +111,8 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._unfollowed: list[int] = []
         self._unseen_until = np.inf
         self._jobs = JobTable() if box is None else JobTable(box.jobs, box.word)
+        if box is not None:
+            box.clock = self._clock
         self._arrived: dict[str, JobRow] = {}
         self._open, self._stalls = 0, StallDetection()
         self.runtime = Runtime(

@@ -288,7 +288,7 @@ def test_the_last_lines_are_the_last_and_streams_come_back(tmp_path, capsys):
     file = LastCallFile(tmp_path)
     with file.listening():
         print("before any client")
-        file.entered(7, 1003, "train.fit", 12.5, 1)
+        file.entered("message-7", 1003, "train.fit", 12.5, 1)
         for i in range(10_000):
             print(f"line {i} \x1b[31mred\x1b[0m")
     assert (sys.stdout, sys.stderr, faulthandler.is_enabled()) == before
