@@ -144,10 +144,13 @@ def _measured(logged: list[list[Any]], config: SimulationConfig, folder: RunFold
     """Return what was measured, with the model of the last checkpoint."""
     first = max((i for i, line in enumerate(logged) if line[0] == "checkpoint"), default=0)
     metrics = RunMetrics(Until.parse(config.until))
+    last = {"train": 0, "query": 0}
     for what, *values in logged[first:]:
         if what == "metrics":
             now, version, source, measured = values
-            run: Any = SimpleNamespace(now=lambda now=now: now)
+            last[source] = max(last.get(source, 0), version)
+            rounds = last["train"] or last["query"]
+            run: Any = SimpleNamespace(now=lambda now=now: now, rounds=rounds)
             with suppress(RunEnded):
                 metrics.metrics(run, version, source, measured)
     with suppress(ResumeError):
