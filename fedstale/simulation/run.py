@@ -20,6 +20,7 @@ from fedstale.config import Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.run import Run
+from fedstale.simulation.costs import check_costs
 from fedstale.simulation.executors.base import seed_streams
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
@@ -81,7 +82,9 @@ def simulate(
     traces = enrolled(traces, config)
     metrics = RunMetrics(Until.parse(config.until))
     with app.importable():
-        server, client = app.load_server(), app.load_client()
+        server, client, work = app.load_server(), app.load_client(), app.load_work()
+        if work is None:
+            check_costs(client, Costs.from_table(config.costs))
         with executor_for(app, client, config.executor, config.workers, config.gpus) as executor:
             grid = TraceGrid(
                 traces,
@@ -91,6 +94,7 @@ def simulate(
                 run_config=run_config,
                 on_interrupt=config.on_interrupt,
                 until_s=metrics.until.time_s,
+                work=work,
             )
             for callback in (metrics, *callbacks):
                 grid.runtime.add(callback)
