@@ -49,7 +49,6 @@ logger = logging.getLogger(__name__)
 
 _JOB_SEED = b"fedstale job"
 _UNKNOWN_SIZE = Size(0, 0)
-_AFTER_DOWNLOAD = int(RunsAfter.DOWNLOAD)  # NumPy compares with numbers ten times as fast
 _SWEEP_AT = 1024
 """Replies that have not been pulled, from which on the expired are looked for."""
 
@@ -152,15 +151,17 @@ class Clients(Stateful):
         """
         if len(self._runs) >= self._sweep_at:
             self._drop_expired(jobs[0].jobs, now)
-        columns, rows = jobs[0].jobs.columns, [job.row for job in jobs]
-        work: list[float] = columns["asked_work"][rows].tolist()
-        scales: list[float] = columns["scale"][rows].tolist()
+        table, rows = jobs[0].jobs, [job.row for job in jobs]
+        work: list[float] = table.values("asked_work", rows)
+        scales: list[float] = table.values("scale", rows)
         runs = self._run_now(jobs, rows)
         up = [
             self._book.message_bytes(run.size, scale)
             for run, scale in zip(runs, scales, strict=True)
         ]
-        for i in np.flatnonzero(columns["runs_after"][rows] == _AFTER_DOWNLOAD).tolist():
+        for i, after in enumerate(table.values("runs_after", rows)):
+            if after != RunsAfter.DOWNLOAD:
+                continue
             reply = runs[i].reply
             assert reply is not None
             if not reply.has_error():
@@ -216,12 +217,12 @@ class Clients(Stateful):
 
     def _run_now(self, jobs: Sequence[JobRow], rows: Sequence[int]) -> list[_Run]:
         """Run clients, on what their nodes remember, which is then what these leave."""
-        columns = jobs[0].jobs.columns
-        nodes: list[int] = columns["node_id"][rows].tolist()
-        downloaded, trained = columns["downloaded_at"][rows], columns["trained_at"][rows]
-        ready = np.where(trained < np.inf, trained, downloaded).tolist()
+        table = jobs[0].jobs
+        nodes: list[int] = table.values("node_id", rows)
+        downloaded, trained = table.values("downloaded_at", rows), table.values("trained_at", rows)
         runs, contexts = [], []
-        for node_id, ready_at in zip(nodes, ready, strict=True):
+        for node_id, arrived_at, trained_at in zip(nodes, downloaded, trained, strict=True):
+            ready_at = trained_at if trained_at < np.inf else arrived_at
             context = self._context(node_id)
             before = context.state if len(context.state) else None
             if before is not None and not self._executor.is_remote:

@@ -265,9 +265,9 @@ class Fleet(Stateful):
             As `follow`, of the jobs that were behind.
         """
         columns = jobs.columns
-        devices = columns["device"][rows].tolist()
-        was_work = columns["asked_work"][rows].tolist()
-        was_up = columns["asked_upload_bytes"][rows].tolist()
+        devices = jobs.values("device", rows)
+        was_work = jobs.values("asked_work", rows)
+        was_up = jobs.values("asked_upload_bytes", rows)
         others = [
             row
             for row, *known in zip(rows, was_work, work, was_up, up, strict=True)
@@ -276,8 +276,10 @@ class Fleet(Stateful):
         if others:
             columns["asked_work"][rows], columns["asked_upload_bytes"][rows] = work, up
             self._plan(jobs, others)
-        self._free_at[devices] = columns["ended_at"][rows]
-        behind = [row for device in devices for row in self._behind.pop(device)]
+        behind: list[int] = []
+        for device, ended_at in zip(devices, jobs.values("ended_at", rows), strict=True):
+            self._free_at[device] = ended_at
+            behind += self._behind.pop(device)
         return self.follow(jobs, sorted(behind)) if behind else ([], [])
 
     def as_of(self, jobs: Columns, words: JobTable, now: float) -> Columns:

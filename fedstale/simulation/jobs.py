@@ -13,7 +13,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar, overload
@@ -289,6 +289,11 @@ class JobTable(Stateful, Callback):
     def __getitem__(self, job_id: int) -> JobRow:
         """Return a job; changes to it are kept."""
         return JobRow(self, job_id)
+
+    def values(self, name: str, rows: Iterable[int]) -> list[Any]:
+        """Return values of a column; for few rows much faster than an index of NumPy."""
+        item = self.columns[name].item
+        return [item(row) for row in rows]
 
     def of_message(self, message_id: str) -> JobRow | None:
         """Return the job of a message, or None if no such message was sent."""

@@ -355,17 +355,12 @@ class TraceGrid(Stateful, RuntimeGrid):
 
     def _schedule(self, known: list[int], open_: list[int]) -> None:
         """Take in jobs whose end is known, and others whose client must run first."""
-        columns = self._jobs.columns
-        for job_id, visible_at, code in zip(
-            known,
-            columns["visible_at"][known].tolist(),
-            columns["error_code"][known].tolist(),
-            strict=True,
-        ):
+        visible, codes = (self._jobs.values(name, known) for name in ("visible_at", "error_code"))
+        for job_id, visible_at, code in zip(known, visible, codes, strict=True):
             kind = Kind.REPLY if code == ANSWERED else Kind.FAILURE
             self._clock.schedule(visible_at, kind, job_id)
         if open_:
-            for entry in zip(runs_at(columns, open_).tolist(), open_, strict=True):
+            for entry in zip(runs_at(self._jobs.columns, open_).tolist(), open_, strict=True):
                 heapq.heappush(self._to_run, entry)
 
     def _run_clients(self, until: float) -> None:
@@ -392,7 +387,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         with self._time.paused():
             work, up = self._clients.run([self._jobs[row] for row in rows], self._clock.now)
         behind = self._fleet.finish(self._jobs, rows, work, up)
-        codes = self._jobs.columns["error_code"][rows].tolist()
+        codes = self._jobs.values("error_code", rows)
         self._clients.drop_lost(row for row, c in zip(rows, codes, strict=True) if c != ANSWERED)
         self._schedule(rows, [])
         if any(behind):
