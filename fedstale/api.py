@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from fedstale.config import Costs, ExecutorKind, SimulationConfig, Until, read_t
 from fedstale.errors import ConfigError
 from fedstale.reports.folder import make_folder
 from fedstale.reports.run import Run
+from fedstale.simulation.costs import WorkHook
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate as simulate_config
 from fedstale.strategies.arrays import n_cores
@@ -49,6 +51,7 @@ def simulate(
     epochs: int | str | None = None,
     examples: float | None = None,
     evaluate_work_per_example: float | None = None,
+    work: Mapping[str, float] | WorkHook | None = None,
     model_bytes: int | None = None,
     on_interrupt: Literal["abort", "pause"] = "abort",
     after_end: Literal["repeat", "stop"] = "repeat",
@@ -86,6 +89,9 @@ def simulate(
         epochs: passes over a client's data, or the run-config key that holds them.
         examples: examples of a client until its first reply states them.
         evaluate_work_per_example: work units to evaluate one example.
+        work: work units of a whole message by its type, or type and action, such as
+            {"train.keys": 0}; or a function that returns them of a message, or None for what the
+            rest says.
         model_bytes: size of the model, to stand for a bigger one.
         on_interrupt: whether a device that goes offline loses its work, or goes on later.
         after_end: what follows when a trace is over.
@@ -107,14 +113,16 @@ def simulate(
         "epochs": epochs,
         "examples": examples,
         "evaluate_work_per_example": evaluate_work_per_example,
+        "work": None if callable(work) else work,
         "model_bytes": model_bytes,
     }
+    hook = work if callable(work) else None
     if not isinstance(app, ClientApp) and (strategy, initial_arrays, evaluate) != (None,) * 3:
         raise ConfigError(
             "strategy, initial_arrays and evaluate: expected together with a ClientApp alone, "
             "because a ServerApp starts a strategy of its own; pass it options by run_config"
         )
-    objects = None
+    objects, name = None, str(app)
     if not isinstance(app, str | Path):
         server, client = (
             (_server(strategy, initial_arrays, until, evaluate), app)
@@ -123,9 +131,12 @@ def simulate(
         )
         name = "ServerApp" if strategy is None else type(strategy).__name__
         defaults = dict(run_config or {})
-        objects = FlowerApp(Path.cwd(), name, server, client, defaults, _complete(costs))
+        own = Costs.from_table(stated(costs))
+        objects = FlowerApp(Path.cwd(), name, server, client, defaults, own, work=hook)
+    elif hook is not None:
+        objects = replace(FlowerApp.find(app), work=hook)
     config = SimulationConfig(
-        app=str(app) if objects is None else objects.name,
+        app=name,
         traces="a TraceSet" if isinstance(traces, TraceSet) else str(traces),
         devices=devices,
         seed=seed,
@@ -247,17 +258,6 @@ def _server(
         )
 
     return app
-
-
-def _complete(costs: dict[str, Any]) -> Costs:
-    """Return the costs of an app that declares none by itself."""
-    missing = [n for n in ("work_per_example", "epochs", "examples") if costs[n] is None]
-    if missing:
-        raise ConfigError(
-            f"{', '.join(missing)} missing: expected what training costs a device, because clients "
-            "are trained only when their replies are due"
-        )
-    return Costs(**costs)
 
 
 def _of_plan(

@@ -5,7 +5,7 @@ A run writes its resolved settings to `config.toml`, which reads back to an equa
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from math import inf, nan
@@ -203,6 +203,9 @@ class SimulationConfig:
         return ", ".join(f"{key} = {old.get(key)!r} instead of {new.get(key)!r}" for key in keys)
 
 
+_WORK = "work."
+_MESSAGE_TYPES = ("train", "evaluate", "query", "get_parameters", "get_properties")
+
 FLOWER_OVERHEAD = {"download-overhead-s": 11.0, "upload-overhead-s": 2.0}
 """What a SuperLink and a SuperNode of Flower 1.41 need for each message: most of it starts the
 ClientApp's process. Measured by benchmarks/fidelity.py on two busy cores; other machines differ."""
@@ -219,13 +222,18 @@ class Costs:
     examples: float | None = None
     """Expected examples of a client, until its first reply tells."""
     evaluate_work_per_example: float | None = None
-    """Work units to evaluate one example."""
+    """Work units to evaluate one example; a client's reply states how many there were."""
     query_work: float = 0.0
     """Work units to answer a query, which reads what the device knows already."""
+    work: Mapping[str, float] = field(default_factory=dict)
+    """Work units of a whole message by its type, or by its type and action: 0 where nothing is
+    trained. Comes before what is said by example."""
     model_bytes: int | None = None
-    """Bytes of the arrays of a message, to stand for a bigger model; as sent if not given."""
-    reply_bytes: int | None = None
-    """Bytes of a reply without arrays, until the first one tells; the request's if not given."""
+    """Bytes that the model stands for: what a message holds counts as many times more as this is
+    more than the first model sent; as sent if not given."""
+    constant_replies: bool = False
+    """Whether the app promises that its replies to training messages have the same bytes. Clients
+    then train only if their reply is delivered; a reply of another size ends the run."""
     download_overhead_s: float | None = None
     """Seconds from the sending, or from when the device is free, to the start of the download: what
     the platform needs besides the bytes; 0 if not given."""
@@ -237,6 +245,11 @@ class Costs:
             if name == "epochs":
                 holds = isinstance(value, int | str) and not isinstance(value, bool)
                 accepted = "a number or a run-config key"
+            elif name == "work":
+                holds = all(_is_number(units, 0, int | float) for units in value.values())
+                accepted = "a finite number >= 0 for each type of message"
+            elif name == "constant_replies":
+                holds, accepted = isinstance(value, bool), "true or false"
             elif name.endswith("_bytes"):
                 holds, accepted = _is_number(value, 0), "a whole number of bytes >= 0"
             else:
@@ -246,17 +259,31 @@ class Costs:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> "Costs":
-        """Return the costs in a TOML table with dashed keys, rejecting keys that mean nothing."""
+        """Return the costs in a TOML table with dashed keys, rejecting keys that mean nothing.
+
+        The work of a kind of message stands in a table `work`, or under `work.KIND`.
+        """
         known = {f.name.replace("_", "-"): f.name for f in fields(cls)}
-        unknown = sorted(set(table) - set(known))
-        if unknown:
-            raise ConfigError(
-                f"[tool.fedstale] has unknown key {unknown[0]!r}: expected some of {sorted(known)}"
-            )
-        return cls(**{known[key]: value for key, value in table.items()})
+        found: dict[str, Any] = {}
+        for key, value in _flat(table):
+            if key.startswith(_WORK):
+                kind = key.removeprefix(_WORK)
+                if kind.split(".")[0] not in _MESSAGE_TYPES:
+                    raise ConfigError(
+                        f"[tool.fedstale] work has {kind!r}: expected a type of message, one of "
+                        f"{', '.join(_MESSAGE_TYPES)}, alone or with its action, such as train.fit"
+                    )
+                found.setdefault("work", {})[kind.removesuffix(".default")] = value
+            elif key in known and key != "work":
+                found[known[key]] = value
+            else:
+                raise ConfigError(
+                    f"[tool.fedstale] has unknown key {key!r}: expected some of {sorted(known)}"
+                )
+        return cls(**found)
 
     def table(self) -> dict[str, Any]:
-        """Return what is declared, with dashed keys, as `from_table` reads it."""
+        """Return what is declared, with dashed keys, as `from_table` reads it; no inner table."""
         return stated(asdict(self))
 
     def resolved(self, run_config: Mapping[str, Any]) -> "Costs":
@@ -277,8 +304,18 @@ class Costs:
 
 
 def stated(costs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return costs under dashed keys, those that are None left out."""
-    return {name.replace("_", "-"): value for name, value in costs.items() if value is not None}
+    """Return costs under dashed keys, those that are None left out, and work by kind of message."""
+    plain = {k.replace("_", "-"): v for k, v in costs.items() if v is not None and k != "work"}
+    return plain | {_WORK + kind: units for kind, units in (costs.get("work") or {}).items()}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a table and of the tables in it, under keys joined by dots."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _is_number(value: object, least: float, kind: Any = int) -> bool:  # noqa: ANN401 - of types

@@ -1,6 +1,7 @@
 """`fedstale simulate`, `report` and `compare`: make runs, show them, and compare them."""
 
 import ast
+import json
 import shutil
 import sys
 import time
@@ -65,7 +66,8 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     for panel, settings in (("Settings", SimulationConfig), ("Costs", Costs)):
         kinds, words = get_type_hints(settings), _words_below(settings)
         for field in fields(settings):
-            if field.name in options or field.name == "costs":
+            # A table of costs stands in the app's pyproject.toml.
+            if field.name in (*options, "costs", "work"):
                 continue
             option = typer.Option(help=words[field.name], rich_help_panel=panel)
             options[field.name] = Parameter(
@@ -129,6 +131,13 @@ def simulate(
         Literal["none", "flower"],
         typer.Option(help="What every message takes besides: nothing, or what Flower needs."),
     ] = "none",
+    measure_costs: Annotated[
+        bool,
+        typer.Option(
+            "--measure-costs",
+            help="Run one client for real instead, and print the table [tool.fedstale] of the app.",
+        ),
+    ] = False,
     live: Annotated[
         bool, typer.Option("--live", help="Serve a page that shows the run while it goes on.")
     ] = False,
@@ -185,6 +194,12 @@ def simulate(
     from fedstale.traces import TraceSet
 
     trace_set = TraceSet.load(config.traces, seed=config.seed)
+    if measure_costs:
+        from fedstale.simulation.measuring import measure, pasted
+
+        measured = measure(config, trace_set.n_devices)
+        typer.echo(json.dumps(measured.table()) if as_json else pasted(measured))
+        return
     watching = _watching(
         config,
         shown=sys.stderr.isatty() and not (quiet or as_json),

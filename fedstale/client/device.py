@@ -71,8 +71,8 @@ _POSITION = {name: i for i, name in enumerate(COLUMNS)}
 COUNTERS_RECORD = "fedstale.counters"
 """Name of the record of the kernel's counters in the Context's state."""
 
-Cost = tuple[float, float, float]
-"""Work units, bytes down and bytes up of a message."""
+Cost = tuple[float, float]
+"""Work units and bytes down of a message."""
 
 
 @dataclass(eq=False, slots=True)
@@ -174,6 +174,12 @@ def store(state: RecordDict, name: str, **values: Array | int | float | str) -> 
             for key, v in values.items()
         }
     )
+
+
+def array_bytes(content: RecordDict) -> float:
+    """Return the bytes of the arrays: what makes a transfer long."""
+    records = content.array_records.values()
+    return float(sum(len(array.data) for record in records for array in record.values()))
 
 
 def stored(
@@ -281,6 +287,10 @@ class Device(ResourceMonitor, Protocol):
         None on real devices: only the server or the app knows how much work a message is.
         """
         return None
+
+    def reply_bytes(self, content: RecordDict) -> float:
+        """Return the bytes of a reply's arrays, as far as the device counts them."""
+        return array_bytes(content)
 
     def observed(self, history: MessageHistory, journal: "JournalHistory | None") -> Observation:
         """Return what the device knew of itself before the work and after it; two observations.

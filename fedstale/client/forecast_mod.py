@@ -111,7 +111,7 @@ class ForecastMod:
                 return _answer(message, {"error": f"switched off by {self._enabled_by} = false"})
             return call_next(message, context)
         # An app that has the mod, but switched off, imports no forecaster.
-        from fedstale.client.device import Device, Machine  # noqa: PLC0415
+        from fedstale.client.device import Device, Machine, array_bytes  # noqa: PLC0415
 
         device: Device | None = getattr(context, "device", None)
         device = device or Machine(message, context.state, self._monitor)
@@ -132,7 +132,7 @@ class ForecastMod:
                 message.metadata,
                 stated=stated,
                 received_bytes=received_bytes,
-                reply_bytes=array_bytes(reply.content),
+                reply_bytes=device.reply_bytes(reply.content),
                 state=context.state,
                 work=self._work,
                 journal=self._journal(context),
@@ -188,9 +188,3 @@ class ForecastingApp(ClientApp):
 
 def _answer(message: Message, record: "Record") -> Message:
     return Message(RecordDict({FORECAST_RECORD: ConfigRecord({**record})}), reply_to=message)
-
-
-def array_bytes(content: RecordDict) -> float:
-    """Return the bytes of the arrays: what makes a transfer long."""
-    records = content.array_records.values()
-    return float(sum(len(array.data) for record in records for array in record.values()))

@@ -86,7 +86,7 @@ def record(
         about: metadata of the message.
         stated: `JOB_RECORD` of the message, unchecked.
         received_bytes: bytes of the message's arrays.
-        reply_bytes: bytes of the reply's arrays.
+        reply_bytes: bytes of the reply, as the device counts them.
         state: of the node; the history and the calibration in it go on.
         work: work units of one training where none are stated; None where unknown.
         journal: of the device's recorder; None if there is none.
@@ -103,7 +103,7 @@ def record(
     if about.message_type.split(".")[0] == "train":
         training = {
             "training_s": device.worked_s(),
-            "upload_bytes": reply_bytes if cost is None else cost[2],
+            "upload_bytes": reply_bytes,
             "work": _work_of(stated, cost, work),
             "deadline_s": about.ttl if about.ttl > 0 else math.inf,
         }

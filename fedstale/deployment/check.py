@@ -28,6 +28,7 @@ from fedstale.config import nearest, read_toml
 from fedstale.deployment.commands import Address
 from fedstale.deployment.diagnosis import check_health
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.simulation.costs import missing_costs, missing_text
 from fedstale.simulation.flower_app import FlowerApp
 
 # What no bundle is expected to hold.
@@ -69,6 +70,8 @@ class SourceFile:
         """The same of the node config."""
         self.strings: set[str] = set()
         """All texts in it, such as names of files."""
+        self.handled: set[str] = set()
+        """Types of messages, with their action if they have one, that functions in it answer."""
         self._keys = {"run_config": self.run_config, "node_config": self.node_config}
         self._read(ast.parse(text), {}, is_needed=True)
 
@@ -96,6 +99,11 @@ class SourceFile:
                 optional = [*node.body]
             case ast.FunctionDef():
                 tables = {**tables, **self._variables(node)}
+                self.handled |= {kind for d in node.decorator_list for kind in _handled_by(d)}
+            case ast.Call(func=ast.Name(id="ClientApp")) if node.args or "client_fn" in {
+                keyword.arg for keyword in node.keywords
+            }:
+                self.handled |= {"train", "evaluate"}
             case ast.Subscript(slice=ast.Constant(value=str(key)), ctx=ast.Load()):
                 table = (
                     node.value.attr
@@ -118,6 +126,17 @@ class SourceFile:
             for target in node.targets
             if isinstance(target, ast.Name)
         }
+
+
+def _handled_by(decorator: ast.expr) -> list[str]:
+    """Return the kind of messages that a function under a decorator of a ClientApp answers."""
+    match decorator:
+        case ast.Call(func=ast.Attribute(attr=kind), args=args) if kind in ("train", "evaluate"):
+            match args:
+                case [ast.Constant(value=str(action)), *_] if action != "default":
+                    return [f"{kind}.{action}"]
+            return [kind]
+    return []
 
 
 def _catches_imports(handler: ast.ExceptHandler) -> bool:
@@ -156,6 +175,9 @@ def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
     findings += _hidden(bundled, app)
     findings += _packages(files, bundled, sources, app)
     findings += _settings(sources, app, run_config)
+    missing = missing_costs({kind for s in sources.values() for kind in s.handled}, app.costs)
+    if missing and app.work is None:
+        findings.append(Finding(f"for fedstale simulate: {missing_text(missing)}", is_fault=False))
     return sorted(findings, key=lambda finding: not finding.is_fault)
 
 

@@ -19,9 +19,9 @@ from fedstale.config import FLOWER_OVERHEAD, Costs
 from fedstale.deployment.paced import PACING_RECORD
 from fedstale.deployment.run_folder import JobLog
 from fedstale.simulation.compat import error_reply, own_copy, stamp, with_content
-from fedstale.simulation.costs import CostBook
+from fedstale.simulation.costs import CostBook, size_of
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
-from fedstale.simulation.jobs import IN_FLIGHT, NEVER, Columns, JobRow
+from fedstale.simulation.jobs import IN_FLIGHT, NEVER, Columns, JobRow, RunsAfter
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
     REPORTED,
@@ -163,6 +163,8 @@ class ReplayGrid(ForwardingGrid):
         rows = self._fleet.send(messages, now, table)[0]
         table.count_on(rows, self.runtime.before)
         jobs = [table[row] for row in range(rows.start, rows.stop)]
+        # The real reply comes when the plan is long made: it holds what is expected.
+        table.columns["runs_after"][rows] = RunsAfter.DELIVERY
         self._fleet.follow(table, [job.row for job in jobs])
         ids = iter(
             self._superlink.push_messages([self._with_plan(job) for job in jobs if job.is_answered])
@@ -253,7 +255,9 @@ class ReplayGrid(ForwardingGrid):
             self._node_free_at[job.device] = job.delivered_at
         job.reported_at = job.ended_at = job.delivered_at
         job.status, job.reason = REPORTED, ""
-        self._book.learn(job.kind.split(".")[0], job.node_id, reply.content)
+        size = size_of(reply)
+        charged = self._book.message_bytes(size, job.scale)
+        self._book.learn(job.kind.removesuffix(".default"), job.node_id, reply, size, charged)
         due_at = self._due_at[job.row]
         self.late_s.append((job.delivered_at - due_at) / self._speed_up)
         late_s = (job.trained_at - due_at) / self._speed_up

@@ -1,20 +1,23 @@
 """The clients' side of a simulation: who they are, what they remember, and when they really run.
 
-A client runs only when its reply is pulled, or along with one that is, where its own is certain to
-come and already asked for. Each node keeps one Context between its messages, as a
+A client runs when what it makes decides when its reply arrives. Where an app promises the size of
+its replies, it runs only when its reply is pulled, or along with one that is, where its own is
+certain to come and already asked for. Each node keeps one Context between its messages, as a
 SuperNode does, and each job has a seed of its own.
 
-That is later than the instants at which the device worked. So what a device knows of itself, its
-past, ends where the device was then: when the message had come, and when the answer was ready.
-Whatever the trace holds after that instant makes no difference to what is read here.
+The instants at which clients run are not those at which their devices worked. So what a device
+knows of itself, its past, ends where the device was then: when the message had come, and when the
+answer was ready. Whatever the trace holds after that instant makes no difference to what is read
+here.
 """
 
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, fields
 from functools import cached_property
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +26,17 @@ from flwr.app.user_config import UserConfig
 from flwr.common.constant import ErrorCode
 
 from fedstale.simulation.compat import error_reply, own_copy, with_content
-from fedstale.simulation.costs import CostBook
+from fedstale.simulation.costs import CostBook, Size, content_size, examples_in, kind_of, size_of
 from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor
-from fedstale.simulation.jobs import UNKNOWN, JobRow, JobTable, records_in, records_out
+from fedstale.simulation.jobs import (
+    UNKNOWN,
+    JobRow,
+    JobTable,
+    RunsAfter,
+    records_in,
+    records_out,
+)
 from fedstale.strategies.server.runtime import CLIENT_ERROR, REPORTED
 from fedstale.strategies.state import State, Stateful
 from fedstale.traces import TraceSet
@@ -40,10 +50,33 @@ logger = logging.getLogger(__name__)
 _JOB_SEED = b"fedstale job"
 # The summary counts them all.
 _ERRORS_SHOWN = 5
+_UNKNOWN_SIZE = Size(0, 0)
+_SWEEP_AT = 1024
+"""Replies that have not been pulled, from which on the expired are looked for."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """A client that has run before its reply is pulled, and what it takes to run it again."""
+
+    before: RecordDict | None
+    """What its node remembered before; None for nothing."""
+    latest: int | None
+    """The job that the node had worked on before."""
+    ready_at: float
+    """Instant in s at which the client was told that its reply is ready."""
+    size: Size = _UNKNOWN_SIZE
+    """Bytes of the reply."""
+    reply: Message | None = None
+    """What it replied; None where that is not kept, and the client runs again to tell."""
 
 
 class Clients(Stateful):
-    """Runs the clients behind arrived jobs.
+    """Runs the clients behind jobs.
+
+    A node remembers what a job left when its client has run: for jobs that must run before their
+    reply is pulled, in the order in which the device works on them, and also if the reply is lost
+    on its way; for others, when their reply is pulled.
 
     Args:
         executor: runs them.
@@ -54,7 +87,7 @@ class Clients(Stateful):
         run_config: the app's, as each of them sees it.
     """
 
-    saved = ("_book", "_latest")
+    saved = ("_book", "_latest", "_unpulled", "_n_lost")
 
     def __init__(
         self,
@@ -72,20 +105,89 @@ class Clients(Stateful):
         self._ahead: dict[int, tuple[Context, ClientReply]] = {}
         self._errors: set[str] = set()
         self._latest: dict[int, int] = {}
-        """The job of each node whose reply was pulled last."""
+        """The job of each node that ran last, of those that the node remembers."""
+        self._runs: dict[int, _Run] = {}
+        """Clients that have run, and whose replies are on their way or have not been pulled."""
+        self._sweep_at = _SWEEP_AT
+        self._unpulled: dict[int, int] = {}
+        """How many jobs each node has that run when their reply is pulled."""
+        self._n_lost = 0
+
+    @property
+    def batch(self) -> int:
+        """Number of clients that are worth running together."""
+        return self._executor.batch
 
     @property
     def n_ahead(self) -> int:
-        """Number of jobs that were trained ahead and whose reply has not been pulled (yet).
+        """Number of jobs whose client has run and whose reply has not been pulled (yet), or never.
 
-        At the end of a run these were trained for nothing; there are never more than a batch.
+        At the end of a run these ran for nothing. Where all replies have one size there are never
+        more than a batch.
         """
-        return len(self._ahead)
+        return len(self._ahead) + len(self._runs) + self._n_lost
+
+    def sent(self, jobs: Iterable[JobRow]) -> None:
+        """Take note of jobs; those that run when their reply is pulled may change their nodes."""
+        if self._book.costs.constant_replies:
+            for job in jobs:
+                if job.runs_after == RunsAfter.DELIVERY:
+                    self._unpulled[job.node_id] = self._unpulled.get(job.node_id, 0) + 1
+
+    def may_change(self, node_id: int) -> bool:
+        """Return whether what a node remembers may change before its next job must run."""
+        return bool(self._unpulled.get(node_id))
+
+    def run(self, jobs: Sequence[JobRow], now: float) -> tuple[list[float], list[int]]:
+        """Run clients of different nodes, whose replies decide what their jobs cost.
+
+        Args:
+            jobs: of devices that have not worked on any later job.
+            now: the instant in s.
+
+        Returns:
+            The work units of each job, and the bytes of its reply.
+
+        Raises:
+            ConfigError: the reply to an evaluation does not tell its examples, nor is their number
+                declared.
+        """
+        if len(self._runs) >= self._sweep_at:
+            self._drop_expired(jobs[0].jobs, now)
+        table, rows = jobs[0].jobs, [job.row for job in jobs]
+        work: list[float] = table.values("asked_work", rows)
+        scales: list[float] = table.values("scale", rows)
+        runs = self._run_now(jobs, rows)
+        up = [
+            self._book.message_bytes(run.size, scale)
+            for run, scale in zip(runs, scales, strict=True)
+        ]
+        for i, after in enumerate(table.values("runs_after", rows)):
+            if after != RunsAfter.DOWNLOAD:
+                continue
+            reply = runs[i].reply
+            assert reply is not None
+            if not reply.has_error():
+                work[i] = self._book.evaluation(
+                    jobs[i].node_id, examples_in(reply.content), work[i]
+                )
+        return work, up
+
+    def drop_lost(self, rows: Iterable[int]) -> None:
+        """Forget the replies to jobs that a trace loses on their way."""
+        for row in rows:
+            del self._runs[row]
+            self._n_lost += 1
+
+    def delivered(self, job: JobRow) -> None:
+        """Take note that the reply to a job, or a failure, was pulled."""
+        if self._unpulled and job.runs_after == RunsAfter.DELIVERY:
+            self._unpulled[job.node_id] -= 1
 
     def replies(
         self, jobs: Sequence[JobRow], coming: Callable[[], Iterable[JobRow]] = tuple
     ) -> dict[int, Message]:
-        """Train the clients of some arrived jobs, all together where they are different nodes.
+        """Return the replies to some arrived jobs; clients that have not run do so all together.
 
         Args:
             jobs: the jobs whose replies are pulled now.
@@ -94,16 +196,79 @@ class Clients(Stateful):
 
         Returns:
             The reply of each job id; an error reply where the client failed.
+
+        Raises:
+            ConfigError: the app promises replies of one size, and one has another.
         """
         replies: dict[int, Message] = {}
-        for wave in _waves(jobs):
+        have_run = [job for job in jobs if job.row in self._runs]
+        gone = [job for job in have_run if self._runs[job.row].reply is None]
+        if gone:
+            self._run_again(gone)
+        for job in have_run:
+            run = self._runs.pop(job.row)
+            assert run.reply is not None
+            replies[job.row] = self._taken(job, run.reply, run.size)
+        for wave in _waves([job for job in jobs if job.row not in replies]):
             self._train([job for job in wave if not self._is_ready(job)], coming)
             for job in wave:
                 _, answer = self._ahead.pop(job.row)
-                node_id = job.message.metadata.dst_node_id
-                self._contexts[node_id], self._latest[node_id] = answer.context, job.row
-                replies[job.row] = self._taken(job, answer.reply)
-        return replies
+                self._contexts[job.node_id], self._latest[job.node_id] = answer.context, job.row
+                reply = _own_answer(job.message, answer.reply)
+                replies[job.row] = self._taken(job, reply, size_of(reply))
+        return {job.row: replies[job.row] for job in jobs}
+
+    def _run_now(self, jobs: Sequence[JobRow], rows: Sequence[int]) -> list[_Run]:
+        """Run clients, on what their nodes remember, which is then what these leave."""
+        table = jobs[0].jobs
+        nodes: list[int] = table.values("node_id", rows)
+        downloaded, trained = table.values("downloaded_at", rows), table.values("trained_at", rows)
+        runs, contexts = [], []
+        for node_id, arrived_at, trained_at in zip(nodes, downloaded, trained, strict=True):
+            ready_at = trained_at if trained_at < np.inf else arrived_at
+            context = self._context(node_id)
+            before = context.state if len(context.state) else None
+            if before is not None and not self._executor.is_remote:
+                before = deepcopy(before)
+            runs.append(_Run(before, self._latest.get(node_id), ready_at))
+            contexts.append(context)
+        answers = self._ran(jobs, runs, contexts)
+        for row, node_id, run, answer in zip(rows, nodes, runs, answers, strict=True):
+            self._contexts[node_id], self._latest[node_id] = answer.context, row
+            self._runs[row] = run
+        return runs
+
+    def _run_again(self, jobs: Sequence[JobRow]) -> None:
+        """Run clients once more whose replies were not kept; their nodes remember it already."""
+        runs, contexts = [self._runs[job.row] for job in jobs], []
+        for job, run in zip(jobs, runs, strict=True):
+            context = self._new_context(job.node_id)
+            if run.before is not None:
+                context.state = deepcopy(run.before)
+            contexts.append(context)
+        self._ran(jobs, runs, contexts)
+
+    def _ran(
+        self, jobs: Sequence[JobRow], runs: Sequence[_Run], contexts: Sequence[Context]
+    ) -> list[ClientReply]:
+        """Run clients, note what they reply, and return it."""
+        calls = [
+            self._call(job, context, run.latest, run.ready_at)
+            for job, run, context in zip(jobs, runs, contexts, strict=True)
+        ]
+        answers = self._answers(calls)
+        for call, run, answer in zip(calls, runs, answers, strict=True):
+            run.reply = _own_answer(call.message, answer.reply)
+            run.size = size_of(run.reply)
+        return answers
+
+    def _drop_expired(self, jobs: JobTable, now: float) -> None:
+        """Drop replies that a SuperLink would not give out any more; some may be whole models."""
+        for row, run in self._runs.items():
+            job = jobs[row]
+            if job.sent_at + job.asked_ttl_s < now:
+                run.reply = None
+        self._sweep_at = 2 * len(self._runs) + _SWEEP_AT
 
     def _is_ready(self, job: JobRow) -> bool:
         """Return whether a job was trained ahead, on what its node remembers now."""
@@ -114,7 +279,7 @@ class Clients(Stateful):
         if not jobs:
             return
         chosen, nodes = list(jobs), {job.node_id for job in jobs}
-        room = self._executor.batch - len(chosen) - self.n_ahead
+        room = self._executor.batch - len(chosen) - len(self._ahead)
         for job in coming() if room > 0 else ():
             # A node's jobs are trained one after the other: each sees the state of the last.
             if job.row in self._ahead or job.node_id in nodes:
@@ -124,35 +289,52 @@ class Clients(Stateful):
             nodes.add(job.node_id)
             if len(chosen) - len(jobs) >= room:
                 break
-        calls = [self._call(job, is_ahead=i >= len(jobs)) for i, job in enumerate(chosen)]
-        if self._executor.is_remote:
-            contexts = (call.context for call in calls)
-            _pack([one.device for one in contexts if isinstance(one, NodeContext)])
-        for job, call, answer in zip(chosen, calls, self._executor.run(calls), strict=True):
+        calls = []
+        for i, job in enumerate(chosen):
+            context = self._context(job.node_id)
+            if i >= len(jobs):
+                # The reply may never be pulled, and then the node never did this.
+                context = copy(context)
+                context.state = deepcopy(context.state) if len(context.state) else RecordDict()
+                context.run_config = dict(context.run_config)
+            calls.append(self._call(job, context, self._latest.get(job.node_id), job.trained_at))
+        for job, call, answer in zip(chosen, calls, self._answers(calls), strict=True):
             before = self._contexts.get(call.context.node_id, call.context)
             self._ahead[job.row] = before, answer
 
-    def _call(self, job: JobRow, *, is_ahead: bool) -> ClientCall:
-        sent, node_id = job.message, job.message.metadata.dst_node_id
-        latest = self._latest.get(node_id)
+    def _answers(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
+        if self._executor.is_remote:
+            contexts = (call.context for call in calls)
+            _pack([one.device for one in contexts if isinstance(one, NodeContext)])
+        return self._executor.run(calls)
+
+    def _call(
+        self, job: JobRow, context: Context, latest: int | None, ready_at: float
+    ) -> ClientCall:
+        """Return what a client runs on.
+
+        Args:
+            job: its message.
+            context: of its node.
+            latest: the job that the node had worked on before; None for none.
+            ready_at: instant in s at which the reply is ready, as the device is told.
+        """
+        sent = job.message
+        node_id = sent.metadata.dst_node_id
         before = None if latest is None else job.jobs[latest]
-        device = ReplayedDevice(self._replay, job, before)
-        context = NodeContext.of(self._context(node_id), device)
-        if is_ahead:
-            # The reply may never be pulled, and then the node never did this.
-            context.state = deepcopy(context.state) if len(context.state) else RecordDict()
-            context.run_config = dict(context.run_config)
+        device = ReplayedDevice(self._replay, job, before, ready_at)
         # NumPy's SeedSequence would take as long as all the rest.
         key = f"{self._seed} {node_id} {job.row}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=4, person=_JOB_SEED).digest())
-        return ClientCall(with_content(sent, own_copy(sent.content)), context, seed)
+        content = own_copy(sent.content)
+        return ClientCall(with_content(sent, content), NodeContext.of(context, device), seed)
 
-    def _taken(self, job: JobRow, reply: Message) -> Message:
-        """Return a reply that answers its message, and note how the job ended."""
-        message = job.message
-        if reply.metadata.reply_to_message_id != message.metadata.message_id:
-            text = "the ClientApp answered another message than the one it was given"
-            reply = error_reply(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
+    def _taken(self, job: JobRow, reply: Message, size: Size) -> Message:
+        """Return a reply that is handed out, and note how the job ended.
+
+        Raises:
+            ConfigError: the app promises replies of one size, and this one has another.
+        """
         if reply.has_error():
             job.status, job.reason = CLIENT_ERROR, reply.error.reason or ""
             is_new = job.reason not in self._errors and len(self._errors) < _ERRORS_SHOWN
@@ -161,14 +343,15 @@ class Clients(Stateful):
             logger.log(level, "client on node %d failed: %s", job.node_id, job.reason)
         else:
             job.status, job.reason = REPORTED, ""
-            about = message.metadata
-            self._book.learn(about.message_type.split(".")[0], about.dst_node_id, reply.content)
+            charged, kind = int(job.asked_upload_bytes), kind_of(job.message)
+            self._book.check_promise(kind, job.node_id, size)
+            self._book.learn(kind, job.node_id, reply, size, charged)
         return reply
 
     def _context(self, node_id: int) -> Context:
-        context = self._contexts.get(node_id)
-        if context is not None:
-            return context
+        return self._contexts.get(node_id) or self._new_context(node_id)
+
+    def _new_context(self, node_id: int) -> Context:
         partition: UserConfig = {
             "partition-id": node_id - FIRST_NODE_ID,
             "num-partitions": self._replay.traces.n_devices,
@@ -176,9 +359,17 @@ class Clients(Stateful):
         return Context(self._run_id, node_id, partition, RecordDict(), dict(self._run_config))
 
     def state_dict(self) -> State:
-        """Return what nodes remember, and what was learnt of costs."""
+        """Return what nodes remember, and what was learnt of costs.
+
+        Replies that were not pulled are left out: they may be as many models, and their clients
+        run again when they are.
+        """
         contexts = {node: records_out(c.state) for node, c in self._contexts.items()}
-        return super().state_dict() | {"contexts": contexts}
+        runs = {
+            row: [records_out(run.before or RecordDict()), run.latest, run.ready_at]
+            for row, run in self._runs.items()
+        }
+        return super().state_dict() | {"contexts": contexts, "runs": runs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
@@ -187,6 +378,18 @@ class Clients(Stateful):
         for node, records in state["contexts"].items():
             self._contexts[node] = self._context(node)
             self._contexts[node].state = records_in(records)
+        self._runs = {
+            row: _Run(records_in(before), latest, ready_at)
+            for row, (before, latest, ready_at) in state["runs"].items()
+        }
+
+
+def _own_answer(message: Message, reply: Message) -> Message:
+    """Return a reply, or an error in its place if it answers another message."""
+    if reply.metadata.reply_to_message_id == message.metadata.message_id:
+        return reply
+    text = "the ClientApp answered another message than the one it was given"
+    return error_reply(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
 
 
 def _waves(jobs: Sequence[JobRow]) -> Iterator[list[JobRow]]:
@@ -243,19 +446,21 @@ class ReplayedDevice:
 
     Args:
         replay: its trace.
-        job: the message, which it has answered.
-        latest: the job whose reply the server has pulled last of this device's, if there is one.
+        job: the message.
+        latest: the job before, of those that the node remembers, if there is one.
+        ready_at: instant in s at which the answer is ready.
     """
 
-    def __init__(self, replay: Replay, job: JobRow, latest: JobRow | None) -> None:
+    def __init__(self, replay: Replay, job: JobRow, latest: JobRow | None, ready_at: float) -> None:
         self._replay, self._job, self._latest = replay, job, latest
+        self._ready_at = ready_at
         self.unix_base, self._reads = replay.unix_base, 0
         self._observed: dict[str, Any] = {}
 
     @property
     def _instants(self) -> tuple[float, float]:
         """When the message had come, and when it was answered, in s."""
-        return self._job.downloaded_at, self._job.trained_at
+        return self._job.downloaded_at, self._ready_at
 
     @cached_property
     def _online(self) -> list[bool]:
@@ -270,7 +475,7 @@ class ReplayedDevice:
 
     def worked_s(self) -> float:
         """Return how long the device worked, in s."""
-        return self._job.trained_at - self._job.downloaded_at
+        return self._ready_at - self._job.downloaded_at
 
     def travel_s(self) -> float:
         """Return the time from sending to the last byte of the download, in s."""
@@ -285,10 +490,14 @@ class ReplayedDevice:
         is_before = latest.reported_at <= self._job.downloaded_at
         return latest.reported_at - latest.trained_at if is_before else UNKNOWN
 
-    def cost(self) -> tuple[float, float, float]:
-        """Return work units, bytes down and bytes up of the message."""
-        job = self._job
-        return job.asked_work, job.asked_download_bytes, job.asked_upload_bytes
+    def cost(self) -> tuple[float, float]:
+        """Return work units and bytes down of the message."""
+        return self._job.asked_work, self._job.asked_download_bytes
+
+    def reply_bytes(self, content: RecordDict) -> float:
+        """Return the bytes of a reply with this content; a stand-in's are those of its model."""
+        size, scale = content_size(content), self._job.scale
+        return size.fixed + size.values * (1.0 if isnan(scale) else scale)
 
     def observed(self, history: object, journal: object) -> "Observation":
         """Return what the trace shows up to both ends of the work.

@@ -157,12 +157,12 @@ class Kind(IntEnum):
 class VirtualClock(Stateful):
     """Holds what will happen, and moves from one event to the next.
 
-    The heap key is (time, kind, sequence), never the payload: on constant traces many events fall
+    The heap key is (time, kind, job id), never the payload: on constant traces many events fall
     on one instant, and ties must neither compare payloads nor depend on anything but the order of
-    scheduling.
+    sending.
     """
 
-    saved = ("now", "_heap", "_sequence")
+    saved = ("now", "_heap")
 
     def __init__(self, until: float = np.inf) -> None:
         """Start at 0.
@@ -172,14 +172,12 @@ class VirtualClock(Stateful):
         """
         self.now = 0.0
         self.until = until
-        self._heap: list[tuple[float, int, int, int]] = []
-        self._sequence = 0
+        self._heap: list[tuple[float, int, int]] = []
 
     def schedule(self, time: float, kind: Kind, job_id: int) -> None:
         """Let a job's event happen at an instant, never before now; inf never happens."""
         if time < np.inf:
-            heapq.heappush(self._heap, (max(time, self.now), kind, self._sequence, job_id))
-            self._sequence += 1
+            heapq.heappush(self._heap, (max(time, self.now), kind, job_id))
 
     @property
     def next_event(self) -> float:
@@ -201,6 +199,6 @@ class VirtualClock(Stateful):
         limit = min(to, self.until)
         happened = []
         while self._heap and self._heap[0][0] <= limit:
-            happened.append(heapq.heappop(self._heap)[3])
+            happened.append(heapq.heappop(self._heap)[2])
         self.now = max(self.now, limit)
         return happened

@@ -214,6 +214,20 @@ def read_array(array: Array) -> npt.NDArray[Any]:
     return flat.reshape(shape)
 
 
+def n_value_bytes(array: Array) -> int:
+    """Return how many bytes of a stored array are its values: all but NumPy's header.
+
+    Example:
+        >>> n_value_bytes(written_array(np.zeros((2, 3), np.float32)))
+        24
+    """
+    data = array.data
+    if not data.startswith(_MAGIC) or len(data) < _LENGTH_AT + 2:
+        return len(data)
+    n = len(data) - _LENGTH_AT - 2 - data[_LENGTH_AT] - 256 * data[_LENGTH_AT + 1]
+    return n if n > 0 else 0
+
+
 @lru_cache(maxsize=4096)
 def _header_of(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     file = BytesIO(header)

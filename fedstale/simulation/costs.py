@@ -1,15 +1,21 @@
-"""What a message costs a device: bytes both ways, and work, all known before any training runs.
+"""What a message costs a device: the bytes of both ways, and the work in between.
 
-Training is lazy, so a job's cost cannot be measured first. Work is examples x epochs x work per
-example, as the app declares it; bytes are those of the serialised message. Nothing is guessed: what
-is not declared and not yet known raises an error that names it.
+Bytes are those of the records that cross the wire, of each message and of each reply. Work is what
+the app declares for the type and action of a message. Nothing is guessed: what is not declared
+raises an error that names it.
 """
 
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
 from fedstale.config import Costs
 from fedstale.errors import ConfigError
+from fedstale.simulation.compat import n_value_bytes
 from fedstale.strategies.server.validation import records_in
 from fedstale.strategies.state import Stateful
 
@@ -18,128 +24,357 @@ _ARRAY_OVERHEAD = 160
 _RECORD_OVERHEAD = 120
 _MESSAGE_OVERHEAD = 300
 
+WorkHook = Callable[[Message], float | None]
+"""Returns the work units of a message; None leaves it to what is declared."""
+
+_BY_EXAMPLES = ("train", "evaluate")
+_PASTED = {
+    "work-per-example": "0.1            # work units to train one example once",
+    "epochs": '1                      # or "local-epochs", the run-config key that holds it',
+    "examples": "50                   # of one client, until its first reply tells",
+    "evaluate-work-per-example": "0.03  # work units to evaluate one example",
+}
+
+
+class Size(NamedTuple):
+    """Bytes of a message on the wire."""
+
+    fixed: int
+    """Envelope, names, shapes, numbers and texts."""
+    values: int
+    """Values of arrays, and bytes in config records: what grows with the model."""
+
 
 class CostBook(Stateful):
-    """What is known of the cost of the next message, learnt from the replies that came back.
+    """What messages cost, and what is expected of their replies.
 
     Only delivered replies teach it, in the order of their delivery, so that a run does not depend
-    on when or where training is really computed.
+    on when or where clients really run.
+
+    With `model-bytes`, each byte of values (`Size.values`) counts model-bytes / bytes of the model
+    times. Bytes of the model are the values of all arrays of the first message sent that holds
+    any, without NumPy's headers; a reply that comes before, such as initial parameters, is itself
+    the model. Everything else of a message counts as it is.
     """
 
-    saved = ("_examples", "_sum", "_count", "_reply_bytes")
+    saved = ("_examples", "_sum", "_count", "_last", "_first", "_model_values")
 
-    def __init__(self, costs: Costs) -> None:
-        self.costs = costs
+    def __init__(self, costs: Costs, work: WorkHook | None = None) -> None:
+        """Begin with what is declared.
+
+        Args:
+            costs: with the number of epochs resolved.
+            work: says the work of messages, before what `costs` says.
+        """
+        self.costs, self._work = costs, work
         self._examples: dict[tuple[str, int], float] = {}
         self._sum: dict[str, float] = {}
         self._count: dict[str, int] = {}
-        self._reply_bytes: dict[str, int] = {}
+        self._last: dict[tuple[str, int], int] = {}
+        self._first: dict[str, tuple[int, int]] = {}
+        self._model_values = 0
+        self._rules: dict[str, tuple[float | None, float]] = {}
 
-    def examples(self, kind: str, node_id: int) -> float:
-        """Return the examples that a node is expected to use for a kind of message."""
+    def scale(self, sent: Size) -> float:
+        """Return for how many bytes a byte of values stands, once a message of this size is sent.
+
+        Returns:
+            NaN while no model is known to compare with.
+        """
+        if self.costs.model_bytes is None:
+            return 1.0
+        self._model_values = self._model_values or sent.values
+        return self.costs.model_bytes / self._model_values if self._model_values else np.nan
+
+    def message_bytes(self, size: Size, scale: float) -> int:
+        """Return the bytes of a message, or of a reply with the scale of its message."""
+        if scale != scale:  # noqa: PLR0124 - NaN, and much faster than NumPy's question
+            assert self.costs.model_bytes is not None
+            return size.fixed + (self.costs.model_bytes if size.values else 0)
+        return sum(size) if scale == 1.0 else size.fixed + round(size.values * scale)
+
+    def work(self, message: Message, kind: str, node_id: int) -> tuple[float, bool]:
+        """Return the work of a message in work units, and whether that is only expected.
+
+        The first of these that says anything: the hook; the table `work` under type and action,
+        then under the type; 0 for the stages of SecAgg+ that train nothing; and the examples of
+        a `train` or `evaluate` message times the work of each, or `query-work` for all others.
+        The examples of an evaluation are those in its reply, so before it they are expected.
+
+        Args:
+            message: to the node.
+            kind: its `kind_of`.
+            node_id: of the node.
+
+        Raises:
+            ConfigError: the app does not declare what the message needs.
+        """
+        declared = self._hooked(message) if self._work is not None else None
+        if declared is not None:
+            return declared, False
+        if kind not in self._rules:
+            self._rules[kind] = self._rule(kind)
+        whole, each = self._rules[kind]
+        if whole is not None:
+            return whole, False
+        is_training = kind.startswith("train")
+        if is_training and _trains_nothing(message.content):
+            return 0.0, False
+        expected = self._expected_examples(kind, node_id) or 0.0
+        return each * expected, not is_training
+
+    def _rule(self, kind: str) -> tuple[float | None, float]:
+        """Return the work of a message of a kind, None if it goes by example; and of an example."""
+        main, whole = kind.split(".", maxsplit=1)[0], declared_work(kind, self.costs)
+        if whole is None and main not in _BY_EXAMPLES:
+            # Apps with client_fn also request parameters and properties, which a device has.
+            whole = self.costs.query_work
+        if whole is not None:
+            return whole, 0.0
+        missing = missing_costs([kind], self.costs)
+        if missing:
+            raise _undeclared(missing)
+        return None, self._work_each(main)
+
+    def evaluation(self, node_id: int, examples: float | None, expected: float) -> float:
+        """Return the work of an evaluation in work units.
+
+        Args:
+            node_id: of the client.
+            examples: that its reply says were evaluated; None where it says nothing.
+            expected: what the message was expected to cost, in work units.
+
+        Raises:
+            ConfigError: nothing says how many examples there are.
+        """
+        if examples is not None:
+            return self._work_each("evaluate") * examples
+        if self.costs.examples is None:
+            raise ConfigError(
+                f"the reply of node {node_id} to its evaluation states no num-examples: add it to "
+                "the metrics of the reply, or declare examples in [tool.fedstale]"
+            )
+        return expected
+
+    def promised_size(self, kind: str) -> Size | None:
+        """Return the size that replies of a kind have by promise; None while that is not known."""
+        first = self._first.get(kind)
+        return None if first is None else Size(*first)
+
+    def expected_bytes(self, kind: str, node_id: int, request_bytes: int) -> int:
+        """Return the bytes that a reply is likely to have: of the node's last, else the request's.
+
+        Nothing is charged by it: the true size follows when the client has run.
+        """
+        return self._last.get((kind, node_id), self._last.get((kind, -1), request_bytes))
+
+    def check_promise(self, kind: str, node_id: int, size: Size) -> None:
+        """Check that a reply has the size that the app promises, if it promises any.
+
+        Raises:
+            ConfigError: it has another.
+        """
+        first = self.promised_size(kind)
+        if first is not None and size != first:
+            raise ConfigError(
+                f"node {node_id} replied to {kind!r} with {sum(size):,} bytes, and the first reply "
+                f"had {sum(first):,}: constant-replies promises that all have as many; take it "
+                "out of [tool.fedstale]"
+            )
+
+    def learn(self, kind: str, node_id: int, reply: Message, size: Size, charged: int) -> None:
+        """Take note of a reply without an error that was delivered.
+
+        Args:
+            kind: of its message.
+            node_id: of the client.
+            reply: what came.
+            size: its bytes.
+            charged: the bytes that the device has uploaded for it.
+        """
+        if self.costs.constant_replies and kind.startswith("train"):
+            self._first.setdefault(kind, size)
+        self._last[(kind, node_id)] = self._last[(kind, -1)] = charged
+        examples = examples_in(reply.content)
+        if examples is not None:
+            before = self._examples.get((kind, node_id))
+            self._count[kind] = self._count.get(kind, 0) + (before is None)
+            self._sum[kind] = self._sum.get(kind, 0.0) + examples - (before or 0.0)
+            self._examples[(kind, node_id)] = examples
+
+    def _expected_examples(self, kind: str, node_id: int) -> float | None:
+        """Return the examples of a node's last reply of a kind, else their mean, else declared."""
         known = self._examples.get((kind, node_id))
         if known is not None:
             return known
         if kind in self._count:
             return self._sum[kind] / self._count[kind]
-        if self.costs.examples is None:
-            what = "number of examples of a client is unknown before its first reply"
-            raise _undeclared(what, "examples")
         return self.costs.examples
 
-    def work(self, kind: str, node_id: int) -> float:
-        """Return the work of a message in work units.
+    def _work_each(self, main: str) -> float:
+        """Return the work of one example, over all epochs."""
+        if main == "evaluate":
+            assert self.costs.evaluate_work_per_example is not None
+            return float(self.costs.evaluate_work_per_example)
+        each, epochs = self.costs.work_per_example, self.costs.epochs
+        assert each is not None
+        assert isinstance(epochs, int)
+        return float(each * epochs)
 
-        Raises:
-            ConfigError: the app does not declare what the message needs.
-        """
-        if kind not in ("train", "evaluate"):
-            # Apps with client_fn also request parameters and properties, which a device has.
-            return self.costs.query_work
-        name = "work_per_example" if kind == "train" else "evaluate_work_per_example"
-        each, epochs = getattr(self.costs, name), self.costs.epochs if kind == "train" else 1
-        if each is None:
-            raise _undeclared(f"work of a {kind} message is unknown", name.replace("_", "-"))
-        if not isinstance(epochs, int):
-            raise _undeclared("number of epochs of a train message is unknown", "epochs")
-        return float(each * epochs * self.examples(kind, node_id))
-
-    def reply_bytes(self, kind: str, request: RecordDict, request_bytes: int) -> int:
-        """Return the expected size of the reply to a message, in bytes.
-
-        Until a reply of this kind has come back, training returns what it received, and every
-        other reply has the size of the request without its arrays.
-
-        Raises:
-            ConfigError: the reply is the first model, and its size is not declared.
-        """
-        known = self._reply_bytes.get(kind)
-        if known is not None:
-            return known
-        if kind == "train":
-            return request_bytes
-        if kind == "get_parameters":
-            if self.costs.model_bytes is None:
-                raise ConfigError(
-                    "the size of the model is unknown before the first client has sent it: give "
-                    "the strategy initial_parameters, or declare model-bytes in [tool.fedstale]"
-                )
-            return request_bytes + self.costs.model_bytes
-        if self.costs.reply_bytes is not None:
-            return self.costs.reply_bytes
-        return _MESSAGE_OVERHEAD + sum(
-            _record_bytes(r) for r in request.values() if not isinstance(r, ArrayRecord)
-        )
-
-    def learn(self, kind: str, node_id: int, reply: RecordDict) -> None:
-        """Take note of a reply that was delivered."""
-        self._reply_bytes[kind] = content_bytes(reply, self.costs.model_bytes)
-        for record in records_in(reply, MetricRecord).values():
-            # Clients made by client_fn spell it with an underscore, in a record of its own.
-            examples = record.get("num-examples", record.get("num_examples"))
-            if isinstance(examples, int | float) and 0 <= examples < np.inf:
-                before = self._examples.get((kind, node_id))
-                self._count[kind] = self._count.get(kind, 0) + (before is None)
-                self._sum[kind] = self._sum.get(kind, 0.0) + examples - (before or 0.0)
-                self._examples[(kind, node_id)] = float(examples)
+    def _hooked(self, message: Message) -> float | None:
+        assert self._work is not None
+        units = self._work(message)
+        if units is None:
+            return None
+        if isinstance(units, bool) or not isinstance(units, int | float) or not 0 <= units < np.inf:
+            raise ConfigError(
+                f"work({kind_of(message)!r} message) returned {units!r}: expected work units, a "
+                "finite number >= 0, or None for what is declared"
+            )
+        return float(units)
 
 
-def _undeclared(what: str, key: str) -> ConfigError:
-    return ConfigError(
-        f"the {what}: declare {key} in [tool.fedstale] of the app's pyproject.toml, or pass --{key}"
+def kind_of(message: Message) -> str:
+    """Return the type and action of a message; the action "default" is left out.
+
+    Example:
+        >>> kind_of(Message(RecordDict(), 1, "train.default"))  # doctest: +SKIP
+        'train'
+    """
+    return message.metadata.message_type.removesuffix(".default")
+
+
+def is_by_examples(message: Message) -> bool:
+    """Return whether a message trains or evaluates, and is no other stage of SecAgg+."""
+    main = kind_of(message).split(".")[0]
+    return main == "evaluate" or (main == "train" and not _trains_nothing(message.content))
+
+
+def declared_work(kind: str, costs: Costs) -> float | None:
+    """Return what the table `work` says of a type and action; None where it says nothing."""
+    found = costs.work.get(kind)
+    return costs.work.get(kind.split(".", maxsplit=1)[0]) if found is None else found
+
+
+def missing_costs(kinds: Iterable[str], costs: Costs) -> list[str]:
+    """Return the keys of [tool.fedstale] without which messages of some kinds have no cost.
+
+    Args:
+        kinds: types of messages, with their action if they have one.
+        costs: what is declared; epochs may name a key of the run config.
+    """
+    open_kinds = {kind.split(".")[0] for kind in kinds if declared_work(kind, costs) is None}
+    needed: dict[str, object] = {}
+    if "train" in open_kinds:
+        needed["work-per-example"] = costs.work_per_example
+        needed["epochs"], needed["examples"] = costs.epochs, costs.examples
+    if "evaluate" in open_kinds:
+        needed["evaluate-work-per-example"] = costs.evaluate_work_per_example
+    return [key for key, value in needed.items() if value is None]
+
+
+def handled_kinds(client: ClientApp) -> list[str]:
+    """Return the kinds of messages that a ClientApp answers; those of client_fn train and evaluate.
+
+    Only types that may be charged by examples are told of client_fn, which is not called for it.
+    """
+    found = [name.removesuffix(".default") for name in client._registered_funcs]
+    return found or list(_BY_EXAMPLES)
+
+
+def missing_text(keys: Iterable[str]) -> str:
+    """Return a sentence on keys that an app does not declare, and the table to paste."""
+    keys = list(keys)
+    options = " ".join(f"--{key}" for key in keys)
+    lines = "\n".join(f"{key} = {_PASTED[key]}" for key in keys)
+    return (
+        f"what messages cost a device is not declared: {', '.join(keys)} missing in "
+        f"[tool.fedstale] of the app's pyproject.toml ({options} on the command line, "
+        f"{', '.join(key.replace('-', '_') for key in keys)} in Python); fedstale simulate APP "
+        "--measure-costs measures them, or paste this and put in what you expect:\n\n"
+        f"[tool.fedstale]\n{lines}"
     )
 
 
-def content_bytes(content: RecordDict, model_bytes: int | None = None) -> int:
-    """Return the size of a message with this content on the wire, in bytes.
+def check_costs(client: ClientApp, costs: Costs) -> None:
+    """Check that everything is declared that messages to a ClientApp may need.
 
-    Array data is counted exactly; names, shapes and envelopes by their typical size. A test holds
-    the result within 10% of Flower's own serialisation for small models.
-
-    Args:
-        content: the records of the message.
-        model_bytes: size that stands for all the arrays together; None counts them.
+    Raises:
+        ConfigError: keys are missing; all are named, with a table to paste.
     """
-    total = _MESSAGE_OVERHEAD
-    for record in content.values():
-        if model_bytes is not None and isinstance(record, ArrayRecord):
-            total += model_bytes
-        else:
-            total += _record_bytes(record)
-    return total
+    missing = missing_costs(handled_kinds(client), costs)
+    if missing:
+        raise _undeclared(missing)
 
 
-def _record_bytes(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
-    if isinstance(record, ArrayRecord):
-        return _RECORD_OVERHEAD + sum(
-            len(array.data) + len(name) + _ARRAY_OVERHEAD for name, array in record.items()
-        )
-    return _RECORD_OVERHEAD + sum(len(name) + 8 + _value_bytes(v) for name, v in record.items())
+def _undeclared(keys: Iterable[str]) -> ConfigError:
+    return ConfigError(missing_text(keys))
 
 
-def _value_bytes(value: object) -> int:
-    if isinstance(value, str | bytes):
-        return len(value)
+def _trains_nothing(content: RecordDict) -> bool:
+    """Return whether a message is a stage of SecAgg+ in which the client does not train."""
+    if RECORD_KEY_CONFIGS not in content:
+        return False
+    configs = content[RECORD_KEY_CONFIGS]
+    stage = configs.get(Key.STAGE) if isinstance(configs, ConfigRecord) else None
+    return stage in Stage.all() and stage != Stage.COLLECT_MASKED_VECTORS
+
+
+def examples_in(content: RecordDict) -> float | None:
+    """Return the number of examples that a reply states, >= 0; None where it states none."""
+    found = None
+    for record in records_in(content, MetricRecord).values():
+        # Clients made by client_fn spell it with an underscore, in a record of its own.
+        examples = record.get("num-examples", record.get("num_examples"))
+        if isinstance(examples, int | float) and 0 <= examples < np.inf:
+            found = float(examples)
+    return found
+
+
+def size_of(message: Message) -> Size:
+    """Return the bytes of a message or reply; of an error those of its reason."""
+    if message.has_error():
+        return Size(_MESSAGE_OVERHEAD + len((message.error.reason or "").encode()), 0)
+    return content_size(message.content)
+
+
+def content_bytes(content: RecordDict) -> int:
+    """Return the size of a message with this content on the wire, in bytes."""
+    return sum(content_size(content))
+
+
+def content_size(content: RecordDict) -> Size:
+    """Return the size of a message with this content on the wire.
+
+    Array data and bytes are counted exactly; names, shapes and envelopes by their typical size. A
+    test holds the sum within 15% of Flower's own serialisation for small models. Of the bytes of
+    SecAgg+, only masked models are values: keys and shares do not grow with a model.
+    """
+    fixed, values = _MESSAGE_OVERHEAD, 0
+    for key, record in content.items():
+        fixed += _RECORD_OVERHEAD
+        if isinstance(record, ArrayRecord):
+            for name, array in record.items():
+                n = n_value_bytes(array)
+                values += n
+                fixed += len(array.data) - n + len(name) + _ARRAY_OVERHEAD
+            continue
+        for name, value in record.items():
+            total, n = _value_bytes(value)
+            if key == RECORD_KEY_CONFIGS and name != Key.MASKED_PARAMETERS:
+                n = 0
+            values += n
+            fixed += len(name) + 8 + total - n
+    return Size(fixed, values)
+
+
+def _value_bytes(value: object) -> tuple[int, int]:
+    """Return the bytes of a value, and how many of them are bytes of its own."""
+    if isinstance(value, bytes):
+        return len(value), len(value)
+    if isinstance(value, str):
+        return len(value), 0
     if isinstance(value, list):
-        return sum(_value_bytes(v) for v in value)
-    return 8
+        each = [_value_bytes(v) for v in value]
+        return sum(total for total, _ in each), sum(n for _, n in each)
+    return 8, 0

@@ -2,20 +2,24 @@
 
 A trace knows its future, so a job is followed to its end in one go, and with it is known what the
 server will see and when. That waits until the first instant at which the server could see anything:
-many jobs are then followed together, in the time that one alone would take. Who is online is kept
-up from change to change instead of looked up for all devices each time.
+many jobs are then followed together, in the time that one alone would take. Where a client's reply
+decides how long its device is at work, the job is followed with what is expected, and corrected
+when the client has run. Who is online is kept up from change to change instead of looked up for all
+devices each time.
 """
 
 import heapq
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import ConfigRecord, Message
 from flwr.common.constant import ErrorCode
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.costs import CostBook, content_bytes
+from fedstale.simulation.costs import CostBook, Size, content_size, kind_of
 from fedstale.simulation.jobs import (
+    ANSWERED,
     ASKED,
     FAILED,
     IN_FLIGHT,
@@ -24,6 +28,7 @@ from fedstale.simulation.jobs import (
     Columns,
     JobRow,
     JobTable,
+    RunsAfter,
 )
 from fedstale.strategies.server.node_set import NodeSet, Places
 from fedstale.strategies.server.runtime import HEARTBEAT_S
@@ -118,6 +123,12 @@ _SLOWEST = 1e-200
 # Of the least time that a job can take: rounding must not make it longer than the job.
 _SURELY = 0.99
 
+# NumPy and lists take plain numbers faster.
+_AFTER_DELIVERY, _AFTER_DOWNLOAD, _AFTER_WORK = (int(after) for after in RunsAfter)
+
+# Phases (as above) that come before a client must run, by `RunsAfter`.
+_BEFORE_CLIENT = np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
+
 # Fields of TripOutcomes, and the columns of the table that hold them.
 _INSTANTS = {
     name: f"{name}_at" for name in ("started", "downloaded", "trained", "reported", "ended")
@@ -132,7 +143,7 @@ _SPENT = {name: name for name in ("download_s", "compute_s", "upload_s")} | {
 class Fleet(Stateful):
     """Replayed devices; node i + 1000 is device i of the traces."""
 
-    saved = ("_free_at",)
+    saved = ("_free_at", "_behind")
 
     def __init__(self, traces: TraceSet, book: CostBook, on_interrupt: OnInterrupt) -> None:
         traces.require("availability", "compute", "downlink", "uplink")
@@ -147,6 +158,8 @@ class Fleet(Stateful):
         self._book = book
         self._on_interrupt: OnInterrupt = on_interrupt
         self._free_at = np.zeros(traces.n_devices)
+        self._behind: dict[int, list[int]] = {}
+        """Jobs behind one whose client has yet to run, by device; each device that has such one."""
         # In the order of what is asked: work, bytes down, bytes up; each a second.
         channels = (traces.compute, traces.downlink, traces.uplink)
         fastest = np.stack([channel.fastest() for channel in channels], axis=1) / (1.0, 8.0, 8.0)
@@ -188,10 +201,10 @@ class Fleet(Stateful):
                     f"get_node_ids(), {FIRST_NODE_ID} to {FIRST_NODE_ID + n_devices - 1}"
                 )
         places = np.array(devices, dtype=np.int64)
-        asked, rounds = self._asked(messages)
+        asked, scales, runs_after, rounds = self._asked(messages)
         if not (asked[:, 3] > 0).all():
             raise ConfigError(f"ttl = {asked[:, 3].min()}: expected seconds > 0")
-        unseen_until = now + self._least_s(places, asked)
+        unseen_until = now + self._least_s(places, asked, runs_after)
         back_s = self._book.costs.upload_overhead_s or 0.0
         # A reply must be at the server in time.
         asked[:, 3] = np.maximum(asked[:, 3] - back_s, _SHORTEST_S) if back_s else asked[:, 3]
@@ -202,27 +215,72 @@ class Fleet(Stateful):
         columns["kind"][rows] = [jobs.number(m.metadata.message_type) for m in messages]
         columns["round"][rows] = rounds
         columns["sent_at"][rows] = now
+        columns["scale"][rows], columns["runs_after"][rows] = scales, runs_after
         for i, name in enumerate(ASKED):
             columns[name][rows] = asked[:, i]
         jobs.messages.update(zip(range(rows.start, rows.stop), messages, strict=True))
         return rows, unseen_until
 
-    def follow(self, jobs: JobTable, rows: Sequence[int]) -> None:
+    def follow(self, jobs: JobTable, rows: Sequence[int]) -> tuple[list[int], list[int]]:
         """Work out what devices do with jobs, and write it into the table.
+
+        A job behind one whose client has yet to run is followed by `finish` of that one.
 
         Args:
             jobs: the table.
             rows: of the jobs, in the order of sending.
+
+        Returns:
+            The jobs whose end is known, and those whose client must run first: what the table says
+            of these is expected from that instant on, which is `runs_at`.
         """
         devices = jobs.columns["device"][rows].tolist()
         batch: dict[int, int] = {}
+        known: list[int] = []
+        open_: list[int] = []
         for device, row in zip(devices, rows, strict=True):
             if device in batch:
                 # A device's second job starts when its first has ended, so that must be known.
-                self._follow(jobs, list(batch.values()))
+                self._follow(jobs, list(batch.values()), known, open_)
                 batch = {}
-            batch[device] = row
-        self._follow(jobs, list(batch.values()))
+            if device in self._behind:
+                self._behind[device].append(row)
+            else:
+                batch[device] = row
+        self._follow(jobs, list(batch.values()), known, open_)
+        return known, open_
+
+    def finish(
+        self, jobs: JobTable, rows: Sequence[int], work: Sequence[float], up: Sequence[int]
+    ) -> tuple[list[int], list[int]]:
+        """Work out the rest of jobs whose clients have run, and follow those behind them.
+
+        Args:
+            jobs: the table.
+            rows: of the jobs.
+            work: true work units of each.
+            up: true bytes of each reply.
+
+        Returns:
+            As `follow`, of the jobs that were behind.
+        """
+        columns = jobs.columns
+        devices = jobs.values("device", rows)
+        was_work = jobs.values("asked_work", rows)
+        was_up = jobs.values("asked_upload_bytes", rows)
+        others = [
+            row
+            for row, *known in zip(rows, was_work, work, was_up, up, strict=True)
+            if known[0] != known[1] or known[2] != known[3]
+        ]
+        if others:
+            columns["asked_work"][rows], columns["asked_upload_bytes"][rows] = work, up
+            self._plan(jobs, others)
+        behind: list[int] = []
+        for device, ended_at in zip(devices, jobs.values("ended_at", rows), strict=True):
+            self._free_at[device] = ended_at
+            behind += self._behind.pop(device)
+        return self.follow(jobs, sorted(behind)) if behind else ([], [])
 
     def as_of(self, jobs: Columns, words: JobTable, now: float) -> Columns:
         """Return jobs as they stand at an instant: a device at work has spent what it has by then.
@@ -241,7 +299,8 @@ class Fleet(Stateful):
             jobs[name][is_open & (jobs[name] > now)] = NEVER
         for name in _SPENT.values():
             jobs[name][is_open] = 0.0
-        begun = np.flatnonzero(is_open & (jobs["sent_at"] < now))
+        # One behind another job of its device, which is not over, has not begun.
+        begun = np.flatnonzero(is_open & (jobs["sent_at"] < now) & ~np.isnan(jobs["free_at"]))
         if begun.size:
             asked = np.stack([jobs[name][begun] for name in ASKED], axis=1)
             trips = self.traces.between(0.0, now).trips(
@@ -254,16 +313,37 @@ class Fleet(Stateful):
                 jobs[name][begun] = getattr(trips, source)
         return jobs
 
-    def _least_s(self, devices: Index, asked: Array) -> Array:
-        """Return for how many s the server surely sees nothing of each job; shape (n,)."""
-        phases = asked[:, :3] / self._fastest[devices]
+    def _least_s(self, devices: Index, asked: Array, runs_after: Index) -> Array:
+        """Return for how many s nothing surely comes of each job, nor must its client run.
+
+        Shape (n,).
+        """
+        phases = asked[:, :3] / self._fastest[devices] * _BEFORE_CLIENT[runs_after]
         # What fails is noticed by its heartbeat, or when the message expires.
         return _SURELY * np.minimum(np.minimum(phases.sum(axis=1), HEARTBEAT_S), asked[:, 3])
 
-    def _follow(self, jobs: JobTable, rows: Sequence[int]) -> None:
-        """Work out what devices do with one job each."""
+    def _follow(
+        self, jobs: JobTable, rows: Sequence[int], known: list[int], open_: list[int]
+    ) -> None:
+        """Work out what devices do with one job each, and sort these into two lists."""
         if not rows:
             return
+        self._plan(jobs, rows)
+        columns = jobs.columns
+        is_open = runs_at(columns, rows) < np.inf
+        devices = columns["device"][rows]
+        if not is_open.any():
+            self._free_at[devices] = columns["ended_at"][rows]
+            known.extend(rows)
+            return
+        self._free_at[devices[~is_open]] = columns["ended_at"][rows][~is_open]
+        for row, device, must_run in zip(rows, devices.tolist(), is_open.tolist(), strict=True):
+            if must_run:
+                self._behind[device] = []
+            (open_ if must_run else known).append(row)
+
+    def _plan(self, jobs: JobTable, rows: Sequence[int]) -> None:
+        """Work out one job a device with what it asks by now, and write it into the table."""
         columns = jobs.columns
         devices, sent_at = columns["device"][rows], columns["sent_at"][rows]
         asked = np.stack([columns[name][rows] for name in ASKED], axis=1)
@@ -272,13 +352,13 @@ class Fleet(Stateful):
         if there_s:
             free_at = np.maximum(free_at, sent_at) + there_s
         trips = self.traces.trips(devices, sent_at, _job(asked, self._on_interrupt), free_at)
-        self._free_at[devices] = trips.ended
         for source, name in (_INSTANTS | _SPENT).items():
             columns[name][rows] = getattr(trips, source)
         columns["reported_at"][rows] += self._book.costs.upload_overhead_s or 0.0
         columns["free_at"][rows] = free_at
         columns["visible_at"][rows] = columns["reported_at"][rows]
-        columns["status"][rows] = jobs.number(UNCLAIMED)
+        columns["status"][rows], columns["reason"][rows] = jobs.number(UNCLAIMED), jobs.number("")
+        columns["error_code"][rows] = ANSWERED
         for i in np.flatnonzero(trips.status != Status.REPORTED).tolist():
             self._fail(jobs[rows[i]], Status(int(trips.status[i])), trips.reason(i))
 
@@ -292,22 +372,59 @@ class Fleet(Stateful):
         else:
             job.visible_at, job.error_code = expires, ErrorCode.MESSAGE_UNAVAILABLE
 
-    def _asked(self, messages: Sequence[Message]) -> tuple[Array, list[int]]:
-        """Return work, bytes down and up and ttl of each message, shape (n, 4), and its round."""
-        asked, rounds = np.empty((len(messages), 4)), []
+    def _asked(
+        self, messages: Sequence[Message]
+    ) -> tuple[Array, list[float], npt.NDArray[np.int64], list[int]]:
+        """Return what messages ask of their devices.
+
+        Returns:
+            Work, bytes down and up and ttl of each, shape (n, 4), of which some is only expected;
+            the scale of the values in its reply; when its client must run; and its round.
+        """
+        book, asked = self._book, np.empty((len(messages), 4))
+        scales: list[float] = []
+        runs_after: list[int] = []
+        rounds: list[int] = []
         # Strategies put the same records into every message of a round.
-        known: dict[int, int] = {}
+        known: dict[tuple[int, str], tuple[str, float, int, Size | None]] = {}
         for i, message in enumerate(messages):
             metadata, content = message.metadata, message.content
-            kind = metadata.message_type.split(".")[0]
-            if id(content) not in known:
-                known[id(content)] = content_bytes(content, self._book.costs.model_bytes)
-            size = known[id(content)]
-            work = self._book.work(kind, metadata.dst_node_id)
-            reply = self._book.reply_bytes(kind, content, size)
-            asked[i] = work, size, reply, metadata.ttl
+            key = id(content), metadata.message_type
+            if key not in known:
+                kind, size = kind_of(message), content_size(content)
+                scale = book.scale(size)
+                down = book.message_bytes(size, scale)
+                known[key] = kind, scale, down, book.promised_size(kind)
+            kind, scale, down, promised = known[key]
+            node_id = metadata.dst_node_id
+            work, is_expected = book.work(message, kind, node_id)
+            if is_expected or promised is None:
+                up = book.expected_bytes(kind, node_id, down)
+                runs_after.append(_AFTER_DOWNLOAD if is_expected else _AFTER_WORK)
+            else:
+                up = book.message_bytes(promised, scale)
+                runs_after.append(_AFTER_DELIVERY)
+            asked[i] = work, down, up, metadata.ttl
+            scales.append(scale)
             rounds.append(round_of(message))
-        return asked, rounds
+        return asked, scales, np.array(runs_after, dtype=np.int64), rounds
+
+
+def runs_at(columns: Columns, rows: Sequence[int]) -> Array:
+    """Return the instants in s at which the clients of jobs must run; shape (n,).
+
+    Args:
+        columns: of the table.
+        rows: of jobs that have been followed.
+
+    Returns:
+        inf where the client runs when its reply is delivered, or never because the job is lost
+        before.
+    """
+    after = columns["runs_after"][rows]
+    trained, downloaded = columns["trained_at"][rows], columns["downloaded_at"][rows]
+    at: Array = np.where(after == _AFTER_WORK, trained, downloaded)
+    return np.where(after == _AFTER_DELIVERY, np.inf, at)
 
 
 def _job(asked: Array, on_interrupt: OnInterrupt) -> Job:

@@ -22,6 +22,7 @@ from flwr.supercore.object_ref import load_app as load_reference
 
 from fedstale.config import Costs, SimulationConfig, nearest
 from fedstale.errors import ConfigError
+from fedstale.simulation.costs import WorkHook
 
 _App = TypeVar("_App", ServerApp, ClientApp)
 
@@ -104,18 +105,14 @@ class BatchedFunctions:
         Raises:
             ConfigError: something cannot be imported, or cannot be called.
         """
-        found: dict[str, Any] = {}
-        for key, reference in table.items():
-            where = f"[tool.fedstale.batched] {key} = {reference!r}"
-            try:
-                function = load_reference(reference, ConfigError, directory)
-            except Exception as problem:
-                raise ConfigError(f"{where} cannot be imported: {problem}") from problem
-            if not callable(function):
-                kind = type(function).__name__
-                raise ConfigError(f"{where} is a {kind}: expected a function or a class")
-            found[key.replace("-", "_")] = function
-        return cls(**found)
+        return cls(
+            **{
+                key.replace("-", "_"): _function(
+                    reference, directory, f"[tool.fedstale.batched] {key}"
+                )
+                for key, reference in table.items()
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +132,8 @@ class FlowerApp:
     """How its clients are trained as one program, if it declares so; see `BatchedFunctions`."""
     dependencies: Sequence[str] = ()
     """The packages that pyproject.toml declares, as requirements."""
+    work: str | WorkHook | None = None
+    """Reference of the function that says the work of a message, module:attribute; or itself."""
 
     @classmethod
     def find(cls, app: str | Path) -> "FlowerApp":
@@ -163,6 +162,12 @@ class FlowerApp:
         batched = own.pop("batched", None)
         if batched is not None:
             BatchedFunctions.check(batched)
+        work = own.pop("work") if isinstance(own.get("work"), str) else None
+        if work is not None and work.count(":") != 1:
+            raise ConfigError(
+                f"[tool.fedstale] work = {work!r}: expected module:attribute of a function, or a "
+                "table of work units by type of message"
+            )
         return cls(
             directory=directory,
             name=project["project"]["name"],
@@ -172,6 +177,7 @@ class FlowerApp:
             costs=Costs.from_table(own),
             batched=batched,
             dependencies=project["project"].get("dependencies", []),
+            work=work,
         )
 
     def run_config(self, overrides: str | Mapping[str, Any]) -> UserConfig:
@@ -262,6 +268,17 @@ class FlowerApp:
         """
         return _load(self.client, self.directory, ClientApp)
 
+    def load_work(self) -> WorkHook | None:
+        """Import the function that says the work of a message, if the app declares one.
+
+        Raises:
+            ConfigError: it cannot be imported, or cannot be called.
+        """
+        if isinstance(self.work, str):
+            hook: WorkHook = _function(self.work, self.directory, "[tool.fedstale] work")
+            return hook
+        return self.work
+
     @property
     def packages(self) -> tuple[str, ...]:
         """Names of the top-level packages or modules that hold the two apps."""
@@ -289,6 +306,20 @@ def run_config_overrides(texts: Sequence[str]) -> UserConfig:
 def built_in_apps() -> list[str]:
     """Return the names of the apps that come with fedstale."""
     return sorted(p.parent.name for p in BUILT_IN.glob("*/pyproject.toml"))
+
+
+def _function(reference: str, directory: Path, key: str) -> Callable[..., Any]:
+    """Return what a reference in an app's pyproject.toml names, which can be called."""
+    where = f"{key} = {reference!r}"
+    try:
+        function = load_reference(reference, ConfigError, directory)
+    except Exception as problem:
+        raise ConfigError(f"{where} cannot be imported: {problem}") from problem
+    if not callable(function):
+        kind = type(function).__name__
+        raise ConfigError(f"{where} is a {kind}: expected a function or a class")
+    found: Callable[..., Any] = function
+    return found
 
 
 def _load(reference: str | _App, directory: Path, kind: type[_App]) -> _App:

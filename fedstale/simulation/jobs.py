@@ -13,7 +13,8 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any, BinaryIO, Generic, TypeVar, overload
 
@@ -68,6 +69,18 @@ _GROWTH = 4096
 """Rows by which the file grows at least."""
 _PREFIX = "message-"
 _EMPTY = RecordDict()
+
+
+class RunsAfter(IntEnum):
+    """When the client of a job must run, at the latest."""
+
+    DELIVERY = 0
+    """When its reply is pulled: all that it costs is known before."""
+    DOWNLOAD = 1
+    """Before it works: its reply tells how much work it is, and how many bytes."""
+    WORK = 2
+    """Before it uploads: its reply tells how many bytes."""
+
 
 Columns = dict[str, npt.NDArray[Any]]
 T = TypeVar("T", int, float, str)
@@ -165,10 +178,15 @@ class JobRow:
     """Chance to finish the next job that the device had last reported, at the sending."""
 
     asked_work = Column(float, UNKNOWN, is_event=False)
-    """What the job asks of its device: work units, bytes down and up, and s to report in."""
+    """What the job asks of its device: work units, bytes down and up, and s to report in. Until the
+    client has run, work or bytes up are what is expected, as `runs_after` says."""
     asked_download_bytes = Column(float, UNKNOWN, is_event=False)
     asked_upload_bytes = Column(float, UNKNOWN, is_event=False)
     asked_ttl_s = Column(float, UNKNOWN, is_event=False)
+    runs_after = Column(int, 0, is_event=False)
+    """When the client must run, because what it makes decides what the job costs; a `RunsAfter`."""
+    scale = Column(float, 1.0, is_event=False)
+    """For how many bytes a byte of values in the reply stands; see `CostBook.scale`."""
     free_at = Column(float, UNKNOWN, is_event=False)
     """Instant in s from which the device was free for the job."""
     visible_at = Column(float, NEVER, is_event=False)
@@ -306,6 +324,11 @@ class JobTable(Stateful, Callback):
     def __getitem__(self, job_id: int) -> JobRow:
         """Return a job; changes to it are kept."""
         return JobRow(self, job_id)
+
+    def values(self, name: str, rows: Iterable[int]) -> list[Any]:
+        """Return values of a column; for few rows much faster than an index of NumPy."""
+        item = self.columns[name].item
+        return [item(row) for row in rows]
 
     def of_message(self, message_id: str) -> JobRow | None:
         """Return the job of a message, or None if no such message was sent."""

@@ -21,6 +21,7 @@ from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.reports.folder import RunFolder
 from fedstale.reports.run import Run
 from fedstale.simulation.black_box import BlackBox
+from fedstale.simulation.costs import check_costs
 from fedstale.simulation.executors.base import seed_streams
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
@@ -92,7 +93,9 @@ def simulate(
     metrics = RunMetrics(Until.parse(config.until))
     _require_end(metrics.until, traces, costs := Costs.from_table(config.costs))
     with app.importable():
-        server, client = app.load_server(), app.load_client()
+        server, client, work = app.load_server(), app.load_client(), app.load_work()
+        if work is None:
+            check_costs(client, costs)
         limit_s, where = config.client_limit_s, (config.executor, config.workers, config.gpus)
         with executor_for(app, client, *where, limit_s=limit_s) as executor:
             if limit_s is not None and not (executor.is_remote or box.is_supervised):
@@ -108,6 +111,7 @@ def simulate(
                 run_config=run_config,
                 on_interrupt=config.on_interrupt,
                 until_s=metrics.until.time_s,
+                work=work,
                 box=box,
             )
             messages = MessageRounds()

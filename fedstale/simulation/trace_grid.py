@@ -2,11 +2,13 @@
 
 Pushing a message schedules the device's download, training and upload; pulling replies moves the
 clock to the next event. Everything that a ServerApp can see follows what a SuperLink shows it: who
-is online, replies, error replies, and silence until a message expires. The training itself is lazy:
-a client runs when its reply is pulled, so work that a trace loses is never computed.
+is online, replies, error replies, and silence until a message expires. A client runs as late as can
+be: when the size of its reply decides when that arrives, or, where the app promises the size, when
+its reply is pulled. Work that a trace loses before is never computed.
 """
 
 import gc
+import heapq
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
@@ -25,10 +27,10 @@ from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.clients import Clients, Replay
 from fedstale.simulation.clock import Kind, StallDetection, VirtualClock, VirtualTime
 from fedstale.simulation.compat import error_reply, identity, quick_arrays, stamp
-from fedstale.simulation.costs import CostBook
-from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
+from fedstale.simulation.costs import CostBook, WorkHook
+from fedstale.simulation.devices import FIRST_NODE_ID, Fleet, runs_at
 from fedstale.simulation.executors import Executor, InlineExecutor
-from fedstale.simulation.jobs import ANSWERED, JobRow, JobTable
+from fedstale.simulation.jobs import ANSWERED, JobRow, JobTable, RunsAfter
 from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.server.runtime import (
     RunEnded,
@@ -55,7 +57,7 @@ class TraceGrid(Stateful, RuntimeGrid):
 
     saved = (
         *("_open", "_stalls", "_clock", "_fleet", "_clients", "_jobs"),
-        *("_unfollowed", "_unseen_until"),
+        *("_unfollowed", "_unseen_until", "_to_run"),
     )
 
     def __init__(
@@ -69,6 +71,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         on_interrupt: OnInterrupt = "abort",
         until_s: float = np.inf,
         run_id: int = 1,
+        work: WorkHook | None = None,
         box: BlackBox | None = None,
     ) -> None:
         """Enrol every device of the traces.
@@ -82,6 +85,8 @@ class TraceGrid(Stateful, RuntimeGrid):
             on_interrupt: what happens to a job when its device goes offline.
             until_s: virtual instant at which the run ends.
             run_id: Flower's id of the run.
+            work: returns the work units of a message, before what `costs` says; None leaves a
+                message to that.
             box: keeps what must survive this process; None keeps nothing.
 
         Raises:
@@ -89,7 +94,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             ConfigError: costs name a run-config key that does not exist.
         """
         config: UserConfig = dict(run_config or {})
-        book = CostBook(costs.resolved(config))
+        book = CostBook(costs.resolved(config), work)
         executor = client if isinstance(client, Executor) else InlineExecutor(client)
         self._fleet = Fleet(traces, book, on_interrupt)
         epoch = pd.Timestamp(traces.epoch or "2000-01-01").tz_localize(None)
@@ -110,6 +115,10 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._time = VirtualTime(now, sleep, self._unix_base)
         self._unfollowed: list[int] = []
         self._unseen_until = np.inf
+        self._to_run: list[tuple[float, int]] = []
+        """A heap of the jobs that wait for their client, by the instant at which it must run."""
+        self._awaited: tuple[range, float] = range(0), -np.inf
+        """Jobs that are waited for in any case, and until when."""
         self._jobs = JobTable() if box is None else JobTable(box.jobs, box.word)
         if box is not None:
             box.clock = self._clock
@@ -163,7 +172,7 @@ class TraceGrid(Stateful, RuntimeGrid):
 
     @property
     def n_ahead(self) -> int:
-        """Number of jobs that were trained ahead and whose reply has not been pulled."""
+        """Number of jobs whose client has run and whose reply has not been pulled, or was lost."""
         return self._clients.n_ahead
 
     @property
@@ -210,7 +219,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         """Return everything that has happened and that is under way.
 
         Jobs whose device has not been followed stay so: which jobs are trained together must not
-        depend on when a checkpoint is written.
+        depend on when a checkpoint is written. A reply that has not been pulled is made anew.
         """
         return super().state_dict() | {
             "arrived": [job.row for job in self._arrived.values()],
@@ -273,6 +282,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._jobs.count_on(rows, self.runtime.before)
         jobs = [self._jobs[row] for row in range(rows.start, rows.stop)]
         ids = [JobTable.message_id(job.row) for job in jobs]
+        self._clients.sent(jobs)
         for message, message_id, job in zip(messages, ids, jobs, strict=True):
             metadata = message.metadata
             stamp(message, message_id, self._unix_base + now, metadata.ttl)
@@ -322,39 +332,89 @@ class TraceGrid(Stateful, RuntimeGrid):
         wanted = set(self.push_messages(messages))
         deadline = np.inf if timeout is None else self._clock.now + timeout
         missing = wanted.copy()
-        while missing and self._clock.now < deadline:
-            # A message always expires, so there is an event for as long as one is missing.
-            missing.difference_update(self._advance(min(self._next_event, deadline)))
+        self._awaited = range(len(self._jobs) - len(wanted), len(self._jobs)), deadline
+        try:
+            while missing and self._clock.now < deadline:
+                # A message always expires, so there is an event for as long as one is missing.
+                missing.difference_update(self._advance(min(self._next_event, deadline)))
+        finally:
+            self._awaited = range(0), -np.inf
         return self._deliver([key for key in self._arrived if key in wanted])
 
     # How the clock moves.
 
     @property
     def _next_event(self) -> float:
-        """Instant of the next reply or failure in s; inf if there is none."""
-        self._follow(until=self._clock.next_event)
-        return self._clock.next_event
+        """Instant of the next reply or failure in s, or one after the end; inf if there is none."""
+        while True:
+            event = self._clock.next_event
+            at = self._to_run[0][0] if self._to_run else np.inf
+            if self._unfollowed and self._unseen_until <= min(at, event):
+                self._follow()
+            elif at > event or event == at == np.inf:
+                return event
+            elif at > self._clock.until:
+                return at
+            else:
+                self._run_clients(until=at)
 
     def _follow(self, until: float = np.inf) -> None:
-        """Find out what devices do with the jobs sent, if the server could see it by an instant."""
+        """Find out what devices do with the jobs sent, if anything could come of it by an instant.
+
+        That is, something that the server sees, or that a client must run.
+        """
         if not self._unfollowed or until < self._unseen_until:
             return
-        rows, columns = self._unfollowed, self._jobs.columns
-        self._fleet.follow(self._jobs, rows)
-        for job_id, visible_at, code in zip(
-            rows,
-            columns["visible_at"][rows].tolist(),
-            columns["error_code"][rows].tolist(),
-            strict=True,
-        ):
+        rows, self._unfollowed, self._unseen_until = self._unfollowed, [], np.inf
+        self._schedule(*self._fleet.follow(self._jobs, rows))
+
+    def _schedule(self, known: list[int], open_: list[int]) -> None:
+        """Take in jobs whose end is known, and others whose client must run first."""
+        visible, codes = (self._jobs.values(name, known) for name in ("visible_at", "error_code"))
+        for job_id, visible_at, code in zip(known, visible, codes, strict=True):
             kind = Kind.REPLY if code == ANSWERED else Kind.FAILURE
             self._clock.schedule(visible_at, kind, job_id)
-        self._unfollowed, self._unseen_until = [], np.inf
+        if open_:
+            for entry in zip(runs_at(self._jobs.columns, open_).tolist(), open_, strict=True):
+                heapq.heappush(self._to_run, entry)
+
+    def _run_clients(self, until: float) -> None:
+        """Run the clients that must run by an instant, and others along, and see what it means.
+
+        Those run along that are waited for in any case, and, to fill up the executor's batch, the
+        next ones.
+        """
+        heap, end = self._to_run, self._clock.until
+        rows, (awaited, deadline) = [], self._awaited
+        while heap and heap[0][0] <= until:
+            rows.append(heapq.heappop(heap)[1])
+        if awaited:
+            along = [e for e in heap if e[1] in awaited and e[0] <= min(deadline, end)]
+            if along:
+                rows += [row for _, row in sorted(along)]
+                self._to_run = heap = sorted(set(heap).difference(along))
+        room = self._clients.batch - len(rows)
+        while heap and room > 0 and heap[0][0] <= end:
+            if self._clients.may_change(self._jobs[heap[0][1]].node_id):
+                break
+            rows.append(heapq.heappop(heap)[1])
+            room -= 1
+        with self._time.paused():
+            work, up = self._clients.run([self._jobs[row] for row in rows], self._clock.now)
+        behind = self._fleet.finish(self._jobs, rows, work, up)
+        codes = self._jobs.values("error_code", rows)
+        self._clients.drop_lost(row for row, c in zip(rows, codes, strict=True) if c != ANSWERED)
+        self._schedule(rows, [])
+        if any(behind):
+            self._schedule(*behind)
 
     def _advance(self, to: float) -> list[str]:
         """Move the clock, and return the messages to which replies arrived on the way."""
         self._check_time()
-        self._follow(until=to)
+        limit = min(to, self._clock.until)
+        self._follow(until=limit)
+        while self._to_run and self._to_run[0][0] <= limit:
+            self._run_clients(until=limit)
         happened = []
         for job_id in self._clock.advance(to):
             message_id = JobTable.message_id(job_id)
@@ -399,6 +459,7 @@ class TraceGrid(Stateful, RuntimeGrid):
                 for job in asked
                 if job is not None
                 and job.is_waiting
+                and job.runs_after == RunsAfter.DELIVERY
                 and job.is_answered
                 and job.visible_at < self._clock.until
             ]
@@ -415,6 +476,7 @@ class TraceGrid(Stateful, RuntimeGrid):
             at = self._unix_base + job.visible_at
             stamp(reply, f"reply-{job.row}", at, sent.created_at + sent.ttl - at)
             delivered.append(reply)
+            self._clients.delivered(job)
             self._jobs.end(job, self._clock.now)
             self.runtime.reply(sent.message_id, reply, job.status)
         return delivered

@@ -19,6 +19,12 @@ publisher = "tests"
 serverapp = "adder.server_app:app"
 clientapp = "adder.client_app:app"
 
+[tool.fedstale]
+work-per-example = 1.0
+epochs = 1
+examples = 10
+evaluate-work-per-example = 0.3
+
 [tool.flwr.app.config]
 strategy = "fedavg"
 rounds = 1

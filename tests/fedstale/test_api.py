@@ -134,7 +134,7 @@ def test_an_app_in_a_folder_runs_by_its_path(tmp_path):
         ({"initial_arrays": None}, "initial_arrays missing: a ClientApp"),
         ({"until": None}, "until missing: a ClientApp"),
         ({"until": "soon"}, "until = 'soon': expected"),
-        ({"epochs": None, "examples": None}, "epochs, examples missing: expected what training"),
+        ({"epochs": None, "examples": None}, "is not declared: epochs, examples missing in"),
         ({"work_per_example": -1.0}, "costs.work_per_example = -1.0"),
         ({"executor": "processes"}, "executor = 'processes', workers = None: a ClientApp that is"),
         ({"traces": "nowhere.parquet"}, "traces = 'nowhere.parquet': no such file"),

@@ -146,6 +146,7 @@ def test_the_resolved_config_reads_back_and_repeats_the_run(run, tmp_path):
         "epochs": 2,
         "examples": 20,
         "query-work": 0.0,
+        "constant-replies": False,
     }
     again = simulate(config, tmp_path / "again", traces=patchy(12))
     assert digest(again.folder / "events.parquet") == digest(first.folder / "events.parquet")

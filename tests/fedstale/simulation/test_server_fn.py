@@ -62,7 +62,7 @@ def test_interrupted_and_late_devices_are_failures_that_a_round_survives(run):
     assert {"reported", "interrupted", "late"} <= set(events["status"])
     # Nothing is waited for longer than the timeout of its round.
     ends = events.groupby(["round", "kind"])[["sent_at", "delivered_at"]].agg(["min", "max"])
-    assert (ends["delivered_at"]["max"] - ends["sent_at"]["min"]).max() <= 60.0
+    assert (ends["delivered_at"]["max"] - ends["sent_at"]["min"]).max() <= 60.0 + 1e-9
 
 
 def test_a_round_asks_at_once_those_who_are_online_then(run):
@@ -211,10 +211,11 @@ def test_a_client_that_answers_with_a_bad_status_is_rejected_with_its_words(run)
     assert set(refused["reason"]) == {"FIT_NOT_IMPLEMENTED: not today"}
 
 
-def test_the_first_model_may_come_from_a_client_if_its_size_is_declared(run):
-    undeclared = run(run_config={"initial": False})
-    assert undeclared.status == "failed"
-    assert "initial_parameters" in undeclared.reason
+def test_the_first_model_may_come_from_a_client(run):
+    plain = run(run_config={"initial": False})
+    assert plain.status == "finished"
+    # Three numbers of 8 bytes, NumPy's header, and what goes around them.
+    assert 3 * 8 + 128 < events_of(plain)["uploaded_bytes"].iloc[0] < 1_000
     result = run(run_config={"initial": False}, costs={"model-bytes": 2_000_000})
     assert result.status == "finished"
     events = events_of(result)

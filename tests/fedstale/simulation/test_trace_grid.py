@@ -1,6 +1,7 @@
 import gc
 import time
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_a_message_that_expires_is_an_error_of_the_superlink_at_that_instant(mak
     assert rows(grid)[0]["status"] == "expired"
 
 
-def test_a_reply_after_the_message_has_expired_is_late_and_never_computed(make_grid):
+def test_a_reply_after_the_message_has_expired_is_late_and_computed_only_for_its_bytes(make_grid):
     calls = []
     app = ClientApp()
 
@@ -93,12 +94,19 @@ def test_a_reply_after_the_message_has_expired_is_late_and_never_computed(make_g
         calls.append(context.node_id)
         return Message(message.content, reply_to=message)
 
+    promised = replace(COSTS, constant_replies=True)
+    grid = make_grid([ALWAYS] * 2, app=app, costs=promised)
+    grid.send_and_receive([message_to(1001)])
+    grid.send_and_receive([message_to(1000, ttl=6.0)])
+    grid.sleep(100.0)
+    assert (rows(grid)[1]["status"], calls) == ("late", [1001])
+    calls.clear()
     grid = make_grid([ALWAYS], app=app)
     (reply,) = grid.send_and_receive([message_to(1000, ttl=6.0)])
     assert reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE
     grid.sleep(100.0)
     (job,) = rows(grid)
-    assert (job["status"], calls) == ("late", [])
+    assert (job["status"], calls) == ("late", [1000])
     assert job["reported_at"] == pytest.approx(12, abs=2 * ENVELOPE_S)
 
 
@@ -363,7 +371,8 @@ def test_evaluation_and_queries_cost_what_they_declare(make_grid):
     grid.send_and_receive([message_to(1000, kind="evaluate")])
     grid.send_and_receive([message_to(1000, kind="query")])
     evaluate, query = rows(grid)
-    assert evaluate["work"] == 5.0
+    # Of the 4 examples that it evaluates, and not of the 10 that it trains on.
+    assert evaluate["work"] == 2.0
     assert query["work"] == 0.0
 
 

@@ -1,9 +1,11 @@
-"""Jobs that will report for certain are trained along with those that are pulled, and no others."""
+"""Clients run as late as can be, and together with others that will run for certain."""
+
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 from flwr.app import ConfigRecord
-from tiny import counting_app, message_to
+from tiny import COSTS, counting_app, message_to
 
 from fedstale.simulation import InlineExecutor
 
@@ -73,9 +75,18 @@ def test_work_that_the_trace_loses_is_never_trained(make_grid):
     assert 1001 not in [node for nodes in executor.runs for node in nodes]
 
 
+def promising(make_grid, n, executor, compute=1.0):
+    """Return a grid of an app that promises the size of its replies, and has shown it once."""
+    costs = replace(COSTS, constant_replies=True)
+    grid = make_grid([ALWAYS] * n, app=executor, compute=compute, costs=costs)
+    grid.send_and_receive([message_to(1000)])
+    executor.runs.clear()
+    return grid
+
+
 def test_what_was_trained_for_nothing_is_counted_and_never_more_than_a_batch(make_grid):
     executor = Together(3)
-    grid = make_grid([ALWAYS] * 8, app=executor, compute=[1.0 / (i + 1) for i in range(8)])
+    grid = promising(make_grid, 8, executor, [1.0 / (i + 1) for i in range(8)])
     ids = list(grid.push_messages([message_to(1000 + i, ttl=900.0) for i in range(8)]))
     assert len(list(grid.pull_messages(ids))) == 1
     assert grid.n_ahead == 2
@@ -89,7 +100,7 @@ def test_what_was_trained_for_nothing_is_counted_and_never_more_than_a_batch(mak
 
 def test_a_job_trained_ahead_on_an_old_state_is_trained_again(make_grid):
     executor = Together(2)
-    grid = make_grid([ALWAYS] * 2, app=executor, compute=[1.0, 0.5])
+    grid = promising(make_grid, 2, executor, [1.0, 0.5])
     first, *_ = grid.push_messages([message_to(1000)])
     other, old = grid.push_messages([message_to(1001), message_to(1000)])
     wait_for = [other, old]
@@ -101,7 +112,7 @@ def test_a_job_trained_ahead_on_an_old_state_is_trained_again(make_grid):
     assert len(seen) >= 2
     wait_for = [i for i in wait_for if i not in {r.metadata.reply_to_message_id for r in replies}]
     rest = [dict(r.content["metrics"]) for r in pull(grid, wait_for)]
-    assert sorted(s["times"] for s in seen + rest if s["partition"] == 0) == [1, 2]
+    assert sorted(s["times"] for s in seen + rest if s["partition"] == 0) == [2, 3]
 
 
 def pull(grid, ids):
@@ -114,9 +125,9 @@ def pull(grid, ids):
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_nothing_is_trained_before_anything_is_pulled(make_grid, batch):
+def test_where_replies_have_one_size_nothing_is_trained_before_it_is_pulled(make_grid, batch):
     executor = Together(batch)
-    grid = make_grid([ALWAYS] * 2, app=executor)
+    grid = promising(make_grid, 2, executor)
     grid.push_messages([message_to(1000), message_to(1001)])
     grid.sleep(500.0)
     assert executor.runs == []
@@ -124,7 +135,7 @@ def test_nothing_is_trained_before_anything_is_pulled(make_grid, batch):
 
 def test_a_state_that_is_empty_is_not_written_to_ahead(make_grid):
     executor = Together(4)
-    grid = make_grid([ALWAYS] * 2, app=executor, compute=[1.0, 0.5])
+    grid = promising(make_grid, 2, executor, [1.0, 0.5])
     grid._clients._contexts[1001] = grid._clients._context(1001)
     ids = list(grid.push_messages([message_to(1000), message_to(1001)]))
     grid.pull_messages(ids)

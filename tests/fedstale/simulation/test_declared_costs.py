@@ -1,0 +1,325 @@
+"""What an app says of its costs in pyproject.toml, what it must say, and how that is measured."""
+
+import json
+import re
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from flwr.app import ArrayRecord
+from small_app import CLIENT, PYPROJECT, write_small_app
+from typer.testing import CliRunner
+
+import fedstale
+from fedstale.cli.main import app as command
+from fedstale.config import Costs, SimulationConfig
+from fedstale.deployment.check import check_app
+from fedstale.errors import ConfigError
+from fedstale.simulation import run as runs
+from fedstale.simulation.costs import missing_costs
+from fedstale.simulation.flower_app import FlowerApp
+from fedstale.simulation.run import simulate
+from fedstale.strategies import FedBuff
+from fedstale.traces import TraceSet
+
+UNDECLARED = PYPROJECT[: PYPROJECT.index("[tool.fedstale]")]
+KEYS = ("work-per-example", "epochs", "examples", "evaluate-work-per-example")
+SAME = ("events.parquet", "metrics.parquet", "model.safetensors")
+
+
+def with_table(path, table, *, client=CLIENT):
+    return write_small_app(path, client=client, pyproject=f"{UNDECLARED}\n{table}\n")
+
+
+def run(app, out, *, devices=4, **settings):
+    config = SimulationConfig(app=str(app), traces="a TraceSet", **settings)
+    traces = TraceSet.constant(devices, compute=1.0, downlink_bit_per_s=1e6, uplink_bit_per_s=1e6)
+    return simulate(config, out, traces=traces)
+
+
+def works(result):
+    events = pq.read_table(result.folder / "events.parquet").to_pandas()
+    return {kind: set(own["work"]) for kind, own in events.groupby("kind")}
+
+
+# What must be said.
+
+
+def test_all_that_is_missing_is_named_at_once_before_anything_runs(tmp_path):
+    app = write_small_app(tmp_path / "app", pyproject=UNDECLARED)
+    with pytest.raises(ConfigError) as caught:
+        run(app, tmp_path / "run")
+    sentence, table = str(caught.value).split("\n\n")
+    assert ", ".join(KEYS) + " missing in [tool.fedstale]" in sentence
+    assert not (tmp_path / "run").exists()
+    assert tuple(tomllib.loads(table)["tool"]["fedstale"]) == KEYS
+
+
+def test_what_is_missing_in_part_is_named_alone(tmp_path):
+    table = '[tool.fedstale]\nwork-per-example = 1.0\nepochs = "local-epochs"'
+    app = with_table(tmp_path / "app", table)
+    with pytest.raises(ConfigError, match=r"examples, evaluate-work-per-example missing") as caught:
+        run(app, tmp_path / "run")
+    assert "work-per-example, epochs" not in str(caught.value)
+
+
+def test_the_table_that_the_error_shows_can_be_pasted(tmp_path):
+    app = write_small_app(tmp_path / "app", pyproject=UNDECLARED)
+    with pytest.raises(ConfigError) as caught:
+        run(app, tmp_path / "run")
+    table = str(caught.value).split("\n\n")[1]
+    again = with_table(tmp_path / "again", table)
+    assert run(again, tmp_path / "run").status == "finished"
+
+
+def test_fedstale_check_names_the_same_keys(tmp_path):
+    app = write_small_app(tmp_path / "app", pyproject=UNDECLARED)
+    (found,) = [f.text for f in check_app(FlowerApp.find(app)) if "[tool.fedstale]" in f.text]
+    assert ", ".join(KEYS) + " missing" in found
+    whole = write_small_app(tmp_path / "whole")
+    assert not [f for f in check_app(FlowerApp.find(whole)) if "[tool.fedstale]" in f.text]
+    result = CliRunner().invoke(command, ["check", str(app)])
+    assert result.exit_code == 0
+    assert "note: for fedstale simulate: " in result.output
+
+
+def test_an_app_that_never_evaluates_needs_no_costs_of_it(tmp_path):
+    client = CLIENT[: CLIENT.index("@app.evaluate()")]
+    app = write_small_app(tmp_path / "app", client=client, pyproject=UNDECLARED)
+    with pytest.raises(ConfigError, match=r"work-per-example, epochs, examples missing"):
+        run(app, tmp_path / "run")
+    (found,) = [f.text for f in check_app(FlowerApp.find(app)) if "[tool.fedstale]" in f.text]
+    assert "evaluate-work-per-example" not in found
+
+
+def test_work_by_type_leaves_nothing_to_be_missed():
+    assert missing_costs(["train.fit", "evaluate"], Costs(work={"train": 3})) == [
+        "evaluate-work-per-example"
+    ]
+    assert missing_costs(["train.keys", "query.sums"], Costs(work={"train.keys": 0})) == []
+
+
+def test_what_is_missing_of_a_client_app_in_python_is_named_by_its_arguments():
+    from tiny import counting_app
+
+    with pytest.raises(ConfigError, match="work_per_example, epochs, examples, evaluate_work_per"):
+        fedstale.simulate(
+            counting_app(),
+            traces="synthetic:5",
+            strategy=FedBuff(2, 1),
+            initial_arrays={"w": np.zeros(3)},
+            until="2 rounds",
+        )
+
+
+# How it is said.
+
+
+def test_a_table_says_the_work_of_types_and_actions(tmp_path):
+    table = "[tool.fedstale.work]\ntrain = 4\nevaluate.default = 0.5\n'query.sums' = 2"
+    app = with_table(tmp_path / "app", table)
+    result = run(app, tmp_path / "run")
+    assert works(result) == {"train": {4.0}, "evaluate": {0.5}}
+    config = SimulationConfig.read(result.folder / "config.toml")
+    assert config.costs["work.query.sums"] == 2
+    assert Costs.from_table(config.costs).work == {"train": 4, "evaluate": 0.5, "query.sums": 2}
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ("[tool.fedstale.work]\ntrian = 4", "work has 'trian': expected a type of message"),
+        ("[tool.fedstale.work]\ntrain = -1", "costs.work = {'train': -1}"),
+        ("[tool.fedstale.work]\ntrain = 'a'", "costs.work = {'train': 'a'}"),
+        ("[tool.fedstale]\nwork = 'costs'", "work = 'costs': expected module:attribute"),
+        ("[tool.fedstale]\nwork = 3", "unknown key 'work'"),
+        ("[tool.fedstale]\nwork = 'small_app_under_test.client:data2'", "cannot be imported"),
+        ("[tool.fedstale]\nconstant-replies = 3", "costs.constant_replies = 3: expected true"),
+    ],
+)
+def test_what_cannot_be_work_is_one_sentence(tmp_path, table, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        run(with_table(tmp_path / "app", table), tmp_path / "run")
+
+
+WORK = """
+
+def work(message):
+    return 6.5 if message.metadata.message_type == "train" else None
+"""
+
+
+def test_a_function_of_the_app_says_the_work(tmp_path):
+    table = (
+        "[tool.fedstale]\nwork = 'small_app_under_test.client:work'\n"
+        "evaluate-work-per-example = 1.0"
+    )
+    app = with_table(tmp_path / "app", table, client=CLIENT + WORK)
+    # Nodes evaluate the examples that they have: 10 to 13.
+    result = run(app, tmp_path / "run", run_config={"fraction-evaluate": 1.0})
+    assert works(result) == {"train": {6.5}, "evaluate": {10.0, 11.0, 12.0, 13.0}}
+    # A run that goes on knows it from the app.
+    again = simulate(
+        SimulationConfig.read(result.folder / "config.toml"),
+        tmp_path / "again",
+        traces=TraceSet.constant(4, compute=1.0, downlink_bit_per_s=1e6, uplink_bit_per_s=1e6),
+    )
+    assert works(again) == works(result)
+
+
+@pytest.mark.parametrize("as_app", [True, False])
+def test_simulate_takes_the_work_in_python(tmp_path, as_app):
+    from tiny import counting_app
+
+    given = {"work": lambda message: 2.5} if as_app else {"work": {"train": 2.5, "evaluate": 0}}
+    traces = TraceSet.constant(3, compute=1.0, downlink_bit_per_s=1e6, uplink_bit_per_s=1e6)
+    if as_app:
+        app = write_small_app(tmp_path / "app")
+        result = fedstale.simulate(app, traces=traces, **given)
+        assert set(result.jobs["work"]) == {2.5}
+        assert SimulationConfig.read(result.folder / "config.toml").app == str(app)
+    else:
+        result = fedstale.simulate(
+            counting_app(),
+            traces=traces,
+            strategy=FedBuff(2, 1),
+            initial_arrays=ArrayRecord([np.zeros(3)]),
+            until="3 rounds",
+            **given,
+        )
+        assert set(result.jobs.query("status == 'reported'")["work"]) == {2.5}
+
+
+# The same bytes in all ways.
+
+UNEVEN = (
+    CLIENT.replace(
+        '    metrics = MetricRecord({"train_loss"',
+        """    seen = context.state.config_records.get("seen", ConfigRecord({"times": 0}))["times"]
+    context.state["seen"] = ConfigRecord({"times": seen + 1})
+    padding = bytes(int(np.random.randint(1, 50_000)) + 1_000 * seen)
+    metrics = MetricRecord({\"train_loss\"""",
+    )
+    .replace(
+        'return Message(RecordDict({"arrays": ArrayRecord([w]), "metrics": metrics})',
+        'content = RecordDict({"arrays": ArrayRecord([w]), "metrics": metrics})\n'
+        '    content["padding"] = ConfigRecord({"padding": padding})\n'
+        "    return Message(content",
+    )
+    .replace("import ArrayRecord, Message", "import ArrayRecord, ConfigRecord, Message")
+)
+BUFFERED = """
+from fedstale.strategies import FedBuff
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    FedBuff(6, 2, seed=1).start(
+        grid=grid, initial_arrays=ArrayRecord([np.zeros(3)]), num_rounds=12, timeout=400.0
+    )
+"""
+
+
+class PowerCutError(BaseException):
+    """Nothing of the process runs after this."""
+
+
+def test_replies_of_all_sizes_give_the_same_bytes_in_any_executor_and_after_a_kill(
+    tmp_path, monkeypatch
+):
+    app = write_small_app(tmp_path / "app", client=UNEVEN, server=BUFFERED)
+    config = SimulationConfig(app=str(app), traces="synthetic:20", executor="inline")
+    phones = TraceSet.synthetic(20, days=3, seed=0)
+    first = simulate(config, tmp_path / "inline", traces=phones)
+    sizes = first.jobs.query("status == 'reported'")["uploaded_bytes"]
+    assert first.status == "finished"
+    assert sizes.nunique() > 10
+    both = replace(config, executor="processes", workers=2)
+    simulate(both, tmp_path / "processes", traces=phones)
+
+    monkeypatch.setattr(runs, "_LARGEST_SHARE", np.inf)
+    keep = runs.SimulationCheckpointer.keep
+
+    def keep_and_die(self, at, state):
+        keep(self, at, state)
+        if at == 5:
+            raise PowerCutError
+
+    monkeypatch.setattr(runs.SimulationCheckpointer, "keep", keep_and_die)
+    with pytest.raises(PowerCutError):
+        simulate(config, tmp_path / "killed", traces=phones)
+    monkeypatch.setattr(runs.SimulationCheckpointer, "keep", keep)
+    simulate(config, tmp_path / "killed", traces=phones, resume=True)
+    for name in SAME:
+        expected = (tmp_path / "inline" / name).read_bytes()
+        for folder in ("processes", "killed"):
+            assert (tmp_path / folder / name).read_bytes() == expected, (folder, name)
+
+
+# How it is measured.
+
+
+def test_the_measured_table_can_be_pasted_and_runs(tmp_path):
+    app = write_small_app(tmp_path / "app", pyproject=UNDECLARED)
+    result = CliRunner().invoke(
+        command, ["simulate", str(app), "--traces", "synthetic:6", "--measure-costs"]
+    )
+    assert result.exit_code == 0, result.output
+    table = tomllib.loads(result.output)["tool"]["fedstale"]
+    assert set(table) == set(KEYS)
+    assert table["epochs"] == "local-epochs"
+    assert 10 <= table["examples"] <= 14
+    assert 0 < table["work-per-example"] < 1
+    assert 0 < table["evaluate-work-per-example"] < 1
+    again = with_table(tmp_path / "again", result.output)
+    assert run(again, tmp_path / "run").status == "finished"
+
+
+SLOW = CLIENT.replace(
+    '    x, y = data(context.node_config["partition-id"])\n    (w,)',
+    "    import time\n\n"
+    "    end = time.process_time() + (0.26 if 'train' in message.metadata.message_type else 0.13)\n"
+    "    while time.process_time() < end:\n        pass\n"
+    '    x, y = data(context.node_config["partition-id"])\n    (w,)',
+)
+
+
+def test_what_is_measured_is_the_processor_time_of_one_example_and_epoch(tmp_path):
+    app = write_small_app(tmp_path / "app", client=SLOW, pyproject=UNDECLARED)
+    arguments = ["simulate", str(app), "--traces", "synthetic:6", "--measure-costs", "--json"]
+    found = json.loads(CliRunner().invoke(command, arguments).output)
+    # Two epochs.
+    assert found["work-per-example"] * 2 * found["examples"] == pytest.approx(0.26, rel=0.2)
+    assert found["evaluate-work-per-example"] * found["examples"] == pytest.approx(0.13, rel=0.2)
+
+
+def test_one_client_alone_runs_to_be_measured(tmp_path):
+    client = CLIENT.replace(
+        "def train(message, context):",
+        "def train(message, context):\n"
+        "    import pathlib\n"
+        "    with (pathlib.Path(__file__).parent / 'ran').open('a') as file:\n"
+        "        print(context.node_id, file=file)",
+    )
+    app = write_small_app(tmp_path / "app", client=client, pyproject=UNDECLARED)
+    arguments = ["simulate", str(app), "--traces", "synthetic:30", "--measure-costs"]
+    assert CliRunner().invoke(command, arguments).exit_code == 0
+    # Once to load what it needs, and once to be measured.
+    ran = (app / "small_app_under_test" / "ran").read_text().split()
+    assert len(ran) == 2
+    assert len(set(ran)) == 1
+
+
+def test_a_client_that_fails_cannot_be_measured(tmp_path):
+    client = CLIENT.replace("    x, y = data", "    raise OSError('no data')\n    x, y = data", 1)
+    app = write_small_app(tmp_path / "app", client=client, pyproject=UNDECLARED)
+    result = CliRunner().invoke(command, ["simulate", str(app), "--measure-costs"])
+    assert result.exit_code != 0
+    assert "no data" in result.output
