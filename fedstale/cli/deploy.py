@@ -79,7 +79,10 @@ def init(
     )
 
 
-@app.command(context_settings=PASSED_ON)
+@app.command(
+    context_settings=PASSED_ON,
+    epilog="Example: fedstale deploy superlink --socket /run/flower-superlink/superlink.sock",
+)
 @one_sentence()
 def superlink(
     context: typer.Context,
@@ -93,7 +96,11 @@ def superlink(
     run(context.args, socket)
 
 
-@app.command(context_settings=PASSED_ON)
+@app.command(
+    context_settings=PASSED_ON,
+    epilog="Example: fedstale deploy superexec --user flower-app --insecure "
+    "--runtime-api-address 127.0.0.1:9091",
+)
 @one_sentence()
 def superexec(
     context: typer.Context,

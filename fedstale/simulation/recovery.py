@@ -70,6 +70,8 @@ def recovered(kept: Kept, pid: int, status: int, *, used_bytes: int) -> Run | No
         row = jobs[call.job_id]
         device = str(traces.device_ids[row.device])
         row.status, row.reason = CLIENT_ERROR, f"the client {how}"
+        # Its client may run before its reply is due: nothing is, now.
+        row.visible_at = min(row.visible_at, now)
     reason = f"{call.words(device)} {how}"
     _place_unfollowed(jobs, traces.n_devices, costs.download_overhead_s or 0.0)
     with RunFolder(folder) as opened:

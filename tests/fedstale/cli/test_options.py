@@ -24,10 +24,10 @@ FLAGS = {
     for command in ("simulate", "compare")
 }
 SETTINGS = {field.name for field in fields(SimulationConfig)} - {"app", "run_config", "costs"}
-COSTS = {field.name for field in fields(Costs)}
+COSTS = {field.name for field in fields(Costs)} - {"work"}
 SHOWN = {"live", "live_at", "tensorboard", "as_json", "quiet", "verbose"}
 """Options of simulate that change what is seen of a run, and where."""
-PLACES = {"app", "out", "overwrite", "resume"}
+PLACES = {"app", "out", "overwrite", "resume", "measure_costs"}
 OTHERS = {"run_config", "overhead"}
 
 GIVEN = {
@@ -44,6 +44,13 @@ GIVEN = {
 """Values that differ from every default; of all other options a number by its type."""
 REFUSED = {"gpus": "with executor = 'ray'", "client_limit_s": "can be ended only with it"}
 """Settings that this process and its executor cannot have, and what the sentence says."""
+
+
+SWITCHES = {
+    *("overwrite", "live", "as_json", "quiet", "verbose", "measure_costs"),
+    "constant_replies",
+}
+"""Options without a value."""
 
 
 def value_of(name):
@@ -102,7 +109,7 @@ def test_a_setting_changes_the_run_or_is_refused_by_name(tmp_path, earlier, name
     source = [before.app, "--traces", "synthetic:6", "-c", "rounds=1"]
     if beside == "config":
         source = [earlier / "config.toml"]
-    given = [FLAGS["simulate"][name], value_of(name)]
+    given = [FLAGS["simulate"][name], *([] if name in SWITCHES else [value_of(name)])]
     result = called("simulate", *source, *given, "--out", tmp_path / "run")
     if name in REFUSED:
         assert result.exit_code == 2
@@ -119,7 +126,7 @@ def test_a_setting_changes_the_run_or_is_refused_by_name(tmp_path, earlier, name
         key = name.replace("_", "-")
         others = {k: v for k, v in after.costs.items() if k != key}
         assert changed == {"costs"}
-        assert float(after.costs[key]) == float(value_of(name))
+        assert float(after.costs[key]) == (name in SWITCHES or float(value_of(name)))
         assert others == {k: v for k, v in before.costs.items() if k != key}
     elif name == "overhead":
         assert after.costs == {**before.costs, **FLOWER_OVERHEAD}
@@ -135,12 +142,13 @@ def test_a_setting_changes_the_run_or_is_refused_by_name(tmp_path, earlier, name
 def test_beside_resume_an_option_takes_effect_or_is_refused_by_name(unfinished, name, tmp_path):
     free = {"executor", "workers", "checkpoint_every"} | SHOWN
     flag, values = FLAGS["simulate"][name], {"live_at": "0", "tensorboard": str(tmp_path / "tb")}
-    is_switch = name in {"overwrite", "live", "as_json", "quiet", "verbose"}
     if name == "tensorboard":
         pytest.importorskip("tensorboard")
     if name == "live":
         pytest.skip("as --live-at, at a port that may be taken")
-    value = [] if is_switch else [values.get(name) or ("x" if name == "out" else value_of(name))]
+    value = (
+        [] if name in SWITCHES else [values.get(name) or ("x" if name == "out" else value_of(name))]
+    )
     before = config_of(unfinished)
     result = called("simulate", "--resume", unfinished, flag, *value)
     if name == "client_limit_s":
