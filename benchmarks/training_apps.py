@@ -85,6 +85,7 @@ class TrainingApp(ABC):
             epochs=epochs,
             examples=mean,
             model_bytes=self.model_bytes,
+            constant_replies=True,
         )
 
 

@@ -198,8 +198,8 @@ def test_discarded_replies_are_never_trained(bench, training, apps, windows):
     for schedule in bench.SCHEDULES:
         made = train(bench, training, apps, windows[0], Random(), schedule=schedule)
         assert made.devices.size > len(made.reported) >= made.used.sum() > 0
-        # Those that came back for a server step that never was, at most.
-        assert len(made.reported) - made.used.sum() < 8
+        # Those that came back late, and those sent before the first reply told its size.
+        assert len(made.reported) - made.used.sum() < 2 * 8
 
 
 def test_spent_time_is_that_of_the_events(bench, training, apps, windows):
