@@ -42,8 +42,8 @@ def messages_per_second(traces: TraceSet, batch: int, total: int) -> float:
 
     Args:
         traces: the devices.
-        batch: messages in flight together, to devices that are online.
-        total: messages to send.
+        batch: messages in flight together, to as many devices that are online, at most all.
+        total: messages to send, at least.
     """
     app = ClientApp()
 
@@ -54,14 +54,15 @@ def messages_per_second(traces: TraceSet, batch: int, total: int) -> float:
     grid = TraceGrid(traces, app, costs=Costs(work_per_example=1.0, epochs=1, examples=10))
     arrays, rng = ArrayRecord([np.zeros(1000, np.float32)]), np.random.default_rng(0)
     with grid.running():
-        started = time.perf_counter()
-        for number in range(total // batch):
+        started, number, sent = time.perf_counter(), 0, 0
+        while sent < total:
             config = ConfigRecord({"server-round": number})
             content = RecordDict({"arrays": arrays, "config": config})
             online = list(grid.get_node_ids())
-            nodes = rng.choice(online, batch, replace=False).tolist()
+            nodes = rng.choice(online, min(batch, len(online)), replace=False).tolist()
             grid.send_and_receive([Message(content, node, "train") for node in nodes])
-        return total // batch * batch / (time.perf_counter() - started)
+            number, sent = number + 1, sent + len(nodes)
+        return sent / (time.perf_counter() - started)
 
 
 def replies_per_second(traces: TraceSet, concurrency: int, total: int) -> float:
