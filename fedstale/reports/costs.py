@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from fedstale.reports.figure import Figure, byte_unit, rows_of_bars, time_unit
 from fedstale.simulation.jobs import IN_FLIGHT
-from fedstale.strategies.server.runtime import REJECTED, REPORTED
+from fedstale.strategies.server.runtime import REPORTED
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
@@ -70,13 +70,12 @@ def rejections(events: pa.Table) -> dict[str, int]:
     """Return how many replies the server rejected by reason, the most frequent reasons first.
 
     Args:
-        events: one row a job, with at least `status` and `reason`.
+        events: the jobs whose reply was rejected, with at least `reason`.
 
     Returns:
         `REASONS` reasons at most, and the number of replies rejected for each.
     """
-    rejected = events.filter(pc.equal(events["status"], REJECTED))["reason"]
-    counts = {row["values"]: row["counts"] for row in pc.value_counts(rejected).to_pylist()}
+    counts = {row["values"]: row["counts"] for row in pc.value_counts(events["reason"]).to_pylist()}
     order = sorted(counts, key=lambda reason: (-counts[reason], reason))
     return {reason: counts[reason] for reason in order[:REASONS]}
 

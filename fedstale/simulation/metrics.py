@@ -26,7 +26,14 @@ from fedstale.reports.run import Run, report_at_end
 from fedstale.simulation.devices import round_of
 from fedstale.simulation.stock_strategies import numbers
 from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
-from fedstale.strategies.server.runtime import CLIENT_ERROR, Callback, Limit, RunEnded, Runtime
+from fedstale.strategies.server.runtime import (
+    CLIENT_ERROR,
+    REJECTED,
+    Callback,
+    Limit,
+    RunEnded,
+    Runtime,
+)
 from fedstale.strategies.state import Stateful
 
 _SOURCES = ("train", "evaluate", "query")
@@ -247,7 +254,7 @@ def write_run(
             **ledger(events := folder.read_events((*COST_COLUMNS, "kind"))),
             "messages": by_kind(events),
             "client_errors": client_errors(folder.read_events(ERROR_COLUMNS, status=CLIENT_ERROR)),
-            "rejected": rejections(folder.read_events(["status", "reason"])),
+            "rejected": rejections(folder.read_events(["reason"], status=REJECTED)),
             **{
                 kind: {"replies": sum(by_node.values()), "nodes": len(by_node)}
                 for kind, by_node in metrics.limits.items()
