@@ -367,6 +367,13 @@ def test_a_broken_promise_ends_the_run_and_names_what_promised(make_grid):
         grid.send_and_receive([ask(1001)])
 
 
+def times_asked(context):
+    """Count a message in the state of its node; return how many there were."""
+    seen = context.state.config_records.get("seen", ConfigRecord({"times": 0}))
+    context.state["seen"] = ConfigRecord({"times": seen["times"] + 1})
+    return seen["times"] + 1
+
+
 def stateful_app():
     """Return an app whose replies have sizes and states of their own, drawn and counted."""
     app = ClientApp()
@@ -374,13 +381,27 @@ def stateful_app():
     @app.train("other")
     @app.train()
     def train(message, context):
-        seen = context.state.config_records.get("seen", ConfigRecord({"times": 0}))
-        context.state["seen"] = ConfigRecord({"times": seen["times"] + 1})
-        size = int(np.random.randint(1, 2000)) + 50 * seen["times"]
-        metrics = MetricRecord({"num-examples": 10 + size % 7, "times": seen["times"] + 1})
+        times = times_asked(context)
+        size = int(np.random.randint(1, 2000)) + 50 * (times - 1)
+        metrics = MetricRecord({"num-examples": 10 + size % 7, "times": times})
         arrays = message.content["arrays"].to_numpy_ndarrays()
         padding = ConfigRecord({"padding": bytes(size)})
         content = {"arrays": ArrayRecord([arrays[0] + size]), "m": metrics, "padding": padding}
+        return Message(RecordDict(content), reply_to=message)
+
+    return app
+
+
+def constant_app():
+    """Return an app whose replies have one size, and states."""
+    app = ClientApp()
+
+    @app.train("other")
+    @app.train()
+    def train(message, context):
+        metrics = MetricRecord({"num-examples": 10, "times": times_asked(context)})
+        metrics["draw"] = float(np.random.random())
+        content = {"arrays": message.content["arrays"], "m": metrics}
         return Message(RecordDict(content), reply_to=message)
 
     return app
@@ -395,14 +416,14 @@ def uneven(n=12):
     return replace(traces, uplink=Series.constant([2e5 * (1 + i % 5) for i in range(n)]))
 
 
-def buffered(batch=1, *, cut=None, constant=False, app=None):
+def buffered(batch=1, *, cut=None, constant=False):
     """Return what the server saw, and the events; `cut` takes the run up again in another grid."""
     costs = Costs(
         work_per_example=1.0, epochs=1, examples=10, model_bytes=200_000, constant_replies=constant
     )
 
     def grid():
-        executor = Counting(app or stateful_app(), batch)
+        executor = Counting(constant_app() if constant else stateful_app(), batch)
         return TraceGrid(uneven(), executor, costs=costs, seed=3)
 
     first = grid()
@@ -437,9 +458,8 @@ def take(grid, ids, n):
 @pytest.mark.parametrize("batch", [3, 100])
 @pytest.mark.parametrize("constant", [False, True])
 def test_what_is_run_together_changes_neither_events_nor_states(batch, constant):
-    app = constant_app() if constant else None
-    alone, events = buffered(1, constant=constant, app=app)
-    together, others = buffered(batch, constant=constant, app=app)
+    alone, events = buffered(1, constant=constant)
+    together, others = buffered(batch, constant=constant)
     assert alone == together
     pd.testing.assert_frame_equal(events, others, check_exact=True)
     assert len({row[1] for row in alone}) == len(events) == 34
@@ -447,29 +467,11 @@ def test_what_is_run_together_changes_neither_events_nor_states(batch, constant)
     assert {"reported", "interrupted"} <= set(events["status"])
 
 
-def constant_app():
-    """Return an app whose replies have one size, and states."""
-    app = ClientApp()
-
-    @app.train("other")
-    @app.train()
-    def train(message, context):
-        seen = context.state.config_records.get("seen", ConfigRecord({"times": 0}))
-        context.state["seen"] = ConfigRecord({"times": seen["times"] + 1})
-        metrics = MetricRecord({"num-examples": 10, "times": seen["times"] + 1})
-        metrics["draw"] = float(np.random.random())
-        content = {"arrays": message.content["arrays"], "m": metrics}
-        return Message(RecordDict(content), reply_to=message)
-
-    return app
-
-
 @pytest.mark.parametrize("batch", [1, 100])
 @pytest.mark.parametrize("constant", [False, True])
 def test_a_run_that_is_taken_up_again_in_the_middle_is_the_same(batch, constant):
-    app = constant_app() if constant else None
-    whole, events = buffered(batch, constant=constant, app=app)
-    resumed, others = buffered(batch, cut=True, constant=constant, app=app)
+    whole, events = buffered(batch, constant=constant)
+    resumed, others = buffered(batch, cut=True, constant=constant)
     assert whole == resumed
     pd.testing.assert_frame_equal(events, others, check_exact=True)
 
