@@ -26,6 +26,7 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from numpy.random import mtrand
 
 from fedstale.simulation.compat import quick_arrays
 
@@ -215,7 +216,7 @@ class _NumpyStream:
     _N_BYTES = 4 * (624 + 1)
 
     def __init__(self) -> None:
-        self._generator = np.random.get_bit_generator()
+        self._generator = mtrand.get_bit_generator()
         self._slow: dict[str, Any] = {}
         if type(self._generator) is not np.random.MT19937:
             self._slow = np.random.get_state(legacy=False)  # noqa: NPY002
@@ -228,7 +229,7 @@ class _NumpyStream:
 
     def restore(self) -> None:
         """Let the global stream go on from where it was."""
-        np.random.set_bit_generator(self._generator)  # which forgets a second normal number
+        mtrand.set_bit_generator(self._generator)  # which forgets a second normal number
         if self._slow:
             np.random.set_state(self._slow)  # noqa: NPY002
             return
