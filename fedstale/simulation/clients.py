@@ -127,12 +127,12 @@ class Clients(Stateful):
         """
         return len(self._ahead) + len(self._runs) + self._n_lost
 
-    def sent(self, jobs: Iterable[JobRow]) -> None:
+    def sent(self, jobs: JobTable, rows: range) -> None:
         """Take note of jobs; those that run when their reply is pulled may change their nodes."""
         if self._book.costs.constant_replies:
-            for job in jobs:
-                if job.runs_after == RunsAfter.DELIVERY:
-                    self._unpulled[job.node_id] = self._unpulled.get(job.node_id, 0) + 1
+            for node_id, after in zip(*jobs.values(rows, "node_id", "runs_after"), strict=True):
+                if after == RunsAfter.DELIVERY:
+                    self._unpulled[node_id] = self._unpulled.get(node_id, 0) + 1
 
     def may_change(self, node_id: int) -> bool:
         """Return whether what a node remembers may change before its next job must run."""

@@ -231,10 +231,16 @@ def n_value_bytes(array: Array) -> int:
         24
     """
     data = array.data
-    if not data.startswith(_MAGIC) or len(data) < _LENGTH_AT + 2:
-        return len(data)
-    n = len(data) - _LENGTH_AT - 2 - data[_LENGTH_AT] - 256 * data[_LENGTH_AT + 1]
+    n = len(data) - _n_header_bytes(data[: _LENGTH_AT + 2])
     return n if n > 0 else 0
+
+
+@lru_cache(maxsize=4096)
+def _n_header_bytes(start: bytes) -> int:
+    """Return the bytes of the header that begins so; 0 for what is not in NumPy's format."""
+    if not start.startswith(_MAGIC) or len(start) < _LENGTH_AT + 2:
+        return 0
+    return len(start) + int.from_bytes(start[_LENGTH_AT:], "little")
 
 
 @lru_cache(maxsize=4096)

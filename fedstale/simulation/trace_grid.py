@@ -282,7 +282,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         self._jobs.count_on(rows, self.runtime.before)
         numbers = range(rows.start, rows.stop)
         ids = [JobTable.message_id(number) for number in numbers]
-        self._clients.sent(self._jobs[number] for number in numbers)
+        self._clients.sent(self._jobs, numbers)
         for message, message_id in zip(messages, ids, strict=True):
             stamp(message, message_id, self._unix_base + now, message.metadata.ttl)
         self._jobs.note_reported(numbers, messages)
