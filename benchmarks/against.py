@@ -132,7 +132,7 @@ def main() -> None:
     other.close()
     own.close()
     flags = f"--turns {options.turns}" + " --million" * options.million
-    name = "against-million" if options.million else "against"
+    name = "against_million" if options.million else "against"
     write_result(name, rows, command=f"python benchmarks/against.py PYTHON {flags}")
 
 
