@@ -36,14 +36,19 @@ from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import FedBuff
 from fedstale.traces import TraceSet
 
+Clock = Callable[[], float]
 
-def messages_per_second(traces: TraceSet, batch: int, total: int) -> float:
-    """Return how many messages an empty ClientApp answers in a second of wall time.
+
+def messages_per_second(
+    traces: TraceSet, batch: int, total: int, clock: Clock = time.perf_counter
+) -> float:
+    """Return how many messages an empty ClientApp answers in a second.
 
     Args:
         traces: the devices.
         batch: messages in flight together, to as many devices that are online, at most all.
         total: messages to send, at least.
+        clock: tells the time in s, on the wall or of the processor.
     """
     app = ClientApp()
 
@@ -54,7 +59,7 @@ def messages_per_second(traces: TraceSet, batch: int, total: int) -> float:
     grid = TraceGrid(traces, app, costs=Costs(work_per_example=1.0, epochs=1, examples=10))
     arrays, rng = ArrayRecord([np.zeros(1000, np.float32)]), np.random.default_rng(0)
     with grid.running():
-        started, number, sent = time.perf_counter(), 0, 0
+        started, number, sent = clock(), 0, 0
         while sent < total:
             config = ConfigRecord({"server-round": number})
             content = RecordDict({"arrays": arrays, "config": config})
@@ -62,16 +67,19 @@ def messages_per_second(traces: TraceSet, batch: int, total: int) -> float:
             nodes = rng.choice(online, min(batch, len(online)), replace=False).tolist()
             grid.send_and_receive([Message(content, node, "train") for node in nodes])
             number, sent = number + 1, sent + len(nodes)
-        return sent / (time.perf_counter() - started)
+        return sent / (clock() - started)
 
 
-def replies_per_second(traces: TraceSet, concurrency: int, total: int) -> float:
-    """Return how many replies of an empty ClientApp FedBuff merges in a second of wall time.
+def replies_per_second(
+    traces: TraceSet, concurrency: int, total: int, clock: Clock = time.perf_counter
+) -> float:
+    """Return how many replies of an empty ClientApp FedBuff merges in a second.
 
     Args:
         traces: the devices.
         concurrency: jobs out at a time; each reply is followed by a new job at once.
         total: replies to merge, a hundred in a version.
+        clock: tells the time in s, on the wall or of the processor.
     """
     app, metrics = ClientApp(), MetricRecord({"num-examples": 10})
 
@@ -83,9 +91,9 @@ def replies_per_second(traces: TraceSet, concurrency: int, total: int) -> float:
     grid = TraceGrid(traces, app, costs=Costs(work_per_example=1.0, epochs=1, examples=10))
     strategy = FedBuff(concurrency=concurrency, buffer_size=100)
     with grid.running():
-        started = time.perf_counter()
+        started = clock()
         strategy.start(grid, ArrayRecord([np.zeros(1000, np.float32)]), num_rounds=total // 100)
-        return total // 100 * 100 / (time.perf_counter() - started)
+        return total // 100 * 100 / (clock() - started)
 
 
 class Loop:
@@ -116,6 +124,7 @@ class Engines:
     n_clients: int
     n_rounds: int
     local_epochs: int
+    clock: Clock = time.perf_counter
     ends: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -139,12 +148,12 @@ class Engines:
         """Run FedAvg, and note when each round has been aggregated."""
         from digits_app.task import Network
 
-        ends = self.ends
+        ends, clock = self.ends, self.clock
 
         class Timed(FedAvg):
             def aggregate_train(self, server_round, replies):  # noqa: ANN001, ANN202 - as FedAvg
                 merged = super().aggregate_train(server_round, replies)
-                ends.append(time.perf_counter())
+                ends.append(clock())
                 return merged
 
         strategy = Timed(

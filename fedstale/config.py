@@ -265,7 +265,7 @@ class Costs:
         """
         known = {f.name.replace("_", "-"): f.name for f in fields(cls)}
         found: dict[str, Any] = {}
-        for key, value in _flat(table):
+        for key, value in flat(table):
             if key.startswith(_WORK):
                 kind = key.removeprefix(_WORK)
                 if kind.split(".")[0] not in _MESSAGE_TYPES:
@@ -309,11 +309,11 @@ def stated(costs: Mapping[str, Any]) -> dict[str, Any]:
     return plain | {_WORK + kind: units for kind, units in (costs.get("work") or {}).items()}
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of a table and of the tables in it, under keys joined by dots."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -1,16 +1,17 @@
-"""What a run config can name: strategies, selectors, weightings and robust rules.
+"""What a run config can name: strategies, selectors, weightings and robust rules, and settings.
 
-`NAMES` is the one table of them, by the key of the run config; docs/strategies.md lists it. Names
-are read without regard to case, hyphens and underscores, so the name of a class is one too:
-`gap-aware` and `GapAware` are the same. A name stands for a part with its own defaults; who needs
-other settings composes a strategy in Python.
+`NAMES` is the one table of parts, by the key of the run config, and `SETTINGS` of the settings that
+hold for any strategy of fedstale; docs/strategies.md lists both. Names are read without regard to
+case, hyphens and underscores, so the name of a class is one too: `gap-aware` and `GapAware` are the
+same. A name stands for a part with its own defaults; who needs others composes a strategy in
+Python.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app.user_config import UserConfig
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
@@ -20,9 +21,10 @@ from fedstale import strategies
 from fedstale.agents import AgentSelector, LinUCB
 from fedstale.config import nearest
 from fedstale.errors import ConfigError
-from fedstale.strategies import StaleStrategy, robust, selection, weighting
+from fedstale.strategies import Privacy, StaleStrategy, robust, selection, weighting
 from fedstale.strategies.weighting import ByAge
 
+T = TypeVar("T", int, float)
 FLOWERS = "flower-fedavg"
 
 NAMES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
@@ -85,6 +87,12 @@ NAMES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
 """What makes a part, by its name, by the key of the run config that names it."""
 
 
+_PRIVACY = {f"privacy.{field.name.replace('_', '-')}": field for field in fields(Privacy)}
+"""Settings of `Privacy`, by the key of the run config."""
+SETTINGS = ("max-staleness", *_PRIVACY)
+"""Keys of the run config that are empty where they are not set."""
+
+
 def named(key: str, name: str) -> Callable[..., Any]:
     """Return what makes the part that a run config names.
 
@@ -113,55 +121,91 @@ def strategy(config: UserConfig) -> Strategy:
 
     `selector`, `weighting` and `robust` replace the parts that the strategy composes itself; empty
     ones leave them. The sizes that it takes are `concurrency` and `buffer-size`, or
-    `fraction-train` for FedAvg and what is like it.
+    `fraction-train` for FedAvg and what is like it. `SETTINGS` that are empty are not set; with one
+    of `privacy` the strategy is private, and needs all that `Privacy` has no default for.
 
     Raises:
-        ConfigError: a name or a number is not one of those offered, or Flower's strategy has no
-            such part.
+        ConfigError: a name or a number is not one of those offered, parts do not go together, or
+            Flower's strategy has no such part.
     """
     make = named("strategy", str(config["strategy"]))
     if make is FlowersFedAvg:
         return _flowers(config)
     options: dict[str, Any] = {
-        "fraction_evaluate": float(config["fraction-evaluate"]),
+        "fraction_evaluate": _number(config, "fraction-evaluate", float),
         "forecast_request": selection.ForecastRequest() if config["forecasts"] else None,
         "checkpoints": str(config["checkpoints"]) or None,
         "resume": str(config["resume"]) or None,
-        "seed": int(config["seed"]),
+        "seed": _number(config, "seed", int),
     }
     sizes = signature(make).parameters
     if make in _IN_ROUNDS:
-        options["fraction_train"] = float(config["fraction-train"])
+        options["fraction_train"] = _number(config, "fraction-train", float)
     elif "concurrency" in sizes:
-        options["concurrency"] = int(config["concurrency"])
+        options["concurrency"] = _number(config, "concurrency", int)
     if "buffer_size" in sizes:
-        options["buffer_size"] = int(config["buffer-size"])
+        options["buffer_size"] = _number(config, "buffer-size", int)
     for key in ("selector", "weighting"):
         if config[key]:
             options[key] = named(key, str(config[key]))()
+    if config["max-staleness"] != "":
+        options["max_staleness"] = config["max-staleness"]
+    options["privacy"] = _privacy(config)
     if config["robust"]:
         schedule = make(**options).schedule
         # A rule counts nodes: none may be in a buffer twice.
         options["schedule"] = replace(schedule, distinct=True)
-        options["robust"] = named("robust", str(config["robust"]))(f=int(config["adversaries"]))
+        rule = named("robust", str(config["robust"]))
+        options["robust"] = rule(f=_number(config, "adversaries", int))
     made: StaleStrategy = make(**options)
     return made
 
 
+def check(config: Mapping[str, bool | int | float | str]) -> None:
+    """Check the strategy that a run config names, without its folders.
+
+    Raises:
+        ConfigError: as `strategy`.
+    """
+    strategy({**config, "checkpoints": "", "resume": ""})
+
+
 def _flowers(config: UserConfig) -> Strategy:
-    for key in ("selector", "weighting", "robust", "checkpoints", "resume"):
-        if config[key]:
+    for key in ("selector", "weighting", "robust", "checkpoints", "resume", *SETTINGS):
+        if config[key] != "":
             raise ConfigError(
                 f"{key} = {config[key]!r}: {FLOWERS} is Flower's own and has none; expected a "
                 "strategy of fedstale such as strategy='fedavg'"
             )
     return FlowersFedAvg(
-        fraction_train=float(config["fraction-train"]),
-        fraction_evaluate=float(config["fraction-evaluate"]),
+        fraction_train=_number(config, "fraction-train", float),
+        fraction_evaluate=_number(config, "fraction-evaluate", float),
         min_train_nodes=1,
         min_evaluate_nodes=1,
         min_available_nodes=1,
     )
+
+
+def _privacy(config: UserConfig) -> Privacy | None:
+    given = {key: config[key] for key in _PRIVACY if config[key] != ""}
+    if not given:
+        return None
+    needed = [key for key, field in _PRIVACY.items() if field.default is MISSING]
+    missing = [key for key in needed if key not in given]
+    if missing:
+        raise ConfigError(f"{', '.join(missing)} missing: expected beside {', '.join(given)}")
+    settings: dict[str, Any] = {
+        _PRIVACY[key].name: value if isinstance(value, int) else _number(config, key, float)
+        for key, value in given.items()
+    }
+    return Privacy(**settings)
+
+
+def _number(config: UserConfig, key: str, kind: type[T]) -> T:
+    try:
+        return kind(config[key])
+    except ValueError:
+        raise ConfigError(f"{key} = {config[key]!r}: expected a number") from None
 
 
 _IN_ROUNDS = [

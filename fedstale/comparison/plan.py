@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedstale.config import SimulationConfig, Until, nearest
+from fedstale.config import SimulationConfig, Until, flat, nearest
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.live.watching import Watcher
 from fedstale.parallel import Report, WorkerPool
@@ -121,7 +121,13 @@ class Plan:
             key = _SEED_KEY if self.seed_key is None else self.seed_key
             if key and (self.seed_key is not None or key in app.defaults):
                 overrides.setdefault(key, seed)
-            return app.resolved(replace(config, run_config=overrides))
+            resolved = app.resolved(replace(config, run_config=overrides))
+            if app.is_built_in:
+                # Loads all strategies, which a comparison of other apps never does here.
+                from fedstale.apps.registry import check  # noqa: PLC0415
+
+                check(resolved.run_config)
+            return resolved
         except ConfigError as problem:
             raise ConfigError(f"variant {variant!r}: {problem}") from None
 
@@ -381,5 +387,5 @@ def _settings(table: Mapping[str, Any], where: str, *, known: Sequence[str]) -> 
             raise ConfigError(f"{where}: {key} is there twice, with and without underscores")
         if key in _TABLES and not isinstance(value, dict):
             raise ConfigError(f"{where}: {key} = {value!r}: expected a table")
-        found[key] = value
+        found[key] = dict(flat(value)) if key in _TABLES else value
     return found

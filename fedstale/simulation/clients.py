@@ -127,12 +127,12 @@ class Clients(Stateful):
         """
         return len(self._ahead) + len(self._runs) + self._n_lost
 
-    def sent(self, jobs: Iterable[JobRow]) -> None:
+    def sent(self, jobs: JobTable, rows: range) -> None:
         """Take note of jobs; those that run when their reply is pulled may change their nodes."""
         if self._book.costs.constant_replies:
-            for job in jobs:
-                if job.runs_after == RunsAfter.DELIVERY:
-                    self._unpulled[job.node_id] = self._unpulled.get(job.node_id, 0) + 1
+            for node_id, after in zip(*jobs.values(rows, "node_id", "runs_after"), strict=True):
+                if after == RunsAfter.DELIVERY:
+                    self._unpulled[node_id] = self._unpulled.get(node_id, 0) + 1
 
     def may_change(self, node_id: int) -> bool:
         """Return whether what a node remembers may change before its next job must run."""
@@ -155,14 +155,13 @@ class Clients(Stateful):
         if len(self._runs) >= self._sweep_at:
             self._drop_expired(jobs[0].jobs, now)
         table, rows = jobs[0].jobs, [job.row for job in jobs]
-        work: list[float] = table.values("asked_work", rows)
-        scales: list[float] = table.values("scale", rows)
+        work, scales, when = table.values(rows, "asked_work", "scale", "runs_after")
         runs = self._run_now(jobs, rows)
         up = [
             self._book.message_bytes(run.size, scale)
             for run, scale in zip(runs, scales, strict=True)
         ]
-        for i, after in enumerate(table.values("runs_after", rows)):
+        for i, after in enumerate(when):
             if after != RunsAfter.DOWNLOAD:
                 continue
             reply = runs[i].reply
@@ -220,9 +219,9 @@ class Clients(Stateful):
 
     def _run_now(self, jobs: Sequence[JobRow], rows: Sequence[int]) -> list[_Run]:
         """Run clients, on what their nodes remember, which is then what these leave."""
-        table = jobs[0].jobs
-        nodes: list[int] = table.values("node_id", rows)
-        downloaded, trained = table.values("downloaded_at", rows), table.values("trained_at", rows)
+        nodes, downloaded, trained = jobs[0].jobs.values(
+            rows, "node_id", "downloaded_at", "trained_at"
+        )
         runs, contexts = [], []
         for node_id, arrived_at, trained_at in zip(nodes, downloaded, trained, strict=True):
             ready_at = trained_at if trained_at < np.inf else arrived_at
@@ -342,7 +341,7 @@ class Clients(Stateful):
             level = logging.WARNING if is_new else logging.DEBUG
             logger.log(level, "client on node %d failed: %s", job.node_id, job.reason)
         else:
-            job.status, job.reason = REPORTED, ""
+            job.status = REPORTED
             charged, kind = int(job.asked_upload_bytes), kind_of(job.message)
             self._book.check_promise(kind, job.node_id, size)
             self._book.learn(kind, job.node_id, reply, size, charged)

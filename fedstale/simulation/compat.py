@@ -82,9 +82,8 @@ def replaced(
 
 def stamp(message: Message, message_id: str, created_at: float, ttl: float) -> None:
     """Give a message its id and its times; created_at is a Unix time, ttl is in s."""
-    metadata = message.metadata
-    metadata.__dict__["_message_id"] = message_id
-    metadata.created_at, metadata.ttl = created_at, ttl
+    about = message.__dict__["_metadata"].__dict__
+    about["_message_id"], about["_created_at"], about["_ttl"] = message_id, created_at, ttl
 
 
 def error_reply(message: Message, code: int, reason: str) -> Message:
@@ -128,23 +127,29 @@ def own_copy(content: RecordDict) -> RecordDict:
     A strategy puts the same records into every message of a round. The bytes of the arrays are
     immutable and stay shared.
     """
-    return filled(content, {name: _own_record(record) for name, record in content.items()})
+    return filled(content, {name: _own_record(record) for name, record in entries(content).items()})
 
 
 def _own_record(record: Record) -> Record:
-    entries = record.__dict__["_data"]
+    held = entries(record)
     if isinstance(record, ArrayRecord):
-        return filled(record, {key: _shallow(array) for key, array in entries.items()})
-    return filled(record, dict(entries))
+        return filled(record, {key: _shallow(array) for key, array in held.items()})
+    return filled(record, held.copy())
 
 
-def filled(like: Records, entries: dict[str, Any]) -> Records:
+def entries(record: RecordDict | Record) -> dict[str, Any]:
+    """Return what a record holds; its own `items` and `get` take several times as long."""
+    held: dict[str, Any] = record.__dict__["_data"]
+    return held
+
+
+def filled(like: Records, held: dict[str, Any]) -> Records:
     """Return a record like another one, with entries that are known to be fine.
 
     Flower's own constructors check each entry, and take several times as long.
     """
     made = _shallow(like)
-    made.__dict__["_data"] = entries
+    made.__dict__["_data"] = held
     return made
 
 
@@ -158,6 +163,10 @@ def _shallow(original: T) -> T:
 @contextmanager
 def quick_arrays() -> Iterator[None]:
     """Let every Flower array inside be read and written the quick way."""
+    if Array.numpy is read_array:
+        # To replace methods makes Python forget what it knows of the class.
+        yield
+        return
     ours = {"numpy": read_array, "from_numpy_ndarray": staticmethod(written_array)}
     before = {name: vars(Array)[name] for name in ours}
     for name, function in ours.items():
@@ -222,10 +231,16 @@ def n_value_bytes(array: Array) -> int:
         24
     """
     data = array.data
-    if not data.startswith(_MAGIC) or len(data) < _LENGTH_AT + 2:
-        return len(data)
-    n = len(data) - _LENGTH_AT - 2 - data[_LENGTH_AT] - 256 * data[_LENGTH_AT + 1]
+    n = len(data) - _n_header_bytes(data[: _LENGTH_AT + 2])
     return n if n > 0 else 0
+
+
+@lru_cache(maxsize=4096)
+def _n_header_bytes(start: bytes) -> int:
+    """Return the bytes of the header that begins so; 0 for what is not in NumPy's format."""
+    if not start.startswith(_MAGIC) or len(start) < _LENGTH_AT + 2:
+        return 0
+    return len(start) + int.from_bytes(start[_LENGTH_AT:], "little")
 
 
 @lru_cache(maxsize=4096)

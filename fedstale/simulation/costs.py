@@ -15,7 +15,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 
 from fedstale.config import Costs
 from fedstale.errors import ConfigError
-from fedstale.simulation.compat import n_value_bytes
+from fedstale.simulation.compat import entries, n_value_bytes
 from fedstale.strategies.server.validation import records_in
 from fedstale.strategies.state import Stateful
 
@@ -325,7 +325,8 @@ def examples_in(content: RecordDict) -> float | None:
     found = None
     for record in records_in(content, MetricRecord).values():
         # Clients made by client_fn spell it with an underscore, in a record of its own.
-        examples = record.get("num-examples", record.get("num_examples"))
+        metrics = entries(record)
+        examples = metrics.get("num-examples", metrics.get("num_examples"))
         if isinstance(examples, int | float) and 0 <= examples < np.inf:
             found = float(examples)
     return found
@@ -351,15 +352,15 @@ def content_size(content: RecordDict) -> Size:
     SecAgg+, only masked models are values: keys and shares do not grow with a model.
     """
     fixed, values = _MESSAGE_OVERHEAD, 0
-    for key, record in content.items():
+    for key, record in entries(content).items():
         fixed += _RECORD_OVERHEAD
         if isinstance(record, ArrayRecord):
-            for name, array in record.items():
+            for name, array in entries(record).items():
                 n = n_value_bytes(array)
                 values += n
                 fixed += len(array.data) - n + len(name) + _ARRAY_OVERHEAD
             continue
-        for name, value in record.items():
+        for name, value in entries(record).items():
             total, n = _value_bytes(value)
             if key == RECORD_KEY_CONFIGS and name != Key.MASKED_PARAMETERS:
                 n = 0

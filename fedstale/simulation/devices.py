@@ -12,8 +12,7 @@ import heapq
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fedstale.errors import ConfigError
@@ -265,9 +264,7 @@ class Fleet(Stateful):
             As `follow`, of the jobs that were behind.
         """
         columns = jobs.columns
-        devices = jobs.values("device", rows)
-        was_work = jobs.values("asked_work", rows)
-        was_up = jobs.values("asked_upload_bytes", rows)
+        devices, was_work, was_up = jobs.values(rows, "device", "asked_work", "asked_upload_bytes")
         others = [
             row
             for row, *known in zip(rows, was_work, work, was_up, up, strict=True)
@@ -277,7 +274,8 @@ class Fleet(Stateful):
             columns["asked_work"][rows], columns["asked_upload_bytes"][rows] = work, up
             self._plan(jobs, others)
         behind: list[int] = []
-        for device, ended_at in zip(devices, jobs.values("ended_at", rows), strict=True):
+        (ended,) = jobs.values(rows, "ended_at")
+        for device, ended_at in zip(devices, ended, strict=True):
             self._free_at[device] = ended_at
             behind += self._behind.pop(device)
         return self.follow(jobs, sorted(behind)) if behind else ([], [])
@@ -329,14 +327,10 @@ class Fleet(Stateful):
         if not rows:
             return
         self._plan(jobs, rows)
-        columns = jobs.columns
-        is_open = runs_at(columns, rows) < np.inf
-        devices = columns["device"][rows]
-        if not is_open.any():
-            self._free_at[devices] = columns["ended_at"][rows]
-            known.extend(rows)
-            return
-        self._free_at[devices[~is_open]] = columns["ended_at"][rows][~is_open]
+        columns, places = jobs.columns, np.array(rows, dtype=np.int64)
+        is_open = runs_at(columns, places) < np.inf
+        devices, is_known = columns["device"][places], ~is_open
+        self._free_at[devices[is_known]] = columns["ended_at"][places[is_known]]
         for row, device, must_run in zip(rows, devices.tolist(), is_open.tolist(), strict=True):
             if must_run:
                 self._behind[device] = []
@@ -344,21 +338,24 @@ class Fleet(Stateful):
 
     def _plan(self, jobs: JobTable, rows: Sequence[int]) -> None:
         """Work out one job a device with what it asks by now, and write it into the table."""
-        columns = jobs.columns
-        devices, sent_at = columns["device"][rows], columns["sent_at"][rows]
-        asked = np.stack([columns[name][rows] for name in ASKED], axis=1)
+        columns, places = jobs.columns, np.array(rows, dtype=np.int64)
+        devices, sent_at = columns["device"][places], columns["sent_at"][places]
+        asked = np.stack([columns[name][places] for name in ASKED], axis=1)
         there_s = self._book.costs.download_overhead_s or 0.0
         free_at = self._free_at[devices]
         if there_s:
             free_at = np.maximum(free_at, sent_at) + there_s
         trips = self.traces.trips(devices, sent_at, _job(asked, self._on_interrupt), free_at)
         for source, name in (_INSTANTS | _SPENT).items():
-            columns[name][rows] = getattr(trips, source)
-        columns["reported_at"][rows] += self._book.costs.upload_overhead_s or 0.0
-        columns["free_at"][rows] = free_at
-        columns["visible_at"][rows] = columns["reported_at"][rows]
-        columns["status"][rows], columns["reason"][rows] = jobs.number(UNCLAIMED), jobs.number("")
-        columns["error_code"][rows] = ANSWERED
+            columns[name][places] = getattr(trips, source)
+        columns["reported_at"][places] += self._book.costs.upload_overhead_s or 0.0
+        columns["free_at"][places] = free_at
+        columns["visible_at"][places] = columns["reported_at"][places]
+        columns["status"][places], columns["reason"][places] = (
+            jobs.number(UNCLAIMED),
+            jobs.number(""),
+        )
+        columns["error_code"][places] = ANSWERED
         for i in np.flatnonzero(trips.status != Status.REPORTED).tolist():
             self._fail(jobs[rows[i]], Status(int(trips.status[i])), trips.reason(i))
 
@@ -372,30 +369,29 @@ class Fleet(Stateful):
         else:
             job.visible_at, job.error_code = expires, ErrorCode.MESSAGE_UNAVAILABLE
 
-    def _asked(
-        self, messages: Sequence[Message]
-    ) -> tuple[Array, list[float], npt.NDArray[np.int64], list[int]]:
+    def _asked(self, messages: Sequence[Message]) -> tuple[Array, list[float], Index, list[int]]:
         """Return what messages ask of their devices.
 
         Returns:
             Work, bytes down and up and ttl of each, shape (n, 4), of which some is only expected;
             the scale of the values in its reply; when its client must run; and its round.
         """
-        book, asked = self._book, np.empty((len(messages), 4))
+        book = self._book
+        asked: list[tuple[float, float, float, float]] = []
         scales: list[float] = []
         runs_after: list[int] = []
         rounds: list[int] = []
         # Strategies put the same records into every message of a round.
-        known: dict[tuple[int, str], tuple[str, float, int, Size | None]] = {}
-        for i, message in enumerate(messages):
+        known: dict[tuple[int, str], tuple[str, int, float, int, Size | None]] = {}
+        for message in messages:
             metadata, content = message.metadata, message.content
             key = id(content), metadata.message_type
             if key not in known:
                 kind, size = kind_of(message), content_size(content)
                 scale = book.scale(size)
                 down = book.message_bytes(size, scale)
-                known[key] = kind, scale, down, book.promised_size(kind)
-            kind, scale, down, promised = known[key]
+                known[key] = kind, _round_in(content), scale, down, book.promised_size(kind)
+            kind, number, scale, down, promised = known[key]
             node_id = metadata.dst_node_id
             work, is_expected = book.work(message, kind, node_id)
             if is_expected or promised is None:
@@ -404,13 +400,14 @@ class Fleet(Stateful):
             else:
                 up = book.message_bytes(promised, scale)
                 runs_after.append(_AFTER_DELIVERY)
-            asked[i] = work, down, up, metadata.ttl
+            asked.append((work, down, up, metadata.ttl))
             scales.append(scale)
-            rounds.append(round_of(message))
-        return asked, scales, np.array(runs_after, dtype=np.int64), rounds
+            rounds.append(_round(metadata.group_id, number))
+        of_each = np.array(asked, dtype=np.float64).reshape(-1, len(ASKED))
+        return of_each, scales, np.array(runs_after, dtype=np.int64), rounds
 
 
-def runs_at(columns: Columns, rows: Sequence[int]) -> Array:
+def runs_at(columns: Columns, rows: Index) -> Array:
     """Return the instants in s at which the clients of jobs must run; shape (n,).
 
     Args:
@@ -436,10 +433,17 @@ def _job(asked: Array, on_interrupt: OnInterrupt) -> Job:
 
 def round_of(message: Message) -> int:
     """Return the round that a strategy wrote into the message, or -1."""
-    if message.metadata.group_id.isdecimal():
-        return int(message.metadata.group_id)
-    for record in records_in(message.content, ConfigRecord).values():
+    return _round(message.metadata.group_id, _round_in(message.content))
+
+
+def _round_in(content: RecordDict) -> int:
+    """Return the round that a strategy wrote into the records of a message, or -1."""
+    for record in records_in(content, ConfigRecord).values():
         number = record.get("server-round")
         if isinstance(number, int):
             return number
     return -1
+
+
+def _round(group_id: str, stated: int) -> int:
+    return int(group_id) if group_id.isdecimal() else stated

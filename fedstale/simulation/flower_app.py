@@ -221,6 +221,11 @@ class FlowerApp:
             costs=costs.table(),
         )
 
+    @property
+    def is_built_in(self) -> bool:
+        """Whether the app comes with fedstale."""
+        return self.directory.parent == BUILT_IN.resolve()
+
     @contextmanager
     def importable(self) -> Iterator[None]:
         """Let the app's modules be imported afresh, and put everything back afterwards.

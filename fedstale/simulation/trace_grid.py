@@ -280,18 +280,14 @@ class TraceGrid(Stateful, RuntimeGrid):
         self.runtime.sending(messages)
         rows, unseen_until = self._fleet.send(messages, now, self._jobs)
         self._jobs.count_on(rows, self.runtime.before)
-        jobs = [self._jobs[row] for row in range(rows.start, rows.stop)]
-        ids = [JobTable.message_id(job.row) for job in jobs]
-        self._clients.sent(jobs)
-        for message, message_id, job in zip(messages, ids, jobs, strict=True):
-            metadata = message.metadata
-            stamp(message, message_id, self._unix_base + now, metadata.ttl)
-            if metadata.message_type.startswith("train"):
-                reported = self._jobs.reported_p_finish.get(metadata.dst_node_id)
-                if reported is not None:
-                    job.reported_p_finish = reported
+        numbers = range(rows.start, rows.stop)
+        ids = [JobTable.message_id(number) for number in numbers]
+        self._clients.sent(self._jobs, numbers)
+        for message, message_id in zip(messages, ids, strict=True):
+            stamp(message, message_id, self._unix_base + now, message.metadata.ttl)
+        self._jobs.note_reported(numbers, messages)
         self._unseen_until = min(self._unseen_until, float(unseen_until.min(initial=np.inf)))
-        self._unfollowed += range(rows.start, rows.stop)
+        self._unfollowed += numbers
         self._open += len(messages)
         for message, message_id in zip(messages, ids, strict=True):
             self.runtime.job_sent(message_id, message)
@@ -370,12 +366,13 @@ class TraceGrid(Stateful, RuntimeGrid):
 
     def _schedule(self, known: list[int], open_: list[int]) -> None:
         """Take in jobs whose end is known, and others whose client must run first."""
-        visible, codes = (self._jobs.values(name, known) for name in ("visible_at", "error_code"))
+        visible, codes = self._jobs.values(known, "visible_at", "error_code")
         for job_id, visible_at, code in zip(known, visible, codes, strict=True):
             kind = Kind.REPLY if code == ANSWERED else Kind.FAILURE
             self._clock.schedule(visible_at, kind, job_id)
         if open_:
-            for entry in zip(runs_at(self._jobs.columns, open_).tolist(), open_, strict=True):
+            at = runs_at(self._jobs.columns, np.array(open_))
+            for entry in zip(at.tolist(), open_, strict=True):
                 heapq.heappush(self._to_run, entry)
 
     def _run_clients(self, until: float) -> None:
@@ -402,7 +399,7 @@ class TraceGrid(Stateful, RuntimeGrid):
         with self._time.paused():
             work, up = self._clients.run([self._jobs[row] for row in rows], self._clock.now)
         behind = self._fleet.finish(self._jobs, rows, work, up)
-        codes = self._jobs.values("error_code", rows)
+        (codes,) = self._jobs.values(rows, "error_code")
         self._clients.drop_lost(row for row, c in zip(rows, codes, strict=True) if c != ANSWERED)
         self._schedule(rows, [])
         if any(behind):
@@ -469,8 +466,9 @@ class TraceGrid(Stateful, RuntimeGrid):
             answers = self._clients.replies([job for job in jobs if job.is_answered], coming)
         delivered = []
         for job in jobs:
-            sent, answer = job.message.metadata, answers.get(job.row)
-            reply = answer or error_reply(job.message, job.error_code, job.reason)
+            message, answer = job.message, answers.get(job.row)
+            sent = message.metadata
+            reply = answer or error_reply(message, job.error_code, job.reason)
             if answer is not None:
                 self._jobs.learn(sent.dst_node_id, reply)
             at = self._unix_base + job.visible_at

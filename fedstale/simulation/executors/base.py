@@ -14,6 +14,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import memmove, string_at
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from numpy.random import mtrand
 
 from fedstale.simulation.compat import quick_arrays
 
@@ -192,16 +194,50 @@ def seed_streams(seed: int) -> None:
 def own_random_streams() -> Iterator[None]:
     """Give back the server's random streams after clients have run in its process."""
     torch = imported_torch()
-    saved = random.getstate(), np.random.get_state()  # noqa: NPY002
+    saved, saved_numpy = random.getstate(), _NumpyStream()
     saved_torch = torch.get_rng_state() if torch is not None else None
     try:
         with quick_manual_seed():
             yield
     finally:
-        random.setstate(saved[0])
-        np.random.set_state(saved[1])  # noqa: NPY002
+        random.setstate(saved)
+        saved_numpy.restore()
         if torch is not None:
             torch.set_rng_state(saved_torch)
+
+
+class _NumpyStream:
+    """NumPy's global stream as it is now.
+
+    NumPy reads and writes the 624 words of its Mersenne twister one by one, which takes as long as
+    all the rest of an empty client. Here they are copied at once, with their place.
+    """
+
+    _N_BYTES = 4 * (624 + 1)
+
+    def __init__(self) -> None:
+        self._generator = mtrand.get_bit_generator()
+        self._slow: dict[str, Any] = {}
+        if type(self._generator) is not np.random.MT19937:
+            self._slow = np.random.get_state(legacy=False)  # noqa: NPY002
+            return
+        self._at = self._generator.ctypes.state_address
+        self._words = string_at(self._at, self._N_BYTES)
+        # Normal numbers are made in pairs: to draw the second one moves nothing.
+        second = np.random.standard_normal()  # noqa: NPY002
+        self._second = second if string_at(self._at, self._N_BYTES) == self._words else None
+
+    def restore(self) -> None:
+        """Let the global stream go on from where it was."""
+        mtrand.set_bit_generator(self._generator)  # which forgets a second normal number
+        if self._slow:
+            np.random.set_state(self._slow)  # noqa: NPY002
+            return
+        memmove(self._at, self._words, self._N_BYTES)
+        if self._second is not None:
+            words = np.frombuffer(self._words, np.uint32)
+            state = ("MT19937", words[:-1], int(words[-1]), 1, self._second)
+            np.random.set_state(state)  # noqa: NPY002
 
 
 @contextmanager

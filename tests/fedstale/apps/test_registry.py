@@ -6,6 +6,7 @@ from inspect import isroutine
 from pathlib import Path
 
 import pytest
+import tomli_w
 from flwr.serverapp import strategy as flower
 from typer.testing import CliRunner
 
@@ -73,12 +74,16 @@ def test_the_page_lists_the_names_and_no_others():
         for name in re.findall(r"`([\w-]+)`", row[2])
     }
     assert listed == set(EVERY)
+    rows = re.findall(r"^\| (`[a-z].*?) \|", section, re.MULTILINE)
+    keys = [key for row in rows for key in re.findall(r"`([\w.-]+)`", row)]
+    assert keys == [*registry.NAMES, *registry.SETTINGS]
 
 
 @pytest.mark.parametrize("app", ["digits", "fashion", "shakespeare"])
 def test_every_built_in_app_has_the_keys_and_a_default_that_is_a_name(app):
     defaults = FlowerApp.find(app).defaults
-    assert set(registry.NAMES) <= set(defaults)
+    assert {*registry.NAMES, *registry.SETTINGS} <= set(defaults)
+    assert all(defaults[key] == "" for key in registry.SETTINGS)
     assert registry.named("strategy", defaults["strategy"]) is flower.FedAvg
 
 
@@ -112,9 +117,49 @@ def test_the_command_line_takes_names_in_any_spelling(tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
 
 
+def summary_of(folder, settings):
+    run = called(
+        *("simulate", "digits", "--traces", "synthetic:30", "--out", folder, "--quiet", "-c"),
+        f"strategy='fedbuff' num-server-rounds=6 buffer-size=2 local-epochs=1 {settings}",
+    )
+    assert run.exit_code == 0, run.output
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_the_command_line_rejects_updates_beyond_max_staleness(tmp_path):
+    (too_old,) = summary_of(tmp_path / "run", "max-staleness=0")["rejected"].values()
+    assert too_old > 0
+    assert not summary_of(tmp_path / "any", "")["rejected"]
+
+
+def test_the_command_line_makes_models_private(tmp_path):
+    spent = {}
+    for z in (1.0, 4.0):
+        settings = f"privacy.clip-norm=0.5 privacy.noise-multiplier={z} privacy.delta=1e-6"
+        summary = summary_of(tmp_path / str(z), f"{settings} privacy.noise-seed=3")
+        spent[z] = summary["metrics"]["train epsilon"]
+    assert spent[1.0] > 2 * spent[4.0] > 0
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
+        ("strategy='fedbuff' max-staleness=-1", "strategy.max_staleness = -1: expected an integer"),
+        ("strategy='fedbuff' max-staleness='x'", "strategy.max_staleness = 'x': expected an"),
+        ("max-staleness=0", "max-staleness = 0: flower-fedavg is Flower's own and has none"),
+        (
+            "strategy='fedbuff' privacy.delta=1e-6",
+            "privacy.clip-norm, privacy.noise-multiplier missing: expected beside privacy.delta",
+        ),
+        (
+            "strategy='fedbuff' privacy.delta='x' privacy.clip-norm=1 privacy.noise-multiplier=1",
+            "privacy.delta = 'x': expected a number",
+        ),
+        (
+            "strategy='fedavg' privacy.delta=0.5 privacy.clip-norm=1 privacy.noise-multiplier=1",
+            "strategy.normalise = 'examples': expected 'buffer_size' with privacy",
+        ),
+        ("strategy='fedbuff' buffer-size='two'", "buffer-size = 'two': expected a number"),
         ("strategy='fedavgg'", "strategy = 'fedavgg': expected 'fedavg'"),
         ("strategy='GapAwares'", "strategy = 'GapAwares': expected 'gap-aware'"),
         ("strategy='fedbuff' selector='ort'", "selector = 'ort': expected 'oort'"),
@@ -139,26 +184,50 @@ def test_an_unknown_name_is_one_sentence_with_the_nearest(tmp_path, settings, se
     assert "Traceback" not in run.output
 
 
-def test_plans_of_a_comparison_name_parts_and_say_what_is_unknown(tmp_path):
-    TraceSet.ideal(12).write(tmp_path / "ideal.parquet")
-    variants = {
-        "REFL": {"strategy": "refl"},
-        "Oort and a median": {"strategy": "fedbuff", "selector": "oort", "robust": "median"},
-        "bad": {"strategy": "reffl"},
+def plan_of(folder, variants, app="digits"):
+    """Write a plan and its traces, and return the words that run it."""
+    TraceSet.ideal(12).write(folder / "ideal.parquet")
+    plan = {
+        "app": str(app),
+        "traces": str(folder / "ideal.parquet"),
+        "seeds": [1],
+        "run-config": {"num-server-rounds": 1, "buffer-size": 4, "local-epochs": 1},
+        "variants": {name: {"run-config": parts} for name, parts in variants.items()},
     }
-    comparison = fedstale.compare(
-        {
-            "app": "digits",
-            "traces": str(tmp_path / "ideal.parquet"),
-            "seeds": [1],
-            "run-config": {"num-server-rounds": 1, "buffer-size": 4, "local-epochs": 1},
-            "variants": {name: {"run-config": parts} for name, parts in variants.items()},
-        },
-        out=tmp_path / "compared",
-        workers=1,
-    )
-    ((variant, _, reason),) = comparison.failures
-    assert (variant, reason) == ("bad", "strategy = 'reffl': expected 'refl'")
+    (folder / "plan.toml").write_text(tomli_w.dumps(plan))
+    return "compare", folder / "plan.toml", "--out", folder / "compared", "--workers", 1
+
+
+def test_plans_of_a_comparison_name_parts_and_settings(tmp_path):
+    privacy = {"clip-norm": 0.5, "noise-multiplier": 4.0, "delta": 1e-6, "noise-seed": 1}
+    variants = {
+        "REFL": {"strategy": "refl", "max-staleness": 3},
+        "Oort and a median": {"strategy": "fedbuff", "selector": "oort", "robust": "median"},
+        "private": {"strategy": "fedbuff", "privacy": privacy},
+    }
+    run = called(*plan_of(tmp_path, variants))
+    assert run.exit_code == 0, run.output
+    runs = tmp_path / "compared" / "runs"
+    assert "train epsilon" in json.loads((runs / "private/1/summary.json").read_text())["metrics"]
+    assert "max-staleness = 3" in (runs / "REFL/1/config.toml").read_text().replace('"', "")
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"strategy": "reffl"}, "strategy = 'reffl': expected 'refl'"),
+        ({"strategy": "fedbuff", "selector": "ort"}, "selector = 'ort': expected 'oort'"),
+        ({"strategy": "fedbuff", "weighting": "gaps"}, "weighting = 'gaps': expected 'gap'"),
+        ({"strategy": "fedbuff", "robust": "crum"}, "robust = 'crum': expected 'krum'"),
+        ({"strategy": "fedbuff", "max-staleness": -1}, "strategy.max_staleness = -1: expected an"),
+    ],
+)
+def test_a_plan_with_an_unknown_part_starts_no_run(tmp_path, parts, sentence):
+    words = plan_of(tmp_path, {"fine": {"strategy": "fedbuff"}, "bad one": parts})
+    run = called(*words)
+    assert run.exit_code == 2
+    assert f"variant 'bad one': {sentence}" in run.stderr
+    assert not (tmp_path / "compared").exists()
 
 
 def test_names_are_read_without_regard_to_case_and_hyphens():

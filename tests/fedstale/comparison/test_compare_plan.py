@@ -94,7 +94,7 @@ def test_the_first_variant_is_the_reference_if_none_is_named():
         ({"target": 0.9}, "target = 0.9: expected a text"),
         ({"until": 3}, "until = 3: expected a text"),
         ({"devices": "all"}, "devices = 'all': expected a whole number"),
-        ({"run-config": {"a": {"b": 1}}}, "expected a table of numbers"),
+        ({"run-config": {"a": {"b": [1]}}}, "expected a table of numbers"),
         ({"run-config": 3}, "run-config = 3: expected a table"),
         ({"run_config": {"concurrency": 1}}, "run-config is there twice"),
         ({"app": None}, "app is missing, for all or for 'FedAvg'"),

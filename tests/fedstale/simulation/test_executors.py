@@ -250,6 +250,25 @@ def test_a_client_that_seeds_globally_does_not_seed_the_server():
     assert (np.random.random(), torch.rand(1).item()) == expected
 
 
+@pytest.mark.parametrize("generator", [np.random.MT19937, np.random.PCG64])
+@pytest.mark.parametrize("n_normals", [0, 1, 2, 625])
+def test_numpys_stream_is_the_servers_again_after_clients(generator, n_normals):
+    def train(message, context):
+        np.random.standard_normal(3)
+        np.random.set_bit_generator(np.random.SFC64(0))
+        return answered(message)
+
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(generator(5))
+    try:
+        np.random.standard_normal(n_normals)
+        state = np.random.get_state(legacy=False)
+        assert all(not reply.has_error() for reply in replies(app_that(train)))
+        np.testing.assert_equal(np.random.get_state(legacy=False), state)
+    finally:
+        np.random.set_bit_generator(before)
+
+
 # The quick ways are the slow ways.
 
 
