@@ -12,6 +12,7 @@ import logging
 import os
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from errno import EIO
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ class Checkpoints(Checkpointer):
     `StaleStrategy(resume=...)` says what to continue from.
 
     The folder is held until the process ends, even by kill -9: two runs that go on from the same
-    checkpoints would undo each other's versions.
+    checkpoints would undo each other's versions. `resume` holds it likewise.
 
     Example:
         >>> import tempfile
@@ -71,7 +72,7 @@ class Checkpoints(Checkpointer):
             raise ConfigError(
                 f"checkpoints = {str(folder)!r} cannot be made: {problem.strerror}"
             ) from None
-        _hold(self.folder)
+        _hold(self.folder, "checkpoints")
 
     def keep(self, version: int, state: Callable[[], State]) -> None:
         """Write a checkpoint; one that cannot be written is logged, and training goes on."""
@@ -134,6 +135,19 @@ def read_checkpoint(path: str | Path) -> State:
         f"resume = {str(path)!r} holds no whole checkpoint (files *{SUFFIX}: {len(files)}): "
         "expected a folder that a run has written checkpoints into"
     )
+
+
+def take_up(path: str | Path) -> State:
+    """Return what `read_checkpoint` does, and hold the folder, as `Checkpoints` does.
+
+    Raises:
+        ConfigError: another process holds it: a run goes on, and would be done twice.
+        ResumeError: there is none, or it is damaged.
+    """
+    path = Path(path)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        _hold(path if path.is_dir() else path.parent, "resume")
+    return read_checkpoint(path)
 
 
 def _flattened(state: State) -> tuple[dict[str, Array], dict[str, str]]:
@@ -211,8 +225,12 @@ def _bytes_of(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _hold(folder: Path) -> None:
-    """Keep other processes from writing checkpoints into a folder, for as long as this one lives.
+def _hold(folder: Path, setting: str) -> None:
+    """Keep other processes from a folder of checkpoints, for as long as this one lives.
+
+    Args:
+        folder: which exists.
+        setting: that names it.
 
     Raises:
         ConfigError: another process holds it.
@@ -228,10 +246,25 @@ def _hold(folder: Path) -> None:
     except BlockingIOError:
         os.close(descriptor)
         raise ConfigError(
-            f"checkpoints = {str(folder)!r} is in use by a run that goes on: wait for it, stop it "
-            "(flwr stop), or choose another folder"
+            f"{setting} = {str(folder)!r} is in use by a run that goes on{_owner(about)}: wait for "
+            "it, stop it (flwr stop), or choose another folder"
         ) from None
     _HELD.add((about.st_dev, about.st_ino))
+
+
+def _owner(about: os.stat_result) -> str:
+    """Return who holds a folder, in words; empty where the system does not tell.
+
+    Linux does, of processes that this one may see, which those of another container are not.
+    """
+    device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
+    with suppress(OSError):
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            # 1: FLOCK  ADVISORY  WRITE 4133 fe:00:3235927 0 EOF
+            words = line.split()
+            if words[1] == "FLOCK" and words[5] == device:
+                return f" in process {words[4]} of {os.uname().nodename}"
+    return ""
 
 
 def _found(folder: Path) -> list[Path]:
