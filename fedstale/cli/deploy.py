@@ -107,6 +107,10 @@ def superexec(
     user: Annotated[
         str, typer.Option(help="Whom it becomes after it has read its secret; needs root.")
     ] = "",
+    secret: Annotated[
+        Path | None,
+        typer.Option("--superexec-auth-secret-file", help="The SuperLink's file, of mode 0600."),
+    ] = None,
 ) -> None:
     """Run flower-superexec, with its options; ServerApps run as another user.
 
@@ -115,7 +119,13 @@ def superexec(
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.superexec.run_superexec import run_superexec
 
+    from fedstale.files import PRIVATE_UMASK, check_private
+
     account = account_of(user) if user else None
+    if secret:
+        check_private("--superexec-auth-secret-file", secret)
+    # What ServerApps leave, checkpoints above all, is their user's alone.
+    os.umask(PRIVATE_UMASK)
 
     def run_as(**options: object) -> None:
         """Run what flower-superexec runs after it has read its options and its secret."""
@@ -129,7 +139,8 @@ def superexec(
         run_superexec(**options)  # type: ignore[arg-type]
 
     flower_superexec.__globals__["run_superexec"] = run_as
-    sys.argv = ["flower-superexec", *context.args]
+    given = ["--superexec-auth-secret-file", str(secret)] if secret else []
+    sys.argv = ["flower-superexec", *given, *context.args]
     flower_superexec()
 
 

@@ -37,6 +37,7 @@ from fedstale.deployment.doors import Doors, nginx
 from fedstale.deployment.probe import probe
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.files import PRIVATE_FOLDER, make_private
 from fedstale.reports.folder import has_earlier
 
 LINK = "up"
@@ -99,14 +100,16 @@ class LocalDeployment:
         self._app_user = app_user
         if app_user:
             check_reachable(app_user, self.folder.parent, Path(sys.prefix), Path(sys.base_prefix))
-        self.folder.mkdir(parents=True, exist_ok=True)
-        # Another user needs ca.crt and a home of its own in here; all else has modes of its own.
-        self.folder.chmod(0o711 if app_user else 0o700)
+        make_private(self.folder)
+        # Another user needs ca.crt and a home of its own in here; all else is private itself.
+        self.folder.chmod(0o711 if app_user else PRIVATE_FOLDER)
         self.tls = commands.write_certificates(
             self.folder, ["localhost", "127.0.0.1"], operators={_OPERATOR: commands.ROLES}
         )
+        if app_user:
+            self.tls.ca.chmod(0o644)
         self.secret = self.folder / "superexec.secret"
-        commands.write_secret(self.secret, secrets.token_bytes(32))
+        commands.write_private(self.secret, secrets.token_bytes(32))
         self.database = self.folder / "superlink.db"
         self.node_ids: dict[int, int] = {}
         self.has_proxy = has_nginx() if has_proxy is None else has_proxy
@@ -129,7 +132,7 @@ class LocalDeployment:
         self.control = Control(operators, self.tls.ca, certificate)
         """The operator's side of the SuperLink."""
         link = commands.connection(LINK, operators, self.tls.ca, certificate)
-        (self._home("operator") / "config.toml").write_text(link, encoding="utf-8")
+        commands.write_private(self._home("operator") / "config.toml", link.encode())
 
     def _socket(self) -> Path:
         """Return where the SuperLink listens: in a folder that nobody else may enter."""
@@ -202,7 +205,7 @@ class LocalDeployment:
                 configuration = self.folder / "nginx.conf"
                 # Its own user is the one who may enter the socket's folder.
                 user = "root" if os.geteuid() == 0 else ""
-                configuration.write_text(nginx(doors, user=user), encoding="utf-8")
+                commands.write_private(configuration, nginx(doors, user=user).encode())
                 return commands.proxy(configuration, self._private("proxy"))
             case _, doors:
                 at = doors.superlink if doors else self.at
@@ -263,7 +266,7 @@ class LocalDeployment:
 
     def _private(self, name: str) -> Path:
         made = self.folder / name
-        made.mkdir(mode=0o700, exist_ok=True)
+        make_private(made)
         return made
 
     def _start(self, name: str, command: list[str]) -> None:

@@ -5,14 +5,12 @@ is kept too, so that a crash at any moment leaves a whole one. The file is safet
 that is no array is JSON in its header. Nothing in it is ever executed.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import struct
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from errno import EIO
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
 from fedstale.errors import ConfigError, ResumeError
+from fedstale.files import exposure, hold, make_private
 from fedstale.strategies.arrays import Array
 from fedstale.strategies.server.runtime import Checkpointer
 from fedstale.strategies.settings import is_count, require
@@ -38,7 +37,7 @@ _KEPT = 2
 
 
 class Checkpoints(Checkpointer):
-    """Checkpoints in a folder, one every few versions; the last two are kept.
+    """Checkpoints in a folder, one every few versions; the last two are kept, for their owner only.
 
     `StaleStrategy(resume=...)` says what to continue from.
 
@@ -61,13 +60,13 @@ class Checkpoints(Checkpointer):
             every: versions from one checkpoint to the next, >= 1.
 
         Raises:
-            ConfigError: a setting is out of range, the folder cannot be made, or another process
-                holds it.
+            ConfigError: a setting is out of range, the folder cannot be made, another process
+                holds it, or other users may write into it.
         """
         require(is_count(every), "checkpoints.every", every, "a number of versions >= 1")
         self.folder, self.every = Path(folder), every
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
         except OSError as problem:
             raise ConfigError(
                 f"checkpoints = {str(folder)!r} cannot be made: {problem.strerror}"
@@ -109,7 +108,7 @@ def write_checkpoint(path: Path, state: State) -> None:
     from fedstale.traces.io.atomic import replacing  # noqa: PLC0415
 
     arrays, about = _flattened(state)
-    with replacing(path) as file:
+    with replacing(path, private=True) as file:
         try:
             save_file(arrays, file.name, about)
         except SafetensorError as problem:
@@ -141,12 +140,14 @@ def take_up(path: str | Path) -> State:
     """Return what `read_checkpoint` does, and hold the folder, as `Checkpoints` does.
 
     Raises:
-        ConfigError: another process holds it: a run goes on, and would be done twice.
+        ConfigError: another process holds it: a run goes on, and would be done twice; or other
+            users may write there.
         ResumeError: there is none, or it is damaged.
     """
     path = Path(path)
-    with suppress(FileNotFoundError, NotADirectoryError):
-        _hold(path if path.is_dir() else path.parent, "resume")
+    folder = path if path.is_dir() else path.parent
+    if folder.is_dir():
+        _hold(folder, "resume")
     return read_checkpoint(path)
 
 
@@ -233,38 +234,25 @@ def _hold(folder: Path, setting: str) -> None:
         setting: that names it.
 
     Raises:
-        ConfigError: another process holds it.
+        ConfigError: another process holds it, or other users may write into it.
     """
-    where = folder.resolve()
-    descriptor = os.open(where, os.O_RDONLY)
+    if open_to := exposure(folder, only_writing=True):
+        raise ConfigError(f"{setting} = {str(folder)!r}: {open_to}")
+    descriptor = os.open(folder.resolve(), os.O_RDONLY)
     about = os.fstat(descriptor)
     if (about.st_dev, about.st_ino) in _HELD:
         os.close(descriptor)
         return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    owner = hold(descriptor)
+    if owner is not None:
         os.close(descriptor)
         raise ConfigError(
-            f"{setting} = {str(folder)!r} is in use by a run that goes on{_owner(about)}: wait for "
-            "it, stop it (flwr stop), or choose another folder"
-        ) from None
+            f"{setting} = {str(folder)!r} is in use by a run that goes on in {owner}: wait for it, "
+            "stop it (flwr stop), or choose another folder"
+        )
     _HELD.add((about.st_dev, about.st_ino))
-
-
-def _owner(about: os.stat_result) -> str:
-    """Return who holds a folder, in words; empty where the system does not tell.
-
-    Linux does, of processes that this one may see, which those of another container are not.
-    """
-    device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
-    with suppress(OSError):
-        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-            # 1: FLOCK  ADVISORY  WRITE 4133 fe:00:3235927 0 EOF
-            words = line.split()
-            if words[1] == "FLOCK" and words[5] == device:
-                return f" in process {words[4]} of {os.uname().nodename}"
-    return ""
+    if open_to := exposure(folder):
+        logger.warning("%s: %s", setting, open_to)
 
 
 def _found(folder: Path) -> list[Path]:
