@@ -162,7 +162,8 @@ class StaleStrategy(Strategy):
         resume: a checkpoint, or a folder of them, to go on from; jobs in flight then are lost, and
             their devices free. Strategy, seed, model and exchangeable parts must be those that
             wrote it; another setting is logged as a warning. No other process may go on from the
-            same folder while this one lives.
+            same folder while this one lives. If it is the folder of `checkpoints`, and no version
+            is in it yet, the run begins anew: so the same settings start a run and take it up.
         version_memory_bytes: memory that model versions in flight may take together, the current
             one included, >= 0; past it the oldest ones wait on disk, in the folder of
             `checkpoints` or else the system's temporary folder (TMPDIR), in files that vanish with
@@ -342,7 +343,7 @@ class StaleStrategy(Strategy):
             # Of another grid's run, nothing is in flight here.
             survive = state is not None and checkpointer.jobs_survive
             if state is None and self.resume is not None:
-                state = take_up(self.resume)
+                state = take_up(self.resume, self.checkpoints)
             with own.runtime.loop(tells=True, resumes=state is not None):
                 loop = EventLoop(
                     self,

@@ -80,6 +80,32 @@ def init(
 
 
 @app.command(
+    epilog="Example: fedstale deploy run my_app mine --checkpoints /var/lib/flower-app/run-1"
+)
+@one_sentence()
+def run(
+    app_folder: Annotated[Path, typer.Argument(metavar="APP", help="Folder of a Flower app.")],
+    link: Annotated[
+        str, typer.Argument(metavar="SUPERLINK", help="Name of a SuperLink in config.toml.")
+    ],
+    checkpoints: Annotated[
+        str, typer.Option(help="Folder on the server, where ServerApps may write.")
+    ],
+    run_config: Annotated[
+        str, typer.Option("--run-config", "-c", help="Overrides, as flwr run takes them.")
+    ] = "",
+) -> None:
+    """Run an app until it completes: a run that dies is taken up by a new one.
+
+    The app reads `checkpoints` and `resume` from its run config. A run that an operator stops is
+    not taken up. If this command is killed the run goes on, and the same command follows it.
+    """
+    from fedstale.deployment.supervisor import Supervisor
+
+    Supervisor(app_folder, link, run_config, checkpoints, say=_at_once).run()
+
+
+@app.command(
     context_settings=PASSED_ON,
     epilog="Example: fedstale deploy superlink --socket /run/flower-superlink/superlink.sock",
 )
@@ -199,6 +225,10 @@ def account_of(user: str) -> "struct_passwd":
     if os.geteuid() != 0:
         raise ConfigError(f"user = {user!r}: only root can start ServerApps as another user")
     return account
+
+
+def _at_once(line: str) -> None:
+    print(line, flush=True)
 
 
 def _roles(text: str) -> tuple[str, list[str]]:

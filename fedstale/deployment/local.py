@@ -29,6 +29,7 @@ from flwr.common.serde import run_from_proto
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.run import Run
 
 from fedstale.deployment import commands
 from fedstale.deployment.commands import Address
@@ -179,7 +180,7 @@ class LocalDeployment:
         for left in reversed(range(1 if self._has_started else _TRIES)):
             for name in parts[:1] if self._has_started else parts:
                 if not self.processes.is_running(name):
-                    self._start(name, self._command(name))
+                    self.start(name)
             try:
                 self._wait(parts, lambda: is_healthy(self.at, self.tls.ca))
                 break
@@ -190,10 +191,14 @@ class LocalDeployment:
             self.control.close()
             self._choose_ports()
         if not self._has_started:
-            self._start("superexec", self._command("superexec"))
+            self.start("superexec")
         self._has_started = True
         behind = "behind nginx, which is" if self.doors else "with TLS"
         self._say(f"SuperLink {behind} at {self.at}; state in {self.database.name}")
+
+    def start(self, name: str) -> None:
+        """Start superlink, proxy or superexec, without waiting for it; again if it was killed."""
+        self._start(name, self._command(name))
 
     def _command(self, name: str) -> list[str]:
         """Return the command of the SuperLink or of what belongs to it."""
@@ -373,12 +378,16 @@ class Control:
 
     def runs(self) -> dict[int, tuple[str, str]]:
         """Return status and details of each run: running, or finished:completed and the like."""
-        runs = self._client.ListRuns(ListRunsRequest()).run_dict
-        statuses = {int(run_id): run_from_proto(proto).status for run_id, proto in runs.items()}
+        statuses = {run_id: run.status for run_id, run in self.details().items()}
         return {
             run_id: (":".join(filter(None, (one.status, one.sub_status))), one.details)
             for run_id, one in statuses.items()
         }
+
+    def details(self) -> dict[int, Run]:
+        """Return all that the SuperLink tells of each run."""
+        runs = self._client.ListRuns(ListRunsRequest()).run_dict
+        return {int(run_id): run_from_proto(proto) for run_id, proto in runs.items()}
 
     def close(self) -> None:
         """Disconnect."""

@@ -136,8 +136,16 @@ def read_checkpoint(path: str | Path) -> State:
     )
 
 
-def take_up(path: str | Path) -> State:
+def take_up(path: str | Path, own: Checkpoints | None = None) -> State | None:
     """Return what `read_checkpoint` does, and hold the folder, as `Checkpoints` does.
+
+    Args:
+        path: of a checkpoint, or of a folder.
+        own: where this run keeps its checkpoints. If that is the same folder, and no run has kept
+            any there, the run begins anew.
+
+    Returns:
+        The state; None to begin anew.
 
     Raises:
         ConfigError: another process holds it: a run goes on, and would be done twice; or other
@@ -148,6 +156,10 @@ def take_up(path: str | Path) -> State:
     folder = path if path.is_dir() else path.parent
     if folder.is_dir():
         _hold(folder, "resume")
+        is_own = own is not None and path.is_dir() and own.folder.samefile(path)
+        if is_own and not _found(folder):
+            logger.info("no checkpoint is in %s yet: the run begins anew", folder)
+            return None
     return read_checkpoint(path)
 
 

@@ -340,6 +340,25 @@ def test_a_second_server_does_not_go_on_from_the_checkpoints_of_a_first(tmp_path
     assert third.stdout.split() == ["3", "4"]
 
 
+def test_the_same_settings_start_a_run_and_take_it_up(tmp_path):
+    def versions(n, **places):
+        grid = VirtualGrid(fleet())
+        FedBuff(2, 1, **places).start(grid, record(**MODEL), n, timeout=20.0)
+        return [version for version, _ in grid.models]
+
+    both = {"checkpoints": tmp_path / "own", "resume": tmp_path / "own"}
+    assert [versions(2, **both), versions(5, **both)] == [[1, 2], [3, 4, 5]]
+    (tmp_path / "empty").mkdir(mode=0o700)
+    with pytest.raises(ResumeError, match="holds no whole checkpoint"):
+        versions(2, resume=tmp_path / "empty")
+    with pytest.raises(ResumeError, match="holds no whole checkpoint"):
+        versions(2, resume=tmp_path / "empty", checkpoints=tmp_path / "own")
+    for file in (tmp_path / "own").iterdir():
+        file.write_bytes(b"torn")
+    with pytest.raises(ResumeError, match="holds no whole checkpoint"):
+        versions(2, **both)
+
+
 def test_a_run_that_goes_on_by_another_name_is_refused_and_other_settings_are_said(
     tmp_path, caplog
 ):
