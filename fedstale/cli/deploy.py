@@ -3,6 +3,7 @@
 import os
 import ssl
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -168,6 +169,35 @@ def superexec(
     given = ["--superexec-auth-secret-file", str(secret)] if secret else []
     sys.argv = ["flower-superexec", *given, *context.args]
     flower_superexec()
+
+
+@app.command(epilog="Example: fedstale deploy purge --database /var/lib/flower/superlink.db")
+@one_sentence()
+def purge(
+    database: Annotated[Path, typer.Option(help="File of a SuperLink that is not running.")],
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Also if a run has not ended: its jobs are lost.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete what passed through a SuperLink: models, messages, app bundles and logs.
+
+    Nodes stay registered, and the list of runs stays.
+    """
+    from fedstale.deployment.purge import purge as purged
+
+    found = purged(database, unfinished=unfinished)
+    deleted, kept = (
+        ", ".join(f"{n:,} {what}" for what, n in rows.items())
+        for rows in (found.deleted, found.kept)
+    )
+    say(
+        f"{database}: deleted {deleted}; kept {kept}; "
+        f"{found.before_bytes / 1e6:.1f} MB before, {found.after_bytes / 1e6:.1f} MB now",
+        database,
+        as_json=as_json,
+        **asdict(found),
+    )
 
 
 @one_sentence()
