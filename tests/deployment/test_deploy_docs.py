@@ -1,18 +1,24 @@
 """The commands, units and services that docs/deploy.md shows are the ones that tests run."""
 
 import configparser
+import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import psutil
 import pytest
 import yaml
+from small_deployment import wait_for
 
 from fedstale.deployment import commands
-from fedstale.deployment.commands import Address, TlsFiles
+from fedstale.deployment.commands import Address, TlsFiles, write_private
+from fedstale.deployment.processes import ProcessGroup
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
@@ -126,6 +132,53 @@ def test_systemd_accepts_a_unit(path, tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
+
+
+@pytest.mark.deployment
+@pytest.mark.slow
+def test_parts_start_with_the_rights_that_units_leave_them():
+    """A SuperLink needs neither network nor capabilities, a SuperExec two of them."""
+    if os.geteuid() != 0 or not (shutil.which("setpriv") and shutil.which("unshare")):
+        pytest.skip("needs root, setpriv and unshare")
+
+    def limited(capabilities):
+        return ["setpriv", "--no-new-privs", "--inh-caps=-all", f"--bounding-set={capabilities}"]
+
+    with TemporaryDirectory() as place, ProcessGroup() as processes:
+        folder = Path(place)
+        folder.chmod(0o711)
+        for name in ("state", "app"):
+            (folder / name).mkdir(mode=0o700)
+        shutil.chown(folder / "app", "daemon")
+        write_private(folder / "secret", bytes(32))
+        secret = ["--superexec-auth-secret-file", str(folder / "secret")]
+        link = ["fedstale", "deploy", "superlink", "--insecure", "--isolation=process", *secret]
+        link += ["--socket", str(at := folder / "link" / "s.sock")]
+        link += ["--database", str(folder / "state" / "superlink.db")]
+        link += ["--disable-runtime-dependency-installation"]
+        execs = ["fedstale", "deploy", "superexec", "--insecure", "--user", "daemon", *secret]
+        execs += ["--runtime-api-address", "127.0.0.1:1"]
+        for name, home, words in (
+            ("link", "state", ["unshare", "-n", *limited("-all"), *link]),
+            ("exec", "app", [*limited("-all,+setuid,+setgid"), *execs]),
+        ):
+            environment = commands.environment(folder / home)
+            found = commands.found(words, environment)
+            processes.start(name, found, environment=environment, log=folder / f"{name}.log")
+        wait_for(at.exists)
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.connect(str(at))
+            asked.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            assert asked.recv(100).startswith(b"HTTP/1.1 200")
+        wait_for(lambda: "Connection attempt failed" in (folder / "exec.log").read_text())
+        (one,) = [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if str(folder / "secret") in (process.info["cmdline"] or ())
+            and "superexec" in process.info["cmdline"]
+            and "fedstale.deployment.processes" not in process.info["cmdline"]
+        ]
+        assert one.username() == "daemon"
 
 
 def test_the_services_of_compose_start_what_fedstale_starts():
