@@ -68,8 +68,7 @@ def exposure(path: Path, *, only_writing: bool = False) -> str:
     mode = path.stat().st_mode
     is_folder = stat.S_ISDIR(mode)
     open_to = mode & (_OTHERS_WRITE if only_writing else _OTHERS)
-    # Of a folder such as /tmp, others cannot take away what is not theirs.
-    if not open_to or (only_writing and is_folder and mode & stat.S_ISVTX):
+    if not open_to:
         return ""
     wanted = "go-w" if only_writing else f"{PRIVATE_FOLDER if is_folder else PRIVATE_FILE:o}"
     may = "change" if mode & _OTHERS_WRITE else "enter" if is_folder else "read"
@@ -91,8 +90,10 @@ def check_private(setting: str, path: Path, *, folder: bool = False) -> None:
         ConfigError: others may; the text has the mode, and the chmod that mends it.
     """
     found = exposure(path) if path.is_file() else ""
-    if not found and path.parent.is_dir():
-        found = exposure(path.parent, only_writing=not folder)
+    around = path.parent
+    # From a folder such as /tmp, others cannot take away what is not theirs.
+    if not found and around.is_dir() and (folder or not around.stat().st_mode & stat.S_ISVTX):
+        found = exposure(around, only_writing=not folder)
     if found:
         raise ConfigError(f"{setting}: {found}")
 

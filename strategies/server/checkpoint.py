@@ -246,16 +246,22 @@ def _hold(folder: Path, setting: str) -> None:
         setting: that names it.
 
     Raises:
-        ConfigError: another process holds it, or other users may write into it.
+        ConfigError: another process holds it, it cannot be held, or other users may write into it.
     """
     if open_to := exposure(folder, only_writing=True):
         raise ConfigError(f"{setting} = {str(folder)!r}: {open_to}")
-    descriptor = os.open(folder.resolve(), os.O_RDONLY)
-    about = os.fstat(descriptor)
-    if (about.st_dev, about.st_ino) in _HELD:
-        os.close(descriptor)
-        return
-    owner = hold(descriptor)
+    try:
+        descriptor = os.open(folder.resolve(), os.O_RDONLY)
+        about = os.fstat(descriptor)
+        if (about.st_dev, about.st_ino) in _HELD:
+            os.close(descriptor)
+            return
+        owner = hold(descriptor)
+    except OSError as problem:
+        # Another user's, or on a disk that has no locks.
+        raise ConfigError(
+            f"{setting} = {str(folder)!r} cannot be held: {problem.strerror}"
+        ) from None
     if owner is not None:
         os.close(descriptor)
         raise ConfigError(

@@ -90,6 +90,14 @@ def test_checkpoints_are_private_and_a_folder_that_others_may_change_is_refused(
     readable.chmod(0o775)
     with pytest.raises(ConfigError, match=r"mode 0775, .* may change it: chmod go-w "):
         Checkpoints(readable)
+    # There, others could add a later version.
+    readable.chmod(0o1777)
+    with pytest.raises(ConfigError, match=r"mode 1777, .* may change it: chmod go-w "):
+        Checkpoints(readable)
+    (readable / "key").touch(mode=0o600)
+    check_private("--ssl-keyfile", readable / "key")
+    with pytest.raises(ConfigError, match="mode 1777"):
+        check_private("--database", readable / "key", folder=True)
 
 
 @pytest.mark.usefixtures("_umask")
