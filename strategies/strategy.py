@@ -7,7 +7,7 @@ update. Everything published is a composition of these; see `aliases`.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from inspect import Parameter, Signature, currentframe, signature, unwrap
 from pathlib import Path
@@ -24,7 +24,7 @@ from fedstale.strategies.schedule import AdaSync, Schedule
 from fedstale.strategies.selection.base import Random, Selector
 from fedstale.strategies.selection.forecast_request import ForecastRequest
 from fedstale.strategies.server.buffer import Normalise
-from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
+from fedstale.strategies.server.checkpoint import Checkpoints, take_up
 from fedstale.strategies.server.driven import DrivenLoop
 from fedstale.strategies.server.loop import EventLoop
 from fedstale.strategies.server.metrics import Progress, StopWhen
@@ -160,7 +160,10 @@ class StaleStrategy(Strategy):
         checkpoints: where to keep what a run must not lose: a folder, or `Checkpoints` for one in
             some versions only. A grid that keeps the run itself, as a simulation does, comes first.
         resume: a checkpoint, or a folder of them, to go on from; jobs in flight then are lost, and
-            their devices free.
+            their devices free. Strategy, seed, model and exchangeable parts must be those that
+            wrote it; another setting is logged as a warning. No other process may go on from the
+            same folder while this one lives. If it is the folder of `checkpoints`, and no version
+            is in it yet, the run begins anew: so the same settings start a run and take it up.
         version_memory_bytes: memory that model versions in flight may take together, the current
             one included, >= 0; past it the oldest ones wait on disk, in the folder of
             `checkpoints` or else the system's temporary folder (TMPDIR), in files that vanish with
@@ -324,9 +327,11 @@ class StaleStrategy(Strategy):
             The last model and all metrics, by version.
 
         Raises:
-            ConfigError: the model or an argument is unusable, or the selector breaks its contract.
+            ConfigError: the model or an argument is unusable, the selector breaks its contract, or
+                another process goes on from `resume`.
             FedstaleError: jobs fail one after the other and none succeeds.
-            ResumeError: there is no whole checkpoint, or it belongs to another model.
+            ResumeError: there is no whole checkpoint, or it belongs to another strategy, seed or
+                model.
         """
         require(num_rounds >= 0, "num_rounds", num_rounds, "an integer >= 0")
         require(timeout > 0, "timeout", timeout, "seconds > 0")
@@ -338,7 +343,7 @@ class StaleStrategy(Strategy):
             # Of another grid's run, nothing is in flight here.
             survive = state is not None and checkpointer.jobs_survive
             if state is None and self.resume is not None:
-                state = read_checkpoint(self.resume)
+                state = take_up(self.resume, self.checkpoints)
             with own.runtime.loop(tells=True, resumes=state is not None):
                 loop = EventLoop(
                     self,
@@ -365,14 +370,18 @@ class StaleStrategy(Strategy):
             self._check_rounds()
         logger.info("%r", self)
 
-    def __repr__(self) -> str:
+    def settings(self) -> dict[str, str]:
+        """Return the settings that are not at their default, as text by name."""
         usual = StaleStrategy()
         of_schedule = [field.name for field in fields(Schedule)]
         others = [name for name in Options.__annotations__ if name != "schedule"]
-        changed = [
-            *_changed(self.schedule, usual.schedule, of_schedule),
-            *_changed(self, usual, others),
-        ]
+        return {
+            **_changed(self.schedule, usual.schedule, of_schedule),
+            **_changed(self, usual, others),
+        }
+
+    def __repr__(self) -> str:
+        changed = (f"{name}={value}" for name, value in self.settings().items())
         return f"{type(self).__name__}({', '.join(changed)})"
 
     # Flower's verbs, which a strategy that wraps this one calls; `start` does without them.
@@ -440,9 +449,7 @@ def _is_in_flowers_loop() -> bool:
     return frame is not None
 
 
-def _changed(part: object, usual: object, names: Iterable[str]) -> Iterator[str]:
-    """Yield the attributes that are not at their default, as `name=value`."""
-    for name in names:
-        value = repr(getattr(part, name))
-        if value != repr(getattr(usual, name)):
-            yield f"{name}={value}"
+def _changed(part: object, usual: object, names: Iterable[str]) -> dict[str, str]:
+    """Return the attributes that are not at their default, as text by name."""
+    values = {name: repr(getattr(part, name)) for name in names}
+    return {name: value for name, value in values.items() if value != repr(getattr(usual, name))}

@@ -133,18 +133,19 @@ class TraceSet:
 
         return read(Path(path), source)
 
-    def write(self, path: str | Path) -> None:
+    def write(self, path: str | Path, *, private: bool = False) -> None:
         """Write a native file, whole or not at all; rows that no device uses are left out.
 
         Args:
             path: file to make or replace, usually NAME.parquet.
+            private: whether only its owner may read it.
 
         Raises:
             TraceError: the file cannot be written.
         """
         from fedstale.traces.io.parquet import write
 
-        write(self, Path(path))
+        write(self, Path(path), private=private)
 
     @classmethod
     def synthetic(

@@ -3,6 +3,7 @@
 import os
 import ssl
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,6 +81,32 @@ def init(
 
 
 @app.command(
+    epilog="Example: fedstale deploy run my_app mine --checkpoints /var/lib/flower-app/run-1"
+)
+@one_sentence()
+def run(
+    app_folder: Annotated[Path, typer.Argument(metavar="APP", help="Folder of a Flower app.")],
+    link: Annotated[
+        str, typer.Argument(metavar="SUPERLINK", help="Name of a SuperLink in config.toml.")
+    ],
+    checkpoints: Annotated[
+        str, typer.Option(help="Folder on the server, where ServerApps may write.")
+    ],
+    run_config: Annotated[
+        str, typer.Option("--run-config", "-c", help="Overrides, as flwr run takes them.")
+    ] = "",
+) -> None:
+    """Run an app until it completes: a run that dies is taken up by a new one.
+
+    The app reads `checkpoints` and `resume` from its run config. A run that an operator stops is
+    not taken up. If this command is killed the run goes on, and the same command follows it.
+    """
+    from fedstale.deployment.supervisor import Supervisor
+
+    Supervisor(app_folder, link, run_config, checkpoints, say=_at_once).run()
+
+
+@app.command(
     context_settings=PASSED_ON,
     epilog="Example: fedstale deploy superlink --socket /run/flower-superlink/superlink.sock",
 )
@@ -107,6 +134,10 @@ def superexec(
     user: Annotated[
         str, typer.Option(help="Whom it becomes after it has read its secret; needs root.")
     ] = "",
+    secret: Annotated[
+        Path | None,
+        typer.Option("--superexec-auth-secret-file", help="The SuperLink's file, of mode 0600."),
+    ] = None,
 ) -> None:
     """Run flower-superexec, with its options; ServerApps run as another user.
 
@@ -115,7 +146,13 @@ def superexec(
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.superexec.run_superexec import run_superexec
 
+    from fedstale.files import PRIVATE_UMASK, check_private
+
     account = account_of(user) if user else None
+    if secret:
+        check_private("--superexec-auth-secret-file", secret)
+    # What ServerApps leave, checkpoints above all, is their user's alone.
+    os.umask(PRIVATE_UMASK)
 
     def run_as(**options: object) -> None:
         """Run what flower-superexec runs after it has read its options and its secret."""
@@ -129,8 +166,38 @@ def superexec(
         run_superexec(**options)  # type: ignore[arg-type]
 
     flower_superexec.__globals__["run_superexec"] = run_as
-    sys.argv = ["flower-superexec", *context.args]
+    given = ["--superexec-auth-secret-file", str(secret)] if secret else []
+    sys.argv = ["flower-superexec", *given, *context.args]
     flower_superexec()
+
+
+@app.command(epilog="Example: fedstale deploy purge --database /var/lib/flower/superlink.db")
+@one_sentence()
+def purge(
+    database: Annotated[Path, typer.Option(help="File of a SuperLink that is not running.")],
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Also if a run has not ended: its jobs are lost.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete what passed through a SuperLink: models, messages, app bundles and logs.
+
+    Nodes stay registered, and the list of runs stays.
+    """
+    from fedstale.deployment.purge import purge as purged
+
+    found = purged(database, unfinished=unfinished)
+    deleted, kept = (
+        ", ".join(f"{n:,} {what}" for what, n in rows.items())
+        for rows in (found.deleted, found.kept)
+    )
+    say(
+        f"{database}: deleted {deleted}; kept {kept}; "
+        f"{found.before_bytes / 1e6:.1f} MB before, {found.after_bytes / 1e6:.1f} MB now",
+        database,
+        as_json=as_json,
+        **asdict(found),
+    )
 
 
 @one_sentence()
@@ -188,6 +255,10 @@ def account_of(user: str) -> "struct_passwd":
     if os.geteuid() != 0:
         raise ConfigError(f"user = {user!r}: only root can start ServerApps as another user")
     return account
+
+
+def _at_once(line: str) -> None:
+    print(line, flush=True)
 
 
 def _roles(text: str) -> tuple[str, list[str]]:

@@ -99,9 +99,9 @@ def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> Non
         raise TraceError(f"{out}: exists already; choose another name, or pass --overwrite")
 
 
-def write(traces: "TraceSet", out: Path, *, as_json: bool) -> None:
+def write(traces: "TraceSet", out: Path, *, as_json: bool, private: bool = False) -> None:
     """Write a native file, and say what was repaired or dropped."""
-    traces.write(out)
+    traces.write(out, private=private)
     first = f"wrote {out}: {traces.n_devices:,} devices, {', '.join(traces.known)}"
     note("\n".join([first, *(f"  {n:,} {kind}" for kind, n in traces.repairs.items())]))
     if as_json:

@@ -93,7 +93,7 @@ def record(
         )
         _record(journal, about, rules.available, duration_s=seconds, max_bytes=limit)
     readings, dropped = journals.read(journal)
-    write(recorded.traces_of(readings, rules, dropped), out, as_json=as_json)
+    write(recorded.traces_of(readings, rules, dropped), out, as_json=as_json, private=True)
     rates = dict(zip(("downlink", "uplink"), recorded.highest_rates(readings), strict=True))
     seen = [f"{name} {rate:,.0f} bit/s" for name, rate in rates.items() if not isnan(rate)]
     if seen:
@@ -124,7 +124,7 @@ def merge(
     from fedstale.traces.merge import merge as join
 
     channels = None if only is None else [name.strip() for name in only.split(",")]
-    write(join(recordings, align=align, only=channels), out, as_json=as_json)
+    write(join(recordings, align=align, only=channels), out, as_json=as_json, private=True)
 
 
 def _record(

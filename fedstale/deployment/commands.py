@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedstale.errors import ConfigError
+from fedstale.files import open_private
 
 ROLES = ("run", "register")
 """What an operator may be allowed beyond looking: to start and stop runs, and to register nodes."""
@@ -51,7 +52,7 @@ def write_certificates(
     """Make an authority, a SuperLink's certificate and operators' certificates.
 
     Args:
-        folder: where to write; secret keys are readable by their owner only.
+        folder: where to write; all files are readable by their owner only.
         hosts: names and addresses under which the SuperLink is reached, at least one.
         operators: names, with what each may do beyond looking: run, register, or both. The file
             NAME.pem holds certificate and key.
@@ -78,16 +79,16 @@ def write_certificates(
         signer,
     )
     pem = serialization.Encoding.PEM
-    files.ca.write_bytes(authority.public_bytes(pem))
-    files.certificate.write_bytes(certificate.public_bytes(pem))
-    write_secret(files.key, _pem(key))
+    write_private(files.ca, authority.public_bytes(pem))
+    write_private(files.certificate, certificate.public_bytes(pem))
+    write_private(files.key, _pem(key))
     if keep_authority:
-        write_secret(folder / "ca.key", _pem(ca_key))
+        write_private(folder / "ca.key", _pem(ca_key))
     for name, roles in (operators or {}).items():
         own = ec.generate_private_key(ec.SECP256R1())
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
         shown = _signed(_operator(name, roles), own, ca_key, days, usage, signer)
-        write_secret(folder / f"{name}.pem", shown.public_bytes(pem) + _pem(own))
+        write_private(folder / f"{name}.pem", shown.public_bytes(pem) + _pem(own))
     return files
 
 
@@ -116,7 +117,7 @@ def write_node_key(path: Path) -> Path:
         The file with the public half, which is registered with the SuperLink.
     """
     key = ec.generate_private_key(ec.SECP384R1())
-    write_secret(
+    write_private(
         path,
         key.private_bytes(
             serialization.Encoding.PEM,
@@ -125,11 +126,12 @@ def write_node_key(path: Path) -> Path:
         ),
     )
     public = path.with_name(path.name + ".pub")
-    public.write_bytes(
+    write_private(
+        public,
         key.public_key().public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
-        + b"\n"
+        + b"\n",
     )
     return public
 
@@ -194,11 +196,10 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def write_secret(path: Path, secret: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
     """Write a file that its owner only can read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(secret)
+    with open(path, "wb", opener=open_private) as file:
+        file.write(content)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import httpx
 
 from fedstale.deployment.commands import Address
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.files import check_private
 
 _LIMIT_S = 5.0
 _BEHIND_DOORS = ("/v1/fleet/pull-messages", "/v1/control/list-nodes")
@@ -207,8 +208,9 @@ def show_certificate(context: ssl.SSLContext, certificate: Path) -> None:
         certificate: PEM file with the certificate and its key.
 
     Raises:
-        ConfigError: the file cannot be used.
+        ConfigError: the file cannot be used, or others may read the key in it.
     """
+    check_private("client-certificate", certificate)
     try:
         context.load_cert_chain(certificate)
     except OSError as problem:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
-from fedstale.deployment.commands import Address, connection, write_certificates, write_secret
+from fedstale.deployment.commands import Address, connection, write_certificates, write_private
 from fedstale.errors import ConfigError
+from fedstale.files import PRIVATE_FOLDER, make_private
 
 FLEET_PATHS = tuple(
     f"/v1/fleet/{call}"
@@ -227,12 +228,12 @@ def write_server(
         ConfigError: a host, a name, a role or a path cannot be.
     """
     configuration = nginx(doors)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    make_private(folder)
+    folder.chmod(PRIVATE_FOLDER)
     names = [*hosts, *(name for name in ("localhost", "127.0.0.1") if name not in hosts)]
     tls = write_certificates(folder, names, operators=operators, days=days, keep_authority=True)
-    write_secret(folder / "superexec.secret", secrets.token_bytes(32))
-    (folder / "nginx.conf").write_text(configuration, encoding="utf-8")
+    write_private(folder / "superexec.secret", secrets.token_bytes(32))
+    write_private(folder / "nginx.conf", configuration.encode())
     at, home = Address(hosts[0], doors.operators.port), Path("/home/me")
     link = connection("mine", at, home / tls.ca.name, home / "NAME.pem")
-    (folder / "config.toml").write_text(link, encoding="utf-8")
+    write_private(folder / "config.toml", link.encode())

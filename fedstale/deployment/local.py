@@ -29,6 +29,7 @@ from flwr.common.serde import run_from_proto
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, RegisterNodeRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.run import Run
 
 from fedstale.deployment import commands
 from fedstale.deployment.commands import Address
@@ -37,6 +38,7 @@ from fedstale.deployment.doors import Doors, nginx
 from fedstale.deployment.probe import probe
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.files import PRIVATE_FOLDER, make_private
 from fedstale.reports.folder import has_earlier
 
 LINK = "up"
@@ -99,14 +101,16 @@ class LocalDeployment:
         self._app_user = app_user
         if app_user:
             check_reachable(app_user, self.folder.parent, Path(sys.prefix), Path(sys.base_prefix))
-        self.folder.mkdir(parents=True, exist_ok=True)
-        # Another user needs ca.crt and a home of its own in here; all else has modes of its own.
-        self.folder.chmod(0o711 if app_user else 0o700)
+        make_private(self.folder)
+        # Another user needs ca.crt and a home of its own in here; all else is private itself.
+        self.folder.chmod(0o711 if app_user else PRIVATE_FOLDER)
         self.tls = commands.write_certificates(
             self.folder, ["localhost", "127.0.0.1"], operators={_OPERATOR: commands.ROLES}
         )
+        if app_user:
+            self.tls.ca.chmod(0o644)
         self.secret = self.folder / "superexec.secret"
-        commands.write_secret(self.secret, secrets.token_bytes(32))
+        commands.write_private(self.secret, secrets.token_bytes(32))
         self.database = self.folder / "superlink.db"
         self.node_ids: dict[int, int] = {}
         self.has_proxy = has_nginx() if has_proxy is None else has_proxy
@@ -129,7 +133,7 @@ class LocalDeployment:
         self.control = Control(operators, self.tls.ca, certificate)
         """The operator's side of the SuperLink."""
         link = commands.connection(LINK, operators, self.tls.ca, certificate)
-        (self._home("operator") / "config.toml").write_text(link, encoding="utf-8")
+        commands.write_private(self._home("operator") / "config.toml", link.encode())
 
     def _socket(self) -> Path:
         """Return where the SuperLink listens: in a folder that nobody else may enter."""
@@ -176,7 +180,7 @@ class LocalDeployment:
         for left in reversed(range(1 if self._has_started else _TRIES)):
             for name in parts[:1] if self._has_started else parts:
                 if not self.processes.is_running(name):
-                    self._start(name, self._command(name))
+                    self.start(name)
             try:
                 self._wait(parts, lambda: is_healthy(self.at, self.tls.ca))
                 break
@@ -187,10 +191,14 @@ class LocalDeployment:
             self.control.close()
             self._choose_ports()
         if not self._has_started:
-            self._start("superexec", self._command("superexec"))
+            self.start("superexec")
         self._has_started = True
         behind = "behind nginx, which is" if self.doors else "with TLS"
         self._say(f"SuperLink {behind} at {self.at}; state in {self.database.name}")
+
+    def start(self, name: str) -> None:
+        """Start superlink, proxy or superexec, without waiting for it; again if it was killed."""
+        self._start(name, self._command(name))
 
     def _command(self, name: str) -> list[str]:
         """Return the command of the SuperLink or of what belongs to it."""
@@ -202,7 +210,7 @@ class LocalDeployment:
                 configuration = self.folder / "nginx.conf"
                 # Its own user is the one who may enter the socket's folder.
                 user = "root" if os.geteuid() == 0 else ""
-                configuration.write_text(nginx(doors, user=user), encoding="utf-8")
+                commands.write_private(configuration, nginx(doors, user=user).encode())
                 return commands.proxy(configuration, self._private("proxy"))
             case _, doors:
                 at = doors.superlink if doors else self.at
@@ -263,7 +271,7 @@ class LocalDeployment:
 
     def _private(self, name: str) -> Path:
         made = self.folder / name
-        made.mkdir(mode=0o700, exist_ok=True)
+        make_private(made)
         return made
 
     def _start(self, name: str, command: list[str]) -> None:
@@ -370,12 +378,16 @@ class Control:
 
     def runs(self) -> dict[int, tuple[str, str]]:
         """Return status and details of each run: running, or finished:completed and the like."""
-        runs = self._client.ListRuns(ListRunsRequest()).run_dict
-        statuses = {int(run_id): run_from_proto(proto).status for run_id, proto in runs.items()}
+        statuses = {run_id: run.status for run_id, run in self.details().items()}
         return {
             run_id: (":".join(filter(None, (one.status, one.sub_status))), one.details)
             for run_id, one in statuses.items()
         }
+
+    def details(self) -> dict[int, Run]:
+        """Return all that the SuperLink tells of each run."""
+        runs = self._client.ListRuns(ListRunsRequest()).run_dict
+        return {int(run_id): run_from_proto(proto) for run_id, proto in runs.items()}
 
     def close(self) -> None:
         """Disconnect."""

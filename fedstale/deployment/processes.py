@@ -20,6 +20,8 @@ from pathlib import Path
 
 import psutil
 
+from fedstale.files import PRIVATE_UMASK, open_private
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 # -P: a folder of the user's must not hide a module of Python's.
 _SUPERVISOR = (sys.executable, "-P", "-m", "fedstale.deployment.processes")
@@ -60,7 +62,7 @@ class ProcessGroup:
             log: file for its output, which is appended to.
         """
         # Private: a log may show what an app prints.
-        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        out = open_private(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             self._supervisors[name] = _supervised(command, environment, out)
         finally:
@@ -110,6 +112,8 @@ def supervise(command: list[str]) -> None:
     child = os.fork()
     if not child:
         end_with_parent()
+        # Databases, logs, and what apps leave: all of it is its owner's alone.
+        os.umask(PRIVATE_UMASK)
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.execvp(command[0], command)

@@ -4,6 +4,7 @@ A gate refuses what registered devices may not send, and the SuperLink can liste
 which only a proxy reaches, instead of a port, where everyone on the machine is an operator.
 """
 
+import argparse
 import os
 import socket
 import sys
@@ -35,6 +36,7 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
 from fedstale.errors import ConfigError
+from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -134,10 +136,20 @@ def run(arguments: Sequence[str], at: Path | None = None) -> None:
             closed to others; it is made so if it does not exist.
 
     Raises:
-        ConfigError: the socket cannot be made.
+        ConfigError: the socket cannot be made, others may read the key, the secret or the database,
+            or another SuperLink holds the database.
     """
     # The database, above all: nobody but this user reads what is made from here on.
-    os.umask(0o077)
+    os.umask(PRIVATE_UMASK)
+    options = argparse.ArgumentParser(add_help=False)
+    for name in ("--ssl-keyfile", "--superexec-auth-secret-file", "--database"):
+        options.add_argument(name, dest=name)
+    for name, value in vars(options.parse_known_args(arguments)[0]).items():
+        path = None if value is None else file_of(value) if name == "--database" else Path(value)
+        if path is not None:
+            check_private(name, path.expanduser(), folder=name == "--database")
+            if name == "--database":
+                hold_database(path)
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
     app = guarded(create_app(config, SuperLinkLifespan))
@@ -153,6 +165,41 @@ def run(arguments: Sequence[str], at: Path | None = None) -> None:
         )
     )
     server.run(sockets=[_listening(at)] if at else None)
+
+
+def file_of(database: str) -> Path | None:
+    """Return the file of a database, or None if it has none.
+
+    Example:
+        >>> file_of("superlink.db"), file_of(":memory:")
+        (PosixPath('superlink.db'), None)
+    """
+    path = database.strip().removeprefix("sqlite:///")
+    return None if path in {"", ":memory:", ":flwr-in-memory:"} else Path(path)
+
+
+def hold_database(path: Path) -> int:
+    """Make a database if there is none, and keep other SuperLinks from it while this process lives.
+
+    Returns:
+        The open file; closing it lets others have the database.
+
+    Raises:
+        ConfigError: another process holds it, or it cannot be made.
+    """
+    try:
+        # SQLite takes an empty file for a new database; its own files beside it get this mode.
+        descriptor = open_private(str(path), os.O_RDWR | os.O_CREAT)
+    except OSError as problem:
+        raise ConfigError(f"database = {str(path)!r}: {problem.strerror}") from None
+    owner = hold(descriptor)
+    if owner is not None:
+        os.close(descriptor)
+        raise ConfigError(
+            f"database = {str(path)!r} is in use by a SuperLink, {owner}: stop that one, or choose "
+            "another file"
+        )
+    return descriptor
 
 
 def _listening(at: Path) -> socket.socket:

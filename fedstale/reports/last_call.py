@@ -172,7 +172,7 @@ class LastCallFile:
         self._path = folder / LAST_CALL
         self._path.unlink(missing_ok=True)
         # What is appended comes after the ring: tracebacks of fatal signals, by file number.
-        self.file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self.file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         # Room on the disk: a mapping of a file without any ends the process when it is written to.
         os.write(self.file, bytes(_RING_AT + _RING))
         self._map = mmap.mmap(self.file, _RING_AT + _RING)

@@ -5,7 +5,6 @@ is kept too, so that a crash at any moment leaves a whole one. The file is safet
 that is no array is JSON in its header. Nothing in it is ever executed.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
 from fedstale.errors import ConfigError, ResumeError
+from fedstale.files import exposure, hold, make_private
 from fedstale.strategies.arrays import Array
 from fedstale.strategies.server.runtime import Checkpointer
 from fedstale.strategies.settings import is_count, require
@@ -37,12 +37,12 @@ _KEPT = 2
 
 
 class Checkpoints(Checkpointer):
-    """Checkpoints in a folder, one every few versions; the last two are kept.
+    """Checkpoints in a folder, one every few versions; the last two are kept, for their owner only.
 
     `StaleStrategy(resume=...)` says what to continue from.
 
     The folder is held until the process ends, even by kill -9: two runs that go on from the same
-    checkpoints would undo each other's versions.
+    checkpoints would undo each other's versions. `resume` holds it likewise.
 
     Example:
         >>> import tempfile
@@ -60,18 +60,18 @@ class Checkpoints(Checkpointer):
             every: versions from one checkpoint to the next, >= 1.
 
         Raises:
-            ConfigError: a setting is out of range, the folder cannot be made, or another process
-                holds it.
+            ConfigError: a setting is out of range, the folder cannot be made, another process
+                holds it, or other users may write into it.
         """
         require(is_count(every), "checkpoints.every", every, "a number of versions >= 1")
         self.folder, self.every = Path(folder), every
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
         except OSError as problem:
             raise ConfigError(
                 f"checkpoints = {str(folder)!r} cannot be made: {problem.strerror}"
             ) from None
-        _hold(self.folder)
+        _hold(self.folder, "checkpoints")
 
     def keep(self, version: int, state: Callable[[], State]) -> None:
         """Write a checkpoint; one that cannot be written is logged, and training goes on."""
@@ -108,7 +108,7 @@ def write_checkpoint(path: Path, state: State) -> None:
     from fedstale.traces.io.atomic import replacing  # noqa: PLC0415
 
     arrays, about = _flattened(state)
-    with replacing(path) as file:
+    with replacing(path, private=True) as file:
         try:
             save_file(arrays, file.name, about)
         except SafetensorError as problem:
@@ -134,6 +134,33 @@ def read_checkpoint(path: str | Path) -> State:
         f"resume = {str(path)!r} holds no whole checkpoint (files *{SUFFIX}: {len(files)}): "
         "expected a folder that a run has written checkpoints into"
     )
+
+
+def take_up(path: str | Path, own: Checkpoints | None = None) -> State | None:
+    """Return what `read_checkpoint` does, and hold the folder, as `Checkpoints` does.
+
+    Args:
+        path: of a checkpoint, or of a folder.
+        own: where this run keeps its checkpoints. If that is the same folder, and no run has kept
+            any there, the run begins anew.
+
+    Returns:
+        The state; None to begin anew.
+
+    Raises:
+        ConfigError: another process holds it: a run goes on, and would be done twice; or other
+            users may write there.
+        ResumeError: there is none, or it is damaged.
+    """
+    path = Path(path)
+    folder = path if path.is_dir() else path.parent
+    if folder.is_dir():
+        _hold(folder, "resume")
+        is_own = own is not None and path.is_dir() and own.folder.samefile(path)
+        if is_own and not _found(folder):
+            logger.info("no checkpoint is in %s yet: the run begins anew", folder)
+            return None
+    return read_checkpoint(path)
 
 
 def _flattened(state: State) -> tuple[dict[str, Array], dict[str, str]]:
@@ -211,27 +238,39 @@ def _bytes_of(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _hold(folder: Path) -> None:
-    """Keep other processes from writing checkpoints into a folder, for as long as this one lives.
+def _hold(folder: Path, setting: str) -> None:
+    """Keep other processes from a folder of checkpoints, for as long as this one lives.
+
+    Args:
+        folder: which exists.
+        setting: that names it.
 
     Raises:
-        ConfigError: another process holds it.
+        ConfigError: another process holds it, it cannot be held, or other users may write into it.
     """
-    where = folder.resolve()
-    descriptor = os.open(where, os.O_RDONLY)
-    about = os.fstat(descriptor)
-    if (about.st_dev, about.st_ino) in _HELD:
-        os.close(descriptor)
-        return
+    if open_to := exposure(folder, only_writing=True):
+        raise ConfigError(f"{setting} = {str(folder)!r}: {open_to}")
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        descriptor = os.open(folder.resolve(), os.O_RDONLY)
+        about = os.fstat(descriptor)
+        if (about.st_dev, about.st_ino) in _HELD:
+            os.close(descriptor)
+            return
+        owner = hold(descriptor)
+    except OSError as problem:
+        # Another user's, or on a disk that has no locks.
+        raise ConfigError(
+            f"{setting} = {str(folder)!r} cannot be held: {problem.strerror}"
+        ) from None
+    if owner is not None:
         os.close(descriptor)
         raise ConfigError(
-            f"checkpoints = {str(folder)!r} is in use by a run that goes on: wait for it, stop it "
-            "(flwr stop), or choose another folder"
-        ) from None
+            f"{setting} = {str(folder)!r} is in use by a run that goes on in {owner}: wait for it, "
+            "stop it (flwr stop), or choose another folder"
+        )
     _HELD.add((about.st_dev, about.st_ino))
+    if open_to := exposure(folder):
+        logger.warning("%s: %s", setting, open_to)
 
 
 def _found(folder: Path) -> list[Path]:

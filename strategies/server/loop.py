@@ -6,6 +6,7 @@ which their jobs were sent, so that their order of arrival within one instant ch
 """
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -43,6 +44,9 @@ _LAST_WAIT_S = 5.0
 
 # The books of a result, in a checkpoint.
 _BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+
+# Settings of a process that may be others when a run goes on.
+_OF_PROCESS = ("checkpoints", "resume", "recheck_s", "stop_when", "version_memory_bytes")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -485,6 +489,7 @@ class EventLoop(Stateful):
         return super().state_dict() | {
             "now": self.clock.now(),
             "parts": self._kinds(),
+            "settings": self._settings(),
             "versions": self.versions.state_dict(only_current=not self.checkpointer.jobs_survive),
             "result": {
                 book: {version: dict(metrics) for version, metrics in getattr(result, book).items()}
@@ -508,10 +513,19 @@ class EventLoop(Stateful):
             ResumeError: the state belongs to another model or to other parts.
         """
         for name, kind in self._kinds().items():
-            if state["parts"][name] != kind:
+            # Strategy and seed are not in the files of every release.
+            before = state["parts"].get(name, kind)
+            if before != kind:
                 raise ResumeError(
-                    f"the checkpoint was written with {name} {state['parts'][name]}, and this run "
-                    f"has {kind}: resume with the app and settings that wrote it"
+                    f"the checkpoint was written with {name} {before}, and this run has {kind}: "
+                    "resume with the app and settings that wrote it"
+                )
+        now, before = self._settings(), state.get("settings", self._settings())
+        for name in sorted(now.keys() | before.keys()):
+            if now.get(name) != before.get(name):
+                logger.warning(
+                    "the checkpoint was written with %s = %s, and this run goes on with %s",
+                    *(name, before.get(name, "its default"), now.get(name, "its default")),
                 )
         self.versions.load_state_dict(state["versions"])
         self.load_state_dict(state)
@@ -525,15 +539,24 @@ class EventLoop(Stateful):
             self._abandon_jobs()
 
     def _kinds(self) -> dict[str, str]:
-        """Return the classes of the exchangeable parts, and the settings of privacy."""
+        """Return what a run that goes on must share: classes, seed, and settings of privacy."""
         parts = {
+            "strategy": self.strategy,
             "selector": self.selector,
             "weighting": self.buffer.weighting,
             "optimizer": self.buffer.optimizer,
         }
         kinds = {name: type(part).__name__ for name, part in parts.items()}
         # Epsilon counts steps of one clip and one noise.
-        return kinds | {"privacy": repr(self.strategy.privacy)}
+        return kinds | {"seed": str(self.strategy.seed), "privacy": repr(self.strategy.privacy)}
+
+    def _settings(self) -> dict[str, str]:
+        """Return the strategy's other settings, without places and without addresses in memory."""
+        return {
+            name: re.sub(r" at 0x[0-9a-f]+", "", value)
+            for name, value in self.strategy.settings().items()
+            if name not in _OF_PROCESS
+        }
 
     def _abandon_jobs(self) -> None:
         """Forget every job that is out: no reply to it can come any more."""

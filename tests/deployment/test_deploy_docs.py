@@ -1,29 +1,37 @@
 """The commands, units and services that docs/deploy.md shows are the ones that tests run."""
 
 import configparser
+import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import psutil
 import pytest
 import yaml
+from small_deployment import wait_for
 
 from fedstale.deployment import commands
-from fedstale.deployment.commands import Address, TlsFiles
+from fedstale.deployment.commands import Address, TlsFiles, write_private
+from fedstale.deployment.processes import ProcessGroup
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
 FILES = ROOT / "docs" / "deploy"
 UNITS = sorted(FILES.glob("*.service"))
+KEPT = "/of/superexec/run-1"
 AT = Address("127.0.0.1", 8000)
 ANY = Path("any")
 
 # What fedstale starts, and so what is known to work.
 OURS = {
     "fedstale deploy superlink": commands.superlink(ANY, TlsFiles(ANY, ANY, ANY), ANY, ANY),
+    "fedstale deploy run": ["--checkpoints", "--run-config"],
     "fedstale deploy superexec": commands.superexec(AT, ANY, ANY, "somebody"),
     "nginx": commands.proxy(ANY, ANY),
     "flower-supernode": commands.supernode(AT, ANY, ANY, port=9094, config={"a": 1}),
@@ -74,6 +82,44 @@ def test_a_unit_starts_what_fedstale_starts(path):
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_systemd_finds_a_unit_little_exposed(path, tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is not installed")
+    (copy := tmp_path / path.name.replace("@.", "@9094.")).write_text(path.read_text())
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(copy)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"Overall exposure level for \S+: (\d+\.\d)", run.stdout)
+    if found is None:
+        pytest.skip(f"systemd-analyze knows no --offline: {run.stderr}")
+    assert float(found[1]) < 3.0, run.stdout
+
+
+def test_each_unit_has_a_user_and_a_state_folder_of_its_own_and_checkpoints_a_place():
+    services = {path.name: unit(path)["Service"] for path in UNITS}
+    users = {name: service.get("User", "root") for name, service in services.items()}
+    assert len(set(users.values())) == len(users)
+    assert [name for name, user in users.items() if user == "root"] == ["flower-superexec.service"]
+    superexec = services["flower-superexec.service"]
+    assert "--user flower-app" in superexec["ExecStart"]
+    states = {service.get("StateDirectory", "flower-app") for service in services.values()}
+    assert len(states) == len(services)
+    for service in services.values():
+        assert service.get("StateDirectoryMode", "0700") == "0700"
+        assert service["UMask"] == "0077"
+    # The sandbox lets ServerApps write there, and all that the page shows is there.
+    (writable,) = superexec["ReadWritePaths"].split()
+    shown_at = re.findall(r"(?:checkpoints=|resume=|--checkpoints )'?(/[^\s'`]+)", PAGE)
+    kept = services["flower-run@.service"]["ExecStart"].split("--checkpoints ")[1].split()[0]
+    assert len(shown_at) >= 1
+    assert {str(Path(path).parent) for path in (*shown_at, kept)} == {writable}
+    # Secrets are root's, and each unit gets those that it names.
+    for name, service in services.items():
+        for word in re.findall(r"%d/(\S+)", service["ExecStart"]):
+            assert f"LoadCredential={word}:/etc/flower/" in (FILES / name).read_text()
+        assert "/etc/flower/private" not in service["ExecStart"]
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
 def test_systemd_accepts_a_unit(path, tmp_path):
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is not installed")
@@ -88,6 +134,53 @@ def test_systemd_accepts_a_unit(path, tmp_path):
     assert run.stderr == ""
 
 
+@pytest.mark.deployment
+@pytest.mark.slow
+def test_parts_start_with_the_rights_that_units_leave_them():
+    """A SuperLink needs neither network nor capabilities, a SuperExec two of them."""
+    if os.geteuid() != 0 or not (shutil.which("setpriv") and shutil.which("unshare")):
+        pytest.skip("needs root, setpriv and unshare")
+
+    def limited(capabilities):
+        return ["setpriv", "--no-new-privs", "--inh-caps=-all", f"--bounding-set={capabilities}"]
+
+    with TemporaryDirectory() as place, ProcessGroup() as processes:
+        folder = Path(place)
+        folder.chmod(0o711)
+        for name in ("state", "app"):
+            (folder / name).mkdir(mode=0o700)
+        shutil.chown(folder / "app", "daemon")
+        write_private(folder / "secret", bytes(32))
+        secret = ["--superexec-auth-secret-file", str(folder / "secret")]
+        link = ["fedstale", "deploy", "superlink", "--insecure", "--isolation=process", *secret]
+        link += ["--socket", str(at := folder / "link" / "s.sock")]
+        link += ["--database", str(folder / "state" / "superlink.db")]
+        link += ["--disable-runtime-dependency-installation"]
+        execs = ["fedstale", "deploy", "superexec", "--insecure", "--user", "daemon", *secret]
+        execs += ["--runtime-api-address", "127.0.0.1:1"]
+        for name, home, words in (
+            ("link", "state", ["unshare", "-n", *limited("-all"), *link]),
+            ("exec", "app", [*limited("-all,+setuid,+setgid"), *execs]),
+        ):
+            environment = commands.environment(folder / home)
+            found = commands.found(words, environment)
+            processes.start(name, found, environment=environment, log=folder / f"{name}.log")
+        wait_for(at.exists)
+        with socket.socket(socket.AF_UNIX) as asked:
+            asked.connect(str(at))
+            asked.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            assert asked.recv(100).startswith(b"HTTP/1.1 200")
+        wait_for(lambda: "Connection attempt failed" in (folder / "exec.log").read_text())
+        (one,) = [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if str(folder / "secret") in (process.info["cmdline"] or ())
+            and "superexec" in process.info["cmdline"]
+            and "fedstale.deployment.processes" not in process.info["cmdline"]
+        ]
+        assert one.username() == "daemon"
+
+
 def test_the_services_of_compose_start_what_fedstale_starts():
     compose = yaml.safe_load((FILES / "compose.yaml").read_text())
     started = []
@@ -96,12 +189,49 @@ def test_the_services_of_compose_start_what_fedstale_starts():
         started.append(program(words))
         assert options(words) <= options(OURS[started[-1]])
         mounted = {volume.split(":")[1] for volume in service["volumes"]}
-        given = [word.partition("=")[2] or word for word in words]
-        assert {word for word in given if word.startswith("/secrets/")} <= mounted
+        given = [Path(word.partition("=")[2] or word) for word in words]
+        # The checkpoints of a run are where its ServerApp is.
+        for path in {path for path in given if path.is_absolute()} - {Path(KEPT)}:
+            assert {str(place) for place in (path, *path.parents)} & mounted, path
         named = {volume.split(":")[0] for volume in service["volumes"]}
         assert {name for name in named if not name.startswith(".")} <= set(compose["volumes"])
         assert set(service.get("depends_on", ())) <= set(compose["services"])
     assert sorted(started) == sorted([*(set(OURS) - {"fedstale flwr run"}), "flower-supernode"])
+
+
+def test_compose_gives_each_service_as_little_as_it_can():
+    compose = yaml.safe_load((FILES / "compose.yaml").read_text())
+    dockerfile = (FILES / "Dockerfile").read_text()
+    for name, service in compose["services"].items():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert not service.get("privileged")
+        assert {"mem_limit", "cpus", "pids_limit"} <= set(service), name
+        assert {"test", "interval", "timeout", "retries"} <= set(service["healthcheck"]), name
+        assert service["restart"] == ("on-failure" if name == "run" else "always")
+        assert re.fullmatch(r"fedstale:\d+\.\d+\.\d+", service["image"])
+        user, group = service["user"].split(":")
+        if name == "superexec":
+            # It becomes another user before any app's code runs, and can do nothing else.
+            assert (user, service["cap_add"]) == ("0", ["SETUID", "SETGID"])
+            assert "--user=flower-app" in service["command"]
+        else:
+            assert int(user) > 10_000 < int(group)
+            assert "cap_add" not in service
+            assert re.search(rf"useradd --uid {user} ", dockerfile)
+        for volume in service["volumes"]:
+            source, target, *mode = volume.split(":")
+            assert mode == ["ro"] or target.startswith(("/of/", "/door")), volume
+            assert "docker.sock" not in source
+    users = [service["user"] for service in compose["services"].values()]
+    # All but the two nodes, which are on machines of their own when they are no trial.
+    assert len(set(users)) == len(users) - 1
+    assert f"--checkpoints={KEPT}" in compose["services"]["run"]["command"]
+    assert f"superexec-state:{Path(KEPT).parent}" in compose["services"]["superexec"]["volumes"]
+    pins = re.findall(r"^FROM .*:(\S+)$|==([\d.]+)|=(1[\d.]+\*)", dockerfile, re.MULTILINE)
+    assert len(pins) == 4
+    assert "latest" not in dockerfile
 
 
 def test_only_the_doors_are_published():

@@ -5,6 +5,7 @@ import random
 import re
 import signal
 import subprocess
+import threading
 import time
 from itertools import pairwise
 
@@ -113,6 +114,35 @@ def begin(deployment, app, run_config, notes):
     return psutil.Process(pid)
 
 
+class Supervised:
+    """The command that an operator, or a unit, starts for a run."""
+
+    def __init__(self, deployment, app, checkpoints, run_config):
+        environment = deployment.operator_environment()
+        command = ["fedstale", "deploy", "run", str(app), LINK, "--checkpoints", str(checkpoints)]
+        command = commands.found([*command, "--run-config", run_config], environment)
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.lines = []
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self):
+        with self.process.stdout as output:
+            self.lines.extend(line.rstrip() for line in output)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.reader.join()
+
+    def status(self, limit_s):
+        status = self.process.wait(limit_s)
+        self.reader.join()
+        return status
+
+
 def read(notes):
     return [json.loads(line) for line in lines(notes)]
 
@@ -185,3 +215,69 @@ def test_a_built_in_app_goes_on_in_a_new_run_and_leaves_a_run_folder(tmp_path):
     assert len(merged) == 1
     assert (merged.delivered_at > merged.sent_at).all()
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+@pytest.mark.timeout(1500)
+def test_a_supervised_run_ends_with_its_versions_whatever_of_the_server_is_killed(tmp_path):
+    folder, server_notes = tmp_path / "checkpoints", tmp_path / "server"
+    pyproject = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
+    app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
+    config = f"rounds=6 server-notes='{server_notes}' device-notes='{tmp_path / 'devices'}'"
+
+    def versions():
+        return [note["version"] for note in read(server_notes) if "version" in note]
+
+    def server_app():
+        return psutil.Process(read(server_notes)[-1]["pid"])
+
+    def supervised():
+        return Supervised(deployment, app, folder, config)
+
+    with LocalDeployment(tmp_path / "deployment", nodes=2, limit_s=300.0) as deployment:
+        supervisor = supervised()
+        wait_for(lambda: [*folder.glob("*.checkpoint")], 200.0)
+        # The ServerApp.
+        server_app().kill()
+        wait_for(lambda: max(versions()) >= 2 and not has_ended(server_app()), 300.0)
+        # The supervisor; the run goes on, and the next one follows it.
+        supervisor.kill()
+        first = supervisor.lines
+        supervisor = supervised()
+        wait_for(lambda: max(versions()) >= 3, 200.0)
+        # What starts ServerApps, with all that it has started, as a unit does.
+        app_process = server_app()
+        deployment.processes.kill("superexec")
+        wait_for(lambda: has_ended(app_process))
+        deployment.start("superexec")
+        assert supervisor.status(600.0) == 0, supervisor.lines
+        statuses = [status for status, _ in deployment.control.runs().values()]
+        again = supervised()
+        assert again.status(200.0) == 0, again.lines
+        assert max(versions()) == 6
+    assert sorted(statuses) == ["finished:completed", "finished:failed", "finished:failed"]
+    assert sum("a new run goes on from its checkpoints" in line for line in first) == 1, first
+    said = "\n".join(supervisor.lines)
+    assert re.match(r"following run \d+, which goes on", said), said
+    assert said.count("a new run goes on from its checkpoints") == 1
+    seen = [note for note in read(server_notes) if "version" in note]
+    assert all(note["updates"] == 2 * note["version"] for note in seen), seen
+    assert all(after - before in {0, 1} for before, after in pairwise(versions())), versions()
+
+
+def test_an_app_that_fails_at_once_is_given_up_and_a_stopped_run_is_not_taken_up(tmp_path):
+    pyproject = re.sub(r'strategy = "fedavg"\n(.|\n)*', KEYS, PYPROJECT)
+    broken = write_app(tmp_path / "broken", pyproject, "raise ValueError('no such thing')", CLIENT)
+    app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
+    config = f"server-notes='{tmp_path / 'server'}' device-notes='{tmp_path / 'devices'}'"
+    with LocalDeployment(tmp_path / "deployment", nodes=1, limit_s=300.0) as deployment:
+        supervisor = Supervised(deployment, app, tmp_path / "kept", config)
+        wait_for(lambda: [note for note in read(tmp_path / "server") if "version" in note])
+        (run_id,) = deployment.control.runs()
+        environment = deployment.operator_environment()
+        command = commands.found(["fedstale", "flwr", "stop", str(run_id), LINK], environment)
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+        assert supervisor.status(200.0) == 0, supervisor.lines
+        assert supervisor.lines[-1] == f"run {run_id} stopped"
+        supervisor = Supervised(deployment, broken, tmp_path / "other", config)
+        assert supervisor.status(400.0) == 2, supervisor.lines
+        assert "4 runs in a row ended at once" in " ".join(supervisor.lines[-3:])

@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 # What a layer may import of the others.
 BELOW = {
-    "traces": {"traces", "errors"},
-    "strategies": {"traces", "strategies", "errors"},
-    "agents": {"traces", "strategies", "agents", "errors"},
+    "traces": {"traces", "errors", "files"},
+    "strategies": {"traces", "strategies", "errors", "files"},
+    "agents": {"traces", "strategies", "agents", "errors", "files"},
 }
 
 

@@ -2,8 +2,11 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from safetensors.numpy import load
 from virtual_grid import VirtualGrid, adder, identity, record
 
 from fedstale.errors import ConfigError, ResumeError
-from fedstale.strategies import Checkpoints, StaleStrategy, read_checkpoint
+from fedstale.strategies import Checkpoints, FedBuff, StaleStrategy, read_checkpoint
 from fedstale.strategies.schedule import AdaSync, Schedule, k_batch_async, semi_synchronous
 from fedstale.strategies.selection import Oort, Random
 from fedstale.strategies.server.checkpoint import unpacked
@@ -275,6 +278,103 @@ def test_two_processes_do_not_write_into_one_folder_and_kill_9_frees_it(tmp_path
         other.kill()
     Checkpoints(tmp_path)
     assert repr(Checkpoints(tmp_path, every=2)) == f"Checkpoints({str(tmp_path)!r}, every=2)"
+
+
+RESUMING = """
+import sys
+import numpy as np
+from fedstale.strategies import FedBuff
+from virtual_grid import VirtualGrid, adder, identity, record
+
+
+def wait(version, arrays):
+    print(version, flush=True)
+    sys.stdin.read(1)
+
+
+with identity():
+    grid = VirtualGrid({10: adder(1.0), 11: adder(1.0)})
+    FedBuff(2, 1, resume=sys.argv[1]).start(
+        grid,
+        record(w=np.zeros(3, np.float32)),
+        num_rounds=4,
+        evaluate_fn=wait,
+    )
+"""
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_a_second_server_does_not_go_on_from_the_checkpoints_of_a_first(tmp_path, what):
+    folder = tmp_path / "kept"
+    start = partial(FedBuff(2, 1, checkpoints=folder).start, initial_arrays=record(w=MODEL["w"]))
+    start(VirtualGrid(fleet()), num_rounds=2)
+    place = folder if what == "folder" else max(folder.iterdir())
+    command = [sys.executable, "-c", RESUMING, str(place)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    # This process holds the folder, which it has written into.
+    refused = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
+    said = refused.stderr.splitlines()[-1]
+    assert said.startswith("fedstale.errors.ConfigError: ")
+    assert f"resume = {str(place if what == 'folder' else folder)!r} is in use by a run" in said
+    if sys.platform == "linux":
+        assert f"in process {os.getpid()} of {os.uname().nodename}: wait for it" in said
+
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    command[-1] = str(copy if what == "folder" else max(copy.iterdir()))
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as first:
+        assert first.stdout.readline() == "3\n"
+        second = subprocess.run(
+            command, env=environment, text=True, capture_output=True, check=False
+        )
+        assert f"in process {first.pid} of" in second.stderr or sys.platform != "linux"
+        with pytest.raises(ConfigError, match=r"checkpoints = .* is in use"):
+            Checkpoints(copy)
+        with pytest.raises(ConfigError, match=r"resume = .* is in use"):
+            FedBuff(2, 1, resume=copy).start(VirtualGrid(fleet()), record(w=MODEL["w"]), 4)
+        first.kill()
+    third = subprocess.run(
+        command, env=environment, text=True, input="xx", capture_output=True, check=True
+    )
+    assert third.stdout.split() == ["3", "4"]
+
+
+def test_the_same_settings_start_a_run_and_take_it_up(tmp_path):
+    def versions(n, **places):
+        grid = VirtualGrid(fleet())
+        FedBuff(2, 1, **places).start(grid, record(**MODEL), n, timeout=20.0)
+        return [version for version, _ in grid.models]
+
+    both = {"checkpoints": tmp_path / "own", "resume": tmp_path / "own"}
+    assert [versions(2, **both), versions(5, **both)] == [[1, 2], [3, 4, 5]]
+    (tmp_path / "empty").mkdir(mode=0o700)
+    with pytest.raises(ResumeError, match="holds no whole checkpoint"):
+        versions(2, resume=tmp_path / "empty")
+    with pytest.raises(ResumeError, match="holds no whole checkpoint"):
+        versions(2, resume=tmp_path / "empty", checkpoints=tmp_path / "own")
+    for file in (tmp_path / "own").iterdir():
+        file.write_bytes(b"torn")
+    with pytest.raises(ResumeError, match="holds no whole checkpoint"):
+        versions(2, **both)
+
+
+def test_a_run_that_goes_on_by_another_name_is_refused_and_other_settings_are_said(
+    tmp_path, caplog
+):
+    def start(strategy, versions):
+        strategy.start(VirtualGrid(fleet()), record(**MODEL), versions, timeout=20.0)
+
+    start(FedBuff(4, 2, seed=1, checkpoints=tmp_path), 2)
+    with pytest.raises(ResumeError, match="with seed 1, and this run has 2"):
+        start(FedBuff(4, 2, seed=2, resume=tmp_path), 4)
+    with pytest.raises(ResumeError, match="strategy FedBuff, and this run has StaleStrategy"):
+        start(StaleStrategy(schedule=k_batch_async(4, 2), seed=1, resume=tmp_path), 4)
+    caplog.clear()
+    start(FedBuff(4, 2, seed=1, resume=tmp_path, checkpoints=tmp_path, recheck_s=3.0), 4)
+    assert not caplog.text
+    start(FedBuff(4, 3, seed=1, resume=tmp_path), 5)
+    assert "written with buffer_size = 2, and this run goes on with 3" in caplog.text
 
 
 def test_a_run_that_begins_anew_replaces_the_checkpoints_of_an_earlier_one(tmp_path):

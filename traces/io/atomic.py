@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from fedstale.files import open_private
+
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """Give a file to write that takes the place of a path once it is whole and on the disk.
 
     The file is written beside its target as .NAME.RANDOM.part, flushed to the disk and renamed. If
@@ -17,6 +19,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     Args:
         path: what to make or replace; its folder exists.
+        private: whether only its owner may read it; else it has the mode that the umask says.
 
     Raises:
         OSError: the disk is full, or the folder is missing or not writable.
@@ -32,7 +35,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
-        with part.open("xb") as file:
+        with open(part, "xb", opener=open_private if private else None) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

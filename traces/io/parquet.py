@@ -63,7 +63,7 @@ _SAMPLES_A_GROUP = 1 << 20
 _LARGEST = float(np.finfo(np.float64).max)
 
 
-def write(traces: TraceSet, path: Path) -> None:
+def write(traces: TraceSet, path: Path, *, private: bool = False) -> None:
     """Write a trace set; see `TraceSet.write`. Rows that no device uses are left out."""
     used, rows, channels = {}, {}, {}
     for name in traces.known:
@@ -86,7 +86,10 @@ def write(traces: TraceSet, path: Path) -> None:
     schema = SCHEMA.with_metadata({KEY: json.dumps(about).encode()})
     options = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": ["record"]}
     try:
-        with replacing(path) as out, pq.ParquetWriter(out, schema, **options) as writer:
+        with (
+            replacing(path, private=private) as out,
+            pq.ParquetWriter(out, schema, **options) as writer,
+        ):
             for columns in _device_groups(traces, rows):
                 writer.write_table(_table(schema, columns))
             for name in traces.known:

@@ -11,7 +11,8 @@ to a page of readings costs the rows that it hit and never changes another; dama
 say where the others are (the first four, and those of an index) costs what they lead to. A recorder
 that finds its database damaged leaves it as it is, begins another in the folder, and both are read.
 
-Anyone may read while a recorder writes: neither waits for the other. One recorder at a time holds
+It is its owner's alone: what a device does says when its user is there. Another process of the
+owner may read while a recorder writes: neither waits for the other. One recorder at a time holds
 the lock of a file of its own, until its process ends. A reader that is stopped in the midst of
 reading keeps the write-ahead log from being copied to the database; before that log breaks the
 bound on disk, the recorder begins another database, as after damage.
@@ -19,6 +20,7 @@ bound on disk, the recorder begins another database, as after damage.
 
 import json
 import math
+import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterator
@@ -34,6 +36,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedstale.errors import ConfigError, ResumeError, TraceError
+from fedstale.files import PRIVATE_FILE, PRIVATE_FOLDER, make_private, open_private
 from fedstale.traces.recording.monitor import Reading, ResourceMonitor
 
 RECORD = np.dtype(
@@ -220,7 +223,9 @@ class Journal:
         self._least_bytes = least - _SPARE_BYTES
         with ExitStack() as opened:
             try:
-                folder.mkdir(exist_ok=True)
+                make_private(folder)
+                # The folder is the journal's own, perhaps from an earlier release.
+                folder.chmod(PRIVATE_FOLDER)
                 opened.enter_context(closing(_locked(folder)))
                 self._about = replace(about, run=_next_run(folder, about.device_id))
                 self._begin(*_opened(folder))
@@ -389,6 +394,7 @@ def _locked(folder: Path) -> sqlite3.Connection:
 
     The lock is that of an SQLite file that stays empty: it holds on every system that SQLite knows.
     """
+    _make(folder / _LOCK)
     lock = sqlite3.connect(folder / _LOCK, timeout=0.0, isolation_level=None)
     try:
         lock.execute("PRAGMA journal_mode = MEMORY")
@@ -441,14 +447,27 @@ def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def _connected(path: Path, *, to_write: bool = False) -> sqlite3.Connection:
-    mode = "rwc" if to_write else "rw"
-    name = f"{path.absolute().as_uri()}?mode={mode}"
+    if to_write:
+        _make(path)
+    name = f"{path.absolute().as_uri()}?mode=rw"
     patience_s = _PATIENCE_S if to_write else _SHORT_PATIENCE_S
     database = sqlite3.connect(name, uri=True, timeout=patience_s, isolation_level=None)
     if not to_write:
         # A writable schema, which nothing writes to, lets a file be read that was cut off.
         database.execute("PRAGMA writable_schema = ON")
     return database
+
+
+def _make(path: Path) -> None:
+    """Make a database that only its owner may read, unless it exists; so are SQLite's files of it.
+
+    Closing a file of its own would end SQLite's locks on it in this process, so one that is there
+    is not opened.
+    """
+    if path.exists():
+        path.chmod(PRIVATE_FILE)
+    else:
+        os.close(open_private(str(path), os.O_WRONLY | os.O_CREAT))
 
 
 def _is_sound(database: sqlite3.Connection) -> bool:

@@ -1,0 +1,148 @@
+"""A run on real devices that ends with what it was asked for, whatever is killed on the way.
+
+Flower gives a run up when its ServerApp dies, and starts none in its place. This process does: it
+waits until the run has ended, and if that was no completion it starts a new run, which goes on from
+the checkpoints of the last. It holds no state. When it is killed itself the run goes on, and who
+starts it again finds that run by its app and its settings.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+from flwr.common.config import get_metadata_from_config, parse_config_args
+from flwr.common.constant import Status, SubStatus
+from flwr.supercore.run import Run
+from flwr.supercore.utils import get_flwr_home
+
+from fedstale.config import read_toml
+from fedstale.deployment import commands
+from fedstale.deployment.check import superlinks
+from fedstale.deployment.commands import Address
+from fedstale.deployment.local import Control
+from fedstale.deployment.processes import ProcessGroup
+from fedstale.errors import ConfigError, FedstaleError
+
+_POLL_S = 2.0
+_WAIT_S = 5.0
+_QUICK_S = 60.0
+_QUICK_RUNS = 4
+_STARTED = re.compile(r"started run (\d+)")
+_FLWR = "flwr"
+
+
+class Supervisor:
+    """Runs an app until it completes."""
+
+    def __init__(
+        self,
+        app: Path,
+        link: str,
+        run_config: str,
+        checkpoints: str,
+        *,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """Find the app and the SuperLink; start nothing.
+
+        Args:
+            app: folder of a Flower app that reads `checkpoints` and `resume`, as the built-in ones.
+            link: name of a SuperLink in Flower's config.toml.
+            run_config: overrides, as flwr run takes them.
+            checkpoints: folder where ServerApps run, in which only they may write.
+            say: is told each step, and each line of a run's log.
+
+        Raises:
+            ConfigError: there is no such app or SuperLink, or the folder's name cannot be.
+        """
+        if "'" in checkpoints or not Path(checkpoints).is_absolute():
+            raise ConfigError(
+                f"checkpoints = {checkpoints!r}: expected an absolute path without quotes"
+            )
+        known = superlinks().get(link)
+        if known is None or "root-certificates" not in known:
+            raise ConfigError(
+                f"SuperLink {link!r}: expected one of config.toml with address and "
+                "root-certificates, as fedstale deploy init writes it"
+            )
+        self._app, self._link, self._say = app, link, say
+        self._fab_id = get_metadata_from_config(read_toml(app / "pyproject.toml"))[0]
+        self._config = f"{run_config} checkpoints='{checkpoints}' resume='{checkpoints}'".strip()
+        shown = known.get("client-certificate")
+        self._control = Control(
+            Address.parse(known["address"]),
+            Path(known["root-certificates"]).expanduser(),
+            Path(shown).expanduser() if shown else None,
+        )
+
+    def run(self) -> None:
+        """Start runs until one completes, or an operator stops one.
+
+        Raises:
+            FedstaleError: several in a row failed at once; the text says why the last did.
+        """
+        quick = 0
+        run = self._unfinished()
+        while True:
+            started = time.monotonic()
+            if run is not None:
+                self._say(f"following run {run.run_id}, which goes on")
+            run_id = self._start() if run is None else run.run_id
+            status = "failed to start", "see above"
+            if run_id is not None:
+                ended = self._ended(run_id).status
+                status = ended.sub_status, ended.details
+                if ended.sub_status in {SubStatus.COMPLETED, SubStatus.STOPPED}:
+                    self._say(f"run {run_id} {ended.sub_status}")
+                    return
+            quick = quick + 1 if time.monotonic() - started < _QUICK_S else 0
+            about = f"run {run_id} {': '.join(filter(None, status))}"
+            if quick == _QUICK_RUNS:
+                raise FedstaleError(f"{about}; {quick} runs in a row ended at once")
+            self._say(f"{about}; a new run goes on from its checkpoints")
+            time.sleep(_WAIT_S * 2**quick)
+            run = self._unfinished()
+
+    def _start(self) -> int | None:
+        """Start a run and show its log to the end; return its number, or None if it has none."""
+        environment = commands.environment(get_flwr_home())
+        command = commands.found(commands.run(self._app, self._link, self._config), environment)
+        run_id = None
+        with (
+            ProcessGroup() as processes,
+            processes.output_of(_FLWR, command, environment=environment) as output,
+        ):
+            for line in output:
+                found = _STARTED.search(line)
+                run_id = int(found[1]) if found and run_id is None else run_id
+                self._say(line)
+        return run_id
+
+    def _unfinished(self) -> Run | None:
+        """Return the run with this app and these settings that goes on, if there is one."""
+        settings = parse_config_args([self._config])
+        for run in self._runs().values():
+            is_same = (run.fab_id, run.override_config) == (self._fab_id, settings)
+            if is_same and run.status.status != Status.FINISHED:
+                return run
+        return None
+
+    def _ended(self, run_id: int) -> Run:
+        """Wait until a run has ended; the SuperLink may go away and come back meanwhile."""
+        while (run := self._runs()[run_id]).status.status != Status.FINISHED:
+            time.sleep(_POLL_S)
+        return run
+
+    def _runs(self) -> dict[int, Run]:
+        """Return all runs, as soon as the SuperLink answers."""
+        is_silent = False
+        while True:
+            try:
+                return self._control.details()
+            except httpx.HTTPError as problem:
+                if not is_silent:
+                    self._say(f"the SuperLink does not answer, and is asked again: {problem}")
+                is_silent = True
+                time.sleep(_POLL_S)

@@ -1,0 +1,149 @@
+"""What passes through a SuperLink stays in its database until it is purged."""
+
+import hashlib
+import json
+import re
+import sqlite3
+import subprocess
+import warnings
+from contextlib import closing
+
+import numpy as np
+import pytest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from small_deployment import CLIENT, PYPROJECT, SERVER, Running, write_app
+from typer.testing import CliRunner
+
+from fedstale.cli.main import app as fedstale
+from fedstale.deployment import commands
+from fedstale.deployment.local import LINK, LocalDeployment, run_app
+from fedstale.deployment.purge import _KEPT, _PASSING
+
+
+def purge(database, *options):
+    result = CliRunner().invoke(
+        fedstale, ["deploy", "purge", "--database", str(database), *options]
+    )
+    return result.exit_code, result.stdout + result.stderr
+
+
+def bytes_of(database):
+    files = [database, *database.parent.glob(f"{database.name}-*")]
+    return b"".join(file.read_bytes() for file in files)
+
+
+def objects(database):
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        return [content for (content,) in connection.execute("SELECT content FROM objects")]
+
+
+@pytest.fixture
+def database(tmp_path):
+    """Make a database as Flower does, with an object in it and another that was deleted."""
+    path = tmp_path / "state" / "superlink.db"
+    path.parent.mkdir(mode=0o700)
+    store = SqlObjectStore(str(path), verify=False)
+    with warnings.catch_warnings():
+        # Of Flower's migrations.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        store.initialize()
+    rng = np.random.default_rng(0)
+    for content in (there := [rng.bytes(300_000) for _ in range(2)]):
+        name = hashlib.sha256(content).hexdigest()
+        store.preregister(1, ObjectTree(object_id=name))
+        store.put(name, content)
+    store.delete(name)
+    store._engine.dispose()
+    path.chmod(0o600)
+    return path, there
+
+
+def test_no_byte_of_what_passed_through_stays_in_the_file(database):
+    path, there = database
+    assert there[0][1000:1064] in bytes_of(path)
+    status, said = purge(path)
+    assert status == 0, said
+    assert re.search(
+        r"deleted 1 objects .* kept 0 nodes, 0 runs; \d.\d MB before, 0.\d MB now", said
+    )
+    left = bytes_of(path)
+    for content in there:
+        assert not [i for i in range(0, len(content) - 64, 64) if content[i : i + 64] in left]
+    assert list(path.parent.iterdir()) == [path]
+    facts = json.loads(purge(path, "--json")[1])
+    assert set(facts["deleted"].values()) == {0}
+
+
+def test_every_table_is_emptied_or_known_to_stay(database):
+    stay = {
+        *_KEPT.values(),
+        *("alembic_version", "task", "task_usage", "run_series", "series_runs"),
+        *("automation", "federation_app", "connector", "connector_oauth_session", "run_connector"),
+        *("objectstore_locks", "sqlite_sequence"),
+    }
+    with closing(sqlite3.connect(database[0])) as connection:
+        there = {
+            n for (n,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")
+        }
+    emptied = {table for tables in _PASSING.values() for table in tables}
+    assert emptied <= there
+    assert there - emptied <= stay
+
+
+def test_a_database_that_is_in_use_or_none_is_left_as_it_is(database, tmp_path):
+    path, _ = database
+    # A SuperLink that was started without fedstale.
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA journal_mode = WAL")
+        other.execute("SELECT count(*) FROM objects").fetchone()
+        status, said = purge(path)
+        assert (status, len(objects(path))) == (2, 1)
+        assert "is in use (database is locked): stop the SuperLink first" in said
+    (other := tmp_path / "state" / "other").write_bytes(b"no database" * 1000)
+    assert "file is not a database" in purge(other)[1]
+    assert "there is no such file" in purge(tmp_path / "none")[1]
+    sqlite3.connect(empty := tmp_path / "state" / "empty").close()
+    empty.touch()
+    assert "has no table 'message_ins'" in purge(empty)[1]
+
+
+@pytest.mark.deployment
+@pytest.mark.slow
+def test_a_purge_after_a_run_leaves_no_byte_of_its_models_and_nodes_go_on(tmp_path):
+    random = 'np.random.default_rng(3).standard_normal(config["size"]).astype(np.float32)'
+    server = SERVER.replace('np.zeros(config["size"], dtype=np.float32)', random)
+    assert server != SERVER
+    app = write_app(tmp_path / "adder", PYPROJECT, server, CLIENT)
+    config = "strategy='gap-aware' concurrency=1 buffer-size=1"
+    with LocalDeployment(tmp_path / "up", nodes=1, limit_s=300.0) as deployment:
+        database = deployment.database
+        run = Running(deployment, app, f"{config} rounds=1000 size=100000")
+        run.until(lambda: any(len(content) > 100_000 for content in objects(database)))
+        seen = [content for content in objects(database) if len(content) > 100_000]
+        status, said = purge(database)
+        assert status == 2
+        assert re.search(r"is in use by a SuperLink, process \d+ of", said), said
+        deployment.processes.kill("superlink")
+        seen += [content for content in objects(database) if len(content) > 100_000]
+        found = bytes_of(database)
+        assert [content for content in seen if content[5000:5064] in found]
+        status, said = purge(database)
+        assert status == 2
+        assert "has not ended" in said
+        status, said = purge(database, "--unfinished")
+        assert status == 0, said
+        assert re.search(r"kept 1 nodes, 1 runs", said)
+        left = bytes_of(database)
+        for content in seen:
+            assert not [i for i in range(0, len(content) - 64, 64) if content[i : i + 64] in left]
+        deployment.start_superlink()
+        deployment.wait_online()
+        (first,) = deployment.control.runs()
+        # Its ServerApp has outlived the SuperLink, and waits for a job that was purged.
+        environment = deployment.operator_environment()
+        words = commands.found(["fedstale", "flwr", "stop", str(first), LINK], environment)
+        subprocess.run(words, env=environment, check=True, stdout=subprocess.DEVNULL)
+        run.thread.join(100.0)
+        run_app(deployment, app, run_config=f"{config} rounds=2", show=lambda line: None)
+        assert len(deployment.control.runs()) == 2
