@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from math import inf, nan
 from typing import TYPE_CHECKING
 
@@ -85,8 +86,12 @@ class EventLoop(Stateful):
         self.jobs, self.history = OpenJobs(), History()
         self.nodes = FreeNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
+        validation = strategy.validation
+        if strategy.privacy is not None:
+            # It clips to its own norm, and no update may depend on those of others.
+            validation = replace(validation, norm_bound=None)
         self.reputation = Reputation(
-            strategy.validation,
+            validation,
             keys,
             # Those of the grid also where another loop runs the rounds.
             told=grid.runtime.limited,
@@ -109,7 +114,10 @@ class EventLoop(Stateful):
             latest=initial,
         )
         self.evaluations = Evaluations(strategy.result, self.progress, self.runtime)
-        self.buffer = Buffer(strategy, weighting, optimizer, self.versions, self.reputation)
+        self.buffer = Buffer(
+            *(strategy, weighting, optimizer, self.versions, self.reputation),
+            reject=self._reject_early,
+        )
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
         self.requested_at: dict[int, float] = {}
         self.failed_nodes: dict[int, None] = {}
@@ -331,6 +339,12 @@ class EventLoop(Stateful):
             self._count_lost()
         else:
             self.buffer.add(update)
+
+    def _reject_early(self, update: ClientUpdate, problem: ProtocolError) -> None:
+        """Note that an update is left out of the buffer, although its reply was accepted."""
+        self.reputation.reject(update.node_id, problem, self.clock.now())
+        self.runtime.rejected(update.message_id, reason=str(problem))
+        self._lose(update.node_id)
 
     # How jobs end.
 

@@ -24,7 +24,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import Array, add_scaled, is_finite
+from fedstale.strategies.arrays import Array, add_scaled, is_finite, norm_of
 from fedstale.strategies.server.clients import Forecast
 from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.versions import Versions
@@ -125,6 +125,11 @@ FORECAST_RECORD = "fedstale.forecast"
 MOST_METRICS, MOST_NAME, MOST_LIST = 256, 200, 1024
 """Scalars of a reply, characters of a name, numbers of a list: more is rejected or ignored."""
 
+MOST_NORM = 1e15
+"""Largest norm of an update: squares of such, and sums of a million of them times `most_examples`,
+stay within the range of float32, so that no update can make a server step infinite."""
+_MOST_HALF = float(np.finfo(np.float16).max)
+
 MOST_COUNT = 2.0**64
 """Largest change of an integer; sums of such changes stay far from infinity."""
 
@@ -157,6 +162,11 @@ class Validation:
     every number up to `most_examples`, as FedAvg does. 1.5 where devices are not trusted."""
     norm_cap: float | None = None
     """Updates are scaled down to this times the running median of their norms, >= 1; None never."""
+    norm_bound: float | None = 100.0
+    """Updates beyond this times the largest running median of norms so far are rejected, >= 1,
+    unless a `norm_cap` scales them down; None trusts every norm up to `MOST_NORM`. An update grows
+    with the steps of its training, at most in proportion, so there is room for clients with many
+    examples. `Privacy`, which clips to its own norm, does without."""
     dtypes: Literal["same", "cast"] = "same"
     """Whether a reply must have the model's dtypes, or is converted from any real numbers."""
     window: int = 100
@@ -171,7 +181,7 @@ class Validation:
     """Longest rest in s."""
 
     def __post_init__(self) -> None:
-        for name in ("examples_cap", "norm_cap"):
+        for name in ("examples_cap", "norm_cap", "norm_bound"):
             cap = getattr(self, name)
             require(
                 cap is None or (isfinite(cap) and cap >= 1),
@@ -236,19 +246,33 @@ class Validation:
             with np.errstate(over="ignore", invalid="ignore"):
                 add_scaled(delta, base.floats, -1.0)
                 add_scaled(counts, base.counts, -1.0)
-        received = delta | counts
-        if not is_finite(received):
-            name = next(name for name, array in received.items() if not is_finite({name: array}))
+        norm = norm_of(delta)
+        if not (isfinite(norm) and is_finite(counts)):
+            for name, array in (delta | counts).items():
+                if not is_finite({name: array}):
+                    raise RejectionError(
+                        "finite", f"arrays[{name!r}] holds NaN or infinity, or left the range"
+                    )
+        if norm > MOST_NORM:
             raise RejectionError(
-                "finite", f"arrays[{name!r}] holds NaN or infinity, or left the range"
+                "norm",
+                f"the norm of the update is {norm:.3g}: at most {MOST_NORM:g}, since sums and "
+                "squares of more could leave the finite range",
             )
+        current = versions.current.floats
+        for name in base.halves:
+            # A mean of models that are within the range is within it.
+            if (np.abs(current[name] + delta[name]) > _MOST_HALF).any():
+                raise RejectionError(
+                    "finite", f"arrays[{name!r}] would take the model beyond the range of float16"
+                )
         for name, array in counts.items():
             if (np.abs(array) > MOST_COUNT).any():
                 raise RejectionError("finite", f"arrays[{name!r}] left the range of integers")
         return ClientUpdate(
             delta=delta,
             base=base.floats,
-            current=versions.current.floats,
+            current=current,
             staleness=versions.version - job.base_version,
             node_id=job.node_id,
             message_id=job.message_id,
@@ -257,6 +281,7 @@ class Validation:
             counts=counts,
             examples=examples,
             metrics=metrics,
+            norm=norm,
         )
 
     def measurements(self, reply: Message, key: str) -> tuple[float, dict[str, float]]:
