@@ -42,6 +42,9 @@ _DURATIONS_KEPT = 200
 # Where trainings take next to no time, a message may still take some seconds.
 _LAST_WAIT_S = 5.0
 
+MOST_REASON = 2000
+"""Characters of a client's error that are kept."""
+
 # The books of a result, in a checkpoint.
 _BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
@@ -296,11 +299,13 @@ class EventLoop(Stateful):
         self.progress.received_bytes += _n_bytes(reply)
         self.changed_at = self.clock.now()
         if reply.has_error():
-            self._fail(job, "failed", f"error {reply.error.code}: {reply.error.reason}")
+            reason = f"error {reply.error.code}: {reply.error.reason}"
+            self._fail(job, "failed", reason[:MOST_REASON])
             return
-        if forecast := forecast_in(reply):
-            self.history.forecast(job.node_id, forecast, self.changed_at)
         try:
+            self.reputation.validation.check_size(reply, self.versions.current.n_bytes)
+            if forecast := forecast_in(reply):
+                self.history.forecast(job.node_id, forecast, self.changed_at)
             if job.purpose == "query":
                 self._end(job, "accepted")
             elif job.purpose == "evaluate":

@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 import pytest
-from virtual_grid import ConfigRecord, VirtualGrid, adder, content, record
+from virtual_grid import ConfigRecord, Error, VirtualGrid, adder, content, record
 
 from fedstale.strategies import (
     CA2FL,
@@ -143,3 +143,30 @@ def test_a_run_with_a_hostile_node_goes_on_from_its_checkpoint_to_the_same_bytes
     rest, same = run(6, resume=tmp_path)
     assert rest == whole
     assert counts == same == {"rejected: norm": 3}
+
+
+@pytest.mark.parametrize("action", ["train", "evaluate", "error"])
+def test_a_reply_that_is_too_large_is_refused_unread_and_the_run_goes_on(action, caplog):
+    honest = honest_nodes()
+
+    def bulky(message, grid):
+        if not message.metadata.message_type.startswith(action) and action != "error":
+            return honest[0](message, grid)
+        if action == "error":
+            return 1.0, Error(2, "x" * 10**7)
+        body = content(message.content["arrays"], 10)
+        body["fedstale.forecast"] = ConfigRecord({"p_finish": 0.5, "curve": [0.5] * 10**6})
+        return 1.0, body
+
+    strategy = FedAvg(fraction_evaluate=1.0)
+    grid = VirtualGrid(honest | {HOSTILE: bulky})
+    with caplog.at_level(logging.INFO):
+        strategy.start(grid, record(w=np.zeros((3, 4), np.float32)), num_rounds=4)
+    assert len(grid.merged) == 4 * (N_HONEST + (action == "evaluate"))
+    assert max(len(reason) for _, reason in grid.refused) < 3000
+    if action != "error":
+        said = "the reply has 1,000,000 elements of lists: at most 10,000"
+        assert (
+            f"node {HOSTILE}: reply rejected: {said}, by Validation(most_elements)" in caplog.text
+        )
+        assert strategy.rejections["rejected: size"] >= 3
