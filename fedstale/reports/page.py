@@ -218,6 +218,11 @@ def _tables(run: "Run") -> dict[str, pd.DataFrame]:
         rows = [(f"{e['jobs']:,}", f"{e['devices']:,}", e["where"], e["error"]) for e in errors]
         columns = ["jobs", "devices", "where", "reason"]
         tables["Commonest client errors"] = pd.DataFrame(rows, columns=columns)
+    rejected = run.summary.get("rejected_devices", ())
+    if rejected:
+        rows = [(each["device"], f"{each['replies']:,}", each["reason"]) for each in rejected]
+        columns = ["device", "replies", "reason of the last"]
+        tables["Devices with most rejected replies"] = pd.DataFrame(rows, columns=columns)
     return tables
 
 
