@@ -220,9 +220,9 @@ def _tables(run: "Run") -> dict[str, pd.DataFrame]:
         tables["Commonest client errors"] = pd.DataFrame(rows, columns=columns)
     rejected = run.summary.get("rejected_devices", ())
     if rejected:
-        rows = [(each["device"], f"{each['replies']:,}", each["reason"]) for each in rejected]
         columns = ["device", "replies", "reason of the last"]
-        tables["Devices with most rejected replies"] = pd.DataFrame(rows, columns=columns)
+        table = pd.DataFrame(rejected).set_axis(columns, axis="columns")
+        tables["Devices with most rejected replies"] = table
     return tables
 
 
