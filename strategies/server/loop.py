@@ -25,7 +25,13 @@ from fedstale.strategies.server.jobs import PURPOSES, Ending, OpenJobs, Purpose,
 from fedstale.strategies.server.metrics import Evaluations, Progress
 from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.server.reputation import Reputation
-from fedstale.strategies.server.runtime import Checkpointer, ResumedClock, Runtime, RuntimeGrid
+from fedstale.strategies.server.runtime import (
+    MOST_REASON,
+    Checkpointer,
+    ResumedClock,
+    Runtime,
+    RuntimeGrid,
+)
 from fedstale.strategies.server.validation import RecordKeys, forecast_in
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.state import State, Stateful
@@ -41,9 +47,6 @@ _FAILURES_IN_A_ROW = 1000
 _DURATIONS_KEPT = 200
 # Where trainings take next to no time, a message may still take some seconds.
 _LAST_WAIT_S = 5.0
-
-MOST_REASON = 2000
-"""Characters of a client's error that are kept."""
 
 # The books of a result, in a checkpoint.
 _BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
@@ -386,8 +389,9 @@ class EventLoop(Stateful):
     def _expire(self) -> None:
         for job in self.jobs.expired(self.clock.now()):
             self.changed_at = self.clock.now()
-            ttl_s = self.dispatcher.ttl_s(job.purpose)
-            self._fail(job, "timed out", f"no reply within {ttl_s:g} s")
+            reason = f"no reply within {self.dispatcher.ttl_s(job.purpose):g} s"
+            logger.info("node %d: job %d timed out: %s", job.node_id, job.job_id, reason)
+            self._fail(job, "timed out", reason)
 
     # Stepping.
 

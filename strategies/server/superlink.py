@@ -35,6 +35,7 @@ from flwr.supercore.run import Run
 
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
+    MOST_REASON,
     REPORTED,
     Clock,
     RunLogger,
@@ -76,9 +77,6 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.25, 4.0
 # of the time that it took anyway.
 _LAG = 0.05
 
-
-_MOST_REASON = 500
-"""Characters of what is wrong with a reply."""
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +137,7 @@ class _Reply:
             # anything. What is raised before is about the connection.
             if not client.has_all:
                 raise
-            return [self._unreadable(f"{type(problem).__name__}: {problem}"[:_MOST_REASON])]
+            return [self._unreadable(f"{type(problem).__name__}: {problem}"[:MOST_REASON])]
         proto = self.claim.messages_list[0].metadata
         for message in found if client.has_all else ():
             about = message.metadata
