@@ -93,8 +93,9 @@ class EventLoop(Stateful):
         self.nodes = FreeNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
         validation = strategy.validation
-        if strategy.privacy is not None:
-            # It clips to its own norm, and no update may depend on those of others.
+        if strategy.privacy is not None or strategy.robust is not None:
+            # Privacy clips to its own norm, and no update may depend on those of others. A rule
+            # withstands large updates, and needs their number: without them it makes no step.
             validation = replace(validation, norm_bound=None)
         self.reputation = Reputation(
             validation,

@@ -170,7 +170,8 @@ class Validation:
     """Updates beyond this times the largest running median of norms so far are rejected, >= 1,
     unless a `norm_cap` scales them down; None trusts every norm up to `MOST_NORM`. An update grows
     with the steps of its training, at most in proportion, so there is room for clients with many
-    examples. `Privacy`, which clips to its own norm, does without."""
+    examples. `Privacy`, which clips to its own norm, and robust rules, which need a number of
+    updates and withstand large ones, do without."""
     most_bytes: int | None = None
     """Bytes of a reply, >= 1: of arrays, names, text and numbers. None for four times those of the
     model and a million: there is room for a second model, in float64, and for what is measured."""

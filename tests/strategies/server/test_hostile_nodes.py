@@ -42,6 +42,8 @@ STRATEGIES = {
     "AsyncFedED": lambda **o: AsyncFedED(7, **o),
     "CA2FL": lambda **o: CA2FL(7, 3, **o),
     "by examples": lambda **o: StaleStrategy(schedule=k_async(7, 3), normalise="examples", **o),
+}
+RULES = {
     "trimmed mean": lambda **o: StaleStrategy(
         schedule=k_async(7, 5), robust=robust.TrimmedMean(f=1), **o
     ),
@@ -105,12 +107,21 @@ def assert_rejected_alone(strategy, nodes, caplog, dtype=np.float32):
 
 @pytest.mark.parametrize("after", [0.1, 1.45])
 @pytest.mark.parametrize("value", [3.4e38, -1e18])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", STRATEGIES | RULES)
 def test_a_value_that_could_leave_the_finite_range_is_rejected_from_the_first_reply_on(
     name, value, after, caplog
 ):
     nodes = honest_nodes() | {HOSTILE: hostile(value, after=after)}
-    assert_rejected_alone(STRATEGIES[name](), nodes, caplog)
+    assert_rejected_alone((STRATEGIES | RULES)[name](), nodes, caplog)
+
+
+@pytest.mark.parametrize("rule", [robust.Median, robust.TrimmedMean, robust.GeometricMedian])
+def test_a_rule_takes_a_large_update_since_it_makes_no_step_without_it(rule):
+    nodes = {k: honest_nodes()[k] for k in (0, 1)} | {HOSTILE: hostile(1e14, after=0.1)}
+    w, grid, _ = trained(FedAvg(robust=rule(f=1)), nodes)
+    assert not grid.refused
+    assert len(grid.merged) == 3 * 12
+    assert ((w > 0.05) & (w < 20.0)).all()
 
 
 @pytest.mark.parametrize("value", [1e14, 1e4])
