@@ -57,19 +57,21 @@ LAST = 5
 
 CAPPED = Validation(examples_cap=1.5)
 """As docs/security.md recommends where devices are not trusted."""
+OF_RULES = Validation(examples_cap=1.5, norm_bound=None)
+"""What a strategy makes of it where it has a robust rule."""
 UNCAPPED = "mean, examples uncapped"
 RULES: dict[str, tuple[Rule | None, Validation]] = {
     UNCAPPED: (None, Validation()),
     "mean": (None, CAPPED),
     "mean, norms clipped": (None, Validation(examples_cap=1.5, norm_cap=1.5)),
-    "median": (Median(f=N_BAD), CAPPED),
-    "trimmed mean": (TrimmedMean(f=N_BAD), CAPPED),
-    "geometric median": (GeometricMedian(f=N_BAD), CAPPED),
-    "Krum": (Krum(f=N_BAD), CAPPED),
-    "Multi-Krum": (MultiKrum(f=N_BAD), CAPPED),
-    "Bulyan": (Bulyan(f=N_BAD), CAPPED),
-    "centred clipping": (CentredClipping(f=N_BAD), CAPPED),
-    "CTMA": (CTMA(f=N_BAD), CAPPED),
+    "median": (Median(f=N_BAD), OF_RULES),
+    "trimmed mean": (TrimmedMean(f=N_BAD), OF_RULES),
+    "geometric median": (GeometricMedian(f=N_BAD), OF_RULES),
+    "Krum": (Krum(f=N_BAD), OF_RULES),
+    "Multi-Krum": (MultiKrum(f=N_BAD), OF_RULES),
+    "Bulyan": (Bulyan(f=N_BAD), OF_RULES),
+    "centred clipping": (CentredClipping(f=N_BAD), OF_RULES),
+    "CTMA": (CTMA(f=N_BAD), OF_RULES),
 }
 
 Attack = Callable[[Array, Array], Array]

@@ -116,11 +116,33 @@ def superlink(
     socket: Annotated[
         Path | None, typer.Option(help="Unix socket to listen at in place of a port.")
     ] = None,
+    record_bytes: Annotated[
+        int, typer.Option(help="Most bytes of one record of a reply, but arrays.")
+    ] = 1_000_000,
+    reply_objects: Annotated[
+        int, typer.Option(help="Most records, arrays and their pieces of 5 MB in a reply.")
+    ] = 20_000,
+    reply_bytes: Annotated[
+        int, typer.Option(help="Most bytes of a reply; four times the model is enough.")
+    ] = 4_000_000_000,
+    node_replies_per_hour: Annotated[
+        int, typer.Option(help="Most replies of a node in an hour.")
+    ] = 3600,
+    node_bytes_per_hour: Annotated[
+        int, typer.Option(help="Most bytes that a node may send in an hour.")
+    ] = 40_000_000_000,
 ) -> None:
     """Run flower-superlink, with its options, behind a gate for what devices send."""
-    from fedstale.deployment.superlink import run
+    from fedstale.deployment.superlink import Quotas, run
 
-    run(context.args, socket)
+    quotas = Quotas(
+        record_bytes=record_bytes,
+        reply_objects=reply_objects,
+        reply_bytes=reply_bytes,
+        node_replies_per_hour=node_replies_per_hour,
+        node_bytes_per_hour=node_bytes_per_hour,
+    )
+    run(context.args, socket, quotas)
 
 
 @app.command(

@@ -21,7 +21,16 @@ from fedstale.config import Until
 from fedstale.reports.folder import CONFIG, DEPLOYED, RunFolder
 from fedstale.simulation.costs import content_bytes
 from fedstale.simulation.devices import round_of
-from fedstale.simulation.jobs import IN_FLIGHT, NEVER, UNCLAIMED, UNKNOWN, Columns, JobRow, JobTable
+from fedstale.simulation.jobs import (
+    IN_FLIGHT,
+    LATE,
+    NEVER,
+    UNCLAIMED,
+    UNKNOWN,
+    Columns,
+    JobRow,
+    JobTable,
+)
 from fedstale.simulation.metrics import (
     MessageRounds,
     RunMetrics,
@@ -30,7 +39,7 @@ from fedstale.simulation.metrics import (
     write_run,
 )
 from fedstale.simulation.stock_strategies import report_stock_strategies
-from fedstale.strategies.server.runtime import Runtime
+from fedstale.strategies.server.runtime import MOST_REASON, Runtime
 from fedstale.strategies.server.superlink import SuperLinkGrid, connected
 
 _UNSEEN = (
@@ -63,7 +72,8 @@ class JobLog(JobTable):
 
         def as_of(jobs: Columns) -> Columns:
             jobs["device"] = np.searchsorted(nodes, jobs["node_id"].view(np.uint64))
-            jobs["status"][jobs["delivered_at"] == NEVER] = self.number(IN_FLIGHT)
+            is_open = jobs["status"] == self.number(UNCLAIMED)
+            jobs["status"][is_open & (jobs["delivered_at"] == NEVER)] = self.number(IN_FLIGHT)
             return jobs
 
         names = pd.Index([str(node) for node in nodes.tolist()], dtype="str")
@@ -100,10 +110,17 @@ class JobLog(JobTable):
         self.learn(job.node_id, reply)
         job.delivered_at, job.status = run.now(), status
         if reply.has_error():
-            job.reason = reply.error.reason or ""
+            job.reason = (reply.error.reason or "")[:MOST_REASON]
         else:
             job.reason = ""
             job.uploaded_bytes = float(content_bytes(reply.content))
+
+    def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
+        """Note why a reply was not used, or that none came in time."""
+        super().rejected(run, message_id, reason=reason)
+        job = self.of_message(message_id)
+        if job is not None and job.delivered_at == NEVER:
+            job.status, job.reason = LATE, reason
 
 
 @contextmanager

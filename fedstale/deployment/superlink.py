@@ -5,12 +5,14 @@ which only a proxy reaches, instead of a port, where everyone on the machine is 
 """
 
 import argparse
+import logging
 import os
 import socket
 import sys
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from flwr.common.constant import (
     TIMESTAMP_TOLERANCE,
 )
 from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.http_logging import get_uvicorn_log_config
 from flwr.supercore.logger import console_handler
@@ -42,8 +45,53 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+logger = logging.getLogger(__name__)
+
 _FLEET = "/v1/fleet/"
+_HOUR_S = 3600.0
+_PIECE = b"ArrayChunk "
 _SIGNED_FOR_S = TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quotas:
+    """How much one registered node may send; what is more is refused before it is stored or read.
+
+    A SuperNode gives up a reply that is refused with 413, and goes on; with 503 it tries again.
+    """
+
+    record_bytes: int = 1_000_000
+    """Of an object that is no piece of an array, >= 1: each ConfigRecord and each MetricRecord is
+    one, and so are the names in a reply (413)."""
+    reply_objects: int = 20_000
+    """Objects of a reply, >= 1: its records, its arrays and their pieces of 5 MB (413)."""
+    reply_bytes: int = 4_000_000_000
+    """Of all objects of a reply, >= 1 (413). Four times the model is enough for what Flower's
+    strategies and these take."""
+    node_replies_per_hour: int = 3600
+    """Replies of a node within an hour, >= 1 (503). A SuperNode asks for work every 3 s."""
+    node_bytes_per_hour: int = 40_000_000_000
+    """Bytes of a node's objects within an hour, >= 1 (503): 90 Mbit/s all the time."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{name.replace('_', '-')} = {getattr(self, name)}: expected an integer >= 1"
+                )
+
+
+@dataclass(slots=True)
+class _Hour:
+    """What a node has sent within an hour."""
+
+    until: float
+    n_bytes: int = 0
+    n_replies: int = 0
+    of_replies: dict[str, int] = field(default_factory=dict)
+    """Bytes of each reply, by the session of its upload."""
+    told: set[str] = field(default_factory=set)
+    """Limits that the log has told of."""
 
 
 class FleetGate:
@@ -55,15 +103,24 @@ class FleetGate:
     - a push that is no reply, which Flower would deliver to another node as an order (400);
     - a push in another node's name, or to anyone but the SuperLink (400);
     - a signature that was used before, with this body or another (503, which a SuperNode answers by
-      signing anew).
+      signing anew);
+    - what is beyond the `Quotas` (413 or 503). The first such refusal of a node and limit within an
+      hour is a warning in the log, with the node, the limit and the number.
 
-    It reads the message that Flower has parsed, so both see the same.
+    It reads the message that Flower has parsed, so both see the same; of an object it reads the
+    first bytes.
     """
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        quotas: Quotas = Quotas(),
+    ) -> None:
         """Stand in front of an ASGI app, behind Flower's own middleware."""
-        self._app = app
+        self._app, self._quotas = app, quotas
         self._seen: dict[tuple[bytes, str], float] = {}
+        self._hours: dict[int, _Hour] = {}
+        """Of each node that has sent something: only registered ones come this far."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -80,8 +137,52 @@ class FleetGate:
             return None
         if self._is_used(Headers(scope=scope)):
             return 503, "this signature was used before"
-        reason = fault_of_push(request) if isinstance(request, PushMessagesRequest) else None
-        return None if reason is None else (400, reason)
+        if isinstance(request, PushMessagesRequest):
+            reason = fault_of_push(request)
+            return self._excess_of_reply(request) if reason is None else (400, reason)
+        return self._excess_of_object(request) if isinstance(request, PushObjectRequest) else None
+
+    def _excess_of_reply(self, request: PushMessagesRequest) -> tuple[int, str] | None:
+        hour, quotas = self._hour(request.node.node_id), self._quotas
+        hour.n_replies += 1
+        most = quotas.node_replies_per_hour
+        if hour.n_replies > most:
+            return self._refuse(503, request.node.node_id, "node-replies-per-hour", most, most + 1)
+        n = n_objects(request.message_object_trees[0])
+        if n > quotas.reply_objects:
+            most = quotas.reply_objects
+            return self._refuse(413, request.node.node_id, "reply-objects", most, n)
+        return None
+
+    def _excess_of_object(self, request: PushObjectRequest) -> tuple[int, str] | None:
+        node, n, quotas = request.node.node_id, len(request.object_content), self._quotas
+        is_piece = request.object_content.startswith(_PIECE)
+        if not is_piece and n > quotas.record_bytes:
+            return self._refuse(413, node, "record-bytes", quotas.record_bytes, n)
+        hour = self._hour(node)
+        of_reply = hour.of_replies.get(request.session_id, 0) + n
+        if of_reply > quotas.reply_bytes:
+            return self._refuse(413, node, "reply-bytes", quotas.reply_bytes, of_reply)
+        total = hour.n_bytes + n
+        if total > quotas.node_bytes_per_hour:
+            return self._refuse(503, node, "node-bytes-per-hour", quotas.node_bytes_per_hour, total)
+        hour.n_bytes, hour.of_replies[request.session_id] = total, of_reply
+        return None
+
+    def _hour(self, node_id: int) -> _Hour:
+        """Return what a node has sent since its hour began; a new one begins when it is over."""
+        now = time.monotonic()
+        hour = self._hours.get(node_id)
+        if hour is None or hour.until <= now:
+            hour = self._hours[node_id] = _Hour(now + _HOUR_S)
+        return hour
+
+    def _refuse(self, status: int, node: int, limit: str, most: int, n: int) -> tuple[int, str]:
+        told = self._hour(node).told
+        if limit not in told:
+            told.add(limit)
+            logger.warning("node %d: refused: %s = %d: got %d", node, limit, most, n)
+        return status, f"{limit} = {most}: got {n}"
 
     def _is_used(self, headers: Headers) -> bool:
         """Note a signature; it is the key and the time stamp, since ECDSA has two for each."""
@@ -120,13 +221,27 @@ def fault_of_push(request: PushMessagesRequest) -> str | None:
     return None
 
 
-def guarded(app: FastAPI) -> FastAPI:
+def n_objects(tree: ObjectTree) -> int:
+    """Return how many objects a reply consists of, without recursion.
+
+    Example:
+        >>> n_objects(ObjectTree(children=[ObjectTree(), ObjectTree(children=[ObjectTree()])]))
+        4
+    """
+    found = [tree]
+    # The list grows while it is walked.
+    for each in found:
+        found.extend(each.children)
+    return len(found)
+
+
+def guarded(app: FastAPI, quotas: Quotas | None = None) -> FastAPI:
     """Put the gate into a SuperLink's app, behind its check of signatures; return the app."""
-    app.user_middleware.append(Middleware(FleetGate))
+    app.user_middleware.append(Middleware(FleetGate, quotas=quotas or Quotas()))
     return app
 
 
-def run(arguments: Sequence[str], at: Path | None = None) -> None:
+def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None = None) -> None:
     """Run flower-superlink behind the gate until it is ended.
 
     Args:
@@ -134,6 +249,7 @@ def run(arguments: Sequence[str], at: Path | None = None) -> None:
         at: Unix socket to listen at, in place of a port, where nothing is encrypted. Who may enter
             its folder and is of this user or group can reach everything, so the folder must be
             closed to others; it is made so if it does not exist.
+        quotas: of each node; those of `Quotas` if not given.
 
     Raises:
         ConfigError: the socket cannot be made, others may read the key, the secret or the database,
@@ -152,7 +268,7 @@ def run(arguments: Sequence[str], at: Path | None = None) -> None:
                 hold_database(path)
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
-    app = guarded(create_app(config, SuperLinkLifespan))
+    app = guarded(create_app(config, SuperLinkLifespan), quotas)
     server = uvicorn.Server(
         uvicorn.Config(
             app,

@@ -25,7 +25,9 @@ _WAYS = ("downloaded_bytes", "uploaded_bytes")
 COST_COLUMNS = ("status", *_PHASES, *_WAYS)
 """What the costs of a run are computed from."""
 ERROR_COLUMNS = ("device_id", "reason")
-"""What the errors of clients are counted from."""
+"""What the errors of clients and rejected replies are counted from."""
+REJECTED_DEVICES = 5
+"""Devices with rejected replies that a summary lists at most, those with most of them first."""
 CLIENT_ERRORS = 5
 """Client errors that a summary lists at most, the commonest first."""
 _ERROR = re.compile(r"(?P<kind>\w+): (?P<text>.*) \((?P<where>[^()]+:\d+)\)", re.DOTALL)
@@ -78,6 +80,23 @@ def rejections(events: pa.Table) -> dict[str, int]:
     counts = {row["values"]: row["counts"] for row in pc.value_counts(events["reason"]).to_pylist()}
     order = sorted(counts, key=lambda reason: (-counts[reason], reason))
     return {reason: counts[reason] for reason in order[:REASONS]}
+
+
+def rejected_devices(events: pa.Table) -> list[dict[str, Any]]:
+    """Return the devices whose replies the server rejected most often.
+
+    Args:
+        events: the jobs whose reply was rejected in the order of sending, with at least
+            `ERROR_COLUMNS`.
+
+    Returns:
+        `REJECTED_DEVICES` devices at most, each with the number of its `replies` that were rejected
+        and the `reason` of the last one.
+    """
+    by_device = events.select(ERROR_COLUMNS).to_pandas().groupby("device_id", sort=False)["reason"]
+    found = by_device.agg(replies="size", reason="last").reset_index(names="device")
+    most = found.sort_values("replies", ascending=False, kind="stable")[:REJECTED_DEVICES]
+    return [{str(name): value for name, value in row.items()} for row in most.to_dict("records")]
 
 
 def by_kind(events: pa.Table) -> dict[str, dict[str, Any]]:

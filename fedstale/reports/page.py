@@ -218,6 +218,11 @@ def _tables(run: "Run") -> dict[str, pd.DataFrame]:
         rows = [(f"{e['jobs']:,}", f"{e['devices']:,}", e["where"], e["error"]) for e in errors]
         columns = ["jobs", "devices", "where", "reason"]
         tables["Commonest client errors"] = pd.DataFrame(rows, columns=columns)
+    rejected = run.summary.get("rejected_devices", ())
+    if rejected:
+        columns = ["device", "replies", "reason of the last"]
+        table = pd.DataFrame(rejected).set_axis(columns, axis="columns")
+        tables["Devices with most rejected replies"] = table
     return tables
 
 

@@ -19,6 +19,7 @@ from fedstale.reports.costs import (
     by_kind,
     client_errors,
     ledger,
+    rejected_devices,
     rejections,
 )
 from fedstale.reports.folder import RunFolder
@@ -254,7 +255,8 @@ def write_run(
             **ledger(events := folder.read_events((*COST_COLUMNS, "kind"))),
             "messages": by_kind(events),
             "client_errors": client_errors(folder.read_events(ERROR_COLUMNS, status=CLIENT_ERROR)),
-            "rejected": rejections(folder.read_events(["reason"], status=REJECTED)),
+            "rejected": rejections(rejected := folder.read_events(ERROR_COLUMNS, status=REJECTED)),
+            "rejected_devices": rejected_devices(rejected),
             **{
                 kind: {"replies": sum(by_node.values()), "nodes": len(by_node)}
                 for kind, by_node in metrics.limits.items()

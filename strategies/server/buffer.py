@@ -1,12 +1,13 @@
 """The buffer: updates of clients come in, and become one server step.
 
-An update takes one way through it: the weighting weighs it, and a reducer adds it to the others,
-either to a running mean or to what a robust rule combines. Where nothing has to wait this happens
-as it comes, so that the memory of a mean is one model. What waits
+An update takes one way through it: `Reputation` limits it, the weighting weighs it, and a reducer
+adds it to the others, either to a running mean or to what a robust rule combines. Where nothing has
+to wait this happens as it comes, so that the memory of a mean is one model. What waits
 
-- to be weighed: stale updates, if the weighting weighs those of a buffer together;
-- to be reduced: early updates, which came before the running medians of `Reputation` held. They are
-  limited when the medians hold, or when the buffer closes. Robust rules cap weights by themselves.
+- to be limited: early updates, which came before the running medians of `Reputation` held. They are
+  limited, or rejected, when the medians hold or when the buffer closes, and until then no weighting
+  has seen them. Robust rules limit weights by themselves, and nothing waits for them;
+- to be weighed: stale updates, if the weighting weighs those of a buffer together.
 
 With `Privacy`, an update is clipped before and after it is weighed, and a mean gets noise before
 the server optimizer sees it.
@@ -15,7 +16,7 @@ The buffer knows models and weights, but no nodes, clocks and messages. Updates 
 step are discarded, and the run goes on as if they had not been.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from statistics import median
@@ -38,6 +39,7 @@ from fedstale.strategies.robust.base import Median, Rule, aggregate, heaviest
 from fedstale.strategies.schedule import AdaSync, SmoothedLoss
 from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
 from fedstale.strategies.server.reputation import Reputation
+from fedstale.strategies.server.validation import RejectionError
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.server_optimizer import ServerOptimizer
 from fedstale.strategies.state import State, Stateful
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 Normalise = Literal["examples", "buffer_size", "weights"]
 
 MOST_EARLY = 20
-"""Updates that wait for the caps at most, where few nodes answer often."""
+"""Updates that wait to be limited at most, where few nodes answer often."""
 WEIGHT_CAP = 1.5
 """Largest weight under a robust rule, times the median weight of the buffer."""
 _DISCARDS_IN_A_ROW = 100
@@ -71,6 +73,8 @@ class Buffer(Stateful):
     """Of the model."""
     reputation: Reputation
     """Limits updates."""
+    reject: Callable[[ClientUpdate, RejectionError], None] = lambda update, problem: None
+    """Called with each early update that is left out of the buffer again, and why."""
 
     def __post_init__(self) -> None:
         size = self.strategy.schedule.buffer_size
@@ -99,17 +103,10 @@ class Buffer(Stateful):
     def add(self, update: ClientUpdate) -> None:
         """Take an update in; the buffer owns its arrays from now on."""
         self.updates.append(update)
-        if self.strategy.update == "model" and update.staleness:
-            # A change against the base becomes one against the current model.
-            add_scaled(update.delta, update.base, 1.0)
-            add_scaled(update.delta, update.current, -1.0)
-        if self.mechanism is not None:
-            self.mechanism.clip(update)
-            self.mechanism.freeze_counts(update)
-        if update.staleness and self.weighting.needs_whole_buffer:
-            self._stale.append(update)
-        else:
-            self._take(update, self.weighting.weigh(update))
+        self._early.append(update)
+        waits = self.strategy.robust is None and not update.limited
+        if not waits or len(self._early) >= MOST_EARLY:
+            self._take_early()
 
     def is_full(self, concurrency: int) -> bool:
         """Return whether there are as many updates as the schedule waits for.
@@ -134,12 +131,16 @@ class Buffer(Stateful):
         """Close the buffer and return the model after its step; open the next one afterwards.
 
         Raises:
-            ProtocolError: the updates cannot become a step, and are discarded.
-            FedstaleError: that happened too often in a row.
+            ProtocolError: the updates cannot become a step, and are discarded; or none is left,
+                since all of them came early and were rejected.
+            FedstaleError: they were discarded too often in a row.
         """
+        self._take_early()
+        if not self.updates:
+            raise ProtocolError("none of its updates is left")
         before = self.versions.current
         try:
-            self._close()
+            self._weigh_stale()
             delta, counts = self._reducer.result()
             if self.mechanism is not None:
                 self.mechanism.add_noise(delta, len(self.updates))
@@ -166,33 +167,47 @@ class Buffer(Stateful):
         """Note the training loss behind a step."""
         self._loss.add(metrics.get(self.strategy.loss_key, nan))
 
-    def _take(self, update: ClientUpdate, weight: float) -> None:
-        """Reduce a weighed update, or let it wait."""
-        if self.mechanism is not None:
-            self.mechanism.clip(update)
-        update.weight, update.base, update.current = weight, {}, {}
-        self._early.append(update)
-        is_limited = update.limited or self._reducer.caps_weights
-        if is_limited or len(self._early) >= MOST_EARLY:
-            self._reduce_early()
-
-    def _reduce_early(self) -> None:
+    def _take_early(self) -> None:
+        """Take in what waits to be limited, without what is rejected now."""
         early, self._early = self._early, []
         for update in early:
-            if not self._reducer.caps_weights:
-                self.reputation.limit_early(update)
-            self._reducer.add(update)
+            try:
+                if self.strategy.robust is None:
+                    self.reputation.limit_early(update)
+            except RejectionError as problem:
+                self.updates.remove(update)
+                self.reject(update, problem)
+            else:
+                self._take(update)
 
-    def _close(self) -> None:
-        """Reduce what waits; stale updates that waited are summed last, and listed last."""
-        self._reduce_early()
+    def _take(self, update: ClientUpdate) -> None:
+        """Weigh and reduce an update, or let it wait for the others that are stale."""
+        if self.strategy.update == "model" and update.staleness:
+            # A change against the base becomes one against the current model.
+            add_scaled(update.delta, update.base, 1.0)
+            add_scaled(update.delta, update.current, -1.0)
+        if self.mechanism is not None:
+            self.mechanism.clip(update)
+            self.mechanism.freeze_counts(update)
+        if update.staleness and self.weighting.needs_whole_buffer:
+            self._stale.append(update)
+        else:
+            self._reduce(update, self.weighting.weigh(update))
+
+    def _weigh_stale(self) -> None:
+        """Weigh the stale updates that wait; they are reduced last, and listed last."""
         stale, self._stale = self._stale, []
         if stale:
             self.updates.sort(key=stale.__contains__)
             weights = self.weighting.weigh_stale(stale, self._reducer.mean())
             for update, weight in zip(stale, weights, strict=True):
-                self._take(update, weight)
-            self._reduce_early()
+                self._reduce(update, weight)
+
+    def _reduce(self, update: ClientUpdate, weight: float) -> None:
+        if self.mechanism is not None:
+            self.mechanism.clip(update)
+        update.weight, update.base, update.current = weight, {}, {}
+        self._reducer.add(update)
 
     def _discard(self, reason: str) -> None:
         """Forget the updates; the optimizer may have seen infinity, and forgets everything."""
@@ -236,7 +251,6 @@ class RunningMean(Stateful):
     """
 
     saved = ("_sum", "_counts", "_total", "_count_total", "_metrics")
-    caps_weights = False
     like: Snapshot
     normalise: Normalise
     _sum: Model = field(default_factory=dict)
@@ -296,7 +310,6 @@ class RobustMean(Stateful):
     buffer size times the model.
     """
 
-    caps_weights = True
     like: Snapshot
     normalise: Normalise
     rule: Rule
@@ -367,8 +380,7 @@ Reducer = RunningMean | RobustMean
 """Takes weighed updates and their arrays with them (`add`), and reduces them to one (`result`).
 
 `mean` is what stale updates are compared with; `metrics` reduces what the clients measured, those
-not finite left out. `caps_weights` says whether no update can outweigh the others, whatever its
-number of examples.
+not finite left out.
 """
 
 

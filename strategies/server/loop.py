@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from math import inf, nan
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,13 @@ from fedstale.strategies.server.jobs import PURPOSES, Ending, OpenJobs, Purpose,
 from fedstale.strategies.server.metrics import Evaluations, Progress
 from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.server.reputation import Reputation
-from fedstale.strategies.server.runtime import Checkpointer, ResumedClock, Runtime, RuntimeGrid
+from fedstale.strategies.server.runtime import (
+    MOST_REASON,
+    Checkpointer,
+    ResumedClock,
+    Runtime,
+    RuntimeGrid,
+)
 from fedstale.strategies.server.validation import RecordKeys, forecast_in
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.state import State, Stateful
@@ -89,8 +96,13 @@ class EventLoop(Stateful):
         self.jobs, self.history = OpenJobs(), History()
         self.nodes = FreeNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
+        validation = strategy.validation
+        if strategy.privacy is not None or strategy.robust is not None:
+            # Privacy clips to its own norm, and no update may depend on those of others. A rule
+            # withstands large updates, and needs their number: without them it makes no step.
+            validation = replace(validation, norm_bound=None)
         self.reputation = Reputation(
-            strategy.validation,
+            validation,
             keys,
             # Those of the grid also where another loop runs the rounds.
             told=grid.runtime.limited,
@@ -113,7 +125,10 @@ class EventLoop(Stateful):
             latest=initial,
         )
         self.evaluations = Evaluations(strategy.result, self.progress, self.runtime)
-        self.buffer = Buffer(strategy, weighting, optimizer, self.versions, self.reputation)
+        self.buffer = Buffer(
+            *(strategy, weighting, optimizer, self.versions, self.reputation),
+            reject=self._reject_early,
+        )
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
         self.requested_at: dict[int, float] = {}
         self.failed_nodes: dict[int, None] = {}
@@ -292,11 +307,13 @@ class EventLoop(Stateful):
         self.progress.received_bytes += _n_bytes(reply)
         self.changed_at = self.clock.now()
         if reply.has_error():
-            self._fail(job, "failed", f"error {reply.error.code}: {reply.error.reason}")
+            reason = f"error {reply.error.code}: {reply.error.reason}"
+            self._fail(job, "failed", reason[:MOST_REASON])
             return
-        if forecast := forecast_in(reply):
-            self.history.forecast(job.node_id, forecast, self.changed_at)
         try:
+            self.reputation.validation.check_size(reply, self.versions.current.n_bytes)
+            if forecast := forecast_in(reply):
+                self.history.forecast(job.node_id, forecast, self.changed_at)
             if job.purpose == "query":
                 self._end(job, "accepted")
             elif job.purpose == "evaluate":
@@ -336,6 +353,12 @@ class EventLoop(Stateful):
         else:
             self.buffer.add(update)
 
+    def _reject_early(self, update: ClientUpdate, problem: ProtocolError) -> None:
+        """Note that an update is left out of the buffer, although its reply was accepted."""
+        self.reputation.reject(update.node_id, problem, self.clock.now())
+        self.runtime.rejected(update.message_id, reason=str(problem))
+        self._lose(update.node_id)
+
     # How jobs end.
 
     def _end(self, job: SentJob, ending: Ending) -> None:
@@ -371,8 +394,9 @@ class EventLoop(Stateful):
     def _expire(self) -> None:
         for job in self.jobs.expired(self.clock.now()):
             self.changed_at = self.clock.now()
-            ttl_s = self.dispatcher.ttl_s(job.purpose)
-            self._fail(job, "timed out", f"no reply within {ttl_s:g} s")
+            reason = f"no reply within {self.dispatcher.ttl_s(job.purpose):g} s"
+            logger.info("node %d: job %d timed out: %s", job.node_id, job.job_id, reason)
+            self._fail(job, "timed out", reason)
 
     # Stepping.
 

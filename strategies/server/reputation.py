@@ -1,26 +1,26 @@
-"""Client reputation: caps by running medians, rejections by kind, and rests of nodes that fail.
+"""Client reputation: limits by running medians, rejections by kind, and rests of nodes that fail.
 
 `Validation` looks at one reply alone, `Reputation` at a reply among the others of a run. It counts
 and logs what is rejected, capped and clipped, and rests nodes that keep failing.
 
-A cap, where one is set, is a multiple of the running median over nodes, each with its last reply
-only. Such a median does not move for fewer over-reporting clients than half of the nodes heard
-lately, however often they answer. Until enough nodes have been heard it does not hold; the first
-updates of a run then wait in the buffer until it does, so that the first reply of a run cannot own
-the model either.
+A limit is a multiple of the running median over nodes, each with its last reply only: it bounds the
+norm of an update, and caps norms and examples where that is asked for. Such a median stays among
+what honest nodes send as long as they are more than half of the nodes heard lately, however often
+the others answer. Until enough nodes have been heard it does not hold; the first updates of a run
+then wait in the buffer until it does, so that the first reply of a run cannot own the model either.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf
 from statistics import median
 
 from flwr.app import Message
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import norm_of, scale
+from fedstale.strategies.arrays import scale
 from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.runtime import Limit
 from fedstale.strategies.server.validation import (
@@ -40,46 +40,45 @@ FEW = 3
 
 
 @dataclass(slots=True)
-class Cap(Stateful):
-    """A multiple of the median over the nodes heard last."""
+class NodeMedian(Stateful):
+    """The median over the nodes heard last, each with its last number."""
 
-    saved = ("_last", "_median")
+    saved = ("_last", "_largest")
 
-    times: float | None
-    """The multiple, >= 1; None for no cap at all."""
     window: int
     """Nodes looked back on, >= 1."""
     enough: int
     """Nodes that must have been heard, from 1 to `window`."""
     _last: dict[int, float] = field(default_factory=dict)
-    _median: float = inf
+    _largest: float = 0.0
 
     def hear(self, node_id: int, value: float) -> None:
-        """Note what a node reports, in place of what it reported before."""
-        if self.times is None:
-            return
+        """Note a number of a node, in place of the one before."""
         self._last.pop(node_id, None)
         self._last[node_id] = value
         if len(self._last) > self.window:
             del self._last[next(iter(self._last))]
-        self._median = median(self._last.values())
+        if self.holds:
+            self._largest = max(self._largest, median(self._last.values()))
 
     @property
     def holds(self) -> bool:
-        """Whether enough nodes have been heard, or there is no cap."""
-        return self.times is None or len(self._last) >= self.enough
+        """Whether enough nodes have been heard."""
+        return len(self._last) >= self.enough
 
-    def limit(self, value: float, *, few: int | None = None) -> float:
-        """Return a value or the cap, whichever is less.
+    def times(self, multiple: float | None, *, few: int | None = None, ever: bool = False) -> float:
+        """Return a multiple of the median; inf if there is none, or too few have been heard.
 
         Args:
-            value: what a node reports.
+            multiple: None for no limit.
             few: nodes that are enough for this once; if not given, those of `holds`.
+            ever: whether the largest median that has held so far counts in its place.
         """
-        enough = self.enough if few is None else few
-        if self.times is None or len(self._last) < enough:
-            return value
-        return min(value, self.times * self._median)
+        if multiple is None or len(self._last) < (few or self.enough):
+            return inf
+        now = median(self._last.values())
+        # Where most numbers are 0, any other would be beyond all multiples.
+        return multiple * (max(now, self._largest) if ever else now) or inf
 
 
 class Reputation(Stateful):
@@ -107,8 +106,7 @@ class Reputation(Stateful):
         self.validation, self.keys = validation, keys
         self._told, self._weighs_examples = told, weighs_examples
         self.examples, self.evaluated, self.norms = (
-            Cap(times, validation.window, validation.enough)
-            for times in (validation.examples_cap, validation.examples_cap, validation.norm_cap)
+            NodeMedian(validation.window, validation.enough) for _ in range(3)
         )
         self.counts: Counter[str] = Counter()
         """Replies rejected by kind, as "rejected: KIND"; examples "capped" and norms "clipped"."""
@@ -129,28 +127,45 @@ class Reputation(Stateful):
         """
         self._check_source(reply, job.node_id)
         update = self.validation.open(reply, job, versions, self.keys)
-        norm = self._norm(update)
-        if not isfinite(norm):
-            raise RejectionError("norm", "the norm of the update left the range of numbers")
-        self.norms.hear(job.node_id, norm)
+        # Also of what is rejected next: updates may grow a thousandfold if most nodes' do.
+        self.norms.hear(job.node_id, update.norm)
         self.examples.hear(job.node_id, update.examples)
-        if self.examples.holds and self.norms.holds:
-            self._limit(update, norm)
+        settings = self.validation
+        limits = settings.norm_bound, settings.norm_cap, settings.examples_cap
+        # Both medians hold at once: they hear the same nodes.
+        if self.norms.holds or not any(limits):
+            self._limit(update)
         self.records.pop(job.node_id, None)
         return update
 
     def limit_early(self, update: ClientUpdate) -> None:
-        """Limit an update that came before the running medians held, by those of `FEW` nodes."""
-        if not update.limited:
-            self._limit(update, self._norm(update), few=FEW)
+        """Limit an update that came before the running medians held, by those of `FEW` nodes.
 
-    def _limit(self, update: ClientUpdate, norm: float, *, few: int | None = None) -> None:
-        """Clip the norm of an update and cap its examples; the one place where this is done."""
-        clipped = self.norms.limit(norm, few=few)
+        Raises:
+            RejectionError: its norm is beyond the bound.
+        """
+        if not update.limited:
+            self._limit(update, few=FEW)
+
+    def _limit(self, update: ClientUpdate, *, few: int | None = None) -> None:
+        """Clip and bound the norm of an update, and cap its examples; done here alone.
+
+        Raises:
+            RejectionError: the norm is beyond the bound.
+        """
+        settings, norm = self.validation, update.norm
+        clipped = min(norm, self.norms.times(settings.norm_cap, few=few))
+        # Late in training most updates are small, and one with something new may be large.
+        if clipped > (most := self.norms.times(settings.norm_bound, few=few, ever=True)):
+            raise RejectionError(
+                "norm",
+                f"the norm of the update is {norm:.3g}: at most {most:.3g}, {settings.norm_bound:g}"
+                " times the largest median over nodes, by Validation(norm_bound)",
+            )
         if clipped < norm:
             scale(update.delta, clipped / norm)
         self._note_limit("clipped", update.node_id, norm, clipped)
-        examples = self.examples.limit(update.examples, few=few)
+        examples = min(update.examples, self.examples.times(settings.examples_cap, few=few))
         self._note_limit("capped", update.node_id, update.examples, examples)
         update.examples, update.limited = examples, True
 
@@ -166,7 +181,7 @@ class Reputation(Stateful):
         self._check_source(reply, node_id)
         examples, metrics = self.validation.measurements(reply, self.keys.examples)
         self.evaluated.hear(node_id, examples)
-        capped = self.evaluated.limit(examples)
+        capped = min(examples, self.evaluated.times(self.validation.examples_cap))
         self._note_limit("capped", node_id, examples, capped)
         return capped, metrics
 
@@ -205,10 +220,6 @@ class Reputation(Stateful):
     def next_return(self, now: float) -> float:
         """Return the instant in s when the next node comes back from its rest; inf if none."""
         return min((until for _, _, until in self.records.values() if until > now), default=inf)
-
-    def _norm(self, update: ClientUpdate) -> float:
-        """Return the norm of an update; 0 where norms are not capped, which saves the time."""
-        return 0.0 if self.norms.times is None else norm_of(update.delta)
 
     def _check_source(self, reply: Message, node_id: int) -> None:
         source = reply.metadata.src_node_id

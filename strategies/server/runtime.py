@@ -27,6 +27,8 @@ from fedstale.strategies.weighting.base import ClientUpdate
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 Limit = Literal["capped", "clipped"]
+MOST_REASON = 2000
+"""Characters of a device's error that are kept."""
 
 REPORTED, CLIENT_ERROR, REJECTED = "reported", "client-error", "rejected"
 """How a job ended, in the words of events.parquet, as far as any server can know."""

@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Self, TypeGuard
 
-from flwr.app import DEFAULT_TTL, Message
+from flwr.app import DEFAULT_TTL, Message, Metadata
+from flwr.app.error import Error
+from flwr.app.message import make_message
+from flwr.common.constant import ErrorCode
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
@@ -32,6 +35,7 @@ from flwr.supercore.run import Run
 
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
+    MOST_REASON,
     REPORTED,
     Clock,
     RunLogger,
@@ -74,6 +78,9 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.25, 4.0
 _LAG = 0.05
 
 
+logger = logging.getLogger(__name__)
+
+
 class _NotYetThereError(Exception):
     """An object of a reply has not been uploaded yet."""
 
@@ -111,7 +118,8 @@ class _Reply:
     def fetch(self, grid: "HttpGrid") -> Sequence[Message] | None:
         """Return the reply, or None if some of it has not arrived.
 
-        Devices upload the root of a reply last, so mostly one small request finds out.
+        Devices upload the root of a reply last, so mostly one small request finds out. One that
+        cannot be read, or is no answer of this node to this job, becomes an error reply.
         """
         client = _Answered(grid._runtime_client, self.claim)
         root = self.claim.message_object_trees[0].object_id
@@ -121,9 +129,39 @@ class _Reply:
             # Flower's own code checks, confirms and inflates: with its answers given, in one go.
             twin = copy.copy(grid)
             twin._client = client  # type: ignore[assignment]
-            return list(twin.pull_messages([self.job]))
+            found = list(twin.pull_messages([self.job]))
         except _NotYetThereError:
             return None
+        except Exception as problem:
+            # Flower confirms what it has, and then reads what a device wrote, which may raise
+            # anything. What is raised before is about the connection.
+            if not client.has_all:
+                raise
+            return [self._unreadable(f"{type(problem).__name__}: {problem}"[:MOST_REASON])]
+        proto = self.claim.messages_list[0].metadata
+        for message in found if client.has_all else ():
+            about = message.metadata
+            if (about.reply_to_message_id, about.src_node_id) != (self.job, proto.src_node_id):
+                return [self._unreadable("it is an answer to another message")]
+        return found
+
+    def _unreadable(self, why: str) -> Message:
+        """Return an error reply in place of one that a device made up."""
+        proto = self.claim.messages_list[0].metadata
+        logger.warning("node %d: its reply cannot be read: %s", proto.src_node_id, why)
+        metadata = Metadata(
+            run_id=proto.run_id,
+            message_id="",
+            src_node_id=proto.src_node_id,
+            dst_node_id=proto.dst_node_id,
+            message_type=proto.message_type,
+            group_id=proto.group_id,
+            ttl=0.0,
+            reply_to_message_id=self.job,
+            created_at=proto.created_at,
+        )
+        reason = f"the reply cannot be read: {why}"
+        return make_message(metadata, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))
 
 
 class _Answered:
@@ -133,6 +171,8 @@ class _Answered:
         self._client, self._claim = client, claim
         self.gone = False
         """Whether the upload was broken off; objects that others still upload do not matter."""
+        self.has_all = False
+        """Whether all objects of the reply have been pulled."""
 
     def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
         """Return what the SuperLink has answered already."""
@@ -151,7 +191,9 @@ class _Answered:
         self, request: ConfirmMessageReceivedRequest
     ) -> ConfirmMessageReceivedResponse:
         """Let the SuperLink forget the reply."""
-        return self._client.ConfirmMessageReceived(request)
+        answer = self._client.ConfirmMessageReceived(request)
+        self.has_all = True
+        return answer
 
 
 @dataclass(eq=False)

@@ -6,16 +6,18 @@ ClientApps send them, or the change alone if one of its ConfigRecords says
 `"fedstale.update": "delta"`. Checks that depend on earlier replies, such as caps by running
 medians, are in `reputation`.
 
-Arrays come from clients that are not trusted: sizes are compared before anything is parsed or
-allocated. They are in NumPy's file format, whose header is a Python literal. NumPy's own reader
-evaluates it, which takes 40 us for a plain header and up to 80 ms for one of 1 KiB that is made to
-be slow, and may warn or raise almost anything. So a regular expression reads the one form that
-`numpy.save` writes for plain numbers, in 1 us, and nothing about a header is kept.
+Replies come from clients that are not trusted: sizes are compared before anything is parsed or
+allocated, of the whole reply (`Validation.check_size`) and of each array. Arrays are in NumPy's
+file format, whose header is a Python literal. NumPy's own reader evaluates it, which takes 40 us
+for a plain header and up to 80 ms for one of 1 KiB that is made to be slow, and may warn or raise
+almost anything. So a regular expression reads the one form that `numpy.save` writes for plain
+numbers, in 1 us, and nothing about a header is kept.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from math import isfinite
 from typing import Literal, NamedTuple, TypeVar
 
@@ -24,7 +26,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import Array, add_scaled, is_finite
+from fedstale.strategies.arrays import Array, add_scaled, is_finite, norm_of
 from fedstale.strategies.server.clients import Forecast
 from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.versions import Versions
@@ -123,7 +125,14 @@ UPDATE_KEY = "fedstale.update"
 FORECAST_RECORD = "fedstale.forecast"
 
 MOST_METRICS, MOST_NAME, MOST_LIST = 256, 200, 1024
-"""Scalars of a reply, characters of a name, numbers of a list: more is rejected or ignored."""
+"""Values of a reply, and characters of a name; numbers of a list in a forecast, which is ignored if
+it has more of any."""
+_TIMES_MODEL, _BESIDES = 4, 1_000_000
+
+MOST_NORM = 1e15
+"""Largest norm of an update: squares of such, and sums of a million of them times `most_examples`,
+stay within the range of float32, so that no update can make a server step infinite."""
+_MOST_HALF = float(np.finfo(np.float16).max)
 
 MOST_COUNT = 2.0**64
 """Largest change of an integer; sums of such changes stay far from infinity."""
@@ -157,6 +166,21 @@ class Validation:
     every number up to `most_examples`, as FedAvg does. 1.5 where devices are not trusted."""
     norm_cap: float | None = None
     """Updates are scaled down to this times the running median of their norms, >= 1; None never."""
+    norm_bound: float | None = 100.0
+    """Updates beyond this times the largest running median of norms so far are rejected, >= 1,
+    unless a `norm_cap` scales them down; None trusts every norm up to `MOST_NORM`. An update grows
+    with the steps of its training, at most in proportion, so there is room for clients with many
+    examples. `Privacy`, which clips to its own norm, and robust rules, which need a number of
+    updates and withstand large ones, do without."""
+    most_bytes: int | None = None
+    """Bytes of a reply, >= 1: of arrays, names, text and numbers. None for four times those of the
+    model and a million: there is room for a second model, in float64, and for what is measured."""
+    most_records: int = 100
+    """Records of a reply, >= 1."""
+    most_metrics: int = MOST_METRICS
+    """Values of all its MetricRecords and ConfigRecords, >= 1; a list is one value."""
+    most_elements: int = 10_000
+    """Elements of all lists among them, >= 1."""
     dtypes: Literal["same", "cast"] = "same"
     """Whether a reply must have the model's dtypes, or is converted from any real numbers."""
     window: int = 100
@@ -171,7 +195,7 @@ class Validation:
     """Longest rest in s."""
 
     def __post_init__(self) -> None:
-        for name in ("examples_cap", "norm_cap"):
+        for name in ("examples_cap", "norm_cap", "norm_bound"):
             cap = getattr(self, name)
             require(
                 cap is None or (isfinite(cap) and cap >= 1),
@@ -182,7 +206,8 @@ class Validation:
             *("validation.most_examples", self.most_examples, "a finite number > 0"),
         )
         require(self.dtypes in {"same", "cast"}, "validation.dtypes", self.dtypes, "same|cast")
-        for name in ("window", "enough", "strikes"):
+        counts = ("window", "enough", "strikes", "most_records", "most_metrics", "most_elements")
+        for name in (*counts, *(("most_bytes",) if self.most_bytes is not None else ())):
             require_count(f"validation.{name}", getattr(self, name))
         require(
             self.enough <= self.window,
@@ -194,6 +219,37 @@ class Validation:
             0 < self.rest_s <= self.most_rest_s < float("inf"),
             *("validation.rest_s", self.rest_s, "seconds > 0, at most validation.most_rest_s"),
         )
+
+    def check_size(self, reply: Message, model_bytes: int) -> None:
+        """Reject a reply that is too large, by the sizes that it declares: nothing in it is parsed.
+
+        Args:
+            reply: with content; to any kind of message.
+            model_bytes: size of the model, for `most_bytes`.
+
+        Raises:
+            RejectionError: a ProtocolError that names the limit and what exceeds it.
+        """
+        most_bytes = self.most_bytes or _TIMES_MODEL * model_bytes + _BESIDES
+        # Each limit is held before anything of what it limits is looked at.
+        _hold("records", len(reply.content), self.most_records, "most_records")
+        others = [x for x in reply.content.values() if not isinstance(x, ArrayRecord)]
+        n_values = sum(len(record) for record in others)
+        _hold("metrics and configs", n_values, self.most_metrics, "most_metrics")
+        lists = [x for record in others for x in record.values() if isinstance(x, list)]
+        n_elements = sum(len(values) for values in lists)
+        _hold("elements of lists", n_elements, self.most_elements, "most_elements")
+        arrays = [x for x in reply.content.values() if isinstance(x, ArrayRecord)]
+        stored = [array for record in arrays for array in record.values()]
+        texts: list[str | bytes] = [
+            name for record in (reply.content, *arrays, *others) for name in record
+        ]
+        values = [value for record in others for value in record.values()]
+        texts += [x for x in chain(values, *lists) if isinstance(x, str | bytes)]
+        n_bytes = 8 * (n_values + n_elements) + sum(len(array.data) for array in stored)
+        _hold("bytes", n_bytes + sum(map(len, texts)), most_bytes, "most_bytes")
+        for name in chain.from_iterable(others):
+            _hold("characters of a name", len(name), MOST_NAME)
 
     def open(
         self, reply: Message, job: SentJob, versions: Versions, keys: RecordKeys = USUAL_KEYS
@@ -236,19 +292,33 @@ class Validation:
             with np.errstate(over="ignore", invalid="ignore"):
                 add_scaled(delta, base.floats, -1.0)
                 add_scaled(counts, base.counts, -1.0)
-        received = delta | counts
-        if not is_finite(received):
-            name = next(name for name, array in received.items() if not is_finite({name: array}))
+        norm = norm_of(delta)
+        if not (isfinite(norm) and is_finite(counts)):
+            for name, array in (delta | counts).items():
+                if not is_finite({name: array}):
+                    raise RejectionError(
+                        "finite", f"arrays[{name!r}] holds NaN or infinity, or left the range"
+                    )
+        if norm > MOST_NORM:
             raise RejectionError(
-                "finite", f"arrays[{name!r}] holds NaN or infinity, or left the range"
+                "norm",
+                f"the norm of the update is {norm:.3g}: at most {MOST_NORM:g}, since sums and "
+                "squares of more could leave the finite range",
             )
+        current = versions.current.floats
+        for name in base.halves:
+            # A mean of models that are within the range is within it.
+            if (np.abs(current[name] + delta[name]) > _MOST_HALF).any():
+                raise RejectionError(
+                    "finite", f"arrays[{name!r}] would take the model beyond the range of float16"
+                )
         for name, array in counts.items():
             if (np.abs(array) > MOST_COUNT).any():
                 raise RejectionError("finite", f"arrays[{name!r}] left the range of integers")
         return ClientUpdate(
             delta=delta,
             base=base.floats,
-            current=versions.current.floats,
+            current=current,
             staleness=versions.version - job.base_version,
             node_id=job.node_id,
             message_id=job.message_id,
@@ -257,13 +327,14 @@ class Validation:
             counts=counts,
             examples=examples,
             metrics=metrics,
+            norm=norm,
         )
 
     def measurements(self, reply: Message, key: str) -> tuple[float, dict[str, float]]:
         """Return the number of examples, which is the metric `key`, and the scalar metrics.
 
         Raises:
-            RejectionError: a ProtocolError; no usable number of examples, or too much else.
+            RejectionError: a ProtocolError; no usable number of examples.
         """
         for record in records_in(reply.content, MetricRecord).values():
             if key not in record:
@@ -275,12 +346,6 @@ class Validation:
                     "examples",
                     f"{key} = {text}: expected a number above 0, at most {self.most_examples:g}",
                 )
-            if len(record) > MOST_METRICS or any(len(name) > MOST_NAME for name in record):
-                raise RejectionError(
-                    "metrics",
-                    f"{len(record)} metrics: at most {MOST_METRICS}, with names of at most "
-                    f"{MOST_NAME} characters, are accepted",
-                )
             scalars = {
                 name: _float(value)
                 for name, value in record.items()
@@ -288,6 +353,12 @@ class Validation:
             }
             return float(examples), scalars
         raise RejectionError("examples", f"no MetricRecord holds {key!r}")
+
+
+def _hold(what: str, n: int, most: int, setting: str = "") -> None:
+    if n > most:
+        by = f", by Validation({setting})" if setting else ""
+        raise RejectionError("size", f"the reply has {n:,} {what}: at most {most:,}{by}")
 
 
 def _arrays(content: RecordDict, key: str) -> ArrayRecord:

@@ -49,6 +49,8 @@ class ClientUpdate:
     """Number of examples behind the update, > 0, as far as the cap allows."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the client measured; without the number of examples."""
+    norm: float = nan
+    """Euclidean norm of the change of the float arrays, as it was received."""
     limited: bool = False
     """Whether examples and norm are within the caps; see `Reputation`."""
     weight: float = nan

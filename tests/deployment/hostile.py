@@ -58,8 +58,8 @@ class Device:
         )
 
 
-def message(run_id, src, dst, reply_to=""):
-    """Return a message without content; a reply ends before the order that it may answer."""
+def message(run_id, src, dst, reply_to="", content=None):
+    """Return a message, empty at first; a reply ends before the order that it may answer."""
     about = Metadata(
         run_id=run_id,
         message_id="",
@@ -71,7 +71,7 @@ def message(run_id, src, dst, reply_to=""):
         ttl=500.0 if reply_to else 600.0,
         message_type="train",
     )
-    made = Message(metadata=about, content=RecordDict())
+    made = Message(metadata=about, content=content or RecordDict())
     made.metadata.__dict__["_message_id"] = made.object_id
     return made
 

@@ -3,21 +3,32 @@
 import asyncio
 import dataclasses
 import datetime
+import inspect
+import logging
+from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesResponse
+from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
 from flwr.superlink.main import create_app
 from hostile import SUPERLINK, Device, message, somewhere
 
+from fedstale.cli import deploy
 from fedstale.deployment import superlink
-from fedstale.deployment.superlink import guarded
+from fedstale.deployment.superlink import Quotas, guarded
+from fedstale.errors import ConfigError
 
 PUSH, PULL = "/v1/fleet/push-messages", "/v1/fleet/pull-messages"
+OBJECT, GATE = "/v1/fleet/push-object", "fedstale.deployment.superlink"
 EMPTY = {field.name: None for field in dataclasses.fields(SuperLinkLifespanConfig)}
 
 
@@ -165,3 +176,100 @@ def test_a_node_without_a_registered_key_or_in_anothers_name_is_not_heard(link):
     early = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=6)
     headers = link.mallory.headers(early)
     assert link.post(PULL, link.mallory, link.mallory.asking(), headers).status_code == 401
+
+
+# How much a node may send.
+
+
+def uploaded(link, device, content):
+    """Push a reply with all its objects; return the statuses, and how many were new to Flower."""
+    reply = message(
+        link.run_id, device.node_id, SUPERLINK, reply_to=given(link, device), content=content
+    )
+    answer = link.post(PUSH, device, device.pushing(reply))
+    statuses, stored = [answer.status_code], 0
+    if not answer.is_success:
+        return statuses, stored
+    session = PushMessagesResponse.FromString(answer.content).session_id
+    for object_id, made in get_all_nested_objects(reply).items():
+        request = PushObjectRequest(
+            node=Node(node_id=device.node_id),
+            run_id=link.run_id,
+            object_id=object_id,
+            object_content=made.deflate(),
+            session_id=session,
+        )
+        answer = link.post(OBJECT, device, request)
+        statuses.append(answer.status_code)
+        if answer.is_success:
+            stored += PushObjectResponse.FromString(answer.content).stored
+    return statuses, stored
+
+
+def honest_content():
+    arrays = ArrayRecord({f"w{k}": Array(np.full(300_000, float(k))) for k in range(3)})
+    metrics = MetricRecord({"num-examples": 10, "loss": [0.5] * 1000})
+    return RecordDict({"arrays": arrays, "metrics": metrics, "more": ConfigRecord({"a": 1})})
+
+
+BULK = {
+    "a record of 9 MB": (lambda: {"blob": ConfigRecord({"x": b"x" * 9_000_000})}, "record-bytes"),
+    "a list of a million numbers": (lambda: {"m": MetricRecord({"x": [0.5] * 10**6})}, "record-"),
+    "thousands of records": (
+        lambda: {f"r{k}": MetricRecord({"x": k}) for k in range(20_001)},
+        "reply-objects",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BULK)
+def test_bulk_is_refused_before_flower_stores_it_and_its_node_named(what, link, caplog):
+    content, limit = BULK[what]
+    with caplog.at_level(logging.WARNING, "fedstale"):
+        statuses, _ = uploaded(link, link.mallory, RecordDict(content()))
+    assert 413 in statuses
+    (said,) = [record.getMessage() for record in caplog.records if record.name == GATE]
+    assert said.startswith(f"node {link.mallory.node_id}: refused: {limit}")
+    most = Quotas().record_bytes if "record" in limit else Quotas().reply_objects
+    assert f" = {most}: got " in said
+    # An honest reply still passes, of this node and of another one.
+    for device in (link.mallory, link.victim):
+        statuses, stored = uploaded(link, device, honest_content())
+        assert set(statuses) == {200}
+        assert stored
+
+
+@pytest.mark.parametrize(
+    ("quotas", "expected", "said"),
+    [
+        (Quotas(reply_bytes=5_000_000), 413, "reply-bytes = 5000000: got 7"),
+        (Quotas(node_bytes_per_hour=16_000_000), 503, "node-bytes-per-hour = 16000000: got 16"),
+        (Quotas(node_replies_per_hour=2), 503, "node-replies-per-hour = 2: got 3"),
+        (Quotas(reply_objects=5), 413, "reply-objects = 5: got "),
+    ],
+    ids=lambda value: "" if isinstance(value, int) else repr(value)[:40],
+)
+def test_a_node_has_quotas_within_an_hour_and_gets_new_ones_after_it(
+    quotas, expected, said, caplog, monkeypatch
+):
+    link, now = SuperLink(lambda app: guarded(app, quotas)), [1000.0]
+    monkeypatch.setattr(superlink, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    of_each = "hour" not in said
+    with caplog.at_level(logging.WARNING, "fedstale"):
+        found = [uploaded(link, link.mallory, honest_content())[0] for _ in range(4)]
+    # Two replies fit into the quotas of an hour.
+    assert [expected in statuses for statuses in found] == [of_each, of_each, True, True]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == GATE]
+    assert line.startswith(f"node {link.mallory.node_id}: refused: {said}")
+    if not of_each:
+        assert expected not in uploaded(link, link.victim, honest_content())[0]
+        now[0] += 3601.0
+        assert expected not in uploaded(link, link.mallory, honest_content())[0]
+
+
+def test_quotas_are_options_with_the_same_defaults_and_are_checked():
+    options = inspect.signature(deploy.superlink).parameters
+    for field in dataclasses.fields(Quotas):
+        assert options[field.name].default == field.default
+        with pytest.raises(ConfigError, match=field.name.replace("_", "-")):
+            Quotas(**{field.name: 0})

@@ -295,6 +295,33 @@ def test_the_folder_of_a_real_run_is_one_of_a_run(tmp_path):
     json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=pytest.fail)
 
 
+def test_a_device_that_never_answers_is_named_after_its_timeout_and_the_run_goes_on(
+    tmp_path, caplog
+):
+    class SilentNode(ActingGrid):
+        def pull_messages(self, message_ids):
+            found = super().pull_messages(message_ids)
+            return [reply for reply in found if reply.metadata.src_node_id != 91]
+
+    acting, context = SilentNode(4, trainer(), overhead_s=2.0), Context(1, 1, {}, RecordDict(), {})
+    with (
+        identity(1),
+        caplog.at_level("INFO"),
+        recorded(connected_to(acting), tmp_path / "run", context, app="adder") as grid,
+    ):
+        FedBuff(4, 2, seed=1).start(grid, initial(), 60, timeout=30.0)
+    jobs = Run(tmp_path / "run").jobs
+    silent = jobs[jobs.device_id == "91"]
+    assert {*silent.status} <= {"late", "in-flight"}
+    late = silent[silent.status == "late"]
+    assert len(late) >= 2
+    assert set(late.reason) == {"no reply within 30 s"}
+    assert set(jobs[jobs.device_id != "91"].status) <= {"reported", "in-flight", "rejected"}
+    assert jobs.aggregated_version.max() == 60
+    assert f"node 91: job {late.job_id.iloc[0]} timed out: no reply within 30 s" in caplog.text
+    assert "no reply within 30 s" in (tmp_path / "run" / "report.html").read_text()
+
+
 def test_no_folder_and_grids_that_record_themselves_are_left_alone(tmp_path):
     context = Context(1, 1, {}, RecordDict(), {})
     acting = ActingGrid(1, trainer())

@@ -10,10 +10,13 @@ runs in float64 on the same replies, and again with every reply moved up and dow
 the last place of the largest number in the trial. What that moves its model by, element by element,
 is the tolerance, and the model itself may be off by as much. Where sums and products are exact, on
 numbers with few bits, nothing may differ.
+
+Flower takes any update. Ours rejects one whose norm is beyond `Validation.norm_bound` times the
+median of the others: draws keep within it, and the last test says where it begins.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -24,6 +27,7 @@ from hypothesis import strategies as st
 from virtual_grid import VirtualGrid, content, identity, record
 
 from fedstale import strategies as ours
+from fedstale.strategies import Validation
 
 ULPS = 8.0
 N_NAMES = 6
@@ -65,12 +69,19 @@ class Trial:
     examples: np.ndarray
     """Of each round and client; 0 where the client fails."""
     seed: int
+    norms: list[float] = field(default_factory=list)
+    """Of the updates of each run: what a client sends, less what it was sent."""
 
     def values(self, *key):
         """Arrays of normal numbers: the model (0), or the reply in a round (t) of a client (k)."""
+        scales = 10.0 ** np.random.default_rng(self.seed).integers(-2, 2, len(self.shapes))
         rng = np.random.default_rng((self.seed, *key))
-        drawn = [10.0 ** rng.integers(-2, 2) * rng.normal(size=shape) for shape in self.shapes]
+        drawn = [x * rng.normal(size=shape) for x, shape in zip(scales, self.shapes, strict=True)]
         return [x.astype(self.dtype) for x in drawn]
+
+    def is_within_bound(self):
+        """Whether no update of a run can be beyond the bound on norms, whatever the median."""
+        return max(self.norms) <= Validation().norm_bound * min(self.norms)
 
     def replies(self):
         """All arrays that come."""
@@ -90,6 +101,9 @@ class Trial:
                 if not self.examples[t - 1, k]:
                     return 1.0, Error(3, "it failed")
                 arrays = [x.astype(dtype) for x in self.values(t, k)]
+                sent = message.content["arrays"].to_numpy_ndarrays()
+                update = [np.subtract(x, y, dtype=float) for x, y in zip(arrays, sent, strict=True)]
+                self.norms.append(float(np.sqrt(sum((x**2).sum() for x in update))))
                 moved = {f"w{i}": np.asarray(x + dtype(shift)) for i, x in enumerate(arrays)}
                 n = int(self.examples[t - 1, k])
                 return 1.0 + k, content(record(**moved), n, train_loss=0.5 * k)
@@ -153,6 +167,7 @@ def test_the_model_after_each_round_is_flowers_whatever_the_examples_and_setting
 ):
     options = data.draw(st.fixed_dictionaries(SETTINGS[name]))
     found, sent, metrics = trial.run(getattr(ours, name)(**options))
+    assume(trial.is_within_bound())
     expected, their_sent, their_metrics = trial.run(flowers(name, options), dtype=np.float64)
     assert sent == their_sent
     assert metrics == {t: pytest.approx(values) for t, values in their_metrics.items()}
@@ -209,6 +224,7 @@ def test_where_arithmetic_is_exact_the_model_is_flowers_to_the_last_bit(
     options = {"server_learning_rate": rate, "server_momentum": momentum}
     options = options if name == "FedAvgM" else {}
     found, *_ = trial.run(getattr(ours, name)(**options))
+    assume(trial.is_within_bound())
     expected, *_ = trial.run(flowers(name, options))
     for mine, other in zip(found, expected, strict=True):
         assert [x.tobytes() for x in mine] == [x.tobytes() for x in other]
@@ -225,3 +241,26 @@ def test_whole_numbers_are_flowers_mean_rounded_and_keep_their_dtype(trial):
         for array, mean in zip(mine, exact, strict=True):
             assert array.dtype == trial.dtype
             assert (np.abs(array - mean) <= 0.5 + 1e-9).all()
+
+
+class Scaled(Trial):
+    """Replies that move the model by 1 in a first round, and the last client by far more."""
+
+    times = 1.0
+
+    def values(self, *key):
+        moves = key[0] and (self.times if key == (1, 2) else 1.0)
+        return [np.full(shape, moves, self.dtype) for shape in self.shapes]
+
+
+@pytest.mark.parametrize("examples", [[5, 5, 5], [1, 1, 1000]])
+def test_flowers_model_and_ours_part_where_the_bound_on_norms_begins(examples):
+    for times, is_rejected in ((100.0, False), (101.0, True)):
+        trial = Scaled([(3,)], np.float64, np.array([examples]), 0)
+        object.__setattr__(trial, "times", times)
+        strategy = ours.FedAvg()
+        (_, [found]), *_ = trial.run(strategy)
+        (_, [expected]), *_ = trial.run(flowers("FedAvg", {}))
+        assert strategy.rejections["rejected: norm"] == is_rejected
+        np.testing.assert_allclose(found, 1.0 if is_rejected else expected)
+        assert expected[0] > 30.0

@@ -166,6 +166,47 @@ def test_an_upload_that_was_broken_off_becomes_flowers_error_reply():
     assert "unavailable" in came["m1"][1].error.reason
 
 
+def another_kind(link, root):
+    link.objects[root] = (RecordDict().deflate(), 0.0)
+
+
+def noise(link, root):
+    link.objects[root] = (b"\xff" * 1000, 0.0)
+
+
+def deeper_noise(link, root):
+    tree = link.replies["m0"][1].children[0]
+    assert link.objects[tree.object_id][0].startswith(b"RecordDict")
+    link.objects[tree.object_id] = (b"RecordDict  3\0\xff\xff\xff", 0.0)
+
+
+def in_anothers_name(link, root):
+    sent = message(1)
+    sent.metadata.__dict__["_dst_node_id"] = 2
+    forged = Message(arrays(1.0), reply_to=sent)
+    forged.metadata.__dict__["_message_id"] = forged.object_id
+    for object_id, made in get_all_nested_objects(forged).items():
+        link.objects[object_id] = made.deflate(), 0.0
+    link.objects[root] = link.objects[forged.object_id]
+    proto, _ = link.replies["m0"]
+    link.replies["m0"] = proto, get_object_tree(forged)
+
+
+@pytest.mark.parametrize("spoil", [another_kind, noise, deeper_noise, in_anothers_name])
+def test_a_reply_that_cannot_be_read_is_an_error_of_its_own_job_alone(spoil, caplog):
+    link = SuperLink()
+    root, *_ = [link.answer(message(node), arrays(float(node))) for node in range(N)]
+    spoil(link, root)
+    with without_stalls(grid_of(link)) as grid:
+        came = gather(grid, [f"m{k}" for k in range(N)], N)
+    about = {i: reply for i, (_, reply) in came.items()}
+    assert set(about) == {"m0", "m1", "m2"}
+    assert [about[f"m{k}"].has_error() for k in range(N)] == [True, False, False]
+    assert about["m0"].error.reason.startswith("the reply cannot be read: ")
+    assert about["m0"].metadata.src_node_id == 0
+    assert "node 0: its reply cannot be read" in caplog.text
+
+
 def test_an_error_reply_passes():
     link = SuperLink()
     link.answer(message(1), Error(5, "gone"))

@@ -9,7 +9,7 @@ from replies import BASE, good, job, reply
 
 from fedstale.errors import ProtocolError
 from fedstale.strategies.arrays import norm_of
-from fedstale.strategies.server.reputation import Cap, Reputation
+from fedstale.strategies.server.reputation import NodeMedian, Reputation
 from fedstale.strategies.server.validation import RejectionError, Validation
 from fedstale.strategies.server.versions import Versions
 
@@ -21,27 +21,29 @@ def admit(reputation, examples=10, node_id=7, **arrays):
     return reputation.open(message, job(node_id), Versions(BASE))
 
 
-def test_a_cap_is_a_multiple_of_the_median_over_nodes_with_one_voice_each():
-    cap = Cap(1.5, window=4, enough=3)
+def test_a_limit_is_a_multiple_of_the_median_over_nodes_with_one_voice_each():
+    heard = NodeMedian(window=4, enough=3)
     for node, value in enumerate([10.0, 20.0]):
-        cap.hear(node, value)
-    assert not cap.holds
-    assert cap.limit(1e9) == 1e9
+        heard.hear(node, value)
+    assert not heard.holds
+    assert heard.times(1.5) == inf
+    assert heard.times(2.0, few=2) == 30.0
     for _ in range(50):
-        cap.hear(2, 1e9)
-    assert cap.holds
-    assert cap.limit(1e9) == 30.0
-    assert cap.limit(5.0) == 5.0
+        heard.hear(2, 1e9)
+    assert heard.holds
+    assert heard.times(1.5) == 30.0
+    assert heard.times(None) == inf
     for node in range(3, 6):
-        cap.hear(node, 40.0)
+        heard.hear(node, 40.0)
     # The window holds nodes 2 to 5.
-    assert cap.limit(1e9) == 60.0
+    assert heard.times(1.5) == 60.0
 
 
-def test_no_cap_trusts_every_client():
-    cap = Cap(None, window=4, enough=3)
-    assert cap.holds
-    assert cap.limit(1e9) == 1e9
+def test_where_most_updates_are_nothing_no_other_is_beyond_a_limit():
+    heard = NodeMedian(window=4, enough=3)
+    for node in range(3):
+        heard.hear(node, 0.0)
+    assert heard.times(1.5) == inf
 
 
 def test_a_claim_counts_for_at_most_one_and_a_half_times_the_median(caplog):
@@ -93,6 +95,66 @@ def test_early_updates_of_one_or_two_nodes_are_not_limited():
     for update in updates:
         reputation.limit_early(update)
     assert [update.examples for update in updates] == [10.0, 1e9]
+
+
+@pytest.mark.parametrize("value", [np.finfo(np.float32).max, 1e30, 1e16])
+def test_an_update_that_could_leave_the_finite_range_is_rejected_from_the_first_reply_on(value):
+    with pytest.raises(RejectionError, match="norm"):
+        admit(Reputation(Validation(norm_bound=None)), w=np.full((2, 3), value, np.float32))
+
+
+def test_an_update_far_beyond_the_others_is_rejected_and_its_node_named(caplog):
+    reputation = Reputation(Validation())
+    for node in range(5):
+        admit(reputation, node_id=node)
+    far = {"w": np.full((2, 3), 101.0, np.float32)}
+    with pytest.raises(
+        RejectionError, match=r"update is 247: at most 245, 100 times the largest median"
+    ):
+        admit(reputation, node_id=9, **far)
+    assert admit(reputation, node_id=9, w=np.full((2, 3), 99.0, np.float32)).limited
+    assert admit(Reputation(Validation(norm_bound=None)), node_id=9, **far).limited
+
+
+def test_late_in_training_a_large_update_among_small_ones_is_no_larger_than_early_ones_were():
+    reputation = Reputation(Validation())
+    for step in range(60):
+        small = np.full((2, 3), 0.8**step, np.float32)
+        for node in range(10):
+            admit(reputation, node_id=node, w=small)
+    # A millionfold of what the others send by now.
+    assert admit(reputation, node_id=999, w=np.full((2, 3), 1.5, np.float32)).limited
+    with pytest.raises(RejectionError, match="norm"):
+        admit(reputation, node_id=999, w=np.full((2, 3), 101.0, np.float32))
+
+
+def test_updates_of_all_nodes_may_grow_and_less_than_half_of_them_cannot_raise_the_bound():
+    for n_growing, is_raised in ((10, True), (4, False)):
+        reputation = Reputation(Validation())
+        rejected = 0
+        for step in range(40):
+            for node in range(10):
+                grown = 2.0**step if node < n_growing else 1.0
+                # Those that grow answer ten times as often.
+                for _ in range(10 if node < n_growing else 1):
+                    try:
+                        admit(reputation, node_id=node, w=np.full((2, 3), grown, np.float32))
+                    except RejectionError:
+                        rejected += 1
+        assert (reputation.norms.times(100.0, ever=True) > 1e6) == is_raised
+        assert bool(rejected) != is_raised
+
+
+def test_an_early_update_far_beyond_the_others_is_rejected_later():
+    reputation = Reputation(Validation())
+    far = admit(reputation, node_id=0, w=np.full((2, 3), 1e6, np.float32))
+    assert not far.limited
+    for node in range(1, 5):
+        near = admit(reputation, node_id=node)
+    with pytest.raises(RejectionError, match="norm"):
+        reputation.limit_early(far)
+    reputation.limit_early(near)
+    assert near.limited
 
 
 def test_an_answer_to_another_nodes_job_is_rejected():

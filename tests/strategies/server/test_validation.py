@@ -1,5 +1,6 @@
 """What validation accepts, and what it rejects and why."""
 
+import re
 from math import inf
 
 import numpy as np
@@ -189,10 +190,71 @@ def test_a_number_of_examples_that_is_none_is_rejected(examples):
     assert kind_of(body) == "examples"
 
 
-def test_too_many_metrics_or_too_long_names_are_rejected_and_huge_integers_are_infinite():
-    many = {f"m{k}": 1.0 for k in range(300)}
-    assert kind_of(content(record(**GOOD), 1, **many)) == "metrics"
-    assert kind_of(content(record(**GOOD), 1, **{"m" * 300: 1.0})) == "metrics"
+def size_of(body, **settings):
+    """The sentence of the limit that a reply exceeds."""
+    with pytest.raises(RejectionError) as caught:
+        Validation(**settings).check_size(reply(body), BASE.n_bytes)
+    assert caught.value.kind == "size"
+    return str(caught.value)
+
+
+def with_config(values):
+    body = good()
+    body["more"] = ConfigRecord(values)
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (
+            lambda: with_config({"blob": b"x" * 50_000_000}),
+            "50,00.,... bytes: at most 1,000,200, by Validation.most_bytes",
+        ),
+        (lambda: with_config({"text": "x" * 50_000_000}), "bytes: at most 1,000,200,"),
+        (lambda: with_config({"parts": ["x" * 10**6] * 50}), "bytes: at most 1,000,200,"),
+        (lambda: with_config({"list": [0.5] * 10**6}), "1,000,000 elements of lists: .* 10,000"),
+        (
+            lambda: RecordDict({f"r{k}": MetricRecord({"a": 1.0}) for k in range(10**5)}),
+            "100,000 records: at most 100, by Validation.most_records",
+        ),
+        (
+            lambda: content(record(**GOOD), 1, **{f"m{k}": 1.0 for k in range(300)}),
+            "301 metrics and configs: at most 256, by Validation.most_metrics",
+        ),
+        (lambda: with_config({"n" * 300: 1.0}), "300 characters of a name: at most 200"),
+        (
+            lambda: RecordDict({"arrays": record(**{f"a{k}": np.ones(1) for k in range(9000)})}),
+            "bytes: at most",
+        ),
+    ],
+    ids=["bytes", "text", "texts", "list", "records", "metrics", "name", "arrays"],
+)
+def test_a_reply_that_is_too_large_is_rejected_unread_and_the_limit_named(body, says, monkeypatch):
+    reads = []
+    monkeypatch.setattr(Array, "numpy", reads.append)
+    assert re.search(says, size_of(body()))
+    assert not reads
+
+
+def test_limits_on_sizes_are_settings_and_the_one_on_bytes_follows_the_model():
+    for body in (good(), with_config({"list": [0.5] * 10_000})):
+        Validation().check_size(reply(body), BASE.n_bytes)
+    assert "at most 9," in size_of(with_config({"list": [0.5] * 10}), most_elements=9)
+    assert "at most 2," in size_of(with_config({"a": 1}), most_records=2)
+    assert "at most 3," in size_of(with_config({"a": 1, "b": 2}), most_metrics=3)
+    assert "at most 500," in size_of(good(), most_bytes=500)
+    larger = record(**{f"w{k}": np.zeros(10**6, np.float32) for k in range(3)})
+    message = reply(RecordDict({"arrays": larger}))
+    Validation().check_size(message, 3_000_000)
+    with pytest.raises(RejectionError, match="bytes: at most 9,000,000"):
+        Validation().check_size(message, 2_000_000)
+    for name in ("most_bytes", "most_records", "most_metrics", "most_elements"):
+        with pytest.raises(ConfigError, match=name):
+            Validation(**{name: 0})
+
+
+def test_huge_integers_are_infinite():
     update = validated(content(record(**GOOD), 1, big=10**400))
     assert update.metrics == {"big": inf}
 
