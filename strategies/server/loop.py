@@ -92,7 +92,7 @@ class EventLoop(Stateful):
             told=grid.runtime.limited,
             weighs_examples=strategy.normalise == "examples",
         )
-        strategy.rejections = self.reputation.counts
+        strategy.rejections = grid.runtime.rejections = self.reputation.counts
         self.rng = np.random.default_rng(strategy.seed)
         now = self.clock.now()
         self.progress = Progress(started_at=now, now=now)

@@ -1,17 +1,21 @@
 """The built-in apps and a new one, deployed by Flower's own commands on loopback."""
 
+import json
 import re
 import sys
+import urllib.request
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
+from small_deployment import Running
 
 sys.path.append(str(Path(__file__).parents[1] / "fedstale" / "apps"))
 
 from clothes import write_clothes
 
 from fedstale.cli.apps import create
-from fedstale.deployment.local import run_app
+from fedstale.deployment.local import free_port, run_app
 from fedstale.simulation.flower_app import BUILT_IN
 
 pytestmark = pytest.mark.deployment
@@ -30,6 +34,46 @@ def test_digits_runs_on_real_supernodes_as_it_is(deployment):
     found = accuracies(lines)
     assert len(found) == 2, lines
     assert found[-1] > 0.7
+
+
+def get(port, path):
+    """Return what a port of this machine answers; empty while nobody listens there."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.read().decode()
+    except URLError:
+        return ""
+
+
+@pytest.mark.timeout(600)
+def test_a_run_of_digits_is_scraped_and_watched_while_it_goes_on(deployment):
+    live, metrics = free_port(), free_port()
+    config = "strategy='fedbuff' num-server-rounds=2 concurrency=3 buffer-size=2"
+    config += f" live-port={live} metrics-port={metrics}"
+    run = Running(deployment, BUILT_IN / "digits", config)
+    run.until(lambda: "fedstale_model_version 1.0" in get(metrics, "/metrics"), limit_s=240.0)
+    text = get(metrics, "/metrics")
+    samples = dict(re.findall(r"^(fedstale_\S+) (\S+)$", text, re.MULTILINE))
+    shown = json.loads(get(live, "/data.json"))
+    assert get(metrics, "/healthz") == get(metrics, "/readyz") == "ok\n"
+    assert "<!doctype html>" in get(live, "/")
+    run.end()
+    assert samples["fedstale_nodes_online"] == "3.0"
+    assert float(samples["fedstale_update_staleness_count"]) >= 2
+    assert float(samples['fedstale_metric{name="accuracy",source="server"}']) > 0.3
+    # The weights of 10 digits by 64 pixels and more, in float32, for two devices at least.
+    for way in ("sent", "received"):
+        assert float(samples[f'fedstale_{way}_bytes_total{{type="train"}}']) > 2 * 2560
+    assert float(samples['fedstale_phase_seconds_sum{phase="train"}']) > 1.0
+    assert 'fedstale_run_info{app="digits"' in text
+    cards = dict(shown["cards"])
+    assert int(cards["rounds"]) >= 1
+    assert cards["online"] == "3"
+    assert int(cards["aggregated"]) >= 2
+    assert {"acc", "devices", "staleness"} <= {figure["id"] for figure in shown["figures"]}
+    assert any(f"live page: http://127.0.0.1:{live}/" in line for line in run.lines)
+    # Its process has ended, and its numbers with it.
+    assert get(metrics, "/metrics") == get(live, "/") == ""
 
 
 def test_fashion_reads_its_folder_on_real_supernodes(deployment, tmp_path):
