@@ -23,6 +23,7 @@ from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
 from fedstale.strategies.server.jobs import PURPOSES, Ending, OpenJobs, Purpose, SentJob
 from fedstale.strategies.server.metrics import Evaluations, Progress
 from fedstale.strategies.server.node_set import NodeSet
+from fedstale.strategies.server.releases import check_release
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.runtime import Checkpointer, ResumedClock, Runtime, RuntimeGrid
 from fedstale.strategies.server.validation import RecordKeys, forecast_in
@@ -290,9 +291,10 @@ class EventLoop(Stateful):
         if reply.has_error():
             self._fail(job, "failed", f"error {reply.error.code}: {reply.error.reason}")
             return
-        if forecast := forecast_in(reply):
-            self.history.forecast(job.node_id, forecast, self.changed_at)
         try:
+            check_release(reply.content)
+            if forecast := forecast_in(reply):
+                self.history.forecast(job.node_id, forecast, self.changed_at)
             if job.purpose == "query":
                 self._end(job, "accepted")
             elif job.purpose == "evaluate":

@@ -281,6 +281,8 @@ class Runtime:
         """Loops of rounds that go on: none where an app sends its messages itself."""
         self.tells = False
         """Whether the loop that goes on tells its rounds itself."""
+        self.release = ""
+        """What messages of fedstale's strategies state as the server's release; empty for none."""
         self.rejections: Counter[str] = Counter()
         """Of the loop that goes on: replies rejected by kind, as "rejected: KIND"."""
         for callback in callbacks:

@@ -8,12 +8,13 @@ from pathlib import Path
 from urllib.error import URLError
 
 import pytest
-from small_deployment import Running
+from small_deployment import CLIENT, Running, means, write_app
 
 sys.path.append(str(Path(__file__).parents[1] / "fedstale" / "apps"))
 
 from clothes import write_clothes
 
+import fedstale
 from fedstale.cli.apps import create
 from fedstale.deployment.local import free_port, run_app
 from fedstale.simulation.flower_app import BUILT_IN
@@ -92,3 +93,27 @@ def test_a_new_app_runs_on_real_supernodes_as_it_is(deployment, tmp_path):
     config = "num-server-rounds=1 concurrency=2 buffer-size=2"
     run_app(deployment, tmp_path / "my-app", run_config=config, show=lines.append)
     assert any("ended at version 1" in line for line in lines), lines
+
+
+OTHER_RELEASE = """
+import fedstale
+from fedstale.client import ForecastMod, forecast_mod
+
+
+class OfAnotherRelease(ForecastMod):
+    def __call__(self, message, context, call_next):
+        if context.node_config["partition-id"] == 0:
+            forecast_mod.__version__ = "99.0.1"
+        return super().__call__(message, context, call_next)
+"""
+
+
+def test_a_node_of_another_release_is_named_and_the_others_train(deployment, tmp_path):
+    client = CLIENT.replace("app = ClientApp()", "app = OfAnotherRelease().client_app()")
+    app = write_app(tmp_path / "adder", client=OTHER_RELEASE + client)
+    lines = []
+    run_app(deployment, app, run_config="strategy='gap-aware' rounds=2", show=lines.append)
+    # Nodes add 1, 2 and 3; the first of them trains nothing, whoever comes first of the others.
+    assert 2.0 <= means(lines)[1] <= 3.0, lines
+    text = f"the server has fedstale {fedstale.__version__} and the device 99.0.1"
+    assert any(text in line for line in lines), lines
