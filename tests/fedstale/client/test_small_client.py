@@ -88,6 +88,16 @@ def test_what_devices_import_needs_no_package_of_servers(module):
     assert ran.returncode == 0, ran.stderr
 
 
+def test_a_command_of_servers_says_on_a_device_which_extra_it_needs(tmp_path):
+    code = f"import sys; sys.modules.update(dict.fromkeys({BLOCKED!r})); sys.argv[0] = 'fedstale'"
+    code += "; from fedstale.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "simulate", "digits", "--out", str(tmp_path / "run")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 2
+    assert "pip install 'fedstale[server]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 def test_the_extra_client_names_no_package_of_servers():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {
