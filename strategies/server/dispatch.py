@@ -15,7 +15,7 @@ from fedstale.strategies.selection.forecast_request import QUERY
 from fedstale.strategies.server.clients import History, Situation
 from fedstale.strategies.server.jobs import OpenJobs, Purpose
 from fedstale.strategies.server.node_set import Mask, NodeSet, Places
-from fedstale.strategies.server.releases import state_release
+from fedstale.strategies.server.releases import RELEASE, state_release
 from fedstale.strategies.server.runtime import RuntimeGrid
 from fedstale.strategies.server.versions import Versions
 
@@ -193,23 +193,22 @@ class Dispatcher:
         """Return what all messages of a version for one purpose hold, and its bytes of arrays."""
         version = self.versions.version
         if purpose == "query" and self.strategy.forecast_request is not None:
-            return self._stating(self.strategy.forecast_request.content()), 0
+            content = self.strategy.forecast_request.content()
+            if release := self.grid.runtime.release:
+                state_release(content, release)
+            return content, 0
         of, content, n_bytes = self._contents.get(purpose, (None, RecordDict(), 0))
         if of != version:
             # Stock strategies count training rounds from 1, and evaluate after the round.
             server_round = version + 1 if purpose == "train" else version
             values = {**self.configs[purpose], "server-round": server_round}
+            if release := self.grid.runtime.release:
+                values[RELEASE] = release
             config = ConfigRecord(cast(dict[str, ConfigRecordValues], values))
             record = self.record()
             content = RecordDict(
                 {self.strategy.arrayrecord_key: record, self.strategy.configrecord_key: config}
             )
             n_bytes = sum(len(array.data) for array in record.values())
-            self._contents[purpose] = (version, self._stating(content), n_bytes)
+            self._contents[purpose] = (version, content, n_bytes)
         return content, n_bytes
-
-    def _stating(self, content: RecordDict) -> RecordDict:
-        """Return a content that states the server's release, where devices are real."""
-        if release := self.grid.runtime.release:
-            state_release(content, release)
-        return content

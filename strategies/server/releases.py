@@ -1,11 +1,11 @@
 """Releases of fedstale on a server and on its devices, which are not upgraded at one instant.
 
-A server's messages to real devices say which release it is in a ConfigRecord of their own, and a
-device whose ClientApp has a mod of fedstale answers with its own. Releases that are next to each
-other (0.4 and 0.5, also 0.4.1 and 0.5.3) work together. Others do not: the device answers with an
-error before it trains, and the server rejects a reply; both texts name both releases. What does not
-say its release, as a ClientApp without fedstale, is taken as it is, and so is a simulation, whose
-messages say none.
+A server's messages to real devices say in their config which release it is, and a device whose
+ClientApp has a mod of fedstale answers with its own. Releases that are next to each other (0.4 and
+0.5, also 0.4.1 and 0.5.3) work together. Others do not: the device answers with an error before it
+trains, and the server rejects a reply; both texts name both releases. What does not say its
+release, as a ClientApp without fedstale, is taken as it is, and so is a simulation, whose messages
+say none.
 """
 
 import re
@@ -15,16 +15,15 @@ from flwr.app import ConfigRecord, RecordDict
 from fedstale import __version__
 from fedstale.strategies.server.validation import RejectionError
 
-RELEASE_RECORD = "fedstale.release"
-"""Name of the record, in messages and in replies."""
-_KEY = "version"
+RELEASE = "fedstale.release"
+"""Key of the release, in the config of a message, and name of a record of its own elsewhere."""
 _FORM = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?:[.a-z+-].{0,40})?", re.ASCII)
 _LONGEST = 48
 
 
 def state_release(content: RecordDict, release: str) -> None:
-    """Put a release into the content of a message or a reply."""
-    content[RELEASE_RECORD] = ConfigRecord({_KEY: release})
+    """Put a release into the content of a query or a reply, in a record of its own."""
+    content[RELEASE] = ConfigRecord({RELEASE: release})
 
 
 def stated_release(content: RecordDict) -> str | None:
@@ -33,16 +32,17 @@ def stated_release(content: RecordDict) -> str | None:
     Raises:
         RejectionError: a ProtocolError; what it states is no release.
     """
-    record = content.get(RELEASE_RECORD)
-    if record is None:
-        return None
-    stated = record.get(_KEY) if isinstance(record, ConfigRecord) else None
-    if not isinstance(stated, str) or _FORM.fullmatch(stated) is None:
-        text = repr(stated)[:_LONGEST]
-        raise RejectionError(
-            "release", f"states the release {text}: expected such as {__version__}"
-        )
-    return stated
+    for record in content.values():
+        if isinstance(record, ConfigRecord) and RELEASE in record:
+            stated = record[RELEASE]
+            if not isinstance(stated, str) or _FORM.fullmatch(stated) is None:
+                # A client may send a million numbers there.
+                text = repr(stated[:_LONGEST]) if isinstance(stated, str) else type(stated).__name__
+                raise RejectionError(
+                    "release", f"states the release {text}: expected such as {__version__}"
+                )
+            return stated
+    return None
 
 
 def fault_of_releases(server: str, device: str) -> str:

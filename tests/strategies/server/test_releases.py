@@ -93,7 +93,7 @@ def reply_of(release):
 
     def node(message, grid):
         reply = trained(message)
-        reply.content[releases.RELEASE_RECORD] = ConfigRecord({"version": release})
+        reply.content["any"] = ConfigRecord({releases.RELEASE: release})
         return 10.0, reply.content
 
     return node
@@ -144,6 +144,8 @@ def test_messages_state_the_servers_release_on_real_devices_and_nowhere_else():
 
     def node(message, grid):
         kind = message.metadata.message_type
+        # Stock ClientApps find the records that they know, and no others.
+        assert kind == "query.forecast" or set(message.content) == {"arrays", "config"}
         seen.setdefault(kind, []).append(releases.stated_release(message.content))
         return 10.0, trained(message).content
 
