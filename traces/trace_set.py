@@ -3,6 +3,8 @@
 `TraceSet` is the one door to traces: it reads and writes files, reads published recordings,
 generates devices and composes complete devices out of independent sources. A set may know only some
 of the channels, as most published recordings do; what is unknown is never guessed.
+
+A device imports this file and makes no set, so pandas is imported where a set needs it.
 """
 
 from collections.abc import Mapping
@@ -12,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array
@@ -21,6 +22,8 @@ from fedstale.traces.series import Series
 from fedstale.traces.trip import Job, TripOutcomes, trips
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fedstale.traces.synthetic.population import Population
 
 CHANNELS = ("availability", "compute", "downlink", "uplink")
@@ -39,7 +42,7 @@ class TraceSet:
         array([133., 133.])
     """
 
-    device_ids: pd.Index
+    device_ids: "pd.Index"
     """Name of each device, distinct; length n."""
     availability: Availability | None = None
     """When each device is online."""
@@ -295,6 +298,8 @@ class TraceSet:
         """
         if self.epoch is None:
             return None
+        import pandas as pd
+
         at = pd.Timestamp(self.epoch)
         return float((at - at.normalize()).total_seconds())
 
@@ -308,6 +313,8 @@ class TraceSet:
         """
         if self.epoch is None:
             return None
+        import pandas as pd
+
         at = pd.Timestamp(self.epoch)
         return float((at - at.to_period("W-SUN").start_time).total_seconds())
 
@@ -350,6 +357,8 @@ class TraceSet:
                 f"unknown device {device_id!r}: expected one of {self.n_devices}, "
                 f"such as {self.device_ids[0]!r}"
             )
+        import pandas as pd
+
         return int(self.device_ids.get_indexer(pd.Index([device_id]))[0])
 
     def take(self, devices: npt.ArrayLike) -> "TraceSet":
@@ -400,6 +409,8 @@ class TraceSet:
         channels = {name: getattr(self, name).between(start, end) for name in self.known}
         epoch = self.epoch
         if epoch is not None:
+            import pandas as pd
+
             epoch = (pd.Timestamp(epoch) + pd.Timedelta(seconds=start)).isoformat()
         return replace(self, epoch=epoch, **channels)
 
@@ -442,7 +453,9 @@ def _number(spec: str, count: str, prefix: str) -> int:
     return int(count)
 
 
-def numbered(prefix: str, n: int) -> pd.Index:
+def numbered(prefix: str, n: int) -> "pd.Index":
     """Return n device ids that count up, such as device-000 to device-999."""
+    import pandas as pd
+
     width = len(str(max(n - 1, 0)))
     return pd.Index([f"{prefix}-{i:0{width}d}" for i in range(n)], dtype="str")

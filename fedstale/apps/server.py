@@ -1,13 +1,19 @@
 """The server of the built-in apps: a strategy by their run config, and an evaluated model."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid
 from torch import nn
 
 from fedstale.apps.registry import strategy
+from fedstale.config import Until
 from fedstale.deployment.run_folder import recorded
+from fedstale.strategies.server.superlink import SuperLinkGrid, connected
+
+logger = logging.getLogger(__name__)
 
 
 def serve(
@@ -39,11 +45,47 @@ def serve(
         loss, accuracy = evaluate(model)
         return MetricRecord({"loss": loss, "accuracy": accuracy})
 
-    with recorded(grid, str(config["run-folder"]), context, app=app) as watched:
+    with (
+        recorded(grid, str(config["run-folder"]), context, app=app) as noted,
+        watched(noted, context, app=app) as shown,
+    ):
         strategy(config).start(
-            grid=watched,
+            grid=shown,
             initial_arrays=ArrayRecord(network(seed).state_dict()),
             num_rounds=int(config["num-server-rounds"]),
             timeout=float(config["round-timeout"]),
             evaluate_fn=measured,
         )
+
+
+@contextmanager
+def watched(grid: Grid, context: Context, *, app: str) -> Iterator[Grid]:
+    """Show a run on real devices while it goes on, as its run config says.
+
+    A simulation has `--live`, and many of one run config may go on at once: it is left as it is.
+
+    Args:
+        grid: the devices.
+        context: with live-port and metrics-port in its run config; 0 shows nothing there.
+        app: its name.
+
+    Raises:
+        ConfigError: a port is not free, or a package is not installed.
+    """
+    config = context.run_config
+    live, metrics = int(config["live-port"]), int(config["metrics-port"])
+    own = connected(grid)
+    if not (live or metrics) or not isinstance(own, SuperLinkGrid):
+        yield grid
+        return
+    # Nothing of it is imported unless it is wanted.
+    from fedstale.live import Board, exported, observed, serving  # noqa: PLC0415
+
+    with ExitStack() as stack:
+        stack.enter_context(own)
+        if live:
+            board = Board(app, until=Until(rounds=int(config["num-server-rounds"])))
+            logger.info("live page: %s", stack.enter_context(serving(board, port=live)))
+            observed(own, board)
+        exporting = exported(own, metrics, app=app, run_id=context.run_id)
+        yield stack.enter_context(exporting)

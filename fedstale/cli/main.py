@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from fedstale import __version__
-from fedstale.cli import apps, deploy, learn, runs, traces
+from fedstale.cli import apps, deploy, enrolment, learn, runs, traces
 from fedstale.cli.supervision import SUPERVISED
 
 app = typer.Typer(
@@ -48,6 +48,13 @@ app.command(
     epilog="Examples: fedstale check my_app  |  "
     "fedstale check --server fl.example.org:8000 --ca ca.crt"
 )(apps.check)
+deploy.app.command(epilog="Example: fedstale deploy enrol nodes.csv --out node-list.csv")(
+    enrolment.enrol
+)
+deploy.app.command(
+    epilog="Example: fedstale deploy rotate kitchen kitchen.pub --database superlink.db"
+)(enrolment.rotate)
+deploy.app.command(epilog="Example: fedstale deploy revoke kitchen")(enrolment.revoke)
 app.add_typer(deploy.app, name="deploy")
 app.command(
     context_settings=deploy.PASSED_ON, epilog="Example: fedstale flwr run my_app mine --stream"

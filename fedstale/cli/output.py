@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 _SAME_S = 1.0
+_OF_THE_SERVER = {"jinja2", "pandas", "plotly", "pyarrow", "scipy", "sklearn", "torch"}
+"""What the extra `server` brings and a device does without."""
 
 
 @contextmanager
@@ -34,6 +36,14 @@ def one_sentence() -> Iterator[None]:
         yield
     except FedstaleError as problem:
         note(f"fedstale: {problem}")
+        raise typer.Exit(2) from None
+    except ModuleNotFoundError as problem:
+        if problem.name not in _OF_THE_SERVER:
+            raise
+        note(
+            f"fedstale: this needs {problem.name}, which a device has not: "
+            "pip install 'fedstale[server]'"
+        )
         raise typer.Exit(2) from None
 
 

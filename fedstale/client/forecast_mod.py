@@ -11,12 +11,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.common.constant import ErrorCode
 
+from fedstale import __version__
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
+from fedstale.strategies.server.releases import (
+    fault_of_releases,
+    state_release,
+    stated_release,
+)
 from fedstale.strategies.server.validation import FORECAST_RECORD
 
 if TYPE_CHECKING:
@@ -104,7 +111,27 @@ class ForecastMod:
         return ForecastingApp(self, mods)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Let the app answer, and add the forecast; or answer alone, if the message is a query."""
+        """Let the app answer, and add the forecast; or answer alone, if the message is a query.
+
+        A server that states its release is told this one's, or why they do not work together.
+        """
+        try:
+            server = stated_release(message.content)
+            fault = server and fault_of_releases(server, __version__)
+        except ProtocolError as problem:
+            server, fault = "", f"the server {problem}"
+        if fault:
+            logger.error("refused: %s", fault)
+            return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, fault), reply_to=message)
+        reply = self._answered(message, context, call_next)
+        if server and not reply.has_error():
+            state_release(reply.content, __version__)
+        return reply
+
+    def _answered(
+        self, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> Message:
+        """Return the app's answer with the forecast, or the answer to a query."""
         is_query = message.metadata.message_type == QUERY
         if self._enabled_by is not None and not context.run_config.get(self._enabled_by, True):
             if is_query:

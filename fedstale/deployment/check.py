@@ -5,6 +5,7 @@ installed on a device. What the bundle lacks, hides or leaves out only shows on 
 """
 
 import ast
+import datetime
 import io
 import sys
 import zipfile
@@ -17,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.utils import AppPathDepthError, collect_files
 from flwr.common.constant import FAB_INCLUDE_PATTERNS
@@ -36,6 +38,9 @@ _OF_TOOLS = {".git", "__pycache__", ".venv", ".flwr", "node_modules", "runs"}
 _HARMLESS = {".gitignore", ".python-version", "uv.lock", "requirements.txt", "Makefile"}
 _NODE_KEYS = {"partition-id", "num-partitions"}
 _SHOWN = 5
+
+SOON_DAYS = 14
+"""Days before the end of a certificate from which on a check says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +215,36 @@ def check_superlink(name: str) -> list[Finding]:
     except ConfigError:
         raise
     except FedstaleError as problem:
-        return [Finding(str(problem))]
-    return []
+        return [*expiries(ca, shown), Finding(str(problem))]
+    return expiries(ca, shown)
+
+
+def expiries(*files: str | Path | None) -> list[Finding]:
+    """Return which certificates end soon, or have ended.
+
+    Args:
+        files: of one certificate or several; None for one that is not used.
+
+    Raises:
+        ConfigError: a file holds no certificate.
+    """
+    found, now = [], datetime.datetime.now(datetime.UTC)
+    for file in files:
+        if file is None:
+            continue
+        path = Path(file).expanduser()
+        try:
+            certificates = x509.load_pem_x509_certificates(path.read_bytes())
+        except (OSError, ValueError) as problem:
+            raise ConfigError(f"{path} is no certificate: {problem}") from None
+        # While an authority is changed its file holds both, and the newer one decides.
+        left = max(certificate.not_valid_after_utc for certificate in certificates) - now
+        if left.total_seconds() < 0:
+            found.append(Finding(f"the certificate in {path} has ended: renew it"))
+        elif left.days < SOON_DAYS:
+            text = f"the certificate in {path} ends in {left.days} days: renew it"
+            found.append(Finding(text, is_fault=False))
+    return found
 
 
 def superlinks() -> dict[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedstale.deployment.check import Finding
+from fedstale.deployment.check import SOON_DAYS, Finding, expiries
 from fedstale.deployment.commands import Address
 from fedstale.deployment.diagnosis import check_health
 from fedstale.deployment.doors import CLOSED_PATHS, CONTROL_PATHS, FLEET_PATHS, RUNTIME_PATHS
@@ -31,7 +31,6 @@ from fedstale.errors import ConfigError, FedstaleError
 _LIMIT_S = 10.0
 _CLOSED = {400, 401, 403, 404, 405}
 _ELSE = ("/", "/health", "/docs", "/openapi.json", "/v1/responses")
-_SOON_DAYS = 14
 _TOO_MANY_BYTES = 1 << 30
 
 
@@ -53,11 +52,12 @@ def probe(at: Address, ca: Path) -> list[Finding]:
     except ConfigError:
         raise
     except FedstaleError as problem:
-        return [Finding(str(problem))]
+        return [*expiries(ca), Finding(str(problem))]
     door = _Door(at, ca)
     try:
         with closing(door):
             return [
+                *expiries(ca),
                 door.certificate(),
                 door.old_tls(),
                 door.closed("Control", CONTROL_PATHS),
@@ -130,7 +130,7 @@ class _Door:
         end = x509.load_pem_x509_certificate(shown.encode()).not_valid_after_utc
         days = (end - datetime.datetime.now(datetime.UTC)).days
         text = f"{self._connection.sock.version()}; the certificate is valid for {days} days"
-        soon = ", renew it" if days < _SOON_DAYS else ""
+        soon = ", renew it" if days < SOON_DAYS else ""
         return Finding(f"{text}{soon}", is_fault=False)
 
     def old_tls(self) -> Finding:

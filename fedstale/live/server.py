@@ -1,4 +1,4 @@
-"""Serves the live page: read-only, to this machine alone unless a token is set.
+"""Serves pages of a run: read-only, to this machine alone unless a token is set.
 
 The standard library's HTTP server in threads of its own. Four files and one JSON document; nothing
 is fetched from anywhere else, and nothing that a browser sends is used but the path and the token.
@@ -9,7 +9,7 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,61 +67,76 @@ def serving(board: Board, host: str = "127.0.0.1", port: int = PORT) -> Iterator
     """
     if missing := why_missing():
         raise ConfigError(f"live: {missing}")
-    token = "" if _is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
-    handler = type("BoardHandler", (_Handler,), {"board": board, "token": token})
+    token = "" if is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
+    handler = type("BoardHandler", (_BoardHandler,), {"board": board, "token": token})
+    shown = "HOST" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    with listening(handler, host, port, setting="live-at") as bound:
+        query = f"?token={token}" if token else ""
+        yield f"http://{shown}:{bound}/{query}"
+
+
+@contextmanager
+def listening(
+    handler: "type[LocalHandler]", host: str, port: int, *, setting: str
+) -> Iterator[int]:
+    """Answer requests in threads of their own while the block runs; yields the port.
+
+    Args:
+        handler: of a request.
+        host: address to listen at.
+        port: TCP port; 0 takes a free one.
+        setting: that the address comes from, for errors.
+
+    Raises:
+        ConfigError: the address cannot be listened at.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    kind = type("BoardServer", (ThreadingHTTPServer,), {"address_family": family})
+    kind = type("OwnServer", (ThreadingHTTPServer,), {"address_family": family})
     try:
         server = kind((host, port), handler)
     except OSError as problem:
         raise ConfigError(
-            f"live-at = {f'{host}:{port}'!r} cannot be listened at ({problem.strerror}): "
+            f"{setting} = {f'{host}:{port}'!r} cannot be listened at ({problem.strerror}): "
             "expected an address of this machine with a free port, or port 0 for any"
         ) from None
     thread = threading.Thread(
         target=server.serve_forever, args=(0.1,), name="fedstale-live", daemon=True
     )
     thread.start()
-    shown = "HOST" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     try:
-        query = f"?token={token}" if token else ""
-        yield f"http://{shown}:{server.server_port}/{query}"
+        yield server.server_port
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    board: Board
-    token: str
+class LocalHandler(BaseHTTPRequestHandler):
+    """Answers GET alone; without a token, for this machine's users alone."""
+
+    token: str = ""
     server_version, sys_version = "fedstale", ""
     timeout = 10  # a connection that sends nothing holds a thread no longer
 
     def do_GET(self) -> None:
-        """Answer with a file or with the board."""
+        """Answer, unless the question comes by another site."""
         parts = urlsplit(self.path)
-        token = parse_qs(parts.query).get("token", [""])[0]
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        if not self.token and not _is_loopback(host):
+        if not self.token and not is_loopback(host):
             # Another site that makes its name point here would read what only users here may.
-            self._send(403, b"this page is for users of this machine\n", "text/plain")
-        elif parts.path == "/data.json":
-            if not hmac.compare_digest(token.encode(), self.token.encode()) and self.token:
-                self._send(403, b"a token is needed: open the address that was printed\n")
-            else:
-                body = json.dumps(self.board.snapshot(), allow_nan=False).encode()
-                self._send(200, body, "application/json")
-        elif parts.path in _FILES:
-            *_, kind = _FILES[parts.path]
-            self._send(200, _content(parts.path), kind)
+            self.send(403, b"this page is for users of this machine\n")
         else:
-            self._send(404, b"there is no such page\n")
+            self.answer(parts.path, parse_qs(parts.query))
 
-    def _send(self, status: int, body: bytes, kind: str = "text/plain") -> None:
+    def answer(self, path: str, query: Mapping[str, Sequence[str]]) -> None:
+        """Send the answer to a path; a subclass has some."""
+        self.send(404, b"there is no such page\n")
+
+    def send(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        """Send an answer of a content type."""
         self.send_response(status)
         headers = {
-            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Type": kind,
             "Content-Length": str(len(body)),
             "Cache-Control": "no-store",
             "Content-Security-Policy": _POLICY,
@@ -137,13 +152,33 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing: a request a second is no news."""
 
 
+class _BoardHandler(LocalHandler):
+    board: Board
+
+    def answer(self, path: str, query: Mapping[str, Sequence[str]]) -> None:
+        """Answer with a file or with the board."""
+        token = query.get("token", [""])[0]
+        if path == "/data.json":
+            if not hmac.compare_digest(token.encode(), self.token.encode()) and self.token:
+                self.send(403, b"a token is needed: open the address that was printed\n")
+            else:
+                body = json.dumps(self.board.snapshot(), allow_nan=False).encode()
+                self.send(200, body, "application/json; charset=utf-8")
+        elif path in _FILES:
+            *_, kind = _FILES[path]
+            self.send(200, _content(path), f"{kind}; charset=utf-8")
+        else:
+            super().answer(path, query)
+
+
 @cache
 def _content(path: str) -> bytes:
     package, name, _ = _FILES[path]
     return (resources.files(package) / name).read_bytes() if package else plotly_js().encode()
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a name or an address is this machine's own."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.app.typing import ConfigRecordValues
-from flwr.serverapp import Grid
 
 from fedstale.errors import FedstaleError
 from fedstale.strategies.selection.base import Selector
@@ -16,6 +15,7 @@ from fedstale.strategies.selection.forecast_request import QUERY
 from fedstale.strategies.server.clients import History, Situation
 from fedstale.strategies.server.jobs import OpenJobs, Purpose
 from fedstale.strategies.server.node_set import Mask, NodeSet, Places
+from fedstale.strategies.server.releases import RELEASE, state_release
 from fedstale.strategies.server.runtime import RuntimeGrid
 from fedstale.strategies.server.versions import Versions
 
@@ -67,7 +67,7 @@ class FreeNodes:
 class Dispatcher:
     """Chooses nodes, sends them the current model, and opens their jobs."""
 
-    grid: Grid
+    grid: RuntimeGrid
     """Where the nodes are."""
     strategy: "StaleStrategy"
     """The settings."""
@@ -193,12 +193,17 @@ class Dispatcher:
         """Return what all messages of a version for one purpose hold, and its bytes of arrays."""
         version = self.versions.version
         if purpose == "query" and self.strategy.forecast_request is not None:
-            return self.strategy.forecast_request.content(), 0
+            content = self.strategy.forecast_request.content()
+            if release := self.grid.runtime.release:
+                state_release(content, release)
+            return content, 0
         of, content, n_bytes = self._contents.get(purpose, (None, RecordDict(), 0))
         if of != version:
             # Stock strategies count training rounds from 1, and evaluate after the round.
             server_round = version + 1 if purpose == "train" else version
             values = {**self.configs[purpose], "server-round": server_round}
+            if release := self.grid.runtime.release:
+                values[RELEASE] = release
             config = ConfigRecord(cast(dict[str, ConfigRecordValues], values))
             record = self.record()
             content = RecordDict(

@@ -25,6 +25,7 @@ from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
 from fedstale.strategies.server.jobs import PURPOSES, Ending, OpenJobs, Purpose, SentJob
 from fedstale.strategies.server.metrics import Evaluations, Progress
 from fedstale.strategies.server.node_set import NodeSet
+from fedstale.strategies.server.releases import check_release
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.runtime import (
     MOST_REASON,
@@ -108,7 +109,7 @@ class EventLoop(Stateful):
             told=grid.runtime.limited,
             weighs_examples=strategy.normalise == "examples",
         )
-        strategy.rejections = self.reputation.counts
+        strategy.rejections = grid.runtime.rejections = self.reputation.counts
         self.rng = np.random.default_rng(strategy.seed)
         now = self.clock.now()
         self.progress = Progress(started_at=now, now=now)
@@ -312,6 +313,7 @@ class EventLoop(Stateful):
             return
         try:
             self.reputation.validation.check_size(reply, self.versions.current.n_bytes)
+            check_release(reply.content)
             if forecast := forecast_in(reply):
                 self.history.forecast(job.node_id, forecast, self.changed_at)
             if job.purpose == "query":

@@ -9,6 +9,7 @@ strategy never reads anything back from a callback, so watching a run cannot cha
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -282,6 +283,10 @@ class Runtime:
         """Loops of rounds that go on: none where an app sends its messages itself."""
         self.tells = False
         """Whether the loop that goes on tells its rounds itself."""
+        self.release = ""
+        """What messages of fedstale's strategies state as the server's release; empty for none."""
+        self.rejections: Counter[str] = Counter()
+        """Of the loop that goes on: replies rejected by kind, as "rejected: KIND"."""
         for callback in callbacks:
             self.add(callback)
 

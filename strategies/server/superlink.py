@@ -33,6 +33,7 @@ from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesRespon
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from fedstale import __version__
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
     MOST_REASON,
@@ -368,6 +369,7 @@ class SuperLinkGrid(ForwardingGrid):
             n_online=lambda: self._n_online,
             n_in_flight=lambda: len(self._open),
         )
+        self.runtime.release = __version__
 
     def __enter__(self) -> Self:
         """Show the run's log in Flower's."""

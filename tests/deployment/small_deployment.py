@@ -117,9 +117,9 @@ class Running:
         except BaseException as problem:
             self.problem = problem
 
-    def until(self, condition):
+    def until(self, condition, limit_s=120.0):
         """Wait for something that happens while it runs."""
-        wait_for(lambda: condition() or not self.thread.is_alive())
+        wait_for(lambda: condition() or not self.thread.is_alive(), limit_s)
         assert condition(), "\n".join([*self.lines, f"{self.problem}"])
 
     def end(self, limit_s=240.0):

@@ -41,6 +41,8 @@ ELSEWHERE = {
     "--socket": "tests/deployment/test_stranger.py",  # deploy superlink
     "--user": "tests/deployment/test_stranger.py",  # deploy superexec
     "flwr": "tests/deployment/test_stranger.py",
+    "enrol": "tests/deployment/test_enrolment.py",
+    "revoke": "tests/deployment/test_enrolment.py",
 }
 """Commands and options that another test runs."""
 

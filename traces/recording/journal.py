@@ -29,15 +29,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from fedstale.errors import ConfigError, ResumeError, TraceError
 from fedstale.files import PRIVATE_FILE, PRIVATE_FOLDER, make_private, open_private
 from fedstale.traces.recording.monitor import Reading, ResourceMonitor
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RECORD = np.dtype(
     [
@@ -103,7 +105,7 @@ class RecordingRun:
     """Which start of the recorder this is; set by the journal."""
 
 
-def read(folder: Path) -> tuple[pd.DataFrame, dict[str, int]]:
+def read(folder: Path) -> tuple["pd.DataFrame", dict[str, int]]:
     """Return what a journal holds, whole or damaged, and what was dropped of it.
 
     Args:
@@ -136,12 +138,14 @@ class JournalReader:
         self.dropped: dict[str, int] = {}
         """What was dropped, by kind; see `read`."""
 
-    def read(self) -> pd.DataFrame:
+    def read(self) -> "pd.DataFrame":
         """Return readings in the order of writing, with the columns that `read` names.
 
         Raises:
             TraceError: as by `read`.
         """
+        import pandas as pd  # noqa: PLC0415 - to write a journal takes none
+
         if not self._folder.is_dir():
             raise TraceError(
                 f"{self._folder}: no such journal; expected the folder that a recording left"
@@ -492,8 +496,10 @@ def _runs(database: sqlite3.Connection) -> dict[int, RecordingRun]:
     }
 
 
-def _with_runs(readings: _Readings, runs: dict[int, RecordingRun]) -> pd.DataFrame:
+def _with_runs(readings: _Readings, runs: dict[int, RecordingRun]) -> "pd.DataFrame":
     """Return readings with the columns of their runs, without those whose run is lost."""
+    import pandas as pd  # noqa: PLC0415 - see above
+
     is_known = np.isin(readings["run"], list(runs))
     readings = readings if is_known.all() else readings[is_known]
     numbers, of_rows = np.unique(readings["run"], return_inverse=True)

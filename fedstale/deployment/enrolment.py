@@ -1,0 +1,369 @@
+"""Many nodes at once: keys in, a list of nodes out, and a log of who let whom in.
+
+To register and to unregister is Flower's own; `Registry` asks for it as `flwr supernode register`
+does, over the operators' door. A new key for a node that stays the same node is not: Flower gives
+each key an id of its own, and a server's history of a node (how long it takes, how often it fails,
+what it is trusted with) is by that id. So `rotate` changes the key in the SuperLink's database, on
+the server, and the id stays.
+
+Each change is in a log before it is tried, and again when it is known what came of it.
+"""
+
+import csv
+import datetime
+import fcntl
+import getpass
+import json
+import os
+import socket
+import sqlite3
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Self
+
+import httpx
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import NameOID
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
+
+from fedstale.deployment.check import superlinks
+from fedstale.deployment.commands import Address
+from fedstale.deployment.local import Control
+from fedstale.errors import ConfigError, FedstaleError
+
+COLUMNS = ("name", "public_key")
+"""What a table of keys must have: a name of one's own, and a line as in node-0.pub."""
+LISTED = ("name", "node_id", "key", "status")
+_GONE = "unregistered"
+_LOCK_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKey:
+    """The public half of a node's key, and what its owner calls the node."""
+
+    name: str
+    pem: bytes
+    """As Flower stores it."""
+    fingerprint: str
+    """As `ssh-keygen -l` shows it."""
+
+    @classmethod
+    def parse(cls, name: str, line: str) -> Self:
+        """Read a key from the line of a .pub file.
+
+        Raises:
+            ConfigError: it is none that Flower takes.
+        """
+        try:
+            key = load_ssh_public_key(line.strip().encode())
+        except (ValueError, UnsupportedAlgorithm) as problem:
+            raise ConfigError(f"node {name!r}: no public key of OpenSSH: {problem}") from None
+        if not isinstance(key, EllipticCurvePublicKey) or not uses_nist_ec_curve(key):
+            raise ConfigError(
+                f"node {name!r}: expected a key of a NIST curve: ssh-keygen -t ecdsa -b 384"
+            )
+        blob = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()[1]
+        digest = b64encode(sha256(b64decode(blob)).digest()).decode().rstrip("=")
+        return cls(name, public_key_to_bytes(key), f"SHA256:{digest}")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as the SuperLink has it."""
+
+    name: str
+    node_id: int
+    key: str
+    """Fingerprint."""
+    status: str
+    """registered, online, offline or unregistered."""
+
+
+def read_keys(table: Path) -> list[NodeKey]:
+    """Read a table of keys, all of it or nothing.
+
+    Args:
+        table: CSV with the columns `name` and `public_key`; others are left alone.
+
+    Raises:
+        ConfigError: the file or a line of it is unusable, or a name or a key occurs twice.
+    """
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise ConfigError(f"{table} cannot be read: {problem}") from None
+    if not rows or not set(COLUMNS) <= set(rows[0]):
+        raise ConfigError(f"{table}: expected lines below the header {','.join(COLUMNS)}")
+    keys: list[NodeKey] = []
+    seen: dict[object, int] = {}
+    for line, row in enumerate(rows, start=2):
+        name = (row["name"] or "").strip()
+        if not name or name.isdecimal():
+            raise ConfigError(f"{table}:{line}: name = {name!r}: expected one that is no number")
+        try:
+            key = NodeKey.parse(name, row["public_key"] or "")
+        except ConfigError as problem:
+            raise ConfigError(f"{table}:{line}: {problem}") from None
+        for what in (name, key.pem):
+            if what in seen:
+                kind = "name" if what == name else "key"
+                raise ConfigError(f"{table}:{line}: the {kind} of line {seen[what]} again")
+            seen[what] = line
+        keys.append(key)
+    return keys
+
+
+class AuditLog:
+    """Lines of JSON that are only ever added to: who did what to which node, and when.
+
+    The file is its owner's alone (0600), and each line is on the disk before the call returns.
+    """
+
+    def __init__(self, path: Path, **who: str) -> None:
+        """Write to a file.
+
+        Args:
+            path: is made if it is not there.
+            who: what each line says beside the user and the machine.
+
+        Raises:
+            ConfigError: it cannot be written, or others may read it.
+        """
+        self._path = path
+        self._who = {"user": getpass.getuser(), "host": socket.gethostname(), **who}
+        with self._open() as descriptor:
+            mode = os.fstat(descriptor).st_mode & 0o777
+        if mode & 0o077:
+            raise ConfigError(f"audit = {str(path)!r}: others may read it: chmod 600 {path}")
+
+    def add(self, what: str, outcome: str, **about: object) -> None:
+        """Add a line."""
+        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        line = {"at": at, **self._who, "what": what, "outcome": outcome, **about}
+        with self._open() as descriptor:
+            os.write(descriptor, json.dumps(line).encode() + b"\n")
+            os.fsync(descriptor)
+
+    @contextmanager
+    def noted(self, what: str, **about: object) -> Iterator[dict[str, object]]:
+        """Note that something is tried, and then what came of it.
+
+        Yields:
+            What the second line says besides.
+        """
+        self.add(what, "tried", **about)
+        found: dict[str, object] = {}
+        try:
+            yield found
+        except BaseException as problem:
+            self.add(what, "failed", **about, reason=str(problem) or type(problem).__name__)
+            raise
+        self.add(what, "done", **about, **found)
+
+    @contextmanager
+    def _open(self) -> Iterator[int]:
+        try:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+            descriptor = os.open(self._path, flags, 0o600)
+        except OSError as problem:
+            raise ConfigError(
+                f"audit = {str(self._path)!r} cannot be written to: {problem.strerror}"
+            ) from None
+        try:
+            # Lines of two commands at once stay whole.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+class Registry(Control):
+    """The nodes of a SuperLink, as an operator may change them."""
+
+    who: dict[str, str]
+    """The SuperLink, and the name in the operator's certificate."""
+
+    @classmethod
+    def of(cls, name: str | None) -> Self:
+        """Return that of a SuperLink in Flower's config.toml.
+
+        Args:
+            name: in the file; None takes the only one.
+
+        Raises:
+            ConfigError: there is none of this name, or its certificates cannot be used.
+        """
+        links = superlinks()
+        if name is None and len(links) == 1:
+            name = next(iter(links))
+        if name is None or name not in links:
+            raise ConfigError(f"superlink = {name!r}: expected one of {sorted(links)}")
+        link = links[name]
+        files = [link.get(key) for key in ("root-certificates", "client-certificate")]
+        ca, certificate = (Path(str(file)).expanduser() if file else None for file in files)
+        if ca is None:
+            raise ConfigError(f"superlink = {name!r}: expected root-certificates in config.toml")
+        at = Address.parse(str(link.get("address")))
+        made = cls(at, ca, certificate)
+        made.who = {"superlink": str(at)}
+        if certificate is not None:
+            shown = x509.load_pem_x509_certificate(certificate.read_bytes())
+            names = shown.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+            made.who["operator"] = str(names[0].value) if names else ""
+        return made
+
+    def listed(self) -> dict[bytes, Node]:
+        """Return all nodes that were ever registered, by their key.
+
+        Raises:
+            FedstaleError: the SuperLink does not say.
+        """
+        with self._answers():
+            found = self._client.ListNodes(ListNodesRequest()).nodes_info
+        return {
+            bytes(one.public_key): Node(one.name, int(one.node_id), "", str(one.status))
+            for one in found
+        }
+
+    def enrol(self, keys: Sequence[NodeKey], log: AuditLog) -> list[Node]:
+        """Register the nodes of some keys, but for those that are registered.
+
+        Args:
+            keys: of the nodes.
+            log: of what is done.
+
+        Returns:
+            The nodes in the order of their keys.
+
+        Raises:
+            FedstaleError: a key was revoked before, a name belongs to another key, or the SuperLink
+                rejects one; those before it are registered.
+        """
+        known = self.listed()
+        owners = {node.name: pem for pem, node in known.items() if node.status != _GONE}
+        for key in keys:
+            if key.pem in known and known[key.pem].status == _GONE:
+                raise FedstaleError(
+                    f"node {key.name!r}: its key was revoked, which Flower never takes back: make "
+                    "another key on the device"
+                )
+            if owners.get(key.name, key.pem) != key.pem:
+                raise FedstaleError(
+                    f"node {key.name!r} is registered with another key: fedstale deploy rotate "
+                    "changes it and keeps the node's id"
+                )
+        nodes = []
+        for key in keys:
+            node = known.get(key.pem)
+            if node is None:
+                about = {"name": key.name, "key": key.fingerprint}
+                with log.noted("enrol", **about) as found, self._answers():
+                    request = RegisterNodeRequest(public_key=key.pem, name=key.name)
+                    node_id = int(self._client.RegisterNode(request).node_id)
+                    found["node_id"] = str(node_id)
+                node = Node(key.name, node_id, "", "registered")
+            nodes.append(Node(node.name or key.name, node.node_id, key.fingerprint, node.status))
+        return nodes
+
+    def revoke(self, who: Sequence[str], log: AuditLog) -> list[Node]:
+        """Unregister nodes: their keys are rejected from now on, and for ever.
+
+        Args:
+            who: names or ids, all of them known, or nothing is done.
+            log: of what is done.
+
+        Raises:
+            FedstaleError: a node is unknown, or the SuperLink rejects one.
+        """
+        nodes = [node for node in self.listed().values() if node.status != _GONE]
+        chosen = []
+        for one in who:
+            found = [node for node in nodes if one in {node.name, str(node.node_id)}]
+            if len(found) != 1:
+                raise FedstaleError(f"node {one!r}: {len(found)} registered nodes have this name")
+            chosen += found
+        for node in chosen:
+            about = {"name": node.name, "node_id": str(node.node_id)}
+            with log.noted("revoke", **about), self._answers():
+                self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+        return chosen
+
+    @contextmanager
+    def _answers(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.HTTPError, OSError) as problem:
+            raise FedstaleError(f"the SuperLink at {self._at} does not do it: {problem}") from None
+
+
+def rotate(database: Path, node: str, key: NodeKey, log: AuditLog) -> int:
+    """Give a node another key, on the server; its id, and all that goes by it, stays.
+
+    The old key is rejected from then on: let the device's SuperNode end before, and start with the
+    new key after.
+
+    Args:
+        database: of the SuperLink, which may be running.
+        node: name or id.
+        key: the new one.
+        log: of what is done.
+
+    Returns:
+        The node's id.
+
+    Raises:
+        ConfigError: this is no database of a SuperLink.
+        FedstaleError: there is no such node, or the key was used before.
+    """
+    if not database.is_file():
+        raise ConfigError(f"database = {str(database)!r}: expected the file of flower-superlink")
+    try:
+        with closing(sqlite3.connect(database, timeout=_LOCK_S)) as opened:
+            return _rotate(opened, node, key, log)
+    except sqlite3.IntegrityError:
+        raise FedstaleError(
+            f"node {node!r}: the new key was registered before: make another one on the device"
+        ) from None
+    except sqlite3.Error as problem:
+        raise ConfigError(
+            f"database = {str(database)!r}: {problem}; expected the file of flower-superlink "
+            "(1.41), which this user may write"
+        ) from None
+
+
+def _rotate(opened: sqlite3.Connection, node: str, key: NodeKey, log: AuditLog) -> int:
+    found = opened.execute("SELECT node_id, name FROM node WHERE status != ?", (_GONE,)).fetchall()
+    # SQLite holds 64 bits with a sign, and ids of nodes have none.
+    ids = [signed for signed, name in found if node in {name, str(signed % 2**64)}]
+    if len(ids) != 1:
+        raise FedstaleError(f"node {node!r}: {len(ids)} registered nodes have this name")
+    node_id = ids[0] % 2**64
+    about = {"name": node, "node_id": str(node_id), "key": key.fingerprint}
+    with log.noted("rotate", **about):
+        opened.execute("UPDATE node SET public_key = ? WHERE node_id = ?", (key.pem, ids[0]))
+        opened.commit()
+    return node_id
+
+
+def write_list(nodes: Sequence[Node], out: Path) -> None:
+    """Write nodes as a table, whole or not at all."""
+    part = out.with_name(f".{out.name}.part")
+    with part.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(LISTED)
+        table.writerows([node.name, node.node_id, node.key, node.status] for node in nodes)
+    part.replace(out)
