@@ -3,7 +3,8 @@
 A SuperLink behind nginx with TLS, a SuperExec, two SuperNodes, and `fedstale deploy run`, which
 takes the run up when its server dies. One part is killed by `kill -9` again and again, each time
 when a device has begun to train, or when its update is about to be uploaded, and started again as a
-unit would. Each update adds 1 to an entry of its own, so the model says which updates are in it.
+unit would. The network is cut by stopping nginx for a minute and a half. Each update adds 1 to an
+entry of its own, so the model says which updates are in it.
 
 Run it with: python benchmarks/kills.py [--kills 10] [--part superlink] [--moment training]
 """
@@ -28,10 +29,11 @@ from results_file import write_result
 from fedstale.deployment import commands
 from fedstale.deployment.local import LINK, LocalDeployment
 
-PARTS = ("superlink", "proxy", "superexec", "serverapp", "node", "clientapp")
+PARTS = ("superlink", "proxy", "superexec", "serverapp", "node", "clientapp", "network")
+"""What is killed; the network is cut for `CUT_S`, for everyone."""
 MOMENTS = ("training", "upload")
 NODES, TRAIN_S = 2, 1.0
-LIMIT_S = 600.0
+LIMIT_S, CUT_S = 600.0, 90.0
 Note = dict[str, Any]
 
 PYPROJECT = """
@@ -214,6 +216,14 @@ def kill(deployment: LocalDeployment, run: Watched, part: str, at: Note) -> None
     elif part == "superlink":
         deployment.processes.kill(part)
         deployment.start_superlink()
+    elif part == "network":
+        everyone = psutil.Process().children(recursive=True)
+        doors = [process for process in everyone if process.name() == "nginx"]
+        for process in doors:
+            process.suspend()
+        time.sleep(CUT_S)
+        for process in doors:
+            process.resume()
     elif part == "node":
         name = f"node-{at['node']}"
         deployment.processes.kill(name)

@@ -1,4 +1,4 @@
-"""Any part of a deployment that is killed again and again, while devices train and while they upload.
+"""Parts of a deployment that are killed again and again, in training and during uploads.
 
 The measurement is `benchmarks/kills.py`, whose table is in docs/security.md.
 """
