@@ -205,7 +205,7 @@ class Watched:
 
 
 def kill(deployment: LocalDeployment, run: Watched, part: str, at: Note) -> None:
-    """Kill a part, and start it again as a unit would."""
+    """Kill a part; `kept_alive` starts it again."""
     if part in {"serverapp", "clientapp"}:
         pid = at["pid"] if part == "clientapp" else run.notes("server")[-1]["pid"]
         try:
@@ -224,24 +224,20 @@ def kill(deployment: LocalDeployment, run: Watched, part: str, at: Note) -> None
         time.sleep(CUT_S)
         for process in doors:
             process.resume()
-    elif part == "node":
-        name = f"node-{at['node']}"
-        deployment.processes.kill(name)
-        deployment.start(name)
     else:
-        deployment.processes.kill(part)
-        deployment.start(part)
+        deployment.processes.kill(f"node-{at['node']}" if part == "node" else part)
 
 
 @contextmanager
 def kept_alive(deployment: LocalDeployment) -> Iterator[None]:
-    """Start nodes again that end, since a SuperLink rejects one that it takes for online."""
+    """Start again what ends, as a unit does; a SuperLink rejects a node that it takes for online."""
     over = threading.Event()
+    names = ["proxy", "superexec", *(f"node-{number}" for number in range(NODES))]
 
     def look() -> None:
-        while not over.wait(5.0):
-            for number in range(NODES):
-                if not deployment.processes.is_running(name := f"node-{number}"):
+        while not over.wait(3.0):
+            for name in names:
+                if not deployment.processes.is_running(name):
                     deployment.start(name)
 
     thread = threading.Thread(target=look)
