@@ -113,6 +113,7 @@ class LocalDeployment:
         commands.write_private(self.secret, secrets.token_bytes(32))
         self.database = self.folder / "superlink.db"
         self.node_ids: dict[int, int] = {}
+        self._node_commands: dict[str, list[str]] = {}
         self.has_proxy = has_nginx() if has_proxy is None else has_proxy
         self._has_started = False
         self._choose_ports()
@@ -197,8 +198,11 @@ class LocalDeployment:
         self._say(f"SuperLink {behind} at {self.at}; state in {self.database.name}")
 
     def start(self, name: str) -> None:
-        """Start superlink, proxy or superexec, without waiting for it; again if it was killed."""
-        self._start(name, self._command(name))
+        """Start superlink, proxy, superexec or a node, without waiting; again if it was killed.
+
+        A node that was killed is rejected while the SuperLink takes it for online.
+        """
+        self._start(name, self._node_commands.get(name) or self._command(name))
 
     def _command(self, name: str) -> list[str]:
         """Return the command of the SuperLink or of what belongs to it."""
@@ -243,8 +247,10 @@ class LocalDeployment:
         key = self.folder / f"node-{number}.key"
         self.node_ids[number] = self.control.register(commands.write_node_key(key))
         config = {"partition-id": number, "num-partitions": self.n_nodes}
-        command = commands.supernode(self.at, self.tls.ca, key, port=free_port(), config=config)
-        self._start(f"node-{number}", command)
+        self._node_commands[f"node-{number}"] = commands.supernode(
+            self.at, self.tls.ca, key, port=free_port(), config=config
+        )
+        self.start(f"node-{number}")
 
     def wait_online(self) -> None:
         """Wait until the SuperLink sees every node that was added.

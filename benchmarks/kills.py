@@ -1,0 +1,319 @@
+"""What is lost when a part of a deployment is killed, during training and during upload.
+
+A SuperLink behind nginx with TLS, a SuperExec, two SuperNodes, and `fedstale deploy run`, which
+takes the run up when its server dies. One part is killed by `kill -9` again and again, each time
+when a device has begun to train, or when its update is about to be uploaded, and started again as a
+unit would. The network is cut by stopping nginx for a minute and a half. Each update adds 1 to an
+entry of its own, so the model says which updates are in it.
+
+Run it with: python benchmarks/kills.py [--kills 10] [--part superlink] [--moment training]
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+from results_file import write_result
+
+from fedstale.deployment import commands
+from fedstale.deployment.local import LINK, LocalDeployment
+
+PARTS = ("superlink", "proxy", "superexec", "serverapp", "node", "clientapp", "network")
+"""What is killed; the network is cut for `CUT_S`, for everyone."""
+MOMENTS = ("training", "upload")
+NODES, TRAIN_S = 2, 1.0
+LIMIT_S, CUT_S = 600.0, 90.0
+Note = dict[str, Any]
+
+PYPROJECT = """
+[project]
+name = "adder"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = ["fedstale", "flwr>=1.41", "numpy>=2.0"]
+
+[tool.flwr.app]
+publisher = "benchmarks"
+
+[tool.flwr.app.components]
+serverapp = "adder.server_app:app"
+clientapp = "adder.client_app:app"
+
+[tool.flwr.app.config]
+rounds = 1
+checkpoints = ""
+resume = ""
+server-notes = ""
+device-notes = ""
+"""
+
+SERVER = """
+import json
+import os
+
+import numpy as np
+from fedstale.strategies import StaleStrategy
+from fedstale.strategies.schedule import k_batch_async
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    config = context.run_config
+
+    def evaluate(version, arrays):
+        w = arrays["w"].numpy()
+        facts = {"version": version, "updates": int(w.sum()), "most": float(w.max())}
+        with open(config["server-notes"], "a") as notes:
+            notes.write(json.dumps({"pid": os.getpid(), **facts}) + chr(10))
+
+    strategy = StaleStrategy(
+        schedule=k_batch_async(concurrency=2, buffer_size=1),
+        checkpoints=config["checkpoints"] or None,
+        resume=config["resume"] or None,
+        recheck_s=1.0,
+    )
+    strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord({"w": Array(np.zeros(1_000_000, dtype=np.float32))}),
+        num_rounds=config["rounds"],
+        timeout=100.0,
+        evaluate_fn=evaluate,
+    )
+"""
+
+CLIENT = f"""
+import json
+import os
+import time
+
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    node = context.node_config["partition-id"]
+
+    def note(moment):
+        with open(context.run_config["device-notes"], "a") as notes:
+            facts = {{"moment": moment, "pid": os.getpid(), "node": node}}
+            notes.write(json.dumps(facts) + chr(10))
+
+    note("training")
+    w = message.content["arrays"]["w"].numpy().copy()
+    time.sleep({TRAIN_S})
+    # A message takes much longer than a hundredth of a second.
+    w[int(time.time() * 100) % 400_000 * {NODES} + node] += 1
+    metrics = MetricRecord({{"num-examples": 1}})
+    content = RecordDict({{"arrays": ArrayRecord({{"w": Array(w)}}), "metrics": metrics}})
+    reply = Message(content, reply_to=message)
+    note("upload")
+    return reply
+"""
+
+
+@dataclass(slots=True)
+class Watched:
+    """A run that `fedstale deploy run` looks after, and what its app has noted."""
+
+    deployment: LocalDeployment
+    folder: Path
+    rounds: int
+    process: "subprocess.Popen[str]" = field(init=False)
+    lines: list[str] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start the command."""
+        app = self.folder / "adder"
+        (app / "adder").mkdir(parents=True)
+        (app / "pyproject.toml").write_text(PYPROJECT)
+        (app / "adder" / "__init__.py").touch()
+        (app / "adder" / "server_app.py").write_text(SERVER)
+        (app / "adder" / "client_app.py").write_text(CLIENT)
+        places = {"server-notes": self.folder / "server", "device-notes": self.folder / "devices"}
+        config = " ".join([f"rounds={self.rounds}", *(f"{k}='{v}'" for k, v in places.items())])
+        environment = self.deployment.operator_environment()
+        command = ["fedstale", "deploy", "run", str(app), LINK]
+        command += ["--checkpoints", str(self.folder / "checkpoints"), "--run-config", config]
+        self.process = subprocess.Popen(
+            commands.found(command, environment),
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(line.rstrip() for line in self.process.stdout)
+
+    def notes(self, of: str) -> list[Note]:
+        """Return what the server or the devices have noted; "server" or "devices"."""
+        path = self.folder / of
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    @property
+    def version(self) -> int:
+        """The newest version that was measured; -1 before the first."""
+        return max((note["version"] for note in self.notes("server")), default=-1)
+
+    def next_moment(self, moment: str) -> Note:
+        """Wait until a device notes that it begins to train, or to upload.
+
+        Raises:
+            TimeoutError: none does.
+        """
+        before = len(self.notes("devices"))
+
+        def found() -> Note | None:
+            new = self.notes("devices")[before:]
+            return next((note for note in new if note["moment"] == moment), None)
+
+        return self.wait(found)
+
+    def wait(self, found: Callable[[], Any]) -> Any:  # noqa: ANN401 - what is found
+        """Wait until something is found, and return it.
+
+        Raises:
+            TimeoutError: it is not, or the run ends before.
+        """
+        deadline = time.monotonic() + LIMIT_S
+        while not (result := found()):
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise TimeoutError("\n".join(["waited in vain", *self.lines[-20:]]))
+            time.sleep(0.02)
+        return result
+
+
+def kill(deployment: LocalDeployment, run: Watched, part: str, at: Note) -> None:
+    """Kill a part; `kept_alive` starts it again."""
+    if part in {"serverapp", "clientapp"}:
+        pid = at["pid"] if part == "clientapp" else run.notes("server")[-1]["pid"]
+        try:
+            psutil.Process(pid).kill()
+        except psutil.NoSuchProcess:
+            # It had just ended.
+            return
+    elif part == "superlink":
+        deployment.processes.kill(part)
+        deployment.start_superlink()
+    elif part == "network":
+        everyone = psutil.Process().children(recursive=True)
+        doors = [process for process in everyone if process.name() == "nginx"]
+        for process in doors:
+            process.suspend()
+        time.sleep(CUT_S)
+        for process in doors:
+            process.resume()
+    else:
+        deployment.processes.kill(f"node-{at['node']}" if part == "node" else part)
+
+
+@contextmanager
+def kept_alive(deployment: LocalDeployment) -> Iterator[None]:
+    """Start again what ends, as a unit does; a SuperLink rejects a node that it takes for online."""
+    over = threading.Event()
+    names = ["proxy", "superexec", *(f"node-{number}" for number in range(NODES))]
+
+    def look() -> None:
+        while not over.wait(3.0):
+            for name in names:
+                if not deployment.processes.is_running(name):
+                    deployment.start(name)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def killed(part: str, moment: str, kills: int, folder: Path) -> Note:
+    """Kill a part so often, let the run end, and return what became of its updates.
+
+    Args:
+        part: one of `PARTS`.
+        moment: one of `MOMENTS`.
+        kills: how often; between two of them the run makes two versions at least.
+        folder: for the deployment and the run.
+
+    Raises:
+        TimeoutError: nothing goes on.
+    """
+    rng = random.Random(f"{part} {moment}")
+    rounds = 4 * kills
+    with LocalDeployment(folder / "deployment", nodes=NODES, limit_s=300.0) as deployment:
+        run = Watched(deployment, folder, rounds)
+        run.start()
+        done, began = 0, time.monotonic()
+        with kept_alive(deployment):
+            while done < kills:
+                least = run.version + 2
+                run.wait(lambda least=least: run.version >= min(least, rounds))
+                if run.version > rounds - 3:
+                    break
+                at = run.next_moment(moment)
+                time.sleep(rng.uniform(0.0, 0.5))
+                kill(deployment, run, part, at)
+                done += 1
+                print(f"{part}, {moment}: killed {done} times at version {run.version}", flush=True)
+            run.wait(lambda: run.process.poll() is not None or run.version >= rounds)
+        status = run.process.wait(LIMIT_S)
+        seen, trained = run.notes("server"), run.notes("devices")
+        runs = deployment.control.runs()
+    versions = [note["version"] for note in seen]
+    return {
+        "part": part,
+        "moment": moment,
+        "kills": done,
+        "exit": status,
+        "versions_asked": rounds,
+        "versions": max(versions),
+        "runs": len(runs),
+        "trainings": sum(note["moment"] == "training" for note in trained),
+        "updates_in_the_model": seen[-1]["updates"],
+        "updates_twice": int(max(note["most"] for note in seen) > 1.0),
+        "versions_back": sum(b < a for a, b in pairwise(versions)),
+        "minutes": round((time.monotonic() - began) / 60, 1),
+    }
+
+
+def main() -> None:
+    """Kill, print, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--moment", choices=MOMENTS, action="append")
+    options = parser.parse_args()
+    rows = []
+    for part in options.part or PARTS:
+        for moment in options.moment or MOMENTS:
+            with tempfile.TemporaryDirectory() as folder:
+                rows.append(killed(part, moment, options.kills, Path(folder)))
+            print(rows[-1], flush=True)
+    print(write_result("kills", rows, command="python benchmarks/kills.py"))
+
+
+if __name__ == "__main__":
+    main()
