@@ -189,7 +189,7 @@ def test_updates_of_a_dropped_server_step_are_not_remembered():
             super().observe(before, after, rate)
             remembered.append(self.n_cached)
 
-    first = iter([1e308])
+    first = iter([100.0])
 
     def node(message, grid):
         return adder(next(first, 1.0), 1.0)(message, grid)
@@ -197,7 +197,7 @@ def test_updates_of_a_dropped_server_step_are_not_remembered():
     strategy = StaleStrategy(
         schedule=k_batch_async(1, 1),
         weighting=Watch(n_clients=2),
-        server_optimizer=SGD(10.0),
+        server_optimizer=SGD(lambda step: 1e307 if step == 1 else 10.0),
         normalise="buffer_size",
     )
     w, grid = run(strategy, {10: node}, 2)
