@@ -74,6 +74,7 @@ table-forecasts: setup ## measure forecasts on the records in RECORDINGS and rew
 	mkdir -p build
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasting.py $(RECORDINGS) --keep build/forecasts.jsonl
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/forecasting.py $(RECORDINGS) --speed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/own_outcomes.py $(RECORDINGS)
 	$(BIN)/python benchmarks/forecasting_page.py
 
 table-agent: setup ## train agents, compare them on windows and in real training, rewrite their page; takes hours

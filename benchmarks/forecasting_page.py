@@ -120,6 +120,14 @@ def coverage(rows: pd.DataFrame) -> str:
     return markdown(part.pivot_table("value", "row", "column", sort=False), digits=2)
 
 
+def own_outcomes(rows: pd.DataFrame) -> str:
+    """Return the skill and, in brackets, the calibration error, of horizons of four hours on."""
+    skills, errors = (chances(rows, metric) for metric in ("skill", "ece"))
+    far = [column for column in skills if column.endswith((" 4 h", " 24 h"))]
+    text = skills[far].map("{:.3f}".format) + errors[far].map(" ({:.3f})".format)
+    return markdown(text)
+
+
 def speed(rows: pd.DataFrame) -> str:
     """Return how fast the embedded forecasters are."""
     part = rows.set_index("forecaster")
@@ -138,7 +146,7 @@ def main() -> None:
     """Rewrite the tables of the page."""
     recorded = {
         name: pd.DataFrame(json.loads((HERE / "results" / f"{name}.json").read_text())["rows"])
-        for name in ("forecasting", "forecasting_speed")
+        for name in ("forecasting", "forecasting_speed", "own_outcomes")
     }
     rows, tables = recorded["forecasting"], {"speed": speed(recorded["forecasting_speed"])}
     for fleet, of_fleet in rows.groupby("fleet"):
@@ -152,6 +160,8 @@ def main() -> None:
         )
         tables[f"{fleet} difference"] = differences(part)
         tables[f"{fleet} coverage"] = coverage(part)
+        own = recorded["own_outcomes"]
+        tables[f"{fleet} own"] = own_outcomes(own[own["fleet"].eq(fleet)])
     seeds = ", ".join(map(str, sorted(rows["seed"].unique())))
     tables["seeds"] = (
         "Numbers are means over divisions of the devices, each trained anew\n"
