@@ -230,7 +230,7 @@ def kill(deployment: LocalDeployment, run: Watched, part: str, at: Note) -> None
 
 @contextmanager
 def kept_alive(deployment: LocalDeployment) -> Iterator[None]:
-    """Start again what ends, as a unit does; a SuperLink rejects a node that it takes for online."""
+    """Start again what ends, as a unit does: a node is rejected while it still counts as online."""
     over = threading.Event()
     names = ["proxy", "superexec", *(f"node-{number}" for number in range(NODES))]
 

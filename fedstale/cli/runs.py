@@ -197,8 +197,8 @@ def simulate(
     if measure_costs:
         from fedstale.simulation.measuring import measure, pasted
 
-        measured = measure(config, trace_set.n_devices)
-        typer.echo(json.dumps(measured.table()) if as_json else pasted(measured))
+        measured, unmeasured = measure(config, trace_set.n_devices)
+        typer.echo(json.dumps(measured.table()) if as_json else pasted(measured, unmeasured))
         return
     watching = _watching(
         config,

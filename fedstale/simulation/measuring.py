@@ -82,7 +82,7 @@ class MeasuringExecutor(Executor):
         return ClientReply(reply_with(call.message, content), call.context)
 
 
-def measure(config: SimulationConfig, n_devices: int) -> Costs:
+def measure(config: SimulationConfig, n_devices: int) -> tuple[Costs, list[str]]:
     """Let one client of an app train and evaluate, and return what that says of the app's costs.
 
     Args:
@@ -91,7 +91,8 @@ def measure(config: SimulationConfig, n_devices: int) -> Costs:
 
     Returns:
         The costs, in seconds of processor time of this machine as work units. Epochs that are not
-        declared are those of the only run-config key that speaks of epochs, or 1.
+        declared are those of the only run-config key that speaks of epochs, or 1. And the keys of
+        work that no client was asked to do, which are as declared.
 
     Raises:
         FedstaleError: the app cannot be run, or its client fails, trains nothing or does not tell
@@ -114,17 +115,30 @@ def measure(config: SimulationConfig, n_devices: int) -> Costs:
         )
         with grid.running(*app.packages), server_fn_on(grid, *app.packages), suppress(RunEnded):
             server(grid, Context(1, 1, {}, RecordDict(), run_config))
-    return _costs(executor, declared, run_config)
+    costs = _costs(executor, declared, run_config)
+    by_example = {"train": "work-per-example", "evaluate": "evaluate-work-per-example"}
+    stated = {f"work.{kind}": kind for kind in costs.work}
+    stated |= {key: kind for kind, key in by_example.items() if costs.table().get(key) is not None}
+    return costs, [key for key, kind in stated.items() if kind not in executor.seconds]
 
 
-def pasted(costs: Costs) -> str:
-    """Return measured costs as the table that an app's pyproject.toml holds."""
+def pasted(costs: Costs, unmeasured: Sequence[str]) -> str:
+    """Return measured costs as the table that an app's pyproject.toml holds.
+
+    Args:
+        costs: in seconds of processor time as work units.
+        unmeasured: keys that are as declared.
+    """
     usual = Costs().table()
     table = {key: value for key, value in costs.table().items() if usual.get(key) != value}
+    left = (
+        f"# Not measured, since no client was asked for it: {', '.join(unmeasured)}. That stands\n"
+        "# here as it was declared, in the unit of before.\n"
+    )
     return (
         "# Measured: one work unit is one second of a core of this machine, so a device of the\n"
         "# traces that does 1 unit/s is as fast. For devices k times slower, multiply by k.\n"
-        f"[tool.fedstale]\n{tomli_w.dumps(table)}"
+        f"{left if unmeasured else ''}[tool.fedstale]\n{tomli_w.dumps(table)}"
     )
 
 

@@ -278,8 +278,26 @@ def test_the_measured_table_can_be_pasted_and_runs(tmp_path):
     assert 10 <= table["examples"] <= 14
     assert 0 < table["work-per-example"] < 1
     assert 0 < table["evaluate-work-per-example"] < 1
+    assert "Not measured" not in result.output
     again = with_table(tmp_path / "again", result.output)
     assert run(again, tmp_path / "run").status == "finished"
+
+
+def test_what_no_client_is_asked_for_is_said_to_be_as_declared(tmp_path):
+    """The server of the template evaluates on a set of its own, and never asks a client to."""
+    new = CliRunner().invoke(command, ["new", str(tmp_path / "starter")])
+    assert new.exit_code == 0, new.output
+    result = CliRunner().invoke(
+        command,
+        ["simulate", str(tmp_path / "starter"), "--traces", "synthetic:6", "--measure-costs"],
+    )
+    assert result.exit_code == 0, result.output
+    said, table = result.output.split("[tool.fedstale]")
+    assert "# Not measured, since no client was asked for it: evaluate-work-per-example. " in said
+    declared = (tmp_path / "starter" / "pyproject.toml").read_text()
+    (line,) = [x for x in declared.splitlines() if x.startswith("evaluate-work-per-example")]
+    assert line.split("#")[0].strip() in table
+    assert "work-per-example = 1.0\n" not in table.replace("evaluate-", "")
 
 
 SLOW = CLIENT.replace(
