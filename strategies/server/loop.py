@@ -539,14 +539,12 @@ class EventLoop(Stateful):
             ResumeError: the state belongs to another model or to other parts.
         """
         for name, kind in self._kinds().items():
-            # Strategy and seed are not in the files of every release.
-            before = state["parts"].get(name, kind)
-            if before != kind:
+            if (had := state["parts"][name]) != kind:
                 raise ResumeError(
-                    f"the checkpoint was written with {name} {before}, and this run has {kind}: "
+                    f"the checkpoint was written with {name} {had}, and this run has {kind}: "
                     "resume with the app and settings that wrote it"
                 )
-        now, before = self._settings(), state.get("settings", self._settings())
+        now, before = self._settings(), state["settings"]
         for name in sorted(now.keys() | before.keys()):
             if now.get(name) != before.get(name):
                 logger.warning(
