@@ -1,6 +1,6 @@
 """Parts of a deployment that are killed again and again, in training and during uploads.
 
-The measurement is `benchmarks/kills.py`, whose table is in docs/security.md.
+The measurement is `benchmarks/kills.py`.
 """
 
 import sys
