@@ -1,5 +1,6 @@
 """`fedstale deploy` and `fedstale flwr`: what a server and its operators start and need."""
 
+import json
 import os
 import ssl
 import sys
@@ -95,6 +96,7 @@ def run(
     run_config: Annotated[
         str, typer.Option("--run-config", "-c", help="Overrides, as flwr run takes them.")
     ] = "",
+    as_json: AsJson = False,
 ) -> None:
     """Run an app until it completes: a run that dies is taken up by a new one.
 
@@ -103,7 +105,12 @@ def run(
     """
     from fedstale.deployment.supervisor import Supervisor
 
-    Supervisor(app_folder, link, run_config, checkpoints, say=_at_once).run()
+    def show(line: str) -> None:
+        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    run_id, status = Supervisor(app_folder, link, run_config, checkpoints, say=show).run()
+    if as_json:
+        print(json.dumps({"run_id": run_id, "status": status}))
 
 
 @app.command(
@@ -277,10 +284,6 @@ def account_of(user: str) -> "struct_passwd":
     if os.geteuid() != 0:
         raise ConfigError(f"user = {user!r}: only root can start ServerApps as another user")
     return account
-
-
-def _at_once(line: str) -> None:
-    print(line, flush=True)
 
 
 def _roles(text: str) -> tuple[str, list[str]]:

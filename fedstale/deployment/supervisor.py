@@ -77,8 +77,11 @@ class Supervisor:
             Path(shown).expanduser() if shown else None,
         )
 
-    def run(self) -> None:
+    def run(self) -> tuple[int, str]:
         """Start runs until one completes, or an operator stops one.
+
+        Returns:
+            The number of that run, and "completed" or "stopped".
 
         Raises:
             FedstaleError: several in a row failed at once; the text says why the last did.
@@ -96,7 +99,7 @@ class Supervisor:
                 status = ended.sub_status, ended.details
                 if ended.sub_status in {SubStatus.COMPLETED, SubStatus.STOPPED}:
                     self._say(f"run {run_id} {ended.sub_status}")
-                    return
+                    return run_id, ended.sub_status
             quick = quick + 1 if time.monotonic() - started < _QUICK_S else 0
             about = f"run {run_id} {': '.join(filter(None, status))}"
             if quick == _QUICK_RUNS:

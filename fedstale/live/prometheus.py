@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version as version_of
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
@@ -25,9 +25,6 @@ from fedstale.strategies.server.runtime import REPORTED, Limit, Runtime
 from fedstale.strategies.server.superlink import SuperLinkGrid, connected
 from fedstale.strategies.server.validation import p_finish_in
 from fedstale.strategies.weighting.base import ClientUpdate
-
-if TYPE_CHECKING:
-    pass
 
 PHASES = ("send", "train", "evaluate", "query", "other", "buffer", "aggregate", "test", "version")
 """What `fedstale_phase_seconds` times.
