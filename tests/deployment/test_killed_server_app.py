@@ -117,10 +117,10 @@ def begin(deployment, app, run_config, notes):
 class Supervised:
     """The command that an operator, or a unit, starts for a run."""
 
-    def __init__(self, deployment, app, checkpoints, run_config):
+    def __init__(self, deployment, app, checkpoints, run_config, *options):
         environment = deployment.operator_environment()
         command = ["fedstale", "deploy", "run", str(app), LINK, "--checkpoints", str(checkpoints)]
-        command = commands.found([*command, "--run-config", run_config], environment)
+        command = commands.found([*command, "--run-config", run_config, *options], environment)
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -251,8 +251,11 @@ def test_a_supervised_run_ends_with_its_versions_whatever_of_the_server_is_kille
         deployment.start("superexec")
         assert supervisor.status(600.0) == 0, supervisor.lines
         statuses = [status for status, _ in deployment.control.runs().values()]
-        again = supervised()
+        again = Supervised(deployment, app, folder, config, "--json")
         assert again.status(200.0) == 0, again.lines
+        ended = json.loads(again.lines[-1])
+        assert ended["status"] == "completed"
+        assert ended["run_id"] in deployment.control.runs()
         assert max(versions()) == 6
     assert sorted(statuses) == ["finished:completed", "finished:failed", "finished:failed"]
     assert sum("a new run goes on from its checkpoints" in line for line in first) == 1, first
