@@ -74,8 +74,7 @@ def watched(grid: Grid, context: Context, *, app: str) -> Iterator[Grid]:
     """
     config = context.run_config
     live, metrics = int(config["live-port"]), int(config["metrics-port"])
-    own = connected(grid)
-    if not (live or metrics) or not isinstance(own, SuperLinkGrid):
+    if not (live or metrics) or not isinstance(own := connected(grid), SuperLinkGrid):
         yield grid
         return
     # Nothing of it is imported unless it is wanted.

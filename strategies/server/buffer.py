@@ -16,7 +16,7 @@ The buffer knows models and weights, but no nodes, clocks and messages. Updates 
 step are discarded, and the run goes on as if they had not been.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from statistics import median
@@ -73,8 +73,8 @@ class Buffer(Stateful):
     """Of the model."""
     reputation: Reputation
     """Limits updates."""
-    reject: Callable[[ClientUpdate, RejectionError], None] = lambda update, problem: None
-    """Called with each early update that is left out of the buffer again, and why."""
+    rejected: list[tuple[ClientUpdate, RejectionError]] = field(default_factory=list)
+    """Early updates that were left out of the buffer again, and why; whoever reads them, clears."""
 
     def __post_init__(self) -> None:
         size = self.strategy.schedule.buffer_size
@@ -176,7 +176,7 @@ class Buffer(Stateful):
                     self.reputation.limit_early(update)
             except RejectionError as problem:
                 self.updates.remove(update)
-                self.reject(update, problem)
+                self.rejected.append((update, problem))
             else:
                 self._take(update)
 

@@ -126,10 +126,7 @@ class EventLoop(Stateful):
             latest=initial,
         )
         self.evaluations = Evaluations(strategy.result, self.progress, self.runtime)
-        self.buffer = Buffer(
-            *(strategy, weighting, optimizer, self.versions, self.reputation),
-            reject=self._reject_early,
-        )
+        self.buffer = Buffer(strategy, weighting, optimizer, self.versions, self.reputation)
         self.durations_s: deque[float] = deque(maxlen=_DURATIONS_KEPT)
         self.requested_at: dict[int, float] = {}
         self.failed_nodes: dict[int, None] = {}
@@ -354,12 +351,15 @@ class EventLoop(Stateful):
             self._count_lost()
         else:
             self.buffer.add(update)
+            self._reject_early()
 
-    def _reject_early(self, update: ClientUpdate, problem: ProtocolError) -> None:
-        """Note that an update is left out of the buffer, although its reply was accepted."""
-        self.reputation.reject(update.node_id, problem, self.clock.now())
-        self.runtime.rejected(update.message_id, reason=str(problem))
-        self._lose(update.node_id)
+    def _reject_early(self) -> None:
+        """Note which updates are left out of the buffer, although their replies were accepted."""
+        for update, problem in self.buffer.rejected:
+            self.reputation.reject(update.node_id, problem, self.clock.now())
+            self.runtime.rejected(update.message_id, reason=str(problem))
+            self._lose(update.node_id)
+        self.buffer.rejected.clear()
 
     # How jobs end.
 
@@ -423,9 +423,11 @@ class EventLoop(Stateful):
         try:
             snapshot = self.buffer.step()
         except ProtocolError as problem:
+            self._reject_early()
             for update in self.buffer.updates:
                 self.runtime.rejected(update.message_id, reason=str(problem))
         else:
+            self._reject_early()
             self._advance(snapshot)
         self._open_buffer()
 

@@ -229,7 +229,8 @@ class Reputation(Stateful):
             )
 
     def _note_limit(self, kind: Limit, node_id: int, was: float, now: float) -> None:
-        if now >= was:
+        # Of updates made by hand the norm may be NaN.
+        if not now < was:
             return
         self.counts[kind] += 1
         if kind == "capped":

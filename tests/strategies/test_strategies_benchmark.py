@@ -302,8 +302,8 @@ def test_what_the_pages_say_in_words_stands_in_the_results():
         assert len(said) >= min(least, 4)
         assert set(said) <= differences
     others = [row for row in rows if row["strategy"] != "FedBuff"]
-    assert sum(row["speed_up"][1] > 1 for row in others) == 3
-    assert f"Three of the {len(others)} intervals" in words
+    assert sum(row["speed_up"][1] > 1 for row in others) == 1
+    assert f"One of the {len(others)} intervals" in words
     found = {(row["setting"], row["strategy"]): row for row in rows}
     # The directional gap keeps more of what the slow alone hold, and is not clearly faster.
     slow = "slow alone hold 7-9"
