@@ -260,12 +260,14 @@ def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None 
     options = argparse.ArgumentParser(add_help=False)
     for name in ("--ssl-keyfile", "--superexec-auth-secret-file", "--database"):
         options.add_argument(name, dest=name)
-    for name, value in vars(options.parse_known_args(arguments)[0]).items():
-        path = None if value is None else file_of(value) if name == "--database" else Path(value)
-        if path is not None:
-            check_private(name, path.expanduser(), folder=name == "--database")
-            if name == "--database":
-                hold_database(path)
+    given = vars(options.parse_known_args(arguments)[0])
+    for name in ("--ssl-keyfile", "--superexec-auth-secret-file"):
+        if given[name] is not None:
+            check_private(name, Path(given[name]).expanduser())
+    database = given["--database"]
+    if database is not None and (path := file_of(database)) is not None:
+        check_private("--database", path, folder=True)
+        hold_database(path)
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
     app = guarded(create_app(config, SuperLinkLifespan), quotas)
