@@ -94,7 +94,7 @@ def test_digits_are_trained_as_inline_within_a_millionth(built_in, n, batch_size
 
 # Steps make a difference of roundings larger, and one may put a unit on the other side of a ReLU.
 @pytest.mark.parametrize(
-    ("batch_size", "epochs", "most"), [(1000, 1, 1e-6), (9, 1, 1e-6), (9, 10, 1e-3)]
+    ("batch_size", "epochs", "most"), [(1000, 1, 1e-6), (9, 1, 1e-6), (9, 10, 5e-3)]
 )
 def test_fashion_is_trained_as_inline_but_for_rounding(
     built_in, tmp_path, batch_size, epochs, most
