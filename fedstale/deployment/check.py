@@ -258,6 +258,34 @@ def superlinks() -> dict[str, dict[str, Any]]:
     return {key: value for key, value in table.items() if isinstance(value, dict)}
 
 
+def operators_side(name: str | None) -> tuple[Address, Path, Path | None]:
+    """Return how an operator reaches a SuperLink of Flower's config.toml.
+
+    Args:
+        name: in the file; None takes the only one.
+
+    Returns:
+        Its address, the certificate of its authority, and the operator's own if there is one.
+
+    Raises:
+        ConfigError: there is none of this name, or it has no address or no certificates.
+    """
+    links = superlinks()
+    if name is None and len(links) == 1:
+        name = next(iter(links))
+    if name is None or name not in links:
+        raise ConfigError(f"superlink = {name!r}: expected one of {sorted(links)}")
+    link = links[name]
+    ca, own = link.get("root-certificates"), link.get("client-certificate")
+    if not ca:
+        raise ConfigError(
+            f"superlink = {name!r}: expected address and root-certificates in config.toml, as "
+            "fedstale deploy init writes them"
+        )
+    at = Address.parse(str(link.get("address")))
+    return at, Path(ca).expanduser(), Path(own).expanduser() if own else None
+
+
 def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Finding]:
     """Report files that the bundle leaves out; a file that the app names is a fault."""
     unnamed = []

@@ -13,6 +13,7 @@ import csv
 import datetime
 import fcntl
 import getpass
+import io
 import json
 import os
 import socket
@@ -38,10 +39,11 @@ from cryptography.x509.oid import NameOID
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
 
-from fedstale.deployment.check import superlinks
-from fedstale.deployment.commands import Address
+from fedstale.deployment.check import operators_side
 from fedstale.deployment.local import Control
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.files import exposure
+from fedstale.traces.io.atomic import replacing
 
 COLUMNS = ("name", "public_key")
 """What a table of keys must have: a name of one's own, and a line as in node-0.pub."""
@@ -145,10 +147,9 @@ class AuditLog:
         """
         self._path = path
         self._who = {"user": getpass.getuser(), "host": socket.gethostname(), **who}
-        with self._open() as descriptor:
-            mode = os.fstat(descriptor).st_mode & 0o777
-        if mode & 0o077:
-            raise ConfigError(f"audit = {str(path)!r}: others may read it: chmod 600 {path}")
+        with self._open():
+            if found := exposure(path):
+                raise ConfigError(f"audit: {found}")
 
     def add(self, what: str, outcome: str, **about: object) -> None:
         """Add a line."""
@@ -207,17 +208,7 @@ class Registry(Control):
         Raises:
             ConfigError: there is none of this name, or its certificates cannot be used.
         """
-        links = superlinks()
-        if name is None and len(links) == 1:
-            name = next(iter(links))
-        if name is None or name not in links:
-            raise ConfigError(f"superlink = {name!r}: expected one of {sorted(links)}")
-        link = links[name]
-        files = [link.get(key) for key in ("root-certificates", "client-certificate")]
-        ca, certificate = (Path(str(file)).expanduser() if file else None for file in files)
-        if ca is None:
-            raise ConfigError(f"superlink = {name!r}: expected root-certificates in config.toml")
-        at = Address.parse(str(link.get("address")))
+        at, ca, certificate = operators_side(name)
         made = cls(at, ca, certificate)
         made.who = {"superlink": str(at)}
         if certificate is not None:
@@ -361,9 +352,9 @@ def _rotate(opened: sqlite3.Connection, node: str, key: NodeKey, log: AuditLog) 
 
 def write_list(nodes: Sequence[Node], out: Path) -> None:
     """Write nodes as a table, whole or not at all."""
-    part = out.with_name(f".{out.name}.part")
-    with part.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(LISTED)
-        table.writerows([node.name, node.node_id, node.key, node.status] for node in nodes)
-    part.replace(out)
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(LISTED)
+    table.writerows([node.name, node.node_id, node.key, node.status] for node in nodes)
+    with replacing(out) as file:
+        file.write(text.getvalue().encode())

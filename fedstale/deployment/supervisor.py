@@ -19,8 +19,7 @@ from flwr.supercore.utils import get_flwr_home
 
 from fedstale.config import read_toml
 from fedstale.deployment import commands
-from fedstale.deployment.check import superlinks
-from fedstale.deployment.commands import Address
+from fedstale.deployment.check import operators_side
 from fedstale.deployment.local import Control
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
@@ -61,21 +60,10 @@ class Supervisor:
             raise ConfigError(
                 f"checkpoints = {checkpoints!r}: expected an absolute path without quotes"
             )
-        known = superlinks().get(link)
-        if known is None or "root-certificates" not in known:
-            raise ConfigError(
-                f"SuperLink {link!r}: expected one of config.toml with address and "
-                "root-certificates, as fedstale deploy init writes it"
-            )
+        self._control = Control(*operators_side(link))
         self._app, self._link, self._say = app, link, say
         self._fab_id = get_metadata_from_config(read_toml(app / "pyproject.toml"))[0]
         self._config = f"{run_config} checkpoints='{checkpoints}' resume='{checkpoints}'".strip()
-        shown = known.get("client-certificate")
-        self._control = Control(
-            Address.parse(known["address"]),
-            Path(known["root-certificates"]).expanduser(),
-            Path(shown).expanduser() if shown else None,
-        )
 
     def run(self) -> tuple[int, str]:
         """Start runs until one completes, or an operator stops one.
