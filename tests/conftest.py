@@ -1,5 +1,6 @@
-"""What all tests share: compiled files, and which tests run one after another in one process."""
+"""What all tests share: compiled files, log levels, and which tests one process runs."""
 
+import logging
 import os
 import sys
 
@@ -18,6 +19,16 @@ LONGEST_FIRST = (
     "tests/fedstale/",
 )
 """Files that take long, by how their paths begin: what is begun last must be short."""
+
+
+@pytest.fixture(autouse=True)
+def _root_logger_as_before():
+    """Undo what an app under test does to the root logger: other tests ask what is not logged."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 def pytest_collection_modifyitems(items):
