@@ -394,13 +394,13 @@ class PolicyGradient:
             baseline=False,
             seed=training.seed,
         )
-        rounds = scenarios[0].settings.rounds
+        choices = scenarios[0].settings.choices
         self._model = PPO(
             RoundPolicy,
             self._env,
             learning_rate=lambda _: training.rate_at(self._updates),
-            n_steps=rounds,
-            batch_size=rounds * self._env.num_envs,
+            n_steps=choices,
+            batch_size=choices * self._env.num_envs,
             n_epochs=1,
             gamma=1.0,
             clip_range=1.0,

@@ -23,6 +23,9 @@ AGES = 64
 """Largest staleness with a weight of its own; staler updates have the last weight."""
 NOISES = 4
 """Draws of noise in the losses that a device reports, used in turn."""
+CHOICES = 2
+"""Most choices of an episode, in multiples of its rounds: those that begin a round, and those that
+replace failed jobs."""
 INFLATION = 10.0
 """How many times its loss an inflating client reports."""
 
@@ -104,7 +107,7 @@ class EpisodeSettings:
     window_s: float = 6 * 3600.0
     """Longest time of an episode in s, > 0."""
     rounds: int = 24
-    """Most rounds of an episode, >= 1."""
+    """Most rounds of an episode, >= 1; replacements of failed jobs are no rounds."""
     devices: tuple[int, int] = (32, 256)
     """Devices that appear in the window; drawn on a logarithmic scale."""
     concurrency_share: tuple[float, float] = (0.1, 0.6)
@@ -132,6 +135,11 @@ class EpisodeSettings:
     """Standard deviation of the logarithm of the number of examples."""
     cooldown_s: float = 0.0
     """Time after a job was sent for which its device is not a candidate, in s."""
+
+    @property
+    def choices(self) -> int:
+        """Most choices of an episode."""
+        return CHOICES * self.rounds
 
     def __post_init__(self) -> None:
         low, high = self.devices

@@ -1,9 +1,10 @@
 """The environments: which clients to pick next, on real traces; for Gymnasium, and for training.
 
-A step is a round: the action is the set of clients that get the next jobs, the simulator goes on to
-the next choice, and the reward is what the round earned (`Rounds`). Candidates are shown packed and
+A step is a choice, which begins a round or replaces jobs that failed: the action is the set of
+clients that get the next jobs, the simulator goes on to the next choice, and the reward is what was
+earned until then (`Rounds`). Candidates are shown packed and
 in random order, so that a place in the observation means nothing. From each round's reward
-`SelectionEnv` subtracts what `ExpectedUtility` earns in the same round of the same window, which no
+`SelectionEnv` subtracts what `ExpectedUtility` earns after as many choices in the same window, which no
 choice can change: what is left is due to the choice and not to the hour.
 
 Importing this module registers `SelectionEnv` as `fedstale/Selection-v1`; Gymnasium imports it by
@@ -56,7 +57,7 @@ class ClosedRounds:
 
 
 class Rounds:
-    """The state of b episodes between rounds.
+    """The state of b episodes between choices.
 
     Args:
         scenario: where episodes take place.
@@ -90,7 +91,7 @@ class Rounds:
         self.simulator = scenario.simulator(b)
         self._baseline = scenario.simulator(b // rollouts) if baseline else None
         self._rng = np.random.default_rng(0)
-        self._expected = np.zeros((b, scenario.settings.rounds))
+        self._expected = np.zeros((b, scenario.settings.choices))
         self._columns = np.zeros((b, n_max), dtype=np.int64)
         self.mask = np.zeros((b, n_max), dtype=bool)
         """Which places may be picked now; shape (b, n_max)."""
@@ -103,7 +104,7 @@ class Rounds:
             "mask": np.zeros((b, n_max), dtype=np.float32),
             "slots": np.zeros((b, 1), dtype=np.float32),
         }
-        """The current observation; the same arrays are written again in the next round."""
+        """The current observation; the same arrays are written again at the next choice."""
 
     def begin(self, rng: np.random.Generator) -> None:
         """Begin new episodes everywhere.
@@ -123,7 +124,7 @@ class Rounds:
                     self._baseline, by_heuristic, len(episodes), np.random.SeedSequence(0)
                 )
                 played = rollout(self._baseline, episodes, pick, self.reward)
-                self._expected[rows] = played.by_round[each]
+                self._expected[rows] = played.by_choice[each]
             rows = rows[self.simulator.done[rows]]
             if not rows.size:
                 break
@@ -150,7 +151,7 @@ class Rounds:
         self.observation["slots"][rows, 0] = slots
 
     def play(self, rankings: Ranking) -> ClosedRounds:
-        """Play one round of each episode that is not over.
+        """Play one choice of each episode that is not over.
 
         Args:
             rankings: places in falling order of preference; shape (b, m). The first `slots` that
@@ -160,12 +161,12 @@ class Rounds:
         if not rows.size:
             return ClosedRounds(rows=rows, terms={}, ended=np.zeros(0, dtype=bool))
         simulator = self.simulator
-        turn = simulator.n_rounds[rows].copy()
+        turn = simulator.n_choices[rows].copy()
         simulator.dispatch(rows, self._picked(rows, rankings[rows]))
         outcome = simulator.advance(rows)
         terms = simulator.reward_terms(rows, outcome, self.reward)
         ended = simulator.done[rows]
-        # The heuristic may have had more rounds in its window.
+        # The heuristic may have had more choices in its window.
         later = np.arange(self._expected.shape[1]) > turn[:, None]
         rest = (self._expected[rows] * later).sum(axis=1)
         terms["baseline"] = -(self._expected[rows, turn] + np.where(ended, rest, 0.0))
@@ -195,7 +196,7 @@ class SelectionEnv(gymnasium.Env[Observation, Ranking]):
     ## Description
 
     A server of federated learning picks the devices that get the next jobs, in a window of some
-    hours. One step is one round: the jobs are sent, and the next choice is
+    hours. One step is one choice: the jobs are sent, and the next choice is
     due when the server has aggregated or has devices to pick again.
 
     ## Action Space
@@ -221,14 +222,14 @@ class SelectionEnv(gymnasium.Env[Observation, Ranking]):
 
     ## Rewards
 
-    `gain + time + waste + baseline` of the round, each in `info`:
+    `gain + time + waste + baseline` until the next choice, each in `info`:
 
     - gain: fall of the learning proxy's log loss until the next choice, in units of what a server
       step with the fleet's own mixture of data learns; stale updates at the weight of their age.
     - time: -0.1 for each median duration of a job that passed.
     - waste: -0.3 for each server step's worth of median device-seconds spent on jobs that failed or
       were not waited for.
-    - baseline: minus what `ExpectedUtility` earns in the same round of the same window.
+    - baseline: minus what `ExpectedUtility` earns after as many choices in the same window.
 
     ## Starting State
 
@@ -238,7 +239,7 @@ class SelectionEnv(gymnasium.Env[Observation, Ranking]):
     ## Episode End
 
     1. Termination: none.
-    2. Truncation: the end of the window, or the last round.
+    2. Truncation: the end of the window, or the last round or choice.
 
     ## Arguments
 
@@ -255,7 +256,7 @@ class SelectionEnv(gymnasium.Env[Observation, Ranking]):
 
     ## Version History
 
-    * v1: a step is a round, an action a ranking; `slots` is observed.
+    * v1: a step is a choice of clients, an action a ranking; `slots` is observed.
     * v0: a step was one pick of a round.
     """
 
@@ -289,7 +290,7 @@ class SelectionEnv(gymnasium.Env[Observation, Ranking]):
         return self._observation(), {}
 
     def step(self, action: Ranking) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Play one round."""
+        """Play one choice."""
         if self._over:
             raise ConfigError("step: the episode is over; call reset() first")
         closed = self._rounds.play(np.asarray(action, dtype=np.int64)[None])
@@ -327,7 +328,7 @@ class VectorSelectionEnv(VecEnv):
     """Many episodes of `SelectionEnv` at once, all in NumPy: b are stepped with one call.
 
     It is a vectorised environment of Stable-Baselines3. All episodes begin together and take as
-    many steps as a window has rounds at most: where a window is over before, nothing can be picked
+    many steps as a window has choices at most: where a window is over before, nothing can be picked
     any more and the reward is 0. The last step begins new windows everywhere.
 
     Args:
@@ -340,7 +341,7 @@ class VectorSelectionEnv(VecEnv):
         seed: of everything drawn.
 
     Raises:
-        ConfigError: a number is no integer >= 1 or no multiple, or scenarios differ in rounds.
+        ConfigError: a number is no integer >= 1 or no multiple, or scenarios differ in choices.
     """
 
     def __init__(
@@ -356,11 +357,11 @@ class VectorSelectionEnv(VecEnv):
     ) -> None:
         self.render_mode = None
         places = several(scenarios)
-        lengths = {scenario.settings.rounds for scenario in places}
+        lengths = {scenario.settings.choices for scenario in places}
         if len(lengths) != 1 or n_envs % len(places):
             raise ConfigError(
-                f"n_envs = {n_envs}, scenarios with {sorted(lengths)} rounds: expected scenarios "
-                "with as many rounds, and a multiple of their number"
+                f"n_envs = {n_envs}, scenarios with {sorted(lengths)} choices: expected scenarios "
+                "with as many choices, and a multiple of their number"
             )
         (self._length,) = lengths
         b = n_envs // len(places)
@@ -394,7 +395,7 @@ class VectorSelectionEnv(VecEnv):
         self._actions = np.asarray(actions, dtype=np.int64)
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Play one round in each episode."""
+        """Play one choice in each episode."""
         rewards = np.zeros(self.num_envs, dtype=np.float32)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for part, first in zip(self._parts, self._firsts, strict=True):

@@ -1,7 +1,7 @@
 """Whole episodes, played by a policy: a selector, or a scoring function.
 
-A round is as many picks as the server has free slots; a policy makes all picks of a round at once,
-as a server does.
+A choice is as many picks as the server has free slots; a policy makes all picks of a choice at
+once, as a server does.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedstale.agents.env.episodes import Episodes
+from fedstale.agents.env.episodes import CHOICES, Episodes
 from fedstale.agents.env.simulator import Reward, RoundOutcome, Simulator
 from fedstale.agents.policy.scorer import Floats, Score, by_heuristic
 from fedstale.strategies.selection.base import Selector
@@ -35,9 +35,9 @@ class Rollout:
     terms: dict[str, Array]
     """`TERMS`, summed over each episode; shape (b,) each."""
     outcome: RoundOutcome
-    """Sums over the rounds of each episode."""
-    by_round: Array
-    """Reward of each round, 0 after the last; shape (b, most rounds)."""
+    """Sums over the choices of each episode."""
+    by_choice: Array
+    """Reward from each choice to the next, 0 after the last; shape (b, most choices)."""
 
 
 def rollout(simulator: Simulator, episodes: Episodes, pick: Pick, reward: Reward) -> Rollout:
@@ -46,7 +46,7 @@ def rollout(simulator: Simulator, episodes: Episodes, pick: Pick, reward: Reward
     Args:
         simulator: with room for all episodes at a time.
         episodes: to play.
-        pick: picks the devices of a round; see `picks_of` and `training_picks_of`.
+        pick: picks the devices of a choice; see `picks_of` and `training_picks_of`.
         reward: prices.
     """
     rows = np.arange(len(episodes))
@@ -55,18 +55,18 @@ def rollout(simulator: Simulator, episodes: Episodes, pick: Pick, reward: Reward
     played = Rollout(
         terms={name: np.zeros(rows.size) for name in TERMS},
         outcome=RoundOutcome.zeros(rows.size),
-        by_round=np.zeros((rows.size, int(episodes.rounds.max(initial=1)))),
+        by_choice=np.zeros((rows.size, CHOICES * int(episodes.rounds.max(initial=1)))),
     )
     live = rows[~simulator.done[rows]]
     while live.size:
-        turn = simulator.n_rounds[live].copy()
+        turn = simulator.n_choices[live].copy()
         simulator.dispatch(live, pick(live))
         outcome = simulator.advance(live)
         terms = simulator.reward_terms(live, outcome, reward)
         played.outcome.add(live, outcome)
         for name, values in played.terms.items():
             values[live] += terms[name]
-        played.by_round[live, turn] = terms["reward"]
+        played.by_choice[live, turn] = terms["reward"]
         live = rows[~simulator.done[rows]]
     return played
 

@@ -2,13 +2,16 @@
 
 What a device does with a job is `TraceSet.trips`; what a server does is what `StaleStrategy` does
 with the same schedule and age weights: it sends to the picked devices, waits for the first replies,
-for a deadline or until no job is in flight, aggregates, and discards or keeps the stragglers. What
-it knows is the same `Candidates` table that a real server has. Arrays are of shape (b, n), episodes
-by devices, and no loop runs over either.
+for a deadline or until no job is in flight, aggregates, and discards or keeps the stragglers. A
+server that waits for a number of updates replaces a job that fails before its step: that is a
+choice of its own, among the free devices which have neither failed nor reported since the last
+step. What it knows is the same `Candidates` table that a real server has. Arrays are of shape
+(b, n), episodes by devices, and no loop runs over either.
 
 Differences from the event loop of `strategies`:
     A server without candidates looks again at the first instant at which a device is online, where
-    the loop looks every half minute or at the next reply.
+    the loop looks every half minute or at the next reply. A selector that picks fewer devices than
+    it may is asked again when something arrives or fails.
 """
 
 from dataclasses import dataclass, fields
@@ -17,7 +20,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fedstale.agents.env.episodes import AGES, GROUPS, INFLATION, NOISES, Episodes, RowArrays
+from fedstale.agents.env.episodes import (
+    AGES,
+    CHOICES,
+    GROUPS,
+    INFLATION,
+    NOISES,
+    Episodes,
+    RowArrays,
+)
 from fedstale.agents.env.learning_proxy import entropy_of
 from fedstale.agents.policy.features import Inputs, features, heuristic_scores, row_medians
 from fedstale.errors import TraceError
@@ -103,7 +114,11 @@ class Simulator:
         self.entropy, self.mean_examples = np.zeros((b, n)), np.ones(b)
         self.fleet_share = np.full((b, GROUPS), 1.0 / GROUPS)
         self.now, self.stepped_at = np.zeros(b), np.zeros(b)
-        self.n_rounds, self.version = np.zeros(b, dtype=np.int64), np.zeros(b, dtype=np.int64)
+        self.n_choices, self.n_rounds = np.zeros(b, dtype=np.int64), np.zeros(b, dtype=np.int64)
+        self.version = np.zeros(b, dtype=np.int64)
+        # Whether a choice begins a round. If not, it replaces so many jobs that failed.
+        self.begins, self.n_to_replace = np.ones(b, dtype=bool), np.zeros(b, dtype=np.int64)
+        self.failed = np.zeros((b, n), dtype=bool)
         self.losses = np.full((b, GROUPS), self.proxy.first_loss)
         # Jobs: one at a time for each device.
         self.in_flight, self.replies = np.zeros((b, n), dtype=bool), np.zeros((b, n), dtype=bool)
@@ -134,7 +149,7 @@ class Simulator:
             self._begun = True
         self.episodes.put(rows, episodes)
         self.now[rows] = self.stepped_at[rows] = episodes.start
-        self.version[rows] = self.n_rounds[rows] = 0
+        self.version[rows] = self.n_rounds[rows] = self.n_choices[rows] = 0
         self.losses[rows] = self.proxy.first_loss
         examples = np.where(episodes.present, episodes.examples, 0.0)[..., None]
         share = (examples * episodes.mixtures).sum(axis=1)
@@ -148,6 +163,7 @@ class Simulator:
         for name, column in self.known.items():
             column[rows] = UNKNOWN[name]
         self.done[rows] = False
+        self._open_buffers(rows)
         self._find_candidates(rows)
         self._outcome.put(rows, RoundOutcome.zeros(len(rows)))
 
@@ -157,7 +173,7 @@ class Simulator:
         """Return the devices that may be picked in an episode; the id of a node is its column."""
         columns = np.flatnonzero(self.mask[row])
         situation = Situation(
-            n_in_flight=int(self.in_flight[row].sum()),
+            n_in_flight=int(self.n_awaited[row]),
             version=int(self.version[row]),
             deadline_s=float(self.reply_limit_s[row]),
         )
@@ -166,8 +182,14 @@ class Simulator:
     @property
     def slots(self) -> Index:
         """How many may be picked now; shape (b,)."""
-        free = self.episodes.concurrency - self.in_flight.sum(axis=1)
-        return np.minimum(np.maximum(free, 0), self.mask.sum(axis=1))
+        free = np.maximum(self.episodes.concurrency - self.n_awaited, 0)
+        free = np.where(self.begins, free, np.minimum(free, self.n_to_replace))
+        return np.minimum(free, self.mask.sum(axis=1))
+
+    @property
+    def n_awaited(self) -> Index:
+        """Jobs whose end the server has not seen; shape (b,)."""
+        return (self.in_flight & (self.visible_at > self.now[:, None])).sum(axis=1)
 
     def observation(self, rows: Index, columns: Index | None = None) -> Inputs:
         """Return what the scorer is given in some episodes.
@@ -185,7 +207,7 @@ class Simulator:
             np.take_along_axis(self.mask[rows], columns, axis=1),
             now=self.now[rows],
             k=self.slots[rows],
-            n_in_flight=self.in_flight[rows].sum(axis=1),
+            n_in_flight=self.n_awaited[rows],
             version=self.version[rows],
             deadline_s=self.reply_limit_s[rows],
         )
@@ -199,7 +221,8 @@ class Simulator:
     def reply_limit_s(self) -> Array:
         """Time in which a reply counts in s: until it expires or the server no longer waits."""
         ttl = self.kinds.ttl_s[self.episodes.kind]
-        limit = np.minimum(ttl, self.episodes.deadline_s)
+        left = np.maximum(self.stepped_at + self.episodes.deadline_s - self.now, 0.0)
+        limit = np.minimum(ttl, left)
         return np.where(self.episodes.keeps_stragglers, ttl, limit)
 
     def reward_terms(self, rows: Index, outcome: RoundOutcome, reward: Reward) -> dict[str, Array]:
@@ -221,7 +244,6 @@ class Simulator:
         which, column = np.nonzero(picked & self.mask[rows])
         row = rows[which]
         at = row, column
-        self._outcome.sent[rows] += np.bincount(which, minlength=rows.size)
         if row.size:
             now, kind = self.now[row], self.episodes.kind[row]
             jobs = self.kinds.jobs(kind)
@@ -238,6 +260,14 @@ class Simulator:
             self.known["times_picked"][at] += 1
             self.known["picked_at"][at] = now
             self.job_p_finish[at] = self.known["forecast_p_finish"][at]
+        n_sent = np.bincount(which, minlength=rows.size)
+        self._outcome.sent[rows] += n_sent
+        self.n_choices[rows] += 1
+        self.n_rounds[rows] += self.begins[rows]
+        begun = rows[self.begins[rows] & (n_sent > 0)]
+        self._forget_failures(begun)
+        self.begins[begun] = False
+        self.n_to_replace[rows] = np.maximum(self.n_to_replace[rows] - n_sent, 0)
         self.mask[rows] = False
 
     def advance(self, rows: Index) -> RoundOutcome:
@@ -252,9 +282,9 @@ class Simulator:
         before = self.now[rows].copy()
         busy = self.in_flight[rows].any(axis=1)
         self.now[rows[~busy]] += RECHECK_S
+        self._open_buffers(rows[~busy])
         if busy.any():
-            self._aggregate(rows[busy], self._next_step(rows[busy]))
-        self.n_rounds[rows] += 1
+            self._receive(rows[busy], self._next_event(rows[busy]))
         self._find_candidates(rows)
         self._outcome.time_s[rows] = self.now[rows] - before
         outcome = self._outcome.take(rows)
@@ -274,41 +304,76 @@ class Simulator:
         spread = (mixture * each**2).sum(axis=1) / mean**2
         self.job_square_loss[at] = self.job_loss[at] ** 2 * np.maximum(spread, 1.0)
 
-    def _next_step(self, rows: Index) -> Array:
-        """Return the instant of the next server step or of the last failure; inf without jobs."""
+    def _open_buffers(self, rows: Index) -> None:
+        """Begin to wait for the updates of a server step."""
+        self.begins[rows] = True
+        self._forget_failures(rows)
+
+    def _forget_failures(self, rows: Index) -> None:
+        self.n_to_replace[rows] = 0
+        self.failed[rows] = False
+
+    def _next_event(self, rows: Index) -> Array:
+        """Return the instant of the next server step or failed job; inf without jobs."""
         episodes, in_flight = self.episodes, self.in_flight[rows]
         visible = np.where(in_flight, self.visible_at[rows], np.inf)
         arrivals = np.sort(np.where(self.replies[rows], visible, np.inf), axis=1)
+        failures = np.where(self.replies[rows], np.inf, visible).min(axis=1)
         last_of_buffer = np.minimum(episodes.buffer_size[rows], self.n) - 1
         full = arrivals[np.arange(rows.size), last_of_buffer]
         due = np.maximum(self.stepped_at[rows] + episodes.deadline_s[rows], arrivals[:, 0])
         last = np.where(in_flight, visible, -np.inf).max(axis=1)
         last = np.where(np.isfinite(last), last, np.inf)
-        return np.maximum(np.minimum(np.minimum(full, due), last), self.now[rows])
+        event = np.minimum.reduce([full, due, last, failures])
+        return np.maximum(event, self.now[rows])
 
-    def _aggregate(self, rows: Index, when: Array) -> None:
-        """Take in what has arrived by an instant, and aggregate it."""
+    def _receive(self, rows: Index, when: Array) -> None:
+        """Take in what has arrived or failed by an instant, and aggregate if that makes a step."""
         self.now[rows] = when
-        visible = np.where(self.in_flight[rows], self.visible_at[rows], np.inf)
-        arrived, replies = visible <= when[:, None], self.replies[rows]
-        failed = arrived & ~replies
-        arrivals = np.where(replies, visible, np.inf)
-        order = np.argsort(np.argsort(arrivals, axis=1, kind="stable"), axis=1, kind="stable")
-        accepted = arrived & replies & (order < self.episodes.buffer_size[rows][:, None])
-        self._accept(rows, accepted)
+        in_flight, visible = self.in_flight[rows], self.visible_at[rows]
+        seen, replies = in_flight & (visible <= when[:, None]), self.replies[rows]
+        failed, arrived = seen & ~replies, seen & replies
+        self._fail(rows, failed)
+        # What failed last is replaced, if somebody is free, before a step does without it.
+        size, n_arrived = self.episodes.buffer_size[rows], arrived.sum(axis=1)
+        is_due = when >= self.stepped_at[rows] + self.episodes.deadline_s[rows]
+        is_last = ~(in_flight & ~seen).any(axis=1)
+        is_last &= ~(failed.any(axis=1) & self._replaces(rows))
+        steps = (n_arrived > 0) & ((n_arrived >= size) | is_due | is_last)
+        if steps.any():
+            self._step(rows[steps], arrived[steps])
+
+    def _replaces(self, rows: Index) -> Mask:
+        """Return which servers wait for a number of updates, and so replace what fails."""
+        return self.episodes.buffer_size[rows] <= self.episodes.concurrency[rows]
+
+    def _fail(self, rows: Index, failed: Mask) -> None:
+        """Record jobs that brought nothing; shape (m, n)."""
         self._end(rows, failed, finished=False)
-        steps = accepted.any(axis=1)
-        discards = steps & ~self.episodes.keeps_stragglers[rows]
-        discarded = self.in_flight[rows] & discards[:, None]
+        n_failed, spent = failed.sum(axis=1), np.where(failed, self.spent_s[rows], 0.0).sum(axis=1)
+        self._outcome.failed[rows] += n_failed
+        self._outcome.wasted_s[rows] += spent
+        self._outcome.spent_s[rows] += spent
+        self.failed[rows] |= failed
+        self.n_to_replace[rows] += np.where(self._replaces(rows), n_failed, 0)
+
+    def _step(self, rows: Index, arrived: Mask) -> None:
+        """Aggregate the first updates that have arrived; keep or discard what is in flight."""
         outcome, spent = self._outcome, self.spent_s[rows]
-        outcome.failed[rows] += failed.sum(axis=1)
+        arrivals = np.where(arrived, self.visible_at[rows], np.inf)
+        order = np.argsort(np.argsort(arrivals, axis=1, kind="stable"), axis=1, kind="stable")
+        accepted = arrived & (order < self.episodes.buffer_size[rows][:, None])
+        self._accept(rows, accepted)
+        discards = ~self.episodes.keeps_stragglers[rows]
+        discarded = self.in_flight[rows] & discards[:, None]
+        lost = np.where(discarded, spent, 0.0).sum(axis=1)
         outcome.discarded[rows] += discarded.sum(axis=1)
-        lost = np.where(failed | discarded, spent, 0.0).sum(axis=1)
         outcome.wasted_s[rows] += lost
         outcome.spent_s[rows] += lost + np.where(accepted, spent, 0.0).sum(axis=1)
         self.in_flight[rows] &= ~discarded
-        self.version[rows] += steps
-        self.stepped_at[rows[steps]] = when[steps]
+        self.version[rows] += 1
+        self.stepped_at[rows] = self.now[rows]
+        self._open_buffers(rows)
 
     def _accept(self, rows: Index, accepted: Mask) -> None:
         """Record the replies of a server step, and let the model learn from them."""
@@ -342,8 +407,6 @@ class Simulator:
         size = (weights * examples[rows]).sum(axis=1) / total / self.mean_examples[rows]
         losses = self.losses[rows]
         after = self.proxy.after_step(losses, ratios, size)
-        stepped = np.asarray(accepted.any(axis=1))
-        after = np.where(stepped[:, None], after, losses)
         self.losses[rows] = after
         progress = np.log((fleet * losses).sum(axis=1) / (fleet * after).sum(axis=1))
         outcome = self._outcome
@@ -365,24 +428,33 @@ class Simulator:
         """Find which devices may be picked; without any, wait for a device or for replies."""
         waiting = rows
         while waiting.size:
-            over = (self.n_rounds[waiting] >= self.episodes.rounds[waiting]) | (
-                self.now[waiting] >= self.episodes.end[waiting]
-            )
+            most = self.episodes.rounds[waiting]
+            over = (self.n_rounds[waiting] >= most) & self.begins[waiting]
+            over |= self.n_choices[waiting] >= CHOICES * most
+            over |= self.now[waiting] >= self.episodes.end[waiting]
             self.done[waiting[over]] = True
             waiting = waiting[~over]
             now = self.now[waiting, None]
             self._find_windows(waiting, np.broadcast_to(now, (waiting.size, self.n)))
-            busy = self.in_flight[waiting] | (self.visible_at[waiting] > now)
-            mask: Mask = self.episodes.present[waiting] & (self._rested_at(waiting) <= now)
-            mask &= ~busy & (self.window_start[waiting] <= now)
+            free = self._may_be_free(waiting) & (self.visible_at[waiting] <= now)
+            mask = free & (self._rested_at(waiting) <= now) & (self.window_start[waiting] <= now)
             self.mask[waiting] = mask
             waiting = waiting[~mask.any(axis=1)]
-            if waiting.size:
-                self._wait(waiting)
+            # Nobody replaces what failed, and nothing else is waited for: a new round.
+            idle = ~self.begins[waiting] & ~self.in_flight[waiting].any(axis=1)
+            self._open_buffers(waiting[idle])
+            if (~idle).any():
+                self._wait(waiting[~idle])
         self.mask[rows[self.done[rows]]] = False
         requesting = rows[self.episodes.requests_forecasts[rows] & ~self.done[rows]]
         which, column = np.nonzero(self.mask[requesting])
         self._report_forecasts(requesting[which], column, self.now[requesting[which]])
+
+    def _may_be_free(self, rows: Index) -> Mask:
+        """Return which devices could be picked if they were online and done; shape (m, n)."""
+        begins, able = self.begins[rows], self.episodes.present[rows] & ~self.in_flight[rows]
+        replacing = ~begins & (self.n_to_replace[rows] > 0)
+        return able & (begins[:, None] | (replacing[:, None] & ~self.failed[rows]))
 
     def _find_windows(self, rows: Index, when: Array) -> None:
         """Find the windows of devices whose last known window is over by an instant; (m, n)."""
@@ -399,19 +471,19 @@ class Simulator:
         return np.where(cooldown > 0, picked + cooldown, -np.inf)
 
     def _wait(self, rows: Index) -> None:
-        """Move the clock to the next server step, or to the first instant with a candidate."""
+        """Move the clock to the next server step or failure, or to the first instant with a candidate."""
         now, end = self.now[rows], self.episodes.end[rows]
         earliest = np.maximum(self.visible_at[rows], self._rested_at(rows))
         earliest = np.maximum(earliest, now[:, None])
-        able = self.episodes.present[rows] & ~self.in_flight[rows]
+        able = self._may_be_free(rows)
         self._find_windows(rows, np.where(able, earliest, -np.inf))
         start = np.where(able, np.maximum(self.window_start[rows], earliest), np.inf)
-        candidate, step = start.min(axis=1), self._next_step(rows)
+        candidate, event = start.min(axis=1), self._next_event(rows)
         # A device that comes after the end is not waited for.
-        self.now[rows] = now = np.minimum(np.minimum(candidate, step), np.maximum(end, now))
-        stepping = (step <= candidate) & (step <= now)
-        if stepping.any():
-            self._aggregate(rows[stepping], step[stepping])
+        self.now[rows] = now = np.minimum(np.minimum(candidate, event), np.maximum(end, now))
+        receiving = (event <= candidate) & (event <= now)
+        if receiving.any():
+            self._receive(rows[receiving], event[receiving])
 
     def _report_forecasts(self, row: Index, column: Index, now: Array) -> None:
         """Record what devices forecast of themselves at some instants."""

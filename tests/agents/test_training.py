@@ -197,5 +197,5 @@ def test_fleets_of_other_sizes_learn_together_but_not_of_other_lengths(tmp_path)
     smaller = scenario(2).with_devices(5)
     train([scenario(), smaller], scenario(1), settings(updates=1), tmp_path / "sizes")
     longer = replace(smaller, settings=replace(smaller.settings, rounds=5))
-    with pytest.raises(ConfigError, match=r"scenarios with \[4, 5\] rounds"):
+    with pytest.raises(ConfigError, match=r"scenarios with \[8, 10\] choices"):
         train([scenario(), longer], scenario(1), settings(), tmp_path / "lengths")

@@ -66,7 +66,7 @@ def test_the_same_seed_gives_the_same_episode_and_another_one_another(scenario):
 
 def test_every_step_is_a_round_with_the_terms_of_its_reward(scenario):
     seen, rewards = play_at_random(SelectionEnv(scenario, n_max=16), 5)
-    assert 1 < len(rewards) <= scenario.settings.rounds
+    assert 1 < len(rewards) <= scenario.settings.choices
     for before, (reward, info) in zip(seen[:-1], rewards, strict=True):
         terms = info["gain"] + info["time"] + info["waste"] + info["baseline"]
         assert reward == pytest.approx(terms)

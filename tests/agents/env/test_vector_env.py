@@ -36,7 +36,7 @@ def test_one_episode_of_a_vector_is_the_single_environment(scenario):
         assert rewards[0] == pytest.approx(reward, rel=1e-6)
         assert {name: infos[0][name] for name in info} == info
         steps += 1
-        assert dones[0] == (steps == scenario.settings.rounds)
+        assert dones[0] == (steps == scenario.settings.choices)
     assert steps > 1
 
 
@@ -44,7 +44,7 @@ def test_all_episodes_begin_and_end_together_and_are_empty_when_their_window_is_
     env = VectorSelectionEnv(busy, 40, n_max=16, seed=1)
     seen = env.reset()
     idle = 0
-    rounds = busy.settings.rounds
+    rounds = busy.settings.choices
     for step in range(3 * rounds):
         free = seen["slots"][:, 0]
         assert (free <= seen["mask"].sum(axis=1)).all()
@@ -78,7 +78,7 @@ def test_rollouts_of_a_window_differ_only_by_what_is_picked(busy):
         return np.argsort(np.where(seen["mask"] > 0, -score, np.inf), axis=1, kind="stable")
 
     earned = np.zeros(6)
-    for step in range(busy.settings.rounds):
+    for step in range(busy.settings.choices):
         ranking = ordered(seen)
         if step == 0:
             # The last rollout of each window prefers the others.
@@ -96,13 +96,13 @@ def test_the_same_seed_gives_the_same_steps_and_numbers_name_windows(scenario):
     for _ in range(2):
         env = VectorSelectionEnv(scenario, 4, n_max=16, seed=7)
         env.reset()
-        runs.append([env.step(in_order(env))[1] for _ in range(3 * scenario.settings.rounds)])
+        runs.append([env.step(in_order(env))[1] for _ in range(3 * scenario.settings.choices)])
     np.testing.assert_array_equal(runs[0], runs[1])
     third = VectorSelectionEnv(scenario, 4, n_max=16, seed=7)
     third.next_windows = 2
     third.reset()
-    rewards = [third.step(in_order(third))[1] for _ in range(scenario.settings.rounds)]
-    np.testing.assert_array_equal(rewards, runs[0][2 * scenario.settings.rounds :])
+    rewards = [third.step(in_order(third))[1] for _ in range(scenario.settings.choices)]
+    np.testing.assert_array_equal(rewards, runs[0][2 * scenario.settings.choices :])
     other = VectorSelectionEnv(scenario, 4, n_max=16, seed=7)
     other.seed(8)
     assert not np.array_equal(other.reset()["context"], third.reset()["context"])
@@ -124,7 +124,7 @@ def test_of_two_scenarios_each_plays_as_alone(scenario, busy):
     alone = VectorSelectionEnv(scenario, 3, n_max=16, seed=3)
     seen, own = both.reset(), alone.reset()
     differ = False
-    for _ in range(2 * scenario.settings.rounds):
+    for _ in range(2 * scenario.settings.choices):
         for name, values in own.items():
             np.testing.assert_array_equal(seen[name][:3], values)
             differ |= not np.array_equal(seen[name][3:], values)
