@@ -1,8 +1,8 @@
 """Policy gradient over rounds, inside Stable-Baselines3's PPO: reward is credited to the set.
 
-An action is the ordered set of the k candidates that a round picks, drawn without replacement by
+An action is the ordered set of the k candidates that a choice picks, drawn without replacement by
 the scores over a temperature (Plackett-Luce), and its reward is what the window earns from that
-round on. Eight rollouts play each window, and the baseline of one is the mean of the other seven,
+choice on. Eight rollouts play each window, and the baseline of one is the mean of the other seven,
 which know the window, so that no critic has to learn how windows differ. The deployed agent draws
 alike. After each update all scores are scaled so that a quarter of the picks is off the best k,
 which changes no ranking: chance can neither die out while there is something to learn nor grow.

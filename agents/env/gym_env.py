@@ -2,10 +2,10 @@
 
 A step is a choice, which begins a round or replaces jobs that failed: the action is the set of
 clients that get the next jobs, the simulator goes on to the next choice, and the reward is what was
-earned until then (`Rounds`). Candidates are shown packed and
-in random order, so that a place in the observation means nothing. From each round's reward
-`SelectionEnv` subtracts what `ExpectedUtility` earns after as many choices in the same window, which no
-choice can change: what is left is due to the choice and not to the hour.
+earned until then (`Rounds`). Candidates are shown packed and in random order, so that a place in
+the observation means nothing. From each reward `SelectionEnv` subtracts what `ExpectedUtility`
+earns after as many choices in the same window, which no choice can change: what is left is due to
+the choice and not to the hour.
 
 Importing this module registers `SelectionEnv` as `fedstale/Selection-v1`; Gymnasium imports it by
 itself in `gymnasium.make("fedstale.agents.env.gym_env:fedstale/Selection-v1", scenario=traces)`.
@@ -196,8 +196,9 @@ class SelectionEnv(gymnasium.Env[Observation, Ranking]):
     ## Description
 
     A server of federated learning picks the devices that get the next jobs, in a window of some
-    hours. One step is one choice: the jobs are sent, and the next choice is
-    due when the server has aggregated or has devices to pick again.
+    hours. One step is one choice: the jobs are sent, and the next choice is due when the server has
+    aggregated, when a job has failed that another device can replace, or when there are devices to
+    pick again.
 
     ## Action Space
 

@@ -471,7 +471,7 @@ class Simulator:
         return np.where(cooldown > 0, picked + cooldown, -np.inf)
 
     def _wait(self, rows: Index) -> None:
-        """Move the clock to the next server step or failure, or to the first instant with a candidate."""
+        """Move the clock to the next step, failure, or first instant with a candidate."""
         now, end = self.now[rows], self.episodes.end[rows]
         earliest = np.maximum(self.visible_at[rows], self._rested_at(rows))
         earliest = np.maximum(earliest, now[:, None])
