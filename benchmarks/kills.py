@@ -6,6 +6,8 @@ when a device has begun to train, or when its update is about to be uploaded, an
 unit would. The network is cut by stopping nginx for a minute and a half. Each update adds 1 to an
 entry of its own, so the model says which updates are in it.
 
+With --keep each part and moment is kept in a file once it is measured, and not measured again.
+
 Run it with: python benchmarks/kills.py [--kills 10] [--part superlink] [--moment training]
 """
 
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from results_file import write_result
+from results_file import commit, write_result
 
 from fedstale.deployment import commands
 from fedstale.deployment.local import LINK, LocalDeployment
@@ -33,7 +35,8 @@ PARTS = ("superlink", "proxy", "superexec", "serverapp", "node", "clientapp", "n
 """What is killed; the network is cut for `CUT_S`, for everyone."""
 MOMENTS = ("training", "upload")
 NODES, TRAIN_S = 2, 1.0
-LIMIT_S, CUT_S = 600.0, 90.0
+STUCK_S, CUT_S = 600.0, 90.0
+"""Longest time without a new version, and that of a cut."""
 Note = dict[str, Any]
 
 PYPROJECT = """
@@ -137,6 +140,8 @@ class Watched:
     folder: Path
     rounds: int
     process: "subprocess.Popen[str]" = field(init=False)
+    _moved: tuple[int, float] = (-1, 0.0)
+    """The newest version, and when it was seen first."""
     lines: list[str] = field(default_factory=list)
 
     def start(self) -> None:
@@ -159,6 +164,7 @@ class Watched:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self._moved = -1, time.monotonic()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -194,13 +200,16 @@ class Watched:
         """Wait until something is found, and return it.
 
         Raises:
-            TimeoutError: it is not, or the run ends before.
+            TimeoutError: the run ends before, or makes no version for `STUCK_S`.
         """
-        deadline = time.monotonic() + LIMIT_S
         while not (result := found()):
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise TimeoutError("\n".join(["waited in vain", *self.lines[-20:]]))
-            time.sleep(0.02)
+            now, version = time.monotonic(), self.version
+            if version != self._moved[0]:
+                self._moved = version, now
+            if now > self._moved[1] + STUCK_S or self.process.poll() is not None:
+                at = f"waited in vain at version {version} of {self.rounds}"
+                raise TimeoutError("\n".join([at, *self.lines[-20:]]))
+            time.sleep(0.05)
         return result
 
 
@@ -255,31 +264,30 @@ def killed(part: str, moment: str, kills: int, folder: Path) -> Note:
     Args:
         part: one of `PARTS`.
         moment: one of `MOMENTS`.
-        kills: how often; between two of them the run makes two versions at least.
+        kills: how often; between two of them the run makes a version at least, and while it is
+            waited for the next moment one or two more.
         folder: for the deployment and the run.
 
     Raises:
-        TimeoutError: nothing goes on.
+        TimeoutError: nothing goes on, or the run ends before the last kill.
     """
     rng = random.Random(f"{part} {moment}")
-    rounds = 4 * kills
+    rounds = 3 * kills + 4
     with LocalDeployment(folder / "deployment", nodes=NODES, limit_s=300.0) as deployment:
         run = Watched(deployment, folder, rounds)
         run.start()
         done, began = 0, time.monotonic()
         with kept_alive(deployment):
             while done < kills:
-                least = run.version + 2
-                run.wait(lambda least=least: run.version >= min(least, rounds))
-                if run.version > rounds - 3:
-                    break
+                least = run.version + 1
+                run.wait(lambda least=least: run.version >= least)
                 at = run.next_moment(moment)
                 time.sleep(rng.uniform(0.0, 0.5))
                 kill(deployment, run, part, at)
                 done += 1
                 print(f"{part}, {moment}: killed {done} times at version {run.version}", flush=True)
-            run.wait(lambda: run.process.poll() is not None or run.version >= rounds)
-        status = run.process.wait(LIMIT_S)
+            run.wait(lambda: run.version >= rounds)
+            status = run.process.wait(STUCK_S)
         seen, trained = run.notes("server"), run.notes("devices")
         runs = deployment.control.runs()
     versions = [note["version"] for note in seen]
@@ -296,7 +304,15 @@ def killed(part: str, moment: str, kills: int, folder: Path) -> Note:
         "updates_twice": int(max(note["most"] for note in seen) > 1.0),
         "versions_back": sum(b < a for a, b in pairwise(versions)),
         "minutes": round((time.monotonic() - began) / 60, 1),
+        "commit": commit(),
     }
+
+
+def kept_rows(path: Path | None) -> dict[tuple[str, str], Note]:
+    """Return the rows of a file by part and moment; none if there is no file."""
+    text = path.read_text() if path and path.exists() else ""
+    rows = [json.loads(line) for line in text.splitlines()]
+    return {(row["part"], row["moment"]): row for row in rows}
 
 
 def main() -> None:
@@ -305,14 +321,22 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--moment", choices=MOMENTS, action="append")
+    parser.add_argument("--keep", type=Path, help="file of rows; what is in it is not repeated")
     options = parser.parse_args()
-    rows = []
+    rows = kept_rows(options.keep)
     for part in options.part or PARTS:
         for moment in options.moment or MOMENTS:
+            if (part, moment) in rows:
+                continue
             with tempfile.TemporaryDirectory() as folder:
-                rows.append(killed(part, moment, options.kills, Path(folder)))
-            print(rows[-1], flush=True)
-    print(write_result("kills", rows, command="python benchmarks/kills.py"))
+                row = rows[part, moment] = killed(part, moment, options.kills, Path(folder))
+            print(row, flush=True)
+            if options.keep:
+                with options.keep.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    order = [(part, moment) for part in PARTS for moment in MOMENTS if (part, moment) in rows]
+    command = f"python benchmarks/kills.py --kills {options.kills}"
+    print(write_result("kills", [rows[each] for each in order], command=command))
 
 
 if __name__ == "__main__":
