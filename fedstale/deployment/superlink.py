@@ -243,7 +243,7 @@ def guarded(app: FastAPI, quotas: Quotas | None = None, folder: Path = Path()) -
         folder: of its database.
     """
     ours = app.user_middleware
-    kinds = [one.cls for one in ours]
+    kinds: list[object] = [one.cls for one in ours]
     ours.insert(kinds.index(NodeAuthMiddleware), Middleware(NodeClocks))
     # Flower's own outermost two hide answers, and make them of errors.
     outermost = kinds.index(BaseHTTPMiddleware) + 1
