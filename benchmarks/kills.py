@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 from results_file import commit, write_result
@@ -253,6 +253,16 @@ class Watched:
         self._moved = -1, time.monotonic()
         threading.Thread(target=self._read, daemon=True).start()
 
+    def __enter__(self) -> Self:
+        """Start the command."""
+        self.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """Kill the command, unless it has ended."""
+        self.process.kill()
+        self.process.wait()
+
     def _read(self) -> None:
         assert self.process.stdout is not None
         self.lines.extend(line.rstrip() for line in self.process.stdout)
@@ -379,9 +389,10 @@ def killed(part: str, moment: str, kills: int, folder: Path) -> Note:
     """
     rng = random.Random(f"{part} {moment}")
     rounds = VERSIONS.get(part, 3) * kills + 4
-    with Breakable(folder, part) as deployment:
-        run = Watched(deployment, folder, rounds)
-        run.start()
+    with (
+        Breakable(folder, part) as deployment,
+        Watched(deployment, folder, rounds) as run,
+    ):
         done, began = 0, time.monotonic()
         with kept_alive(deployment):
             while done < kills:
