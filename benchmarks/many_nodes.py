@@ -108,7 +108,7 @@ class LightNodes(LocalDeployment):
         assert self.doors is not None
         self.doors = replace(self.doors, requests_per_s=50 * nodes, connections=4 * nodes)
         self.notes = folder
-        self.over = folder / "over"
+        self.over, self.gone = folder / "over", folder / "gone"
 
     def add_node(self, number: int) -> None:
         """Make a key for a node and register it."""
@@ -127,25 +127,30 @@ class LightNodes(LocalDeployment):
         names = [f"worker-{worker}" for worker in range(WORKERS)]
         self._wait(names, lambda: [*self.control.nodes().values()].count("online") == self.n_nodes)
 
-    def sent(self) -> list[int]:
-        """Return how many replies of each node the SuperLink has taken in whole."""
-        sent = [0] * self.n_nodes
+    def sent(self) -> tuple[list[int], int]:
+        """Return how many replies of each node the SuperLink has taken in, and who is at work."""
+        sent, at_work = [0] * self.n_nodes, self.n_nodes
         for path in self.notes.glob("sent-*.json"):
-            for number, count in json.loads(path.read_text()).items():
+            note = json.loads(path.read_text())
+            at_work -= note["done"]
+            for number, count in note["sent"].items():
                 sent[int(number)] = count
-        return sent
+        return sent, at_work
 
 
 class Worker:
     """Some of the nodes, in a process of their own."""
 
     def __init__(self, folder: Path, superlink: str, numbers: range, path: Path) -> None:
-        self._deployment, self._over, self._path = folder / "deployment", folder / "over", path
-        self._superlink = superlink
-        self.sent = dict.fromkeys(numbers, 0)
+        self._deployment, self._path, self._superlink = folder / "deployment", path, superlink
+        self._over, self._gone = folder / "over", folder / "gone"
+        self.sent, self.done = dict.fromkeys(numbers, 0), list[int]()
 
     def run(self) -> None:
-        """Run the nodes until the file `over` is there, and note what they have sent."""
+        """Run the nodes until the file `over` is there, and stay online until `gone` is.
+
+        Flower takes the replies of a node that has gone offline for lost.
+        """
         nodes = [threading.Thread(target=self._node, args=(number,)) for number in self.sent]
         for node in nodes:
             node.start()
@@ -156,7 +161,7 @@ class Worker:
 
     def _note(self) -> None:
         part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(self.sent))
+        part.write_text(json.dumps({"sent": self.sent, "done": len(self.done)}))
         part.replace(self._path)
 
     def _node(self, number: int) -> None:
@@ -186,6 +191,9 @@ class Worker:
                     partial(push_object, run, session),
                 )
                 self.sent[number] += 1
+            self.done.append(number)
+            while not self._gone.exists():
+                time.sleep(1.0)
 
 
 def answer(message: Message, number: int) -> Message:
@@ -269,6 +277,7 @@ def measured(n_nodes: int, minutes: int, folder: Path) -> list[Row]:
         deployment.over.touch()
         drain(deployment, folder)
         rows.append(outcome(deployment, folder, rows))
+        deployment.gone.touch()
     return rows
 
 
@@ -276,16 +285,15 @@ def drain(deployment: LightNodes, folder: Path) -> None:
     """Wait until the nodes have sent what they had, and the server has merged what it can."""
     deadline = time.monotonic() + DRAIN_S
     while time.monotonic() < deadline:
-        left = [f"worker-{n}" for n in range(WORKERS)]
-        alive = any(deployment.processes.is_running(name) for name in left)
-        if not alive and sum(deployment.sent()) - last_note(folder)["sum"] < BUFFER:
+        sent, at_work = deployment.sent()
+        if not at_work and sum(sent) - last_note(folder)["sum"] < BUFFER:
             return
         time.sleep(1.0)
 
 
 def outcome(deployment: LightNodes, folder: Path, rows: list[Row]) -> Row:
     """Return what became of all replies, and how memory grew."""
-    sent, note = deployment.sent(), last_note(folder)
+    (sent, at_work), note = deployment.sent(), last_note(folder)
     merged = note["merged"]
     log = deployment.log("superexec").read_text(errors="replace")
     steady = rows[min(WARM_UP, len(rows) - 1) :]
@@ -299,6 +307,7 @@ def outcome(deployment: LightNodes, folder: Path, rows: list[Row]) -> Row:
         "minute": "all",
         "nodes": deployment.n_nodes,
         "replies_sent": sum(sent),
+        "nodes_still_at_work": at_work,
         "replies_merged": round(note["sum"]),
         "versions": note["version"],
         "left_in_the_buffer_at_most": BUFFER - 1,
