@@ -11,16 +11,17 @@ import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, MutableMapping
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
 from flwr.server.superlink.linkstate import LinkState, SqlLinkState
+from flwr.supercore import date
 from flwr.supercore.constant import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
     NodeStatus,
 )
-from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.supercore.state.schema.corestate_models import ObjectPushSession, Task
 from flwr.supercore.state.schema.linkstate_models import Node
@@ -42,6 +43,50 @@ _EARLY_S, _LATE_S = SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 """How early and how late a stamp may be: a little less than Flower takes, which looks later."""
 
 
+class SteadyClock:
+    """The time that Flower reckons by, which goes on evenly while this machine's clock jumps.
+
+    Flower looks at its clock in threads of its own too, so a jump must reach it at one moment: when
+    what its database says is to last has been moved as well.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start with what the clock says now.
+
+        Args:
+            wall: the clock that may jump, in s.
+            steady: one that does not.
+        """
+        self._wall, self._steady = wall, steady
+        self._offset = wall() - steady()
+
+    def now(self, tz: datetime.tzinfo | None = None) -> datetime.datetime:
+        """Return the time, as `datetime.now` does."""
+        return datetime.datetime.fromtimestamp(self._steady() + self._offset, tz)
+
+    def jump_s(self) -> float:
+        """Return by how many seconds the clock has jumped and this one has not yet; mostly 0."""
+        jump_s = self._wall() - self._steady() - self._offset
+        return jump_s if abs(jump_s) > _JUMP_S else 0.0
+
+    def follow(self, state: LinkState, jump_s: float) -> None:
+        """Jump as well, so that at no moment anything seems to have lapsed."""
+        if jump_s > 0.0:
+            shift(state, jump_s)
+        self._offset += jump_s
+        if jump_s < 0.0:
+            shift(state, jump_s)
+
+    def install(self) -> None:
+        """Let all of Flower in this process reckon by this clock."""
+        read = SimpleNamespace(now=self.now)
+        date.datetime = SimpleNamespace(datetime=read, UTC=datetime.UTC)  # type: ignore[assignment]
+
+
 class ServerClock:
     """Keeps nodes online and runs alive when the server's clock is set, or after it has slept.
 
@@ -49,39 +94,26 @@ class ServerClock:
     until some instant lasts until the same time after the jump.
     """
 
-    def __init__(
-        self,
-        app: Asgi,
-        wall: Callable[[], float] = time.time,
-        steady: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, app: Asgi, clock: SteadyClock) -> None:
         """Stand in front of a SuperLink's app, before anything that looks into its database.
 
         Args:
             app: an ASGI app.
-            wall: the clock that may jump, in s.
-            steady: one that does not.
+            clock: which Flower in this process reckons by.
         """
-        self._app, self._wall, self._steady = app, wall, steady
-        self._offset = wall() - steady()
+        self._app, self._clock = app, clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Look at the clock, and pass the request on."""
-        # No other request may come between the jump and this, so it is done in the event loop.
-        if scope["type"] == "http" and (jump_s := self.jump_s()):
-            shift(scope["app"].state.linkstate_factory.state(), jump_s)
-            self._offset += jump_s
+        if scope["type"] == "http" and (jump_s := self._clock.jump_s()):
+            # In the event loop, so that one request does it.
+            self._clock.follow(scope["app"].state.linkstate_factory.state(), jump_s)
             logger.warning(
                 "this server's clock has jumped by %+.0f s, or it has slept; nodes and runs are "
                 "given as much time. A node whose clock differs now is refused until they agree",
                 jump_s,
             )
         await self._app(scope, receive, send)
-
-    def jump_s(self) -> float:
-        """Return by how many seconds the clock has jumped, and nothing was done about it yet."""
-        jump_s = self._wall() - self._steady() - self._offset
-        return jump_s if abs(jump_s) > _JUMP_S else 0.0
 
 
 def shift(state: LinkState, by_s: float) -> None:
@@ -158,7 +190,7 @@ def _stamped(headers: Headers) -> tuple[float, bytes, tuple[bytes, bytes]] | Non
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
         stamp = headers[TIMESTAMP_HEADER]
-        late_s = (now() - datetime.datetime.fromisoformat(stamp)).total_seconds()
+        late_s = (date.now() - datetime.datetime.fromisoformat(stamp)).total_seconds()
         return late_s, key, (stamp.encode("ascii"), signature)
     except (KeyError, ValueError, TypeError):
         return None

@@ -39,7 +39,15 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import JSONResponse
 
-from fedstale.deployment.clock import Asgi, NodeClocks, Receive, Scope, Send, ServerClock
+from fedstale.deployment.clock import (
+    Asgi,
+    NodeClocks,
+    Receive,
+    Scope,
+    Send,
+    ServerClock,
+    SteadyClock,
+)
 from fedstale.deployment.disk import WaitsForDisk
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
@@ -234,20 +242,29 @@ def n_objects(tree: ObjectTree) -> int:
     return len(found)
 
 
-def guarded(app: FastAPI, quotas: Quotas | None = None, folder: Path = Path()) -> FastAPI:
+def guarded(
+    app: FastAPI,
+    quotas: Quotas | None = None,
+    folder: Path = Path(),
+    clock: SteadyClock | None = None,
+) -> FastAPI:
     """Put the gate into a SuperLink's app, and what waits for clocks and disk; return the app.
 
     Args:
         app: a SuperLink's.
         quotas: of each node.
         folder: of its database.
+        clock: that Flower reckons by.
     """
     ours = app.user_middleware
     kinds: list[object] = [one.cls for one in ours]
     ours.insert(kinds.index(NodeAuthMiddleware), Middleware(NodeClocks))
     # Flower's own outermost two hide answers, and make them of errors.
     outermost = kinds.index(BaseHTTPMiddleware) + 1
-    ours[outermost:outermost] = Middleware(WaitsForDisk, folder=folder), Middleware(ServerClock)
+    ours[outermost:outermost] = [
+        Middleware(WaitsForDisk, folder=folder),
+        Middleware(ServerClock, clock=clock or SteadyClock()),
+    ]
     ours.append(Middleware(FleetGate, quotas=quotas or Quotas()))
     return app
 
@@ -282,7 +299,9 @@ def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None 
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
     kept = file_of(database) if database else None
-    app = guarded(create_app(config, SuperLinkLifespan), quotas, kept.parent if kept else Path())
+    folder, clock = kept.parent if kept else Path(), SteadyClock()
+    clock.install()
+    app = guarded(create_app(config, SuperLinkLifespan), quotas, folder, clock)
     server = uvicorn.Server(
         uvicorn.Config(
             app,

@@ -2,13 +2,14 @@
 
 import datetime
 import logging
+from types import SimpleNamespace
 
 import pytest
+from flwr.supercore import date
 from hostile import Device
-from starlette.middleware import Middleware
 from superlink_app import PULL, SuperLink
 
-from fedstale.deployment.clock import ServerClock, shift
+from fedstale.deployment.clock import SteadyClock, shift
 from fedstale.deployment.superlink import guarded
 
 # Flower's own migrations of its database warn.
@@ -67,49 +68,35 @@ def test_a_stranger_with_a_wrong_clock_is_no_node(link, caplog):
     assert not [record for record in caplog.records if record.name.startswith("fedstale")]
 
 
-class Clocks:
-    """A wall clock that jumps, for the app and for Flower's `now` alike."""
-
-    def __init__(self, monkeypatch):
-        self.ahead_s = 0.0
-        own = self
-
-        class Jumping(datetime.datetime):
-            @classmethod
-            def now(cls, tz=None):
-                return at(own.ahead_s).astimezone(tz)
-
-        fake = type("module", (), {"datetime": Jumping, "UTC": datetime.UTC})
-        monkeypatch.setattr("flwr.supercore.date.datetime", fake)
-
-    def guarded(self, app):
-        guarded(app)
-        ours = app.user_middleware
-        place = [one.cls for one in ours].index(ServerClock)
-        ours[place] = Middleware(ServerClock, wall=lambda: self.ahead_s, steady=lambda: 0.0)
-        return app
+@pytest.fixture
+def wall(monkeypatch):
+    """Return a wall clock that jumps, in s ahead of the right time, for Flower's `now` as well."""
+    ahead = {"s": 0.0}
+    read = SimpleNamespace(now=lambda tz: at(ahead["s"]).astimezone(tz))
+    monkeypatch.setattr(date, "datetime", SimpleNamespace(datetime=read, UTC=datetime.UTC))
+    return ahead
 
 
 @pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
-def test_a_jump_of_the_servers_clock_ends_no_run_and_loses_no_node(
-    monkeypatch, tmp_path, caplog, jump_s
-):
-    clocks = Clocks(monkeypatch)
-    ends = {}
-    for name, wrap in (("before", lambda app: app), ("now", clocks.guarded)):
-        clocks.ahead_s = 0.0
-        link = SuperLink(wrap, str(tmp_path / f"{name}.db"))
-        link.post(PULL, link.victim, link.victim.asking())
-        clocks.ahead_s = jump_s
-        # Any request lets Flower look for what has lapsed.
+def test_a_jump_of_the_servers_clock_ends_no_run_and_loses_no_node(wall, tmp_path, caplog, jump_s):
+    def become_of(link):
+        wall["s"] = jump_s
+        # Flower looks for what has lapsed in threads of its own, too.
+        link.state.get_run_status({link.run_id})
         link.post(PULL, link.victim, link.victim.asking(), link.victim.headers(at(jump_s)))
         (status,) = link.state.get_run_status({link.run_id}).values()
-        online = link.state.get_nodes(link.run_id)
         until = link.state.get_node_info(node_ids=[link.victim.node_id])[0].online_until
-        ends[name] = status.status, len(online), until - at(jump_s).timestamp() < 100
+        online = link.state.get_nodes(link.run_id)
+        return status.status, len(online), until - at(jump_s).timestamp() < 100
+
+    before = become_of(SuperLink(lambda app: app, str(tmp_path / "before.db")))
     # Backwards a node that has gone would count as online for an hour more.
-    assert ends["before"] == (("finished", 0, True) if jump_s > 0 else ("running", 2, False))
-    assert ends["now"] == ("running", 2, True)
+    assert before == (("finished", 0, True) if jump_s > 0 else ("running", 2, False))
+    wall["s"] = 0.0
+    clock = SteadyClock(wall=lambda: at(wall["s"]).timestamp())
+    clock.install()
+    link = SuperLink(lambda app: guarded(app, clock=clock), str(tmp_path / "now.db"))
+    assert become_of(link) == ("running", 2, True)
     (line,) = [record.getMessage() for record in caplog.records if "jumped" in record.getMessage()]
     assert line.startswith(f"this server's clock has jumped by {jump_s:+.0f} s")
 
@@ -131,5 +118,6 @@ def test_what_is_alive_lives_as_much_longer_as_the_clock_has_jumped(tmp_path):
 
 def test_small_steps_of_the_clock_add_up():
     wall = iter([100.0, 104.0, 108.0]).__next__
-    clock = ServerClock(None, wall=wall, steady=lambda: 0.0)
+    clock = SteadyClock(wall=wall, steady=lambda: 0.0)
+    assert clock.now(datetime.UTC).timestamp() == 100.0
     assert (clock.jump_s(), clock.jump_s()) == (0.0, 8.0)
