@@ -84,7 +84,7 @@ class SteadyClock:
     def install(self) -> None:
         """Let all of Flower in this process reckon by this clock."""
         read = SimpleNamespace(now=self.now)
-        date.datetime = SimpleNamespace(datetime=read, UTC=datetime.UTC)  # type: ignore[assignment]
+        vars(date)["datetime"] = SimpleNamespace(datetime=read, UTC=datetime.UTC)
 
 
 class ServerClock:
