@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
     push_object_contents_from_iterable,
 )
+from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
 from kills import PYPROJECT
 from results_file import write_result
@@ -179,18 +181,19 @@ class Worker:
                 message, tree = received
                 run = message.metadata.run_id
                 ids = [each.object_id for each in iterate_object_tree(tree)]
-                objects = pull_objects(ids, lambda one, run=run: pull_object(run, one))
-                confirm(run, message.metadata.message_id)
-                whole = inflate_object_from_contents(tree.object_id, objects)
-                reply = answer(make_message(message.metadata, whole.content), number)
-                objects = get_all_nested_objects(reply)
-                missing, session = send(reply, get_object_tree(reply), 0.0)
-                # The root is last, as a SuperNode has it.
-                push_object_contents_from_iterable(
-                    ((one, made.deflate()) for one, made in objects.items() if one in missing),
-                    partial(push_object, run, session),
-                )
-                self.sent[number] += 1
+                # A SuperNode gives a job up that fails, and asks for the next.
+                with suppress(RunNotRunningException):
+                    objects = pull_objects(ids, partial(pull_object, run))
+                    confirm(run, message.metadata.message_id)
+                    whole = inflate_object_from_contents(tree.object_id, objects)
+                    reply = answer(make_message(message.metadata, whole.content), number)
+                    objects = get_all_nested_objects(reply)
+                    missing, session = send(reply, get_object_tree(reply), 0.0)
+                    push_object_contents_from_iterable(
+                        ((one, made.deflate()) for one, made in objects.items() if one in missing),
+                        partial(push_object, run, session),
+                    )
+                    self.sent[number] += 1
             self.done.append(number)
             while not self._gone.exists():
                 time.sleep(1.0)
@@ -229,6 +232,17 @@ def last_note(folder: Path) -> Row:
     return json.loads(whole[-1]) if whole else {"version": 0, "sum": 0.0, "merged": [], "pid": None}
 
 
+def check_running(deployment: LightNodes) -> None:
+    """Check that the run goes on.
+
+    Raises:
+        RuntimeError: it has ended, as when the machine is so busy that it cannot report.
+    """
+    (run,) = deployment.control.runs().values()
+    if run[0].startswith("finished"):
+        raise RuntimeError(f"the run has ended: {run}")
+
+
 def memory_mib(pid: int | None) -> float | None:
     """Return what a process holds in RAM, shared pages by halves and so on."""
     if pid is None:
@@ -250,11 +264,13 @@ def measured(n_nodes: int, minutes: int, folder: Path) -> list[Row]:
 
     Raises:
         FedstaleError: something does not start.
+        RuntimeError: the run ends.
     """
     rows: list[Row] = []
     with LightNodes(folder, n_nodes) as deployment:
         started(deployment, folder)
         while not last_note(folder)["version"]:
+            check_running(deployment)
             time.sleep(0.5)
         link, began, before = superlink_pid(), time.monotonic(), last_note(folder)["sum"]
         for minute in range(1, minutes + 1):
@@ -273,6 +289,7 @@ def measured(n_nodes: int, minutes: int, folder: Path) -> list[Row]:
                 }
             )
             before = note["sum"]
+            check_running(deployment)
             print(rows[-1], flush=True)
         deployment.over.touch()
         drain(deployment, folder)
