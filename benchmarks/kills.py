@@ -3,15 +3,22 @@
 A SuperLink behind nginx with TLS, a SuperExec, two SuperNodes, and `fedstale deploy run`, which
 takes the run up when its server dies. One part is killed by `kill -9` again and again, each time
 when a device has begun to train, or when its update is about to be uploaded, and started again as a
-unit would. The network is cut by stopping nginx for a minute and a half. Each update adds 1 to an
-entry of its own, so the model says which updates are in it.
+unit would. The network is cut by stopping nginx for a minute and a half, clocks are wrong for as
+long by ten minutes, ahead and behind in turn (which takes a C compiler), and disks are
+full for as long (which takes root). Each update adds 1 to an entry of its own, so the model says
+which updates are in it.
+
+With --keep each part and moment is kept in a file once it is measured, and not measured again.
 
 Run it with: python benchmarks/kills.py [--kills 10] [--part superlink] [--moment training]
 """
 
 import argparse
 import json
+import os
 import random
+import shutil
+import struct
 import subprocess
 import tempfile
 import threading
@@ -21,19 +28,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
-from results_file import write_result
+from results_file import commit, write_result
 
 from fedstale.deployment import commands
 from fedstale.deployment.local import LINK, LocalDeployment
 
+DISKS = {
+    "database-disk": {"database": 256},
+    "checkpoint-disk": {"checkpoints": 40},
+    "node-disk": {"home-node-0": 64, "home-node-1": 64},
+}
+"""Which folders are small disks, and their MB."""
+CLOCKS = {"server-clock": ("superlink", "superexec"), "node-clock": ("node-0", "node-1")}
+"""Of what the clock can be set; a ServerApp has that of its SuperExec."""
 PARTS = ("superlink", "proxy", "superexec", "serverapp", "node", "clientapp", "network")
-"""What is killed; the network is cut for `CUT_S`, for everyone."""
+PARTS += (*CLOCKS, *DISKS)
+"""What is killed. The network is cut for everyone, the clock or the disk is that of one node."""
 MOMENTS = ("training", "upload")
+CLOCK = Path(__file__).with_name("clock.c")
 NODES, TRAIN_S = 2, 1.0
-LIMIT_S, CUT_S = 600.0, 90.0
+STUCK_S, CUT_S, JUMP_S = 600.0, 90.0, 600
+"""Longest time without a new version; that of a cut, a wrong clock or a full disk; the jump."""
+VERSIONS = {"node-clock": 30, "node-disk": 30}
+"""How many versions there are between two kills, where it is not 3: the other node goes on."""
 Note = dict[str, Any]
 
 PYPROJECT = """
@@ -129,14 +149,85 @@ def train(message, context):
 """
 
 
+class Breakable(LocalDeployment):
+    """A deployment with clocks that can be set, and small disks."""
+
+    def __init__(self, folder: Path, part: str) -> None:
+        """Mount the disks that a part needs."""
+        super().__init__(folder / "deployment", nodes=NODES, limit_s=300.0)
+        self._clocks = CLOCKS.get(part, ())
+        if self._clocks:
+            built = self.folder / "clock.so"
+            subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", built, CLOCK], check=True)
+        self.disks = {name: folder / name for name in DISKS.get(part, {})}
+        for name, n_mb in DISKS.get(part, {}).items():
+            if name.startswith("home"):
+                self.disks[name] = self.folder / name
+            mounted(self.disks[name], n_mb)
+        if "database" in self.disks:
+            self.database = self.disks["database"] / self.database.name
+
+    def __exit__(self, *problem: object) -> None:
+        """End everything, and take the disks away."""
+        super().__exit__(*problem)
+        for disk in self.disks.values():
+            subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+    def set_clock(self, name: str, ahead_s: int) -> None:
+        """Set the clock of a part, and of all that it starts."""
+        # The library has mapped the file, so it is not replaced.
+        path = self.folder / f"clock-{name}"
+        with path.open("r+b" if path.exists() else "wb", buffering=0) as file:
+            file.write(struct.pack("=q", ahead_s))
+
+    def _start(self, name: str, command: list[str]) -> None:
+        if name in self._clocks:
+            file, library = self.folder / f"clock-{name}", self.folder / "clock.so"
+            if not file.exists():
+                self.set_clock(name, 0)
+            command = ["env", f"LD_PRELOAD={library}", f"CLOCK_FILE={file}", *command]
+        super()._start(name, command)
+
+
+def mounted(folder: Path, n_mb: int) -> None:
+    """Mount a small disk of this user's own.
+
+    Raises:
+        CalledProcessError: that is not allowed here.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    options = f"size={n_mb}m,mode=700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Write until nothing more can be written; return the file."""
+    path = folder / "filler"
+    with path.open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            return path
+
+
+def obstacle(part: str) -> str:
+    """Return why a part cannot be measured on this machine; empty if it can."""
+    if part in CLOCKS and shutil.which("cc") is None:
+        return "its clock takes a C compiler: apt-get install gcc"
+    return "mounting a small disk takes root" if part in DISKS and os.geteuid() else ""
+
+
 @dataclass(slots=True)
 class Watched:
     """A run that `fedstale deploy run` looks after, and what its app has noted."""
 
-    deployment: LocalDeployment
+    deployment: Breakable
     folder: Path
     rounds: int
     process: "subprocess.Popen[str]" = field(init=False)
+    _moved: tuple[int, float] = (-1, 0.0)
+    """The newest version, and when it was seen first."""
     lines: list[str] = field(default_factory=list)
 
     def start(self) -> None:
@@ -159,7 +250,18 @@ class Watched:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self._moved = -1, time.monotonic()
         threading.Thread(target=self._read, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        """Start the command."""
+        self.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """Kill the command, unless it has ended."""
+        self.process.kill()
+        self.process.wait()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -194,19 +296,42 @@ class Watched:
         """Wait until something is found, and return it.
 
         Raises:
-            TimeoutError: it is not, or the run ends before.
+            TimeoutError: the run ends before, or makes no version for `STUCK_S`.
         """
-        deadline = time.monotonic() + LIMIT_S
         while not (result := found()):
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise TimeoutError("\n".join(["waited in vain", *self.lines[-20:]]))
-            time.sleep(0.02)
+            now, version = time.monotonic(), self.version
+            if version != self._moved[0]:
+                self._moved = version, now
+            if now > self._moved[1] + STUCK_S or self.process.poll() is not None:
+                at = f"waited in vain at version {version} of {self.rounds}"
+                raise TimeoutError("\n".join([at, *self.lines[-20:]]))
+            time.sleep(0.05)
         return result
 
 
-def kill(deployment: LocalDeployment, run: Watched, part: str, at: Note) -> None:
-    """Kill a part; `kept_alive` starts it again."""
-    if part in {"serverapp", "clientapp"}:
+def kill(deployment: Breakable, run: Watched, part: str, at: Note, *, is_odd: bool) -> None:
+    """Kill a part, which `kept_alive` starts again, or break it for a while.
+
+    Args:
+        deployment: of the part.
+        run: which goes on there.
+        part: one of `PARTS`.
+        at: what the device has noted.
+        is_odd: whether a clock jumps back first, and not forth.
+    """
+    if part in CLOCKS:
+        names = [f"node-{at['node']}"] if part == "node-clock" else CLOCKS[part]
+        for ahead_s in (-JUMP_S if is_odd else JUMP_S, 0):
+            for name in names:
+                deployment.set_clock(name, ahead_s)
+            time.sleep(CUT_S if ahead_s else 0.0)
+    elif part in DISKS:
+        disks = deployment.disks
+        own = f"home-node-{at['node']}"
+        filler = fill(disks[own] if own in disks else next(iter(disks.values())))
+        time.sleep(CUT_S)
+        filler.unlink()
+    elif part in {"serverapp", "clientapp"}:
         pid = at["pid"] if part == "clientapp" else run.notes("server")[-1]["pid"]
         try:
             psutil.Process(pid).kill()
@@ -229,7 +354,7 @@ def kill(deployment: LocalDeployment, run: Watched, part: str, at: Note) -> None
 
 
 @contextmanager
-def kept_alive(deployment: LocalDeployment) -> Iterator[None]:
+def kept_alive(deployment: Breakable) -> Iterator[None]:
     """Start again what ends, as a unit does: a node is rejected while it still counts as online."""
     over = threading.Event()
     names = ["proxy", "superexec", *(f"node-{number}" for number in range(NODES))]
@@ -255,31 +380,31 @@ def killed(part: str, moment: str, kills: int, folder: Path) -> Note:
     Args:
         part: one of `PARTS`.
         moment: one of `MOMENTS`.
-        kills: how often; between two of them the run makes two versions at least.
+        kills: how often; between two of them the run makes a version at least, and while it is
+            waited for the next moment one or two more.
         folder: for the deployment and the run.
 
     Raises:
-        TimeoutError: nothing goes on.
+        TimeoutError: nothing goes on, or the run ends before the last kill.
     """
     rng = random.Random(f"{part} {moment}")
-    rounds = 4 * kills
-    with LocalDeployment(folder / "deployment", nodes=NODES, limit_s=300.0) as deployment:
-        run = Watched(deployment, folder, rounds)
-        run.start()
+    rounds = VERSIONS.get(part, 3) * kills + 4
+    with (
+        Breakable(folder, part) as deployment,
+        Watched(deployment, folder, rounds) as run,
+    ):
         done, began = 0, time.monotonic()
         with kept_alive(deployment):
             while done < kills:
-                least = run.version + 2
-                run.wait(lambda least=least: run.version >= min(least, rounds))
-                if run.version > rounds - 3:
-                    break
+                least = run.version + 1
+                run.wait(lambda least=least: run.version >= least)
                 at = run.next_moment(moment)
                 time.sleep(rng.uniform(0.0, 0.5))
-                kill(deployment, run, part, at)
+                kill(deployment, run, part, at, is_odd=done % 2 == 1)
                 done += 1
                 print(f"{part}, {moment}: killed {done} times at version {run.version}", flush=True)
-            run.wait(lambda: run.process.poll() is not None or run.version >= rounds)
-        status = run.process.wait(LIMIT_S)
+            run.wait(lambda: run.version >= rounds)
+            status = run.process.wait(STUCK_S)
         seen, trained = run.notes("server"), run.notes("devices")
         runs = deployment.control.runs()
     versions = [note["version"] for note in seen]
@@ -296,7 +421,15 @@ def killed(part: str, moment: str, kills: int, folder: Path) -> Note:
         "updates_twice": int(max(note["most"] for note in seen) > 1.0),
         "versions_back": sum(b < a for a, b in pairwise(versions)),
         "minutes": round((time.monotonic() - began) / 60, 1),
+        "commit": commit(),
     }
+
+
+def kept_rows(path: Path | None) -> dict[tuple[str, str], Note]:
+    """Return the rows of a file by part and moment; none if there is no file."""
+    text = path.read_text() if path and path.exists() else ""
+    rows = [json.loads(line) for line in text.splitlines()]
+    return {(row["part"], row["moment"]): row for row in rows}
 
 
 def main() -> None:
@@ -305,14 +438,25 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument("--moment", choices=MOMENTS, action="append")
+    parser.add_argument("--keep", type=Path, help="file of rows; what is in it is not repeated")
     options = parser.parse_args()
-    rows = []
+    rows = kept_rows(options.keep)
     for part in options.part or PARTS:
         for moment in options.moment or MOMENTS:
+            if (part, moment) in rows:
+                continue
+            if why := obstacle(part):
+                print(f"{part}: not measured: {why}")
+                continue
             with tempfile.TemporaryDirectory() as folder:
-                rows.append(killed(part, moment, options.kills, Path(folder)))
-            print(rows[-1], flush=True)
-    print(write_result("kills", rows, command="python benchmarks/kills.py"))
+                row = rows[part, moment] = killed(part, moment, options.kills, Path(folder))
+            print(row, flush=True)
+            if options.keep:
+                with options.keep.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    order = [(part, moment) for part in PARTS for moment in MOMENTS if (part, moment) in rows]
+    command = f"python benchmarks/kills.py --kills {options.kills}"
+    print(write_result("kills", [rows[each] for each in order], command=command))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ import socket
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -34,16 +33,24 @@ from flwr.superlink.cli.flower_superlink import (
     _parse_superlink_lifespan_config,
 )
 from flwr.superlink.main import create_app
+from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import JSONResponse
 
+from fedstale.deployment.clock import (
+    Asgi,
+    NodeClocks,
+    Receive,
+    Scope,
+    Send,
+    ServerClock,
+    SteadyClock,
+)
+from fedstale.deployment.disk import WaitsForDisk
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +120,7 @@ class FleetGate:
 
     def __init__(
         self,
-        app: Callable[[Scope, Receive, Send], Awaitable[None]],
+        app: Asgi,
         quotas: Quotas = Quotas(),
     ) -> None:
         """Stand in front of an ASGI app, behind Flower's own middleware."""
@@ -235,9 +242,30 @@ def n_objects(tree: ObjectTree) -> int:
     return len(found)
 
 
-def guarded(app: FastAPI, quotas: Quotas | None = None) -> FastAPI:
-    """Put the gate into a SuperLink's app, behind its check of signatures; return the app."""
-    app.user_middleware.append(Middleware(FleetGate, quotas=quotas or Quotas()))
+def guarded(
+    app: FastAPI,
+    quotas: Quotas | None = None,
+    folder: Path = Path(),
+    clock: SteadyClock | None = None,
+) -> FastAPI:
+    """Put the gate into a SuperLink's app, and what waits for clocks and disk; return the app.
+
+    Args:
+        app: a SuperLink's.
+        quotas: of each node.
+        folder: of its database.
+        clock: that Flower reckons by.
+    """
+    ours = app.user_middleware
+    kinds: list[object] = [one.cls for one in ours]
+    ours.insert(kinds.index(NodeAuthMiddleware), Middleware(NodeClocks))
+    # Flower's own outermost two hide answers, and make them of errors.
+    outermost = kinds.index(BaseHTTPMiddleware) + 1
+    ours[outermost:outermost] = [
+        Middleware(WaitsForDisk, folder=folder),
+        Middleware(ServerClock, clock=clock or SteadyClock()),
+    ]
+    ours.append(Middleware(FleetGate, quotas=quotas or Quotas()))
     return app
 
 
@@ -270,7 +298,10 @@ def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None 
         hold_database(path)
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
-    app = guarded(create_app(config, SuperLinkLifespan), quotas)
+    kept = file_of(database) if database else None
+    folder, clock = kept.parent if kept else Path(), SteadyClock()
+    clock.install()
+    app = guarded(create_app(config, SuperLinkLifespan), quotas, folder, clock)
     server = uvicorn.Server(
         uvicorn.Config(
             app,

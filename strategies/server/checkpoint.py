@@ -9,9 +9,12 @@ import hashlib
 import json
 import logging
 import os
+import re
+import shutil
 import struct
+import time
 from collections.abc import Callable, Mapping
-from errno import EIO
+from errno import EDQUOT, EIO, ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ SUFFIX = ".checkpoint"
 _HELD: set[tuple[int, int]] = set()  # device and inode of the folders that this process holds
 
 _KEPT = 2
+_SPACE_S = 5.0
+_ERROR = re.compile(r"os error (\d+)")
 
 
 class Checkpoints(Checkpointer):
@@ -74,12 +79,17 @@ class Checkpoints(Checkpointer):
         _hold(self.folder, "checkpoints")
 
     def keep(self, version: int, state: Callable[[], State]) -> None:
-        """Write a checkpoint; one that cannot be written is logged, and training goes on."""
+        """Write a checkpoint; one that cannot be written is logged, and training goes on.
+
+        For space on the disk it waits: a run that went on would lose versions when it is killed.
+        """
         if version % self.every:
             return
+        for torn in self.folder.glob(f".*{SUFFIX}.*.part"):  # of a process that was killed
+            torn.unlink(missing_ok=True)
         path = self.folder / f"{version:09d}{SUFFIX}"
         try:
-            write_checkpoint(path, state())
+            _write_when_there_is_space(path, state())
         except OSError as problem:
             logger.error(
                 "no checkpoint of version %d in %s: %s; the last good one stays",
@@ -91,8 +101,6 @@ class Checkpoints(Checkpointer):
         # Later versions are of an earlier run, which this one does not go on from.
         for other in (*files[: max(last - _KEPT, 0)], *files[last:]):
             other.unlink(missing_ok=True)
-        for torn in self.folder.glob(f".*{SUFFIX}.*.part"):  # of a process that was killed
-            torn.unlink(missing_ok=True)
 
     def __repr__(self) -> str:
         return f"Checkpoints({str(self.folder)!r}, every={self.every})"
@@ -112,7 +120,35 @@ def write_checkpoint(path: Path, state: State) -> None:
         try:
             save_file(arrays, file.name, about)
         except SafetensorError as problem:
-            raise OSError(EIO, str(problem)) from None
+            number = _ERROR.search(str(problem))
+            raise OSError(int(number[1]) if number else EIO, str(problem)) from None
+
+
+def _write_when_there_is_space(path: Path, state: State) -> None:
+    """Write a state, and wait while the disk is full; the log has a line for it.
+
+    Raises:
+        OSError: the folder is not writable.
+    """
+    is_told = False
+    while True:
+        try:
+            write_checkpoint(path, state)
+            break
+        except OSError as problem:
+            if problem.errno not in {ENOSPC, EDQUOT}:
+                raise
+            if not is_told:
+                free = shutil.disk_usage(path.parent).free / 1e6
+                logger.error(
+                    "no space for checkpoint %s in %s, where %.1f MB are free (%s): the run waits "
+                    "until there is",
+                    *(path.name, path.parent, free, problem.strerror),
+                )
+            is_told = True
+            time.sleep(_SPACE_S)
+    if is_told:
+        logger.warning("checkpoint %s is written, and the run goes on", path.name)
 
 
 def read_checkpoint(path: str | Path) -> State:

@@ -15,6 +15,7 @@ from flwr.app.error import Error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing import packed
+from safetensors import SafetensorError
 from safetensors.numpy import load
 from virtual_grid import VirtualGrid, adder, identity, record
 
@@ -22,6 +23,7 @@ from fedstale.errors import ConfigError, ResumeError
 from fedstale.strategies import Checkpoints, FedBuff, StaleStrategy, read_checkpoint
 from fedstale.strategies.schedule import AdaSync, Schedule, k_batch_async, semi_synchronous
 from fedstale.strategies.selection import Oort, Random
+from fedstale.strategies.server import checkpoint
 from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.server.runtime import Checkpointer
 from fedstale.strategies.server_optimizer import Adam, AMSGrad, DelayAdaptive, Momentum
@@ -387,16 +389,54 @@ def test_a_run_that_begins_anew_replaces_the_checkpoints_of_an_earlier_one(tmp_p
     assert names == ["000000001.checkpoint", "000000002.checkpoint"]
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint_and_the_run(tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("by_safetensors", [False, True])
+def test_a_full_disk_is_waited_for_and_leaves_the_last_good_checkpoint(
+    tmp_path, monkeypatch, caplog, number, by_safetensors
+):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.keep(1, lambda: {"version": 1})
+    (tmp_path / ".000000002.checkpoint.0.part").write_bytes(b"torn")
+    waits = []
+
+    def full(*_):
+        if by_safetensors:
+            raise SafetensorError(f"I/O error: {os.strerror(number)} (os error {number})")
+        raise OSError(number, os.strerror(number))
+
+    def waited(seconds):
+        waits.append(seconds)
+        # Meanwhile nothing else is there to be read.
+        assert read_checkpoint(tmp_path) == {"version": 1}
+        assert [file.name for file in tmp_path.iterdir()] == ["000000001.checkpoint"]
+        if len(waits) == 3:
+            patch.undo()
+
+    monkeypatch.setattr(checkpoint.time, "sleep", waited)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*((checkpoint, "save_file") if by_safetensors else (os, "fsync")), full)
+        checkpoints.keep(2, lambda: {"version": 2})
+    assert read_checkpoint(tmp_path) == {"version": 2}
+    full_line, again = [record.getMessage() for record in caplog.records]
+    assert full_line.startswith(
+        f"no space for checkpoint 000000002.checkpoint in {tmp_path}, where"
+    )
+    assert os.strerror(number) in full_line
+    assert again == "checkpoint 000000002.checkpoint is written, and the run goes on"
+
+
+def test_a_disk_that_fails_leaves_the_last_good_checkpoint_and_the_run(
+    tmp_path, monkeypatch, caplog
+):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.keep(1, lambda: {"version": 1})
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def failing(*_):
+        raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", failing)
     checkpoints.keep(2, lambda: {"version": 2})
-    assert "No space left on device" in caplog.text
+    assert "Input/output error" in caplog.text
     assert read_checkpoint(tmp_path) == {"version": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["000000001.checkpoint"]
 

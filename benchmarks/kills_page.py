@@ -1,0 +1,71 @@
+"""Write the table of what kills have lost into docs/security.md, from results/kills.json.
+
+What stands between the markers is replaced; the words around them are kept.
+
+Run it with: python benchmarks/kills_page.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "security.md"
+START, END = "<!-- kills: begin -->\n", "<!-- kills: end -->"
+
+NAMES = {
+    "superlink": "SuperLink",
+    "proxy": "nginx",
+    "superexec": "SuperExec",
+    "serverapp": "ServerApp",
+    "node": "SuperNode",
+    "clientapp": "ClientApp",
+    "network": "network, cut",
+    "server-clock": "server's clock, 10 min wrong",
+    "node-clock": "node's clock, 10 min wrong",
+    "database-disk": "disk of the database, full",
+    "checkpoint-disk": "disk of the checkpoints, full",
+    "node-disk": "disk of a node, full",
+}
+COLUMNS = {
+    "part": "",
+    "moment": "",
+    "kills": "times",
+    "versions_asked": "versions asked for",
+    "versions": "made",
+    "runs": "runs",
+    "trainings": "jobs trained",
+    "lost": "lost",
+    "updates_twice": "counted twice",
+    "versions_back": "versions back",
+}
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    """Return the command, and a row for each part and moment."""
+    heads = [name or key for key, name in COLUMNS.items()]
+    lines = [f"`{result['command']}`:", "", f"| {' | '.join(heads)} |"]
+    lines.append("|---|---|" + "---:|" * (len(heads) - 2))
+    for row in result["rows"]:
+        # Each version is one update; a device may train for the next when the last one is made.
+        named = row | {"part": NAMES[row["part"]], "lost": row["trainings"] - row["versions"]}
+        lines.append(f"| {' | '.join(str(named[key]) for key in COLUMNS)} |")
+    return lines
+
+
+def page(text: str, result: dict[str, Any]) -> str:
+    """Return a page with the table between its markers."""
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    inside = "\n".join(table(result))
+    return f"{before}{START}{inside}\n{END}{after}"
+
+
+def main() -> None:
+    """Replace the table."""
+    result = json.loads((HERE / "results" / "kills.json").read_text(encoding="utf-8"))
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

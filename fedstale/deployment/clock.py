@@ -1,0 +1,205 @@
+"""Clocks that are wrong: a device's, or the server's when it jumps.
+
+Flower signs the time stamp of each request, and answers 401 to one that is more than 5 s early or
+305 s late; a SuperNode that reads 401 ends for good. It also reckons by the wall clock until when a
+node counts as online and a ServerApp as alive, so that a jump of the server's clock ends runs.
+"""
+
+import datetime
+import logging
+import time
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, MutableMapping
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.server.superlink.linkstate import LinkState, SqlLinkState
+from flwr.supercore import date
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    NodeStatus,
+)
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from flwr.supercore.state.schema.corestate_models import ObjectPushSession, Task
+from flwr.supercore.state.schema.linkstate_models import Node
+from sqlalchemy import select, update
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+logger = logging.getLogger(__name__)
+
+_FLEET = "/v1/fleet/"
+_JUMP_S = 5.0
+_EARLY_S, _LATE_S = SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+"""How early and how late a stamp may be: a little less than Flower takes, which looks later."""
+
+
+class SteadyClock:
+    """The time that Flower reckons by, which goes on evenly while this machine's clock jumps.
+
+    Flower looks at its clock in threads of its own too, so a jump must reach it at one moment: when
+    what its database says is to last has been moved as well.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start with what the clock says now.
+
+        Args:
+            wall: the clock that may jump, in s.
+            steady: one that does not.
+        """
+        self._wall, self._steady = wall, steady
+        self._offset = wall() - steady()
+
+    def now(self, tz: datetime.tzinfo | None = None) -> datetime.datetime:
+        """Return the time, as `datetime.now` does."""
+        return datetime.datetime.fromtimestamp(self._steady() + self._offset, tz)
+
+    def jump_s(self) -> float:
+        """Return by how many seconds the clock has jumped and this one has not yet; mostly 0."""
+        jump_s = self._wall() - self._steady() - self._offset
+        return jump_s if abs(jump_s) > _JUMP_S else 0.0
+
+    def follow(self, state: LinkState, jump_s: float) -> None:
+        """Jump as well, so that at no moment anything seems to have lapsed."""
+        if jump_s > 0.0:
+            shift(state, jump_s)
+        self._offset += jump_s
+        if jump_s < 0.0:
+            shift(state, jump_s)
+
+    def install(self) -> None:
+        """Let all of Flower in this process reckon by this clock."""
+        read = SimpleNamespace(now=self.now)
+        vars(date)["datetime"] = SimpleNamespace(datetime=read, UTC=datetime.UTC)
+
+
+class ServerClock:
+    """Keeps nodes online and runs alive when the server's clock is set, or after it has slept.
+
+    Before the first request that comes after a jump, whatever Flower's database says is to last
+    until some instant lasts until the same time after the jump.
+    """
+
+    def __init__(self, app: Asgi, clock: SteadyClock) -> None:
+        """Stand in front of a SuperLink's app, before anything that looks into its database.
+
+        Args:
+            app: an ASGI app.
+            clock: which Flower in this process reckons by.
+        """
+        self._app, self._clock = app, clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Look at the clock, and pass the request on."""
+        if scope["type"] == "http" and (jump_s := self._clock.jump_s()):
+            # In the event loop, so that one request does it.
+            self._clock.follow(scope["app"].state.linkstate_factory.state(), jump_s)
+            logger.warning(
+                "this server's clock has jumped by %+.0f s, or it has slept; nodes and runs are "
+                "given as much time. A node whose clock differs now is refused until they agree",
+                jump_s,
+            )
+        await self._app(scope, receive, send)
+
+
+def shift(state: LinkState, by_s: float) -> None:
+    """Move the instants until which tasks, nodes and uploads count as alive.
+
+    Args:
+        state: a SuperLink's; one that is in memory alone is left as it is.
+        by_s: seconds, also negative.
+    """
+    if not isinstance(state, SqlLinkState):
+        return
+    by = timedelta(seconds=by_s)
+    with state.session() as session:
+        for task in session.scalars(select(Task).where(Task.active_until.is_not(None))):
+            assert task.active_until is not None
+            task.active_until += by
+        for upload in session.scalars(select(ObjectPushSession)):
+            upload.expires_at += by
+        online = update(Node).where(Node.status == NodeStatus.ONLINE)
+        session.execute(online.values(online_until=Node.online_until + by_s))
+
+
+class NodeClocks:
+    """Lets a SuperNode whose clock is wrong wait until it is right, in place of ending it.
+
+    A request with a good signature of a registered key, whose stamp Flower would not take, gets
+    503, which a SuperNode answers by trying again. All others are passed on to Flower.
+    """
+
+    def __init__(self, app: Asgi) -> None:
+        """Stand in front of an ASGI app, behind Flower's translation and before its check."""
+        self._app = app
+        self._wrong: dict[bytes, int] = {}
+        """Of each public key whose clock is wrong, the node."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "http" and scope["path"].startswith(_FLEET):
+            refusal = await self._refusal(scope)
+            if refusal is not None:
+                await JSONResponse({"detail": refusal}, 503)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _refusal(self, scope: Scope) -> str | None:
+        found = _stamped(Headers(scope=scope))
+        if found is None:
+            return None
+        late_s, key, _ = found
+        is_right = -_EARLY_S < late_s < _LATE_S
+        if is_right and key not in self._wrong:
+            return None
+        state = scope["app"].state.linkstate_factory.state()
+        node = await run_in_threadpool(_signer, state, *found)
+        if node is None:
+            return None
+        if is_right:
+            del self._wrong[key]
+            logger.warning("node %d: its clock is right again", node)
+            return None
+        side = f"{abs(late_s):.0f} s {'behind' if late_s > 0 else 'ahead of'} this server's"
+        if key not in self._wrong:
+            self._wrong[key] = node
+            logger.warning("node %d: its clock is %s; it is refused until they agree", node, side)
+        return f"the node's clock is {side}"
+
+
+def _stamped(headers: Headers) -> tuple[float, bytes, tuple[bytes, bytes]] | None:
+    """Return how late a request is in s, its public key, and what was signed and how.
+
+    None if a header is missing, or is none that Flower reads.
+    """
+    try:
+        key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+        signature = b64decode(headers[FLEET_HTTP_SIGNATURE_HEADER], validate=True)
+        stamp = headers[TIMESTAMP_HEADER]
+        late_s = (date.now() - datetime.datetime.fromisoformat(stamp)).total_seconds()
+        return late_s, key, (stamp.encode("ascii"), signature)
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def _signer(state: LinkState, late_s: float, key: bytes, signed: tuple[bytes, bytes]) -> int | None:
+    """Return the node that has signed, or None if no registered one has."""
+    node = state.get_node_id_by_public_key(key)
+    try:
+        return node if node and verify_signature(bytes_to_public_key(key), *signed) else None
+    except ValueError:
+        return None
