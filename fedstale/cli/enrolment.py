@@ -9,9 +9,8 @@ from fedstale.cli.output import AsJson, one_sentence, say, say_json
 from fedstale.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedstale.deployment.enrolment import AuditLog, Registry
-
-LOG = "enrolment.jsonl"
+    from fedstale.deployment.audit import AuditLog
+    from fedstale.deployment.enrolment import Registry
 
 SuperLink = Annotated[
     str | None,
@@ -20,8 +19,8 @@ SuperLink = Annotated[
 Audit = Annotated[
     Path | None,
     typer.Option(
-        help=f"Log of who did what, only ever added to; default {LOG} in Flower's home, or beside "
-        "the database."
+        help="Log of who did what, only ever added to; default enrolment.jsonl in Flower's home, "
+        "or beside the database."
     ),
 ]
 
@@ -70,7 +69,8 @@ def rotate(
     Run it on the server, as the user whose database it is, after the device's SuperNode has ended
     and before it starts with the new key. The old key is rejected from then on.
     """
-    from fedstale.deployment.enrolment import AuditLog, NodeKey
+    from fedstale.deployment.audit import LOG, AuditLog
+    from fedstale.deployment.enrolment import NodeKey
     from fedstale.deployment.enrolment import rotate as changed
 
     try:
@@ -96,7 +96,7 @@ def revoke(
     finally:
         registry.close()
     if as_json:
-        say_json(Path(LOG), nodes={node.name: str(node.node_id) for node in gone})
+        say_json(log.path, nodes={node.name: str(node.node_id) for node in gone})
         return
     for node in gone:
         typer.echo(f"{node.node_id:>20}  revoked  {node.name}")
@@ -105,7 +105,8 @@ def revoke(
 def _registry(superlink: str | None, audit: Path | None) -> "tuple[Registry, AuditLog]":
     from flwr.supercore.utils import get_flwr_home
 
-    from fedstale.deployment.enrolment import AuditLog, Registry
+    from fedstale.deployment.audit import LOG, AuditLog
+    from fedstale.deployment.enrolment import Registry
 
     registry = Registry.of(superlink)
     return registry, AuditLog(audit or get_flwr_home() / LOG, **registry.who)
