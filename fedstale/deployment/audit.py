@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 
 from fedstale.errors import ConfigError
@@ -45,6 +46,12 @@ class AuditLog:
         with self._open():
             if found := exposure(path):
                 raise ConfigError(f"audit: {found}")
+
+    def also(self, **who: str) -> "AuditLog":
+        """Return the same log whose lines say more of who it is."""
+        made = copy(self)
+        made._who = {**self._who, **who}
+        return made
 
     def add(self, what: str, outcome: str, **about: object) -> None:
         """Add a line."""

@@ -49,7 +49,8 @@ from fedstale.traces.io.atomic import replacing
 COLUMNS = ("name", "public_key")
 """What a table of keys must have: a name of one's own, and a line as in node-0.pub."""
 LISTED = ("name", "node_id", "key", "status")
-_GONE = "unregistered"
+GONE = "unregistered"
+"""Status of a node that was revoked."""
 _LOCK_S = 30.0
 
 
@@ -206,9 +207,9 @@ class Registry:
                 rejects one; those before it are registered.
         """
         known = self.listed()
-        owners = {node.name: pem for pem, node in known.items() if node.status != _GONE}
+        owners = {node.name: pem for pem, node in known.items() if node.status != GONE}
         for key in keys:
-            if key.pem in known and known[key.pem].status == _GONE:
+            if key.pem in known and known[key.pem].status == GONE:
                 raise FedstaleError(
                     f"node {key.name!r}: its key was revoked, which Flower never takes back: make "
                     "another key on the device"
@@ -241,7 +242,7 @@ class Registry:
         Raises:
             FedstaleError: a node is unknown, or the SuperLink rejects one.
         """
-        nodes = [node for node in self.listed().values() if node.status != _GONE]
+        nodes = [node for node in self.listed().values() if node.status != GONE]
         chosen = []
         for one in who:
             found = [node for node in nodes if one in {node.name, str(node.node_id)}]
@@ -299,7 +300,7 @@ def rotate(database: Path, node: str, key: NodeKey, log: AuditLog) -> int:
 
 
 def _rotate(opened: sqlite3.Connection, node: str, key: NodeKey, log: AuditLog) -> int:
-    found = opened.execute("SELECT node_id, name FROM node WHERE status != ?", (_GONE,)).fetchall()
+    found = opened.execute("SELECT node_id, name FROM node WHERE status != ?", (GONE,)).fetchall()
     # SQLite holds 64 bits with a sign, and ids of nodes have none.
     ids = [signed for signed, name in found if node in {name, str(signed % 2**64)}]
     if len(ids) != 1:

@@ -38,6 +38,7 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
+from fedstale.deployment.tokens import joinable
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
 
@@ -265,12 +266,15 @@ def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None 
         if given[name] is not None:
             check_private(name, Path(given[name]).expanduser())
     database = given["--database"]
-    if database is not None and (path := file_of(database)) is not None:
+    path = None if database is None else file_of(database)
+    if path is not None:
         check_private("--database", path, folder=True)
         hold_database(path)
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
     app = guarded(create_app(config, SuperLinkLifespan), quotas)
+    if path is not None and config.enable_supernode_auth:
+        app = joinable(app, path)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
