@@ -61,6 +61,13 @@ def statement(digest: str, public_key: str, name: str) -> bytes:
     return "\n".join(("fedstale join", digest, public_key, name)).encode()
 
 
+def asking(token: str, key: ec.EllipticCurvePrivateKey, name: str) -> dict[str, str]:
+    """Return what the owner of a key sends to join with a token."""
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    signature = b64encode(key.sign(statement(digest_of(token), public, name), SIGNED_WITH)).decode()
+    return {"token": token, "public_key": public, "name": name, "signature": signature}
+
+
 def join(
     at: Address,
     ca: Path,
@@ -93,20 +100,7 @@ def join(
             "and no number"
         )
     check_health(at, ca)
-    own = _key(key)
-    public = own.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-    signature = own.sign(statement(digest_of(token), public, name), SIGNED_WITH)
-    answer = _post(
-        at,
-        ca,
-        {
-            "token": token,
-            "public_key": public,
-            "name": name,
-            "signature": b64encode(signature).decode(),
-        },
-        say,
-    )
+    answer = _post(at, ca, asking(token, _key(key), name), say)
     found = None
     with suppress(ValueError):
         found = answer.json()

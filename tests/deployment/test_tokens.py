@@ -8,12 +8,15 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
+import ssl
 import stat
 import subprocess
 import sys
+import threading
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,13 +32,23 @@ from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
 from flwr.superlink.main import create_app
 from hostile import Device
+from small_deployment import wait_for
 from typer.testing import CliRunner
 
 from fedstale.cli.main import app as fedstale
-from fedstale.deployment import tokens
+from fedstale.deployment import commands, tokens
 from fedstale.deployment.audit import LOG, AuditLog
+from fedstale.deployment.commands import write_certificates
 from fedstale.deployment.enrolment import NodeKey, rotate
-from fedstale.deployment.joining import JOIN_PATH, SIGNED_WITH, digest_of, statement, token_id
+from fedstale.deployment.joining import (
+    JOIN_PATH,
+    SIGNED_WITH,
+    digest_of,
+    join,
+    statement,
+    token_id,
+)
+from fedstale.deployment.local import free_port, has_nginx
 from fedstale.deployment.superlink import guarded
 from fedstale.deployment.tokens import RefusalError, Tokens, joinable
 from fedstale.errors import ConfigError
@@ -475,6 +488,117 @@ def test_the_command_prints_tokens_once_and_ends_them(link, tmp_path):
         assert "valid = " in called("tokens", *at, *words, code=2).stderr
     nowhere = ("--database", tmp_path / "nowhere" / "x.db")
     assert "expected the file" in called("tokens", *nowhere, code=2).stderr
+
+
+@pytest.mark.deployment
+@pytest.mark.skipif(not has_nginx(), reason="nginx is not installed: apt-get install nginx")
+def test_a_device_joins_through_the_proxy_and_is_a_node_like_others(
+    deployment, tmp_path, monkeypatch
+):
+    """From a token to a SuperNode that is online, with nothing secret left where it should not."""
+    printed = called("tokens", "--count", 2, "--database", deployment.database).stdout.split()
+    files = [tmp_path / f"token-{i}" for i in range(2)]
+    for file, token in zip(files, printed, strict=True):
+        commands.write_private(file, token.encode() + b"\n")
+    door = ("--server", deployment.at, "--ca", deployment.tls.ca)
+    own, name = ("--key", tmp_path / "node" / "key"), ("--name", "porch")
+    joined = called("join", *door, *own, *name, "--token-file", files[0])
+    node_id = int(re.search(r"node (\d+), porch", joined.stdout)[1])
+    try:
+        assert deployment.control.nodes()[node_id] == "registered"
+        assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
+        assert stat.S_IMODE((tmp_path / "node" / "key").stat().st_mode) == 0o600
+        # The token by stdin, and the same again.
+        again = called(
+            "join", *door, *own, *name, "--token-file", "-", "--json", input=f"{printed[0]}\n"
+        )
+        assert json.loads(again.stdout)["node_id"] == str(node_id)
+        another = ("--key", tmp_path / "other" / "key", "--name", "attic")
+        refused = called("join", *door, *another, "--token-file", files[0], code=2)
+        assert "this token was used by another key" in refused.stderr
+        taken = called("join", *door, *another[:2], *name, "--token-file", files[1], code=2)
+        assert "registered with another key" in taken.stderr
+        # Flower's own SuperNode comes in with the key.
+        deployment._node_commands["porch"] = commands.supernode(
+            deployment.at, deployment.tls.ca, own[1], port=free_port(), config={}
+        )
+        deployment.start("porch")
+        wait_for(lambda: deployment.control.nodes()[node_id] == "online")
+        deployment.processes.kill("porch")
+    finally:
+        monkeypatch.setenv("FLWR_HOME", deployment.operator_environment()["FLWR_HOME"])
+        called("revoke", "porch", "--audit", tmp_path / "operator.jsonl")
+    gone = called("join", *door, *own, *name, "--token-file", files[0], code=2)
+    assert "no node's any more" in gone.stderr
+    text = (deployment.database.parent / LOG).read_text()
+    (done,) = [
+        line
+        for line in map(json.loads, text.splitlines())
+        if (line["what"], line["outcome"], line.get("name")) == ("enrol", "done", "porch")
+    ]
+    assert (done["node_id"], done["token"]) == (str(node_id), token_id(printed[0]))
+    assert done["address"] == "127.0.0.1"
+    logs = [path.read_text(errors="replace") for path in deployment.folder.rglob("*.log")]
+    assert "/fedstale/enrol" in "".join(logs)
+    assert not [token for token in printed if token in "".join([text, *logs])]
+
+
+@pytest.mark.deployment
+@pytest.mark.skipif(not has_nginx(), reason="nginx is not installed: apt-get install nginx")
+def test_a_device_waits_while_others_flood_the_door(deployment, tmp_path):
+    (token,) = Tokens.of(deployment.database).make(1, HOUR_S, AuditLog(tmp_path / "audit"))
+    is_full, is_over, said = threading.Event(), threading.Event(), []
+
+    def flood():
+        trusted = ssl.create_default_context(cafile=str(deployment.tls.ca))
+        with httpx.Client(verify=trusted, timeout=60.0) as client:
+            while not is_over.is_set():
+                answer = client.post(f"https://{deployment.at}{JOIN_PATH}", content=b"{}")
+                if answer.status_code == 503:
+                    is_full.set()
+
+    def heard(line):
+        said.append(line)
+        is_over.set()
+
+    with ThreadPoolExecutor(1) as threads:
+        flooding = threads.submit(flood)
+        try:
+            assert is_full.wait(100)
+            key = tmp_path / "node" / "key"
+            node_id = join(deployment.at, deployment.tls.ca, token, key, "shed", say=heard)
+        finally:
+            is_over.set()
+        flooding.result()
+    assert "is busy: trying again in 2 s" in said[0]
+    assert deployment.control.nodes()[node_id] == "registered"
+
+
+@pytest.mark.deployment
+def test_a_device_says_in_a_sentence_what_is_wrong_and_sends_no_token(deployment, tmp_path):
+    (other := tmp_path / "other").mkdir()
+    commands.write_private(tmp_path / "token", b"secret")
+    given = ("--key", tmp_path / "node" / "key", "--token-file", tmp_path / "token")
+    ca, at = ("--ca", deployment.tls.ca), ("--server", deployment.at)
+    wrong = ("--ca", write_certificates(other, ["127.0.0.1"]).ca)
+    said = called("join", *at, *wrong, *given, code=2).stderr
+    assert "was not signed by the given authority" in said
+    nowhere = ("--server", f"127.0.0.1:{free_port()}")
+    assert "nothing listens" in called("join", *nowhere, *ca, *given, code=2).stderr
+    assert not (tmp_path / "node").exists()
+    assert "none of this server's" in called("join", *at, *ca, *given, "--name", "a", code=2).stderr
+    assert "name = '17'" in called("join", *at, *ca, *given, "--name", "17", code=2).stderr
+    (tmp_path / "node").chmod(0o755)
+    assert "chmod 700" in called("join", *at, *ca, *given, "--name", "a", code=2).stderr
+    (tmp_path / "node").chmod(0o700)
+    (tmp_path / "node" / "key").write_bytes(b"no key")
+    said = called("join", *at, *ca, *given, "--name", "a", code=2).stderr
+    assert "cannot be used" in said
+    (tmp_path / "token").chmod(0o644)
+    assert "chmod 600" in called("join", *at, *ca, *given, code=2).stderr
+    for text in ("", "a b\nc", "\x00", "x" * 300):
+        said = called("join", *at, *ca, *given[:2], "--token-file", "-", code=2, input=text).stderr
+        assert "expected one token" in said
 
 
 def test_tokens_are_made_by_the_user_of_the_database(link, monkeypatch):
