@@ -52,6 +52,13 @@ deploy.app.command(epilog="Example: fedstale deploy enrol nodes.csv --out node-l
     enrolment.enrol
 )
 deploy.app.command(
+    epilog="Example: fedstale deploy tokens --count 20 --database /var/lib/flower/superlink.db"
+)(enrolment.tokens)
+deploy.app.command(
+    epilog="Example: fedstale deploy join --server fl.example.org:8000 --ca ca.crt "
+    "--token-file token"
+)(enrolment.join)
+deploy.app.command(
     epilog="Example: fedstale deploy rotate kitchen kitchen.pub --database superlink.db"
 )(enrolment.rotate)
 deploy.app.command(epilog="Example: fedstale deploy revoke kitchen")(enrolment.revoke)

@@ -7,22 +7,25 @@ terminal end a command as Ctrl-C does.
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
 
-from fedstale.errors import FedstaleError, TraceError
+from fedstale.errors import ConfigError, FedstaleError, TraceError
 
 if TYPE_CHECKING:
     from fedstale.traces import TraceSet
 
+
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 _SAME_S = 1.0
 _OF_THE_SERVER = {"jinja2", "pandas", "plotly", "pyarrow", "scipy", "sklearn", "torch"}
@@ -107,6 +110,23 @@ def check_free(out: Path, *, overwrite: bool, unless: Path | None = None) -> Non
     is_ours = unless is not None and unless.exists()
     if out.exists() and not overwrite and not is_ours:
         raise TraceError(f"{out}: exists already; choose another name, or pass --overwrite")
+
+
+def amount(option: str, text: str, units: Mapping[str, float]) -> float:
+    """Return what an option says with a unit, such as 24h.
+
+    Raises:
+        ConfigError: it is no number with one of the units.
+
+    Example:
+        >>> amount("valid", "24h", UNITS_S)
+        86400.0
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if found is None or found[2] not in units:
+        accepted = ", ".join(f"N{unit}" for unit in units)
+        raise ConfigError(f"{option} = {text!r}: expected one of {accepted}")
+    return float(found[1]) * units[found[2]]
 
 
 def write(traces: "TraceSet", out: Path, *, as_json: bool, private: bool = False) -> None:

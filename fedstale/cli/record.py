@@ -5,7 +5,6 @@ by SIGTERM or when its time is over, and then becomes a trace; a recording that 
 finished, or continued, by the same command.
 """
 
-import re
 import signal
 import threading
 from datetime import datetime
@@ -16,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fedstale.cli.output import (
+    UNITS_S,
     AsJson,
     Out,
     Overwrite,
+    amount,
     check_free,
     note,
     on_signals,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from fedstale.traces.recording.journal import RecordingRun
     from fedstale.traces.recording.to_traces import AvailableWhen, RecordingRules
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _UNITS_BYTES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -83,12 +83,12 @@ def record(
     check_free(out, overwrite=overwrite, unless=journal)
     rules = _rules(speed, compute_unit, available, link_capacity, calibrate=calibrate)
     if not finish:
-        seconds = _amount("for", duration, _UNITS_S) if duration else inf
-        limit = int(_amount("max-bytes", max_bytes, _UNITS_BYTES))
+        seconds = amount("for", duration, UNITS_S) if duration else inf
+        limit = int(amount("max-bytes", max_bytes, _UNITS_BYTES))
         offset = datetime.now().astimezone().utcoffset()
         about = journals.RecordingRun(
             device_id=device or out.stem,
-            interval_s=_amount("every", every, _UNITS_S),
+            interval_s=amount("every", every, UNITS_S),
             utc_offset_s=offset.total_seconds() if offset else 0.0,
         )
         _record(journal, about, rules.available, duration_s=seconds, max_bytes=limit)
@@ -192,13 +192,5 @@ def link_rates(capacity: str) -> tuple[float, float]:
     rates = capacity.split(",")
     if len(rates) != 2:
         raise ConfigError(f"link-capacity = {capacity!r}: expected DOWN,UP as in 50M,10M")
-    down, up = (_amount("link-capacity", rate, _UNITS_BYTES) for rate in rates)
+    down, up = (amount("link-capacity", rate, _UNITS_BYTES) for rate in rates)
     return down, up
-
-
-def _amount(option: str, text: str, units: dict[str, float] | dict[str, int]) -> float:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if found is None or found[2] not in units:
-        accepted = ", ".join(f"N{unit}" for unit in units)
-        raise ConfigError(f"{option} = {text!r}: expected one of {accepted}")
-    return float(found[1]) * units[found[2]]

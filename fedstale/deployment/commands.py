@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedstale.errors import ConfigError
-from fedstale.files import open_private
+from fedstale.traces.io.atomic import replacing
 
 ROLES = ("run", "register")
 """What an operator may be allowed beyond looking: to start and stop runs, and to register nodes."""
@@ -197,8 +197,8 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that its owner only can read."""
-    with open(path, "wb", opener=open_private) as file:
+    """Write a file that its owner only can read, whole or not at all."""
+    with replacing(path, private=True) as file:
         file.write(content)
 
 

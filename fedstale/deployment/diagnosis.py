@@ -171,7 +171,7 @@ def check_health(
         ConfigError: the certificate file cannot be used.
         FedstaleError: it cannot be reached; the text says why and what to do.
     """
-    scheme, verify = ("http", False) if insecure else ("https", _context(ca))
+    scheme, verify = ("http", False) if insecure else ("https", trusting(ca))
     if certificate is not None and isinstance(verify, ssl.SSLContext):
         show_certificate(verify, certificate)
     try:
@@ -220,7 +220,12 @@ def show_certificate(context: ssl.SSLContext, certificate: Path) -> None:
         ) from None
 
 
-def _context(ca: Path | None) -> ssl.SSLContext:
+def trusting(ca: Path | None) -> ssl.SSLContext:
+    """Return the context of a client that trusts an authority; None: those of the system.
+
+    Raises:
+        ConfigError: the file is no certificate.
+    """
     try:
         return ssl.create_default_context(cafile=None if ca is None else str(ca))
     except (FileNotFoundError, ssl.SSLError) as problem:

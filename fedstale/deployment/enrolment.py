@@ -10,13 +10,7 @@ Each change is in a log before it is tried, and again when it is known what came
 """
 
 import csv
-import datetime
-import fcntl
-import getpass
 import io
-import json
-import os
-import socket
 import sqlite3
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
@@ -24,7 +18,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 import httpx
 from cryptography import x509
@@ -36,19 +30,27 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 from cryptography.x509.oid import NameOID
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListNodesResponse,
+    RegisterNodeRequest,
+    RegisterNodeResponse,
+    UnregisterNodeRequest,
+    UnregisterNodeResponse,
+)
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
 
+from fedstale.deployment.audit import AuditLog
 from fedstale.deployment.check import operators_side
-from fedstale.deployment.local import Control
+from fedstale.deployment.local import control_client
 from fedstale.errors import ConfigError, FedstaleError
-from fedstale.files import exposure
 from fedstale.traces.io.atomic import replacing
 
 COLUMNS = ("name", "public_key")
 """What a table of keys must have: a name of one's own, and a line as in node-0.pub."""
 LISTED = ("name", "node_id", "key", "status")
-_GONE = "unregistered"
+GONE = "unregistered"
+"""Status of a node that was revoked."""
 _LOCK_S = 30.0
 
 
@@ -129,74 +131,31 @@ def read_keys(table: Path) -> list[NodeKey]:
     return keys
 
 
-class AuditLog:
-    """Lines of JSON that are only ever added to: who did what to which node, and when.
+class Client(Protocol):
+    """What Flower's Control says and does of nodes, over a network or not."""
 
-    The file is its owner's alone (0600), and each line is on the disk before the call returns.
-    """
+    def ListNodes(self, request: ListNodesRequest) -> ListNodesResponse:  # noqa: N802 - Flower's
+        """Return all nodes that were ever registered."""
 
-    def __init__(self, path: Path, **who: str) -> None:
-        """Write to a file.
+    def RegisterNode(self, request: RegisterNodeRequest) -> RegisterNodeResponse:  # noqa: N802 - Flower's
+        """Register a node."""
 
-        Args:
-            path: is made if it is not there.
-            who: what each line says beside the user and the machine.
+    def UnregisterNode(self, request: UnregisterNodeRequest) -> UnregisterNodeResponse:  # noqa: N802 - Flower's
+        """Take a node back."""
 
-        Raises:
-            ConfigError: it cannot be written, or others may read it.
-        """
-        self._path = path
-        self._who = {"user": getpass.getuser(), "host": socket.gethostname(), **who}
-        with self._open():
-            if found := exposure(path):
-                raise ConfigError(f"audit: {found}")
-
-    def add(self, what: str, outcome: str, **about: object) -> None:
-        """Add a line."""
-        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        line = {"at": at, **self._who, "what": what, "outcome": outcome, **about}
-        with self._open() as descriptor:
-            os.write(descriptor, json.dumps(line).encode() + b"\n")
-            os.fsync(descriptor)
-
-    @contextmanager
-    def noted(self, what: str, **about: object) -> Iterator[dict[str, object]]:
-        """Note that something is tried, and then what came of it.
-
-        Yields:
-            What the second line says besides.
-        """
-        self.add(what, "tried", **about)
-        found: dict[str, object] = {}
-        try:
-            yield found
-        except BaseException as problem:
-            self.add(what, "failed", **about, reason=str(problem) or type(problem).__name__)
-            raise
-        self.add(what, "done", **about, **found)
-
-    @contextmanager
-    def _open(self) -> Iterator[int]:
-        try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-            descriptor = os.open(self._path, flags, 0o600)
-        except OSError as problem:
-            raise ConfigError(
-                f"audit = {str(self._path)!r} cannot be written to: {problem.strerror}"
-            ) from None
-        try:
-            # Lines of two commands at once stay whole.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield descriptor
-        finally:
-            os.close(descriptor)
+    def close(self) -> None:
+        """Disconnect."""
 
 
-class Registry(Control):
-    """The nodes of a SuperLink, as an operator may change them."""
+class Registry:
+    """The nodes of a SuperLink, as who may register nodes may change them."""
 
     who: dict[str, str]
-    """The SuperLink, and the name in the operator's certificate."""
+    """The SuperLink, and the name in the operator's certificate if it shows one."""
+
+    def __init__(self, client: Client, **who: str) -> None:
+        """Ask a client, on behalf of someone."""
+        self._client, self.who = client, who
 
     @classmethod
     def of(cls, name: str | None) -> Self:
@@ -209,13 +168,16 @@ class Registry(Control):
             ConfigError: there is none of this name, or its certificates cannot be used.
         """
         at, ca, certificate = operators_side(name)
-        made = cls(at, ca, certificate)
-        made.who = {"superlink": str(at)}
+        who = {"superlink": str(at)}
         if certificate is not None:
             shown = x509.load_pem_x509_certificate(certificate.read_bytes())
             names = shown.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-            made.who["operator"] = str(names[0].value) if names else ""
-        return made
+            who["operator"] = str(names[0].value) if names else ""
+        return cls(control_client(at, ca, certificate), **who)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.close()
 
     def listed(self) -> dict[bytes, Node]:
         """Return all nodes that were ever registered, by their key.
@@ -245,9 +207,9 @@ class Registry(Control):
                 rejects one; those before it are registered.
         """
         known = self.listed()
-        owners = {node.name: pem for pem, node in known.items() if node.status != _GONE}
+        owners = {node.name: pem for pem, node in known.items() if node.status != GONE}
         for key in keys:
-            if key.pem in known and known[key.pem].status == _GONE:
+            if key.pem in known and known[key.pem].status == GONE:
                 raise FedstaleError(
                     f"node {key.name!r}: its key was revoked, which Flower never takes back: make "
                     "another key on the device"
@@ -280,7 +242,7 @@ class Registry(Control):
         Raises:
             FedstaleError: a node is unknown, or the SuperLink rejects one.
         """
-        nodes = [node for node in self.listed().values() if node.status != _GONE]
+        nodes = [node for node in self.listed().values() if node.status != GONE]
         chosen = []
         for one in who:
             found = [node for node in nodes if one in {node.name, str(node.node_id)}]
@@ -298,7 +260,8 @@ class Registry(Control):
         try:
             yield
         except (httpx.HTTPError, OSError) as problem:
-            raise FedstaleError(f"the SuperLink at {self._at} does not do it: {problem}") from None
+            at = self.who["superlink"]
+            raise FedstaleError(f"the SuperLink at {at} does not do it: {problem}") from None
 
 
 def rotate(database: Path, node: str, key: NodeKey, log: AuditLog) -> int:
@@ -337,7 +300,7 @@ def rotate(database: Path, node: str, key: NodeKey, log: AuditLog) -> int:
 
 
 def _rotate(opened: sqlite3.Connection, node: str, key: NodeKey, log: AuditLog) -> int:
-    found = opened.execute("SELECT node_id, name FROM node WHERE status != ?", (_GONE,)).fetchall()
+    found = opened.execute("SELECT node_id, name FROM node WHERE status != ?", (GONE,)).fetchall()
     # SQLite holds 64 bits with a sign, and ids of nodes have none.
     ids = [signed for signed, name in found if node in {name, str(signed % 2**64)}]
     if len(ids) != 1:

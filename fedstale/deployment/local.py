@@ -331,6 +331,27 @@ def check_reachable(user: str, *folders: Path) -> None:
                 )
 
 
+def control_client(at: Address, ca: Path, certificate: Path | None) -> ControlHttpClient:
+    """Return what calls Control at an address; the first call connects.
+
+    Args:
+        at: where the SuperLink, or the operators' door in front of it, is.
+        ca: certificate of the authority that signed the SuperLink's.
+        certificate: the operator's, with its key, for the door.
+
+    Raises:
+        ConfigError: the operator's certificate cannot be used, or others may read it.
+    """
+    context = ssl.create_default_context(cafile=str(ca))
+    if certificate is not None:
+        show_certificate(context, certificate)
+    return ControlHttpClient(
+        f"https://{at}",
+        verify=context,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    )
+
+
 class Control:
     """What an operator does at a SuperLink: register nodes, list nodes, list runs.
 
@@ -346,15 +367,7 @@ class Control:
             ca: certificate of the authority that signed the SuperLink's.
             certificate: the operator's, with its key, for the door.
         """
-        self._at = at
-        context = ssl.create_default_context(cafile=str(ca))
-        if certificate is not None:
-            show_certificate(context, certificate)
-        self._client = ControlHttpClient(
-            f"https://{at}",
-            verify=context,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
+        self._at, self._client = at, control_client(at, ca, certificate)
 
     def register(self, public_key: Path) -> int:
         """Let the owner of a key join.

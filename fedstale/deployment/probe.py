@@ -5,6 +5,7 @@ nobody has registered, and what is open shows in how it refuses them.
 """
 
 import datetime
+import secrets
 import ssl
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,8 +25,9 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedstale.deployment.check import SOON_DAYS, Finding, expiries
 from fedstale.deployment.commands import Address
-from fedstale.deployment.diagnosis import check_health
+from fedstale.deployment.diagnosis import check_health, trusting
 from fedstale.deployment.doors import CLOSED_PATHS, CONTROL_PATHS, FLEET_PATHS, RUNTIME_PATHS
+from fedstale.deployment.joining import JOIN_PATH, asking
 from fedstale.errors import ConfigError, FedstaleError
 
 _LIMIT_S = 10.0
@@ -69,6 +71,7 @@ def probe(at: Address, ca: Path) -> list[Finding]:
                 door.tricks(),
                 door.oversize(),
                 _unknown_key(at, ca),
+                _unknown_token(at, ca),
             ]
     except (OSError, HTTPException, httpx.HTTPError) as problem:
         return [Finding(f"{at} breaks off: {str(problem) or type(problem).__name__}")]
@@ -219,3 +222,14 @@ def _unknown_key(at: Address, ca: Path) -> Finding:
             status = problem.response.status_code
             return Finding(f"a key that nobody registered is refused ({status})", is_fault=False)
     return Finding("a key that nobody registered is let in")
+
+
+def _unknown_token(at: Address, ca: Path) -> Finding:
+    """Return whether a node joins with a token that nobody has made."""
+    asked = asking(secrets.token_urlsafe(32), generate_key_pairs()[0], "stranger")
+    with httpx.Client(verify=trusting(ca), trust_env=False, timeout=_LIMIT_S) as client:
+        answer = client.post(f"https://{at}{JOIN_PATH}", json=asked)
+    if answer.is_success:
+        return Finding("a token that nobody made lets one in")
+    text = f"a token that nobody made is refused ({answer.status_code})"
+    return Finding(text, is_fault=False)

@@ -49,6 +49,7 @@ from fedstale.deployment.clock import (
     SteadyClock,
 )
 from fedstale.deployment.disk import WaitsForDisk
+from fedstale.deployment.tokens import joinable
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
 
@@ -293,15 +294,17 @@ def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None 
         if given[name] is not None:
             check_private(name, Path(given[name]).expanduser())
     database = given["--database"]
-    if database is not None and (path := file_of(database)) is not None:
+    path = None if database is None else file_of(database)
+    if path is not None:
         check_private("--database", path, folder=True)
         hold_database(path)
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
-    kept = file_of(database) if database else None
-    folder, clock = kept.parent if kept else Path(), SteadyClock()
+    folder, clock = path.parent if path else Path(), SteadyClock()
     clock.install()
     app = guarded(create_app(config, SuperLinkLifespan), quotas, folder, clock)
+    if path is not None and config.enable_supernode_auth:
+        app = joinable(app, path)
     server = uvicorn.Server(
         uvicorn.Config(
             app,

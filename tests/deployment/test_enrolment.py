@@ -23,9 +23,10 @@ from hostile import Device
 from typer.testing import CliRunner
 
 from fedstale.cli.main import app
+from fedstale.deployment.audit import AuditLog
 from fedstale.deployment.check import expiries
 from fedstale.deployment.commands import write_certificates, write_node_key
-from fedstale.deployment.enrolment import AuditLog, NodeKey, read_keys
+from fedstale.deployment.enrolment import NodeKey, read_keys
 from fedstale.errors import ConfigError
 
 
@@ -121,7 +122,11 @@ def test_a_table_of_keys_lets_nodes_in_and_each_change_is_in_the_log(
         # What was revoked stays outside.
         assert "0 registered nodes" in fedstale("revoke", "cellar", "attic", code=2)
         assert deployment.control.nodes()[ids["cellar"]] == "registered"
-        fedstale("revoke", "cellar", ids["kitchen"])
+        said = json.loads(fedstale("revoke", "cellar", ids["kitchen"], "--json"))
+        assert said == {
+            "out": str(tmp_path / "audit.jsonl"),
+            "nodes": {name: str(ids[name]) for name in ("cellar", "kitchen")},
+        }
         assert join(deployment, owners["cellar"]) is None
         assert join(deployment, owners["kitchen"]) is None
         assert "revoked" in fedstale("enrol", table, code=2)
@@ -175,7 +180,7 @@ def test_the_log_is_private_and_only_grows(tmp_path):
 
 def test_lines_of_two_commands_at_once_stay_whole(tmp_path):
     code = (
-        "import sys; from pathlib import Path; from fedstale.deployment.enrolment import AuditLog\n"
+        "import sys; from pathlib import Path; from fedstale.deployment.audit import AuditLog\n"
         "log = AuditLog(Path(sys.argv[1]))\n"
         "for i in range(50): log.add('enrol', 'done', name='x' * 9000)"
     )

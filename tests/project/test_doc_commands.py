@@ -45,6 +45,8 @@ ELSEWHERE = {
     "--checkpoints": "tests/deployment/test_killed_server_app.py",  # deploy run
     "enrol": "tests/deployment/test_enrolment.py",
     "revoke": "tests/deployment/test_enrolment.py",
+    "tokens": "tests/deployment/test_tokens.py",
+    "join": "tests/deployment/test_tokens.py",
 }
 """Commands and options that another test runs."""
 

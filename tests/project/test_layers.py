@@ -75,6 +75,7 @@ def test_every_import_of_the_product_is_declared():
         ),
         ("fedstale.agents", {"torch", "ray", "stable_baselines3", "gymnasium"}),
         ("fedstale.cli.main", {"numpy", "pandas", "torch", "flwr", "ray", "stable_baselines3"}),
+        ("fedstale.deployment.joining", {"flwr", "pandas", "ray", "stable_baselines3", "torch"}),
         ("fedstale.simulation", {"ray", "stable_baselines3", "gymnasium"}),
     ],
 )
