@@ -5,6 +5,7 @@ which only a proxy reaches, instead of a port, where everyone on the machine is 
 """
 
 import argparse
+import datetime
 import logging
 import os
 import socket
@@ -25,6 +26,7 @@ from flwr.common.constant import (
 )
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
+from flwr.supercore import date
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.http_logging import get_uvicorn_log_config
 from flwr.supercore.logger import console_handler
@@ -110,8 +112,8 @@ class FleetGate:
 
     - a push that is no reply, which Flower would deliver to another node as an order (400);
     - a push in another node's name, or to anyone but the SuperLink (400);
-    - a signature that was used before, with this body or another (503, which a SuperNode answers by
-      signing anew);
+    - a signature that was used before, with this body or another, or may have been before the
+      SuperLink was started again (503, which a SuperNode answers by signing anew);
     - what is beyond the `Quotas` (413 or 503). The first such refusal of a node and limit within an
       hour is a warning in the log, with the node, the limit and the number.
 
@@ -123,9 +125,17 @@ class FleetGate:
         self,
         app: Asgi,
         quotas: Quotas = Quotas(),
+        since: float | None = None,
     ) -> None:
-        """Stand in front of an ASGI app, behind Flower's own middleware."""
-        self._app, self._quotas = app, quotas
+        """Stand in front of an ASGI app, behind Flower's own middleware.
+
+        Args:
+            app: that.
+            quotas: of each node.
+            since: instant of `time.monotonic` before which another gate may have seen signatures
+                that this one has not; those made until then are refused. None if there was none.
+        """
+        self._app, self._quotas, self._since = app, quotas, since
         self._seen: dict[tuple[bytes, str], float] = {}
         self._hours: dict[int, _Hour] = {}
         """Of each node that has sent something: only registered ones come this far."""
@@ -143,8 +153,8 @@ class FleetGate:
         request = scope.get("state", {}).get("protobuf_request")
         if request is None or not scope["path"].startswith(_FLEET):
             return None
-        if self._is_used(Headers(scope=scope)):
-            return 503, "this signature was used before"
+        if self._may_be_used(Headers(scope=scope)):
+            return 503, "this signature was used before, or is from before this SuperLink's start"
         if isinstance(request, PushMessagesRequest):
             reason = fault_of_push(request)
             return self._excess_of_reply(request) if reason is None else (400, reason)
@@ -192,11 +202,15 @@ class FleetGate:
             logger.warning("node %d: refused: %s = %d: got %d", node, limit, most, n)
         return status, f"{limit} = {most}: got {n}"
 
-    def _is_used(self, headers: Headers) -> bool:
+    def _may_be_used(self, headers: Headers) -> bool:
         """Note a signature; it is the key and the time stamp, since ECDSA has two for each."""
+        made, now = datetime.datetime.fromisoformat(headers[TIMESTAMP_HEADER]), time.monotonic()
+        age_s = (date.now() - made).total_seconds()
+        # A stamp may be that early.
+        if self._since is not None and age_s + SYSTEM_TIME_TOLERANCE >= now - self._since:
+            return True
         # As Flower reads them: the first of several headers, and one key in all its spellings.
         signature = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER]), headers[TIMESTAMP_HEADER]
-        now = time.monotonic()
         # Entries are in the order of their instants.
         while self._seen and self._seen[first := next(iter(self._seen))] < now:
             del self._seen[first]
@@ -248,6 +262,7 @@ def guarded(
     quotas: Quotas | None = None,
     folder: Path = Path(),
     clock: SteadyClock | None = None,
+    since: float | None = None,
 ) -> FastAPI:
     """Put the gate into a SuperLink's app, and what waits for clocks and disk; return the app.
 
@@ -256,6 +271,7 @@ def guarded(
         quotas: of each node.
         folder: of its database.
         clock: that Flower reckons by.
+        since: as for `FleetGate`.
     """
     ours = app.user_middleware
     kinds: list[object] = [one.cls for one in ours]
@@ -266,7 +282,7 @@ def guarded(
         Middleware(WaitsForDisk, folder=folder),
         Middleware(ServerClock, clock=clock or SteadyClock()),
     ]
-    ours.append(Middleware(FleetGate, quotas=quotas or Quotas()))
+    ours.append(Middleware(FleetGate, quotas=quotas or Quotas(), since=since))
     return app
 
 
@@ -295,14 +311,17 @@ def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None 
             check_private(name, Path(given[name]).expanduser())
     database = given["--database"]
     path = None if database is None else file_of(database)
+    since = None
     if path is not None:
         check_private("--database", path, folder=True)
+        was_used = path.exists() and path.stat().st_size > 0
         hold_database(path)
+        since = time.monotonic() if was_used else None
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
     folder, clock = path.parent if path else Path(), SteadyClock()
     clock.install()
-    app = guarded(create_app(config, SuperLinkLifespan), quotas, folder, clock)
+    app = guarded(create_app(config, SuperLinkLifespan), quotas, folder, clock, since)
     if path is not None and config.enable_supernode_auth:
         app = joinable(app, path)
     server = uvicorn.Server(

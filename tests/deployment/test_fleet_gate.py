@@ -4,6 +4,9 @@ import dataclasses
 import datetime
 import inspect
 import logging
+import sys
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -105,12 +108,52 @@ def test_a_used_signature_stays_used_however_it_is_written(link):
     assert link.post(PULL, link.victim, link.victim.asking()).status_code == 200
 
 
+@pytest.mark.parametrize(("ago_s", "status"), [(61.0, 503), (59.0, 503), (50.0, 200)])
+def test_what_may_have_been_used_before_a_restart_does_not_count_after_it(ago_s, status):
+    link = SuperLink(partial(guarded, since=time.monotonic() - 60.0))
+    # A stamp may be 5 s early, so one of a little after the start may be from before it.
+    at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ago_s)
+    headers = link.mallory.headers(at)
+    assert link.post(PULL, link.mallory, link.mallory.asking(), headers).status_code == status
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_superlink_knows_whether_its_database_was_used_before(used, tmp_path, monkeypatch):
+    database = tmp_path / "private" / "superlink.db"
+    database.parent.mkdir(mode=0o700)
+    if used:
+        database.write_bytes(b"rows")
+        database.chmod(0o600)
+    given = []
+    # Nothing listens, and this process keeps its clock and its modes.
+    settings = SimpleNamespace(
+        host="", port=0, ssl_keyfile=None, ssl_certfile=None, enable_supernode_auth=False
+    )
+    for name, stand_in in {
+        "_parse_superlink_lifespan_config": lambda: settings,
+        "create_app": lambda config, lifespan: None,
+        "guarded": lambda *arguments: given.append(arguments[-1]),
+        "SteadyClock": lambda: SimpleNamespace(install=lambda: None),
+        "uvicorn": SimpleNamespace(
+            Config=lambda app, **_: app, Server=lambda _: SimpleNamespace(run=lambda **_: None)
+        ),
+    }.items():
+        monkeypatch.setattr(superlink, name, stand_in)
+    monkeypatch.setattr(superlink.os, "umask", lambda mode: 0)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    before = time.monotonic()
+    superlink.run(["--database", str(database)])
+    (since,) = given
+    assert (since is not None and since >= before) if used else since is None
+
+
 def test_signatures_that_no_longer_count_are_forgotten(link, monkeypatch):
     monkeypatch.setattr(superlink, "_SIGNED_FOR_S", -1.0)
     gate = superlink.FleetGate(None)
     for number in range(100):
-        stamp = {"flwr-public-key": "AAAA", "flwr-timestamp": str(number)}
-        assert not gate._is_used(superlink.Headers(stamp))
+        made = datetime.datetime.fromtimestamp(number, datetime.UTC).isoformat()
+        stamp = {"flwr-public-key": "AAAA", "flwr-timestamp": made}
+        assert not gate._may_be_used(superlink.Headers(stamp))
     assert len(gate._seen) <= 1
 
 
