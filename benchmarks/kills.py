@@ -455,7 +455,7 @@ def main() -> None:
                 with options.keep.open("a") as file:
                     file.write(json.dumps(row) + "\n")
     order = [(part, moment) for part in PARTS for moment in MOMENTS if (part, moment) in rows]
-    command = f"python benchmarks/kills.py --kills {options.kills}"
+    command = "python benchmarks/kills.py"
     print(write_result("kills", [rows[each] for each in order], command=command))
 
 
