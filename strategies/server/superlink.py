@@ -34,6 +34,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedstale import __version__
+from fedstale.strategies.server.packing import PackedNodes
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
     MOST_REASON,
@@ -336,6 +337,8 @@ class ForwardingGrid(RuntimeGrid):
 class SuperLinkGrid(ForwardingGrid):
     """Flower's own grid with a runtime; pulling from it never waits for an upload.
 
+    Arrays to and from nodes of a SuperLink that can unpack travel as one object (see `packing`).
+
     Instants count from the moment at which a strategy first sends something or waits. What it
     prepares before takes no time, as in a simulation.
 
@@ -359,6 +362,7 @@ class SuperLinkGrid(ForwardingGrid):
             uploads = Uploads(grid)
         self._uploads = uploads
         self._clock: Clock = uploads or clock or WallClock()
+        self._packing = PackedNodes() if uploads is not None else None
         self._began_at: float | None = None
         self._open: dict[str, float] = {}
         self._n_online = self._n_entered = 0
@@ -424,7 +428,8 @@ class SuperLinkGrid(ForwardingGrid):
             self._uploads.wake()
         messages = list(messages)
         self.runtime.sending(messages)
-        ids = list(self._grid.push_messages(messages))
+        sent = messages if self._packing is None else self._packing.packed(messages)
+        ids = list(self._grid.push_messages(sent))
         for message_id, message in zip(ids, messages, strict=False):
             if message_id:
                 # A SuperLink gives up on a message at its time to live.
@@ -442,6 +447,8 @@ class SuperLinkGrid(ForwardingGrid):
         """
         source = self._grid if self._uploads is None else self._uploads
         replies = list(source.pull_messages(message_ids))
+        if self._packing is not None:
+            replies = [self._packing.unpacked(reply) for reply in replies]
         for reply in replies:
             message_id = reply.metadata.reply_to_message_id
             self._open.pop(message_id, None)
