@@ -117,9 +117,7 @@ class ForecastMod:
         A server that states its release is told this one's, or why they do not work together.
         Around all that, arrays are packed as by `PackMod`.
         """
-        return PackMod()(
-            message, context, lambda msg, ctx: self._of_releases(msg, ctx, call_next)
-        )
+        return PackMod()(message, context, lambda msg, ctx: self._of_releases(msg, ctx, call_next))
 
     def _of_releases(
         self, message: Message, context: Context, call_next: ClientAppCallable
