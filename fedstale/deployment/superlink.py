@@ -1,12 +1,14 @@
 """Flower's SuperLink with what it lacks on a server that strangers reach.
 
-A gate refuses what registered devices may not send, and the SuperLink can listen at a Unix socket,
-which only a proxy reaches, instead of a port, where everyone on the machine is an operator.
+A gate refuses what registered devices may not send, questions for work are held until there is
+some, and the SuperLink can listen at a Unix socket, which only a proxy reaches, instead of a port,
+where everyone on the machine is an operator.
 """
 
 import argparse
 import logging
 import os
+import resource
 import socket
 import sys
 import time
@@ -14,6 +16,7 @@ from base64 import b64decode
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -38,6 +41,7 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
+from fedstale.deployment.held_pulls import Arrivals, HeldPulls
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
 
@@ -50,6 +54,7 @@ logger = logging.getLogger(__name__)
 _FLEET = "/v1/fleet/"
 _HOUR_S = 3600.0
 _PIECE = b"ArrayChunk "
+_FILES = 8192
 _SIGNED_FOR_S = TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE
 
 
@@ -235,10 +240,29 @@ def n_objects(tree: ObjectTree) -> int:
     return len(found)
 
 
-def guarded(app: FastAPI, quotas: Quotas | None = None) -> FastAPI:
-    """Put the gate into a SuperLink's app, behind its check of signatures; return the app."""
+def guarded(
+    app: FastAPI, quotas: Quotas | None = None, arrivals: Arrivals | None = None
+) -> FastAPI:
+    """Put the gate into a SuperLink's app, behind its check of signatures; return the app.
+
+    Behind the gate questions for work are held, if it is given how.
+    """
     app.user_middleware.append(Middleware(FleetGate, quotas=quotas or Quotas()))
+    if arrivals is not None:
+        app.user_middleware.append(Middleware(HeldPulls, arrivals=arrivals))
     return app
+
+
+class _Server(uvicorn.Server):
+    """Ends without waiting for questions that are held."""
+
+    def __init__(self, config: uvicorn.Config, arrivals: Arrivals) -> None:
+        super().__init__(config)
+        self._arrivals = arrivals
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._arrivals.close()
+        super().handle_exit(sig, frame)
 
 
 def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None = None) -> None:
@@ -270,8 +294,10 @@ def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None 
         hold_database(path)
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
-    app = guarded(create_app(config, SuperLinkLifespan), quotas)
-    server = uvicorn.Server(
+    arrivals = Arrivals()
+    app = guarded(create_app(config, SuperLinkLifespan), quotas, arrivals)
+    _make_room()
+    server = _Server(
         uvicorn.Config(
             app,
             host=config.host,
@@ -280,9 +306,18 @@ def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None 
             proxy_headers=False,
             ssl_keyfile=None if at else config.ssl_keyfile,
             ssl_certfile=None if at else config.ssl_certfile,
-        )
+        ),
+        arrivals,
     )
     server.run(sockets=[_listening(at)] if at else None)
+
+
+def _make_room() -> None:
+    """Let this process have a connection for each question that is held, where it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def file_of(database: str) -> Path | None:

@@ -6,8 +6,11 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse
-from flwr.proto.message_pb2 import PushObjectResponse
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedResponse,
+    PullObjectResponse,
+    PushObjectResponse,
+)
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import (
     GetNodesResponse,

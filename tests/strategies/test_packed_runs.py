@@ -163,7 +163,7 @@ def private(kind):
     if kind == "adaptive":
         wrapper = DifferentialPrivacyClientSideAdaptiveClipping
         return [adaptiveclipping_mod], wrapper(fedavg(1), 0.0, 1, 0.5)
-    np.random.seed(0)  # noqa: NPY002 - Flower's noise
+    np.random.seed(0)
     return [LocalDpMod(clipping_norm=0.5, sensitivity=0.01, epsilon=1.0, delta=1e-5)], fedavg(1)
 
 
@@ -233,7 +233,7 @@ def secure(mods):
     link = LoopLink(dict.fromkeys(NODES, app))
     context = Context(1, 1, {}, RecordDict(), {})
     legacy = LegacyContext(context, config=ServerConfig(num_rounds=2), strategy=strategy)
-    np.random.seed(0)  # noqa: NPY002 - Flower's rounding
+    np.random.seed(0)
     with without_stalls(grid_of(link)) as grid:
         DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(3, 2, timeout=60.0))(grid, legacy)
     return models, link
@@ -241,7 +241,7 @@ def secure(mods):
 
 def test_secure_aggregation_inside_packing_comes_to_the_same_model():
     expected, _ = secure([secaggplus_mod])
-    found, link = secure([PackMod(), secaggplus_mod])
+    found, _ = secure([PackMod(), secaggplus_mod])
     assert len(found) == len(expected) == 3
     for one, other in zip(found[-1], expected[-1], strict=True):
         # Flower rounds at random.
