@@ -73,8 +73,9 @@ def shown_with_flowers() -> Iterator[None]:
         ours.setLevel(level)
 
 
-# How long to leave an upload alone that was not complete: doubled at each look, up to a limit.
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.25, 4.0
+# How long to leave an upload alone that was not complete: a share of its age (`_LAG`) in these
+# limits.
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.25, 4.0
 # A poll costs some ms of CPU here and at the SuperLink; nothing is noticed later than this share
 # of the time that it took anyway.
 _LAG = 0.05
@@ -95,9 +96,10 @@ class _Reply:
     """Id of the message that it answers."""
     claim: PullAppMessagesResponse
     """The SuperLink's answer, cut down to this reply."""
-    look_at: float
+    look_at: float = 0.0
     """Instant in s of the next look."""
-    wait_s: float = _FIRST_LOOK_S
+    first_look_at: float = inf
+    """Instant in s of the first one."""
     busy: bool = False
     """Whether a worker is at it."""
 
@@ -112,7 +114,6 @@ class _Reply:
             _Reply(
                 job=proto.metadata.reply_to_message_id,
                 claim=PullAppMessagesResponse(messages_list=[proto], message_object_trees=[tree]),
-                look_at=0.0,
             )
             for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True)
         ]
@@ -284,8 +285,10 @@ class Uploads(WallClock):
             if problem is not None:
                 self._problem = problem
             elif fetched is None:
-                reply.look_at = self.now() + reply.wait_s
-                reply.wait_s = min(2 * reply.wait_s, _LAST_LOOK_S)
+                now = self.now()
+                reply.first_look_at = min(reply.first_look_at, now)
+                pause = max(_LAG * (now - reply.first_look_at), _SHORTEST_LOOK_S)
+                reply.look_at = now + min(pause, _LONGEST_LOOK_S)
             else:
                 # Nothing is fetched if the size is rejected; at the next poll the job then fails.
                 del self._claimed[reply.job]
