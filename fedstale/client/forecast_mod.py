@@ -17,6 +17,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
 from fedstale import __version__
+from fedstale.client.pack_mod import PackMod
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
 from fedstale.strategies.server.releases import (
@@ -114,7 +115,14 @@ class ForecastMod:
         """Let the app answer, and add the forecast; or answer alone, if the message is a query.
 
         A server that states its release is told this one's, or why they do not work together.
+        Around all that, arrays are packed as by `PackMod`.
         """
+        return PackMod()(message, context, lambda msg, ctx: self._of_releases(msg, ctx, call_next))
+
+    def _of_releases(
+        self, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> Message:
+        """Return the answer, with this release if the server has stated its own."""
         try:
             server = stated_release(message.content)
             fault = server and fault_of_releases(server, __version__)

@@ -64,10 +64,11 @@ class Doors:
     """Unix socket of the SuperLink."""
     requests_per_s: int = 50
     """From one address at the devices' door, with bursts of eight seconds. What is more gets 503,
-    and a SuperNode tries again. A node that waits makes one request in three seconds, one that
+    and a SuperNode tries again. A node that waits makes one request in twenty seconds, one that
     sends a large model some ten a second; many nodes may share an address."""
-    connections: int = 256
-    """From one address at the devices' door at once."""
+    connections: int = 1024
+    """From one address at the devices' door at once, that have made a request. A node that waits
+    for work has one, which the SuperLink holds for up to 20 s."""
 
 
 def role_of(path: str) -> str | None:
@@ -111,6 +112,8 @@ daemon off;
 worker_processes 2;
 pid nginx.pid;
 error_log stderr error;
+# Of each request that is held there are two connections, and a file is one too.
+worker_rlimit_nofile 8192;
 events {{ worker_connections 4096; }}
 
 http {{

@@ -1,13 +1,15 @@
 """Flower's SuperLink with what it lacks on a server that strangers reach.
 
-A gate refuses what registered devices may not send, and the SuperLink can listen at a Unix socket,
-which only a proxy reaches, instead of a port, where everyone on the machine is an operator.
+A gate refuses what registered devices may not send, questions for work are held until there is
+some, and the SuperLink can listen at a Unix socket, which only a proxy reaches, instead of a port,
+where everyone on the machine is an operator.
 """
 
 import argparse
 import datetime
 import logging
 import os
+import resource
 import socket
 import sys
 import time
@@ -15,6 +17,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -51,6 +54,7 @@ from fedstale.deployment.clock import (
     SteadyClock,
 )
 from fedstale.deployment.disk import WaitsForDisk
+from fedstale.deployment.held_pulls import Arrivals, HeldPulls
 from fedstale.deployment.tokens import joinable
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
@@ -60,6 +64,7 @@ logger = logging.getLogger(__name__)
 _FLEET = "/v1/fleet/"
 _HOUR_S = 3600.0
 _PIECE = b"ArrayChunk "
+_FILES = 8192
 _SIGNED_FOR_S = TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE
 
 
@@ -260,11 +265,13 @@ def n_objects(tree: ObjectTree) -> int:
 def guarded(
     app: FastAPI,
     quotas: Quotas | None = None,
+    *,
     folder: Path = Path(),
     clock: SteadyClock | None = None,
     since: float | None = None,
+    arrivals: Arrivals | None = None,
 ) -> FastAPI:
-    """Put the gate into a SuperLink's app, and what waits for clocks and disk; return the app.
+    """Put the gate into a SuperLink's app, and what waits for clocks, disk and work; return it.
 
     Args:
         app: a SuperLink's.
@@ -272,6 +279,7 @@ def guarded(
         folder: of its database.
         clock: that Flower reckons by.
         since: as for `FleetGate`.
+        arrivals: how questions for work are held, behind the gate; they are not if None.
     """
     ours = app.user_middleware
     kinds: list[object] = [one.cls for one in ours]
@@ -283,7 +291,21 @@ def guarded(
         Middleware(ServerClock, clock=clock or SteadyClock()),
     ]
     ours.append(Middleware(FleetGate, quotas=quotas or Quotas(), since=since))
+    if arrivals is not None:
+        ours.append(Middleware(HeldPulls, arrivals=arrivals))
     return app
+
+
+class _Server(uvicorn.Server):
+    """Ends without waiting for questions that are held."""
+
+    def __init__(self, config: uvicorn.Config, arrivals: Arrivals) -> None:
+        super().__init__(config)
+        self._arrivals = arrivals
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._arrivals.close()
+        super().handle_exit(sig, frame)
 
 
 def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None = None) -> None:
@@ -319,12 +341,20 @@ def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None 
         since = time.monotonic() if was_used else None
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
-    folder, clock = path.parent if path else Path(), SteadyClock()
+    folder, clock, arrivals = path.parent if path else Path(), SteadyClock(), Arrivals()
     clock.install()
-    app = guarded(create_app(config, SuperLinkLifespan), quotas, folder, clock, since)
+    app = guarded(
+        create_app(config, SuperLinkLifespan),
+        quotas,
+        folder=folder,
+        clock=clock,
+        since=since,
+        arrivals=arrivals,
+    )
     if path is not None and config.enable_supernode_auth:
         app = joinable(app, path)
-    server = uvicorn.Server(
+    _make_room()
+    server = _Server(
         uvicorn.Config(
             app,
             host=config.host,
@@ -333,9 +363,18 @@ def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None 
             proxy_headers=False,
             ssl_keyfile=None if at else config.ssl_keyfile,
             ssl_certfile=None if at else config.ssl_certfile,
-        )
+        ),
+        arrivals,
     )
     server.run(sockets=[_listening(at)] if at else None)
+
+
+def _make_room() -> None:
+    """Let this process have a connection for each question that is held, where it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def file_of(database: str) -> Path | None:

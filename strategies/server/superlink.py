@@ -34,6 +34,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedstale import __version__
+from fedstale.strategies.server.packing import PackedNodes
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
     MOST_REASON,
@@ -72,8 +73,9 @@ def shown_with_flowers() -> Iterator[None]:
         ours.setLevel(level)
 
 
-# How long to leave an upload alone that was not complete: doubled at each look, up to a limit.
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.25, 4.0
+# How long to leave an upload alone that was not complete: a share of its age (`_LAG`) in these
+# limits.
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.25, 4.0
 # A poll costs some ms of CPU here and at the SuperLink; nothing is noticed later than this share
 # of the time that it took anyway.
 _LAG = 0.05
@@ -94,9 +96,10 @@ class _Reply:
     """Id of the message that it answers."""
     claim: PullAppMessagesResponse
     """The SuperLink's answer, cut down to this reply."""
-    look_at: float
+    look_at: float = 0.0
     """Instant in s of the next look."""
-    wait_s: float = _FIRST_LOOK_S
+    first_look_at: float = inf
+    """Instant in s of the first one."""
     busy: bool = False
     """Whether a worker is at it."""
 
@@ -111,7 +114,6 @@ class _Reply:
             _Reply(
                 job=proto.metadata.reply_to_message_id,
                 claim=PullAppMessagesResponse(messages_list=[proto], message_object_trees=[tree]),
-                look_at=0.0,
             )
             for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True)
         ]
@@ -283,8 +285,10 @@ class Uploads(WallClock):
             if problem is not None:
                 self._problem = problem
             elif fetched is None:
-                reply.look_at = self.now() + reply.wait_s
-                reply.wait_s = min(2 * reply.wait_s, _LAST_LOOK_S)
+                now = self.now()
+                reply.first_look_at = min(reply.first_look_at, now)
+                pause = max(_LAG * (now - reply.first_look_at), _SHORTEST_LOOK_S)
+                reply.look_at = now + min(pause, _LONGEST_LOOK_S)
             else:
                 # Nothing is fetched if the size is rejected; at the next poll the job then fails.
                 del self._claimed[reply.job]
@@ -336,6 +340,8 @@ class ForwardingGrid(RuntimeGrid):
 class SuperLinkGrid(ForwardingGrid):
     """Flower's own grid with a runtime; pulling from it never waits for an upload.
 
+    Arrays to and from nodes of a SuperLink that can unpack travel as one object (see `packing`).
+
     Instants count from the moment at which a strategy first sends something or waits. What it
     prepares before takes no time, as in a simulation.
 
@@ -359,6 +365,7 @@ class SuperLinkGrid(ForwardingGrid):
             uploads = Uploads(grid)
         self._uploads = uploads
         self._clock: Clock = uploads or clock or WallClock()
+        self._packing = PackedNodes() if uploads is not None else None
         self._began_at: float | None = None
         self._open: dict[str, float] = {}
         self._n_online = self._n_entered = 0
@@ -424,7 +431,8 @@ class SuperLinkGrid(ForwardingGrid):
             self._uploads.wake()
         messages = list(messages)
         self.runtime.sending(messages)
-        ids = list(self._grid.push_messages(messages))
+        sent = messages if self._packing is None else self._packing.packed(messages)
+        ids = list(self._grid.push_messages(sent))
         for message_id, message in zip(ids, messages, strict=False):
             if message_id:
                 # A SuperLink gives up on a message at its time to live.
@@ -442,6 +450,8 @@ class SuperLinkGrid(ForwardingGrid):
         """
         source = self._grid if self._uploads is None else self._uploads
         replies = list(source.pull_messages(message_ids))
+        if self._packing is not None:
+            replies = [self._packing.unpacked(reply) for reply in replies]
         for reply in replies:
             message_id = reply.metadata.reply_to_message_id
             self._open.pop(message_id, None)

@@ -44,7 +44,8 @@ class SuperLink:
             None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
         )
         (self.task,) = self.state.get_tasks(run_ids=[self.run_id])
-        assert self.state.claim_task(self.task.task_id)
+        self.token = self.state.claim_task(self.task.task_id)
+        assert self.token
         assert self.state.activate_task(self.task.task_id)
 
     def post(self, path, device, request, headers=None):

@@ -132,11 +132,11 @@ def test_a_superlink_knows_whether_its_database_was_used_before(used, tmp_path, 
     for name, stand_in in {
         "_parse_superlink_lifespan_config": lambda: settings,
         "create_app": lambda config, lifespan: None,
-        "guarded": lambda *arguments: given.append(arguments[-1]),
+        "guarded": lambda app, quotas, *, since, **_: given.append(since),
         "SteadyClock": lambda: SimpleNamespace(install=lambda: None),
-        "uvicorn": SimpleNamespace(
-            Config=lambda app, **_: app, Server=lambda _: SimpleNamespace(run=lambda **_: None)
-        ),
+        "uvicorn": SimpleNamespace(Config=lambda app, **_: app),
+        "_Server": lambda config, arrivals: SimpleNamespace(run=lambda **_: None),
+        "_make_room": lambda: None,
     }.items():
         monkeypatch.setattr(superlink, name, stand_in)
     monkeypatch.setattr(superlink.os, "umask", lambda mode: 0)

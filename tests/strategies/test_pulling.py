@@ -324,3 +324,12 @@ def test_its_threads_may_end_and_fetch_again():
         link.answer(message(node), arrays(1.0))
         with without_stalls(inner) as grid:
             assert len(gather(grid, [f"m{node}"], 1)) == 1
+
+
+def test_an_upload_of_some_seconds_is_seen_soon_after_its_end():
+    link = SuperLink(delay_s=lambda node: 2.3)
+    link.answer(message(0), arrays(1.0))
+    with without_stalls(grid_of(link)) as grid:
+        came = gather(grid, ["m0"], 1)
+    # Looks that double, at .25, .75, 1.75 and 3.75 s, would be late.
+    assert came["m0"][0] < 3.2

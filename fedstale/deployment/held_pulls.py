@@ -1,0 +1,295 @@
+"""Questions of nodes for work that are held until there is some.
+
+A SuperNode asks the SuperLink for a message and sleeps 3 s when there is none (Flower 1.41,
+`supernode/start_client_internal.py`, line 263). Here, in the SuperLink's process, such a question
+is held for up to 20 s and answered as soon as a message for its node is there with all its
+objects. Pushes pass through the same process and wake it, so the database is asked less than
+before. The SuperNode waits 30 s for an answer (`supercore/protobuf/client.py`, line 113), and the
+proxy 300 s (`fedstale.deployment.doors`).
+
+A message is not given away before its last object has come: a SuperNode that misses an object
+looks again after 1, 2, 4 s (`supercore/constant.py`, `PULL_INITIAL_BACKOFF`).
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
+from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResponse
+from flwr.proto.runtime_pb2 import PushAppMessagesRequest, PushAppMessagesResponse
+from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from starlette.responses import JSONResponse
+
+Scope = MutableMapping[str, Any]
+Event = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_PULL = "/v1/fleet/pull-messages"
+_FROM_APPS = "/v1/runtime/"
+
+
+@dataclass(slots=True)
+class _Message:
+    """A message to a node of which objects are missing."""
+
+    node: int
+    n_missing: int
+
+
+@dataclass(slots=True)
+class _Push:
+    """The objects that a ServerApp still uploads."""
+
+    waiting: dict[str, list[_Message]]
+    """Messages that need each object."""
+    at: float
+    """Instant of the last object in s."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Arrivals:
+    """Which nodes have a message that is complete, and who waits for one.
+
+    All of it happens in one event loop.
+    """
+
+    hold_s: float = 20.0
+    """How long a question is held at most, in s."""
+    most: int = 1000
+    """Questions that are held at once; more are answered at once."""
+    most_of_node: int = 8
+    """The same of one node."""
+    n_held: int = field(default=0, init=False)
+    """Questions that are held now."""
+    is_closed: bool = field(default=False, init=False)
+    """Whether nothing is held any more."""
+    _held: dict[int, list[asyncio.Event]] = field(
+        default_factory=lambda: defaultdict(list), init=False
+    )
+    _ready: dict[int, int] = field(default_factory=lambda: defaultdict(int), init=False)
+    _incomplete: dict[int, int] = field(default_factory=lambda: defaultdict(int), init=False)
+    _pushes: dict[str, _Push] = field(default_factory=dict, init=False)
+    _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
+
+    def enter(self, node: int) -> asyncio.Event | None:
+        """Return what is set when a node should ask again; None if its question is not held."""
+        held = self._held.get(node, ())
+        if self.is_closed or self.n_held >= self.most or len(held) >= self.most_of_node:
+            return None
+        self._loop = asyncio.get_running_loop()
+        event = asyncio.Event()
+        self._held[node].append(event)
+        self.n_held += 1
+        return event
+
+    def leave(self, node: int, event: asyncio.Event) -> None:
+        """Hold a question no longer."""
+        self.n_held -= 1
+        self._held[node].remove(event)
+        if not self._held[node]:
+            del self._held[node]
+
+    def may_ask(self, node: int) -> bool:
+        """Return whether a node is given no message whose objects are still on their way."""
+        return self.is_closed or not self._incomplete.get(node) or bool(self._ready.get(node))
+
+    def answered(self, node: int, *, has_message: bool) -> None:
+        """Note what the SuperLink had for a node."""
+        left = self._ready.pop(node, 0) - 1
+        if has_message and left > 0:
+            self._ready[node] = left
+
+    def pushed(self, request: PushAppMessagesRequest, response: PushAppMessagesResponse) -> None:
+        """Note the messages that a ServerApp has pushed, before their objects."""
+        now, missing = time.monotonic(), set(response.objects_to_push)
+        self._forget(now)
+        waiting: dict[str, list[_Message]] = defaultdict(list)
+        pushed: Iterable[tuple[Any, ObjectTree, str]] = zip(
+            request.messages_list,
+            request.message_object_trees,
+            response.message_ids,
+            strict=True,
+        )
+        for proto, tree, message_id in pushed:
+            if not message_id:
+                continue
+            node = proto.metadata.dst_node_id
+            own = {part.object_id for part in iterate_object_tree(tree)} & missing
+            if not own:
+                self._complete(node)
+                continue
+            self._incomplete[node] += 1
+            message = _Message(node, len(own))
+            for object_id in own:
+                waiting[object_id].append(message)
+        if waiting:
+            self._pushes[response.session_id] = _Push(dict(waiting), now)
+
+    def stored(self, session_id: str, object_id: str) -> None:
+        """Note an object of a push, and wake the nodes whose message it completes."""
+        push = self._pushes.get(session_id)
+        if push is None:
+            return
+        push.at = time.monotonic()
+        for message in push.waiting.pop(object_id, ()):
+            message.n_missing -= 1
+            if not message.n_missing:
+                self._end(message.node)
+                self._complete(message.node)
+        if not push.waiting:
+            del self._pushes[session_id]
+
+    def close(self) -> None:
+        """Answer all questions, and hold no more of them; may be called from a signal handler."""
+        self.is_closed = True
+        if self._loop is not None:
+            # A loop that has ended has nobody waiting.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._wake_all)
+
+    def _wake_all(self) -> None:
+        for held in self._held.values():
+            for event in held:
+                event.set()
+
+    def _complete(self, node: int) -> None:
+        self._ready[node] += 1
+        self._wake(node)
+
+    def _wake(self, node: int) -> None:
+        # A SuperNode asks one question at a time: of several, the last one has a listener.
+        if self._held.get(node):
+            self._held[node][-1].set()
+
+    def _end(self, node: int) -> None:
+        self._incomplete[node] -= 1
+        if not self._incomplete[node]:
+            del self._incomplete[node]
+
+    def _forget(self, now: float) -> None:
+        """Forget pushes that their ServerApp has given up, as the SuperLink does."""
+        over = now - OBJECT_PUSH_SESSION_TTL_SECONDS
+        for session_id in [key for key, push in self._pushes.items() if push.at < over]:
+            push = self._pushes.pop(session_id)
+            messages = {id(m): m for each in push.waiting.values() for m in each}
+            for message in messages.values():
+                self._end(message.node)
+                self._wake(message.node)
+
+
+class HeldPulls:
+    """Holds questions of nodes for work, in front of a SuperLink's app and behind its gate.
+
+    A question takes its place in the line only when its signature was found good. What is beyond
+    the limits of `Arrivals` is answered at once, as without this. A node that is gone frees its
+    place as soon as its connection is closed; with one that was cut off without a word, a message
+    may be given to nobody within the 20 s, as one may that it was just downloading.
+    """
+
+    def __init__(self, app: App, arrivals: Arrivals) -> None:
+        """Stand in front of an ASGI app, behind Flower's own middleware."""
+        self._app, self._arrivals = app, arrivals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, at once or when there is something for it."""
+        state = scope.get("state", {})
+        request = state.get("protobuf_request")
+        if isinstance(request, PullMessagesRequest) and scope["path"] == _PULL:
+            await self._pull(request.node.node_id, scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+        if request is None or not scope["path"].startswith(_FROM_APPS):
+            return
+        response = state.get("protobuf_response")
+        if isinstance(response, PushAppMessagesResponse):
+            self._arrivals.pushed(request, response)
+        elif isinstance(request, PushObjectRequest) and isinstance(response, PushObjectResponse):
+            self._arrivals.stored(request.session_id, request.object_id)
+
+    async def _pull(self, node: int, scope: Scope, receive: Receive, send: Send) -> None:
+        event = self._arrivals.enter(node)
+        if event is None:
+            await self._app(scope, receive, send)
+            return
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            answer = await self._answer(node, event, gone, scope)
+        finally:
+            self._arrivals.leave(node, event)
+            gone.cancel()
+        for part in answer:
+            await send(part)
+
+    async def _answer(
+        self, node: int, event: asyncio.Event, gone: "asyncio.Future[None]", scope: Scope
+    ) -> list[Event]:
+        """Return the SuperLink's answer when it has a message, or when it is time."""
+        arrivals, answer = self._arrivals, []
+        deadline = time.monotonic() + arrivals.hold_s
+        while True:
+            event.clear()
+            left = deadline - time.monotonic()
+            if left <= 0 or arrivals.may_ask(node):
+                answer, is_empty = await self._asked(scope)
+                if not (is_empty and event.is_set()):
+                    arrivals.answered(node, has_message=not is_empty)
+                if not is_empty or left <= 0 or arrivals.is_closed:
+                    return answer
+            await _first_of(event, gone, left)
+            if gone.done():
+                # Nobody listens, so nothing may be taken out of the line.
+                return answer or await _answer_of(JSONResponse({"detail": "ask again"}, 503), scope)
+            if answer and not event.is_set():
+                return answer
+
+    async def _asked(self, scope: Scope) -> tuple[list[Event], bool]:
+        """Return what the SuperLink answers, and whether that is that there is nothing."""
+        answer = await _answer_of(self._app, scope)
+        response = scope.get("state", {}).get("protobuf_response")
+        is_good = answer[0].get("status") == HTTPStatus.OK
+        is_answer = is_good and isinstance(response, PullMessagesResponse)
+        return answer, is_answer and not response.messages_list
+
+
+async def _answer_of(app: App, scope: Scope) -> list[Event]:
+    """Return what an app sends; the body of the request has been read."""
+    answer: list[Event] = []
+
+    async def keep(part: Event) -> None:
+        answer.append(part)
+
+    await app(scope, _nothing, keep)
+    return answer
+
+
+async def _nothing() -> Event:
+    """Return what is left of a request whose body has been read."""
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the connection is closed."""
+    # Starlette raises this where it is asked once more after that.
+    with suppress(RuntimeError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+async def _first_of(event: asyncio.Event, gone: "asyncio.Future[None]", timeout_s: float) -> None:
+    """Wait for an event, the end of the connection or an instant."""
+    woken = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait(
+            (woken, gone), timeout=max(timeout_s, 0.0), return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        woken.cancel()

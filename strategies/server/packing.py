@@ -1,0 +1,291 @@
+"""One object a message: all arrays of a message as one, on the way between server and device.
+
+Flower sends each array as two objects or more, and each object has calls of its own on four legs.
+A packed message holds the same arrays in one flat array of uint8, one after the other as numpy's
+.npy files, so each brings its shape and its dtype along; a ConfigRecord says which is which. What
+is unpacked is what was packed, bit for bit, so strategies and ClientApps see no difference.
+
+Who can unpack says so in its messages, and nobody is sent a packed message before that. A device
+says so by a mod (`fedstale.client.PackMod`), a server by the packed message itself.
+"""
+
+import io
+import logging
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, islice, pairwise
+from typing import TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.error import Error
+from flwr.app.message import make_message
+from flwr.common.constant import ErrorCode
+
+from fedstale.errors import ProtocolError
+
+PACKING_RECORD = "fedstale.packing"
+"""Name of the ConfigRecord by which a message says that its sender can unpack."""
+PACKED_RECORD = "fedstale.packed"
+"""Name of the ArrayRecord that holds one array in place of all others."""
+MOST_ARRAYS = 10_000
+"""Arrays of a packed message at most; one that has more goes as it is."""
+MANY_ARRAYS = 32
+"""Arrays of a reply from which on the log says that they would better be packed."""
+
+_VERSION = 1
+_NUMPY, _FLAT = "numpy.ndarray", "flat"
+# A SuperLink's gate takes records of 1 MB.
+_MOST_TEXT = 500_000
+_MOST_HEADER = 10_000
+_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+T = TypeVar("T", str, int)
+
+logger = logging.getLogger(__name__)
+
+
+def pack(content: RecordDict) -> RecordDict:
+    """Return a message's content with all its arrays as one, and with the statement of `says_so`.
+
+    The content itself stays as it is. Its arrays go into the result as they are where packing
+    would save nothing (fewer than two arrays), where there are more than `MOST_ARRAYS`, where an
+    array is in another format than numpy's, and where names are those of packing itself.
+
+    Example:
+        >>> arrays = ArrayRecord({"w": Array(np.ones(3)), "b": Array(np.zeros(()))})
+        >>> content = RecordDict({"arrays": arrays, "config": ConfigRecord({"lr": 0.1})})
+        >>> packed = pack(content)
+        >>> sorted(packed)
+        ['config', 'fedstale.packed', 'fedstale.packing']
+        >>> unpack(packed) == content
+        True
+    """
+    records = {name: r for name, r in content.items() if isinstance(r, ArrayRecord)}
+    if not _is_worth_it(records) or PACKED_RECORD in content:
+        return stating(content)
+    return _with(content, *_packed(records))
+
+
+def unpack(content: RecordDict) -> RecordDict:
+    """Return a message's content as it was before `pack`; ArrayRecords come first.
+
+    What was never packed is returned as it is. Nothing is allocated beyond what has arrived.
+
+    Raises:
+        ProtocolError: it cannot have been made by `pack`, or was changed after that.
+    """
+    if not says_so(content):
+        return content
+    about = content.config_records[PACKING_RECORD]
+    if about.get("version") != _VERSION:
+        raise ProtocolError(f"version of packing: expected {_VERSION}")
+    rest = {k: r for k, r in content.items() if k not in (PACKING_RECORD, PACKED_RECORD)}
+    if PACKED_RECORD not in content:
+        return RecordDict(rest)
+    records, names = _listed(about, "records", str), _listed(about, "names", str)
+    counts, sizes = _listed(about, "counts", int), _listed(about, "sizes", int)
+    if len(records) != len(counts) or len(names) != len(sizes) or sum(counts) != len(names):
+        raise ProtocolError(
+            f"packed arrays do not add up: {len(records)} records with {len(counts)} counts, "
+            f"{len(names)} names and {len(sizes)} sizes"
+        )
+    if len(set(records)) != len(records) or set(records) & set(rest):
+        raise ProtocolError("packed arrays: a record is there twice")
+    pieces = zip(names, _pieces(content, about, sizes), strict=True)
+    found = {}
+    for record, count in zip(records, counts, strict=True):
+        arrays = {name: _array(name, data) for name, data in islice(pieces, count)}
+        if len(arrays) != count:
+            raise ProtocolError(f"packed arrays: a name is twice in the record {record[:80]!r}")
+        found[record] = ArrayRecord(arrays)
+    return RecordDict({**found, **rest})
+
+
+def says_so(content: RecordDict) -> bool:
+    """Return whether the sender of a message can unpack."""
+    return PACKING_RECORD in content.config_records
+
+
+def stating(content: RecordDict) -> RecordDict:
+    """Return a message's content as it is, with the statement that its sender can unpack."""
+    return _with(content, None, ConfigRecord({"version": _VERSION}))
+
+
+class PackedNodes:
+    """The nodes of a run that can unpack, as their replies have said; packs what they are sent."""
+
+    def __init__(self) -> None:
+        """Know no node."""
+        self._nodes: set[int] = set()
+        self._warned: set[int] = set()
+
+    def packed(self, messages: Iterable[Message]) -> list[Message]:
+        """Return messages as they travel: those to nodes that can unpack are packed.
+
+        Metadata are those of the messages themselves, which stay as they are.
+        """
+        # Messages of one version share its arrays.
+        made: dict[tuple[int, ...], tuple[ArrayRecord | None, ConfigRecord]] = {}
+        return [
+            self._packed(message, made)
+            if message.metadata.dst_node_id in self._nodes and message.has_content()
+            else message
+            for message in messages
+        ]
+
+    def _packed(
+        self,
+        message: Message,
+        made: dict[tuple[int, ...], tuple[ArrayRecord | None, ConfigRecord]],
+    ) -> Message:
+        arrays = message.content.array_records
+        key = tuple(hash(name) for name in arrays) + tuple(map(id, arrays.values()))
+        if key in made:
+            return make_message(message.metadata, _with(message.content, *made[key]))
+        content = pack(message.content)
+        made[key] = content.array_records.get(PACKED_RECORD), content.config_records[PACKING_RECORD]
+        return make_message(message.metadata, content)
+
+    def unpacked(self, reply: Message) -> Message:
+        """Return a reply as the device made it, and note whether the device can unpack.
+
+        One that cannot be unpacked is an error reply, and a line in the log with its node.
+        """
+        if not reply.has_content():
+            return reply
+        node = reply.metadata.src_node_id
+        if not says_so(reply.content):
+            self._advise(node, reply.content)
+            return reply
+        self._nodes.add(node)
+        try:
+            return make_message(reply.metadata, unpack(reply.content))
+        except ProtocolError as problem:
+            reason = f"the reply of node {node} cannot be unpacked: {problem}"
+            logger.warning("%s", reason)
+            return make_message(
+                reply.metadata, error=Error(ErrorCode.MOD_FAILED_PRECONDITION, reason)
+            )
+
+    def _advise(self, node: int, content: RecordDict) -> None:
+        n = sum(map(len, content.array_records.values()))
+        if n >= MANY_ARRAYS and node not in self._warned:
+            self._warned.add(node)
+            logger.warning(
+                "node %d: its reply has %d arrays, which travel one by one: with PackMod or "
+                "ForecastMod as the first mod of the ClientApp they are one object",
+                *(node, n),
+            )
+
+
+def _is_worth_it(records: dict[str, ArrayRecord]) -> bool:
+    arrays = [(name, array) for record in records.values() for name, array in record.items()]
+    n_text = sum(len(name.encode()) for name, _ in arrays) + sum(len(n.encode()) for n in records)
+    return (
+        2 <= len(arrays) <= MOST_ARRAYS
+        and n_text <= _MOST_TEXT
+        and all(_is_plain(array) for _, array in arrays)
+    )
+
+
+def _is_plain(array: Array) -> bool:
+    """Return whether an array is one of numpy's, and is what it says that it is."""
+    if array.stype != _NUMPY:
+        return False
+    try:
+        return _array("", array.data) == array
+    except ProtocolError:
+        return False
+
+
+def _packed(records: dict[str, ArrayRecord]) -> tuple[ArrayRecord, ConfigRecord]:
+    arrays = [array for record in records.values() for array in record.values()]
+    sizes = [len(array.data) for array in arrays]
+    data = b"".join([_header(sum(sizes)), *(array.data for array in arrays)])
+    flat = Array("uint8", (sum(sizes),), _NUMPY, data)
+    about = ConfigRecord(
+        {
+            "version": _VERSION,
+            "records": list(records),
+            "counts": [len(record) for record in records.values()],
+            "names": [name for record in records.values() for name in record],
+            "sizes": sizes,
+            "checksum": zlib.crc32(data),
+        }
+    )
+    return ArrayRecord({_FLAT: flat}), about
+
+
+def _with(content: RecordDict, packed: ArrayRecord | None, about: ConfigRecord) -> RecordDict:
+    """Return content with what was packed in the place of its arrays, if something was."""
+    rest = {
+        name: record
+        for name, record in content.items()
+        if name != PACKING_RECORD and (packed is None or not isinstance(record, ArrayRecord))
+    }
+    first = {} if packed is None else {PACKED_RECORD: packed}
+    return RecordDict({**first, **rest, PACKING_RECORD: about})
+
+
+def _header(n: int) -> bytes:
+    """Return how numpy's file of n bytes begins."""
+    file = io.BytesIO()
+    about = {"descr": "|u1", "fortran_order": False, "shape": (n,)}
+    np.lib.format.write_array_header_1_0(file, about)
+    return file.getvalue()
+
+
+def _listed(about: ConfigRecord, key: str, kind: type[T]) -> Sequence[T]:
+    found = about.get(key)
+    if not isinstance(found, list) or not all(type(each) is kind for each in found):
+        raise ProtocolError(f"packed arrays: {key}: expected a list of {kind.__name__}")
+    if len(found) > MOST_ARRAYS:
+        raise ProtocolError(f"packed arrays: {len(found)} {key}: expected at most {MOST_ARRAYS}")
+    if kind is int and any(each < 0 for each in found):
+        raise ProtocolError(f"packed arrays: {key}: expected numbers >= 0")
+    return found
+
+
+def _pieces(content: RecordDict, about: ConfigRecord, sizes: Sequence[int]) -> Iterable[bytes]:
+    """Return the bytes of each array."""
+    record = content.array_records.get(PACKED_RECORD, ArrayRecord())
+    flat = record.get(_FLAT)
+    n = sum(sizes)
+    if flat is None or (flat.dtype, tuple(flat.shape), flat.stype) != ("uint8", (n,), _NUMPY):
+        raise ProtocolError(f"packed arrays: expected one array of {n} uint8; {_CHANGED}")
+    header = _header(n)
+    data = memoryview(flat.data)
+    if len(data) != len(header) + n or data[: len(header)] != header:
+        raise ProtocolError(f"packed arrays: expected {n} bytes behind a header of uint8")
+    if zlib.crc32(data) != about.get("checksum"):
+        raise ProtocolError(f"packed arrays: their checksum is another; {_CHANGED}")
+    ends = accumulate(sizes, initial=len(header))
+    return (bytes(data[start:end]) for start, end in pairwise(ends))
+
+
+_CHANGED = "if a mod has changed them, PackMod or ForecastMod must come before it"
+
+
+def _array(name: str, data: bytes) -> Array:
+    """Return the array of a .npy file; only its header is read."""
+    file = io.BytesIO(data[: _MOST_HEADER + 12])
+    try:
+        version = np.lib.format.read_magic(file)
+        shape, _, dtype = _READERS[version](file, max_header_size=_MOST_HEADER)
+    except Exception as problem:
+        # What a stranger wrote into a header may raise anything.
+        what = type(problem).__name__
+        raise ProtocolError(f"packed array {name[:80]!r} is none of numpy's: {what}") from None
+    if dtype.hasobject or any(n < 0 for n in shape):
+        raise ProtocolError(f"packed array {name[:80]!r}: expected numbers and a shape >= 0")
+    expected = file.tell() + math.prod(shape) * dtype.itemsize
+    if len(data) != expected:
+        raise ProtocolError(
+            f"packed array {name[:80]!r} does not add up: {len(data)} bytes for {shape} {dtype}"
+        )
+    return Array(str(dtype), shape, _NUMPY, data)
