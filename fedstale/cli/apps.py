@@ -65,12 +65,13 @@ def check(
 ) -> None:
     """Say what would go wrong when an app goes out to devices, or what a server lets strangers do.
 
-    Packages are looked for here: run it in an environment like that of the devices. A server is
+    Packages are looked for here: run it in an environment like that of the devices. The ServerApp
+    of an app without faults is run to its first message, to count that one's objects. A server is
     asked from outside, and nothing is changed there: run it from where devices are.
     """
-    from fedstale.deployment.check import check_app, check_superlink
+    from fedstale.deployment.check import check_app, check_objects, check_superlink
 
-    findings, name = [], server
+    findings, name, sizes = [], server, []
     if server is not None:
         from fedstale.deployment.commands import Address
         from fedstale.deployment.probe import probe
@@ -84,12 +85,15 @@ def check(
         found = FlowerApp.find(app)
         name = found.name
         findings += check_app(found, run_config)
+        if not any(finding.is_fault for finding in findings):
+            sizes.append(check_objects(found, run_config))
     if superlink is not None:
         findings += check_superlink(superlink)
     if as_json:
-        typer.echo(json.dumps([{"fault": f.is_fault, "text": f.text} for f in findings]))
+        told = [{"fault": f.is_fault, "text": f.text} for f in (*findings, *sizes)]
+        typer.echo(json.dumps(told))
     else:
-        for finding in findings:
+        for finding in (*findings, *sizes):
             typer.echo(f"{'fault' if finding.is_fault else 'note'}: {finding.text}")
         if not findings:
             typer.echo(f"{name}: nothing found that would go wrong")

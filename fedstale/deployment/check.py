@@ -7,10 +7,12 @@ installed on a device. What the bundle lacks, hides or leaves out only shows on 
 import ast
 import datetime
 import io
+import logging
+import os
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -19,19 +21,28 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from flwr.app import Context, Message, RecordDict
+from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.utils import AppPathDepthError, collect_files
 from flwr.common.constant import FAB_INCLUDE_PATTERNS
+from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.utils import get_flwr_home
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from fedstale.config import nearest, read_toml
+from fedstale.config import Costs, nearest, read_toml
 from fedstale.deployment.commands import Address
 from fedstale.deployment.diagnosis import check_health
+from fedstale.deployment.superlink import n_objects
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.simulation.costs import missing_costs, missing_text
+from fedstale.simulation.executors import ClientCall, ClientReply, Executor
 from fedstale.simulation.flower_app import FlowerApp
+from fedstale.simulation.stock_strategies import server_fn_on
+from fedstale.simulation.trace_grid import TraceGrid
+from fedstale.strategies.server.packing import pack
+from fedstale.traces import TraceSet
 
 # What no bundle is expected to hold.
 _OF_TOOLS = {".git", "__pycache__", ".venv", ".flwr", "node_modules", "runs"}
@@ -184,6 +195,88 @@ def check_app(app: FlowerApp, run_config: str = "") -> list[Finding]:
     if missing and app.work is None:
         findings.append(Finding(f"for fedstale simulate: {missing_text(missing)}", is_fault=False))
     return sorted(findings, key=lambda finding: not finding.is_fault)
+
+
+_NODES = 16
+"""Nodes that a ServerApp sees while its first message is waited for."""
+
+
+class _FirstMessage(BaseException):
+    """A ServerApp has sent arrays; nothing of the app goes on after that."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__()
+        self.message = message
+
+
+class _Awaiting(Executor):
+    """Runs no client: the first message with arrays ends everything."""
+
+    def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
+        for call in calls:
+            if call.message.content.array_records:
+                raise _FirstMessage(call.message)
+        raise ConfigError("its first message has no arrays")
+
+
+def check_objects(app: FlowerApp, run_config: str = "") -> Finding:
+    """Run an app's ServerApp to its first message, and count the objects that Flower makes of it.
+
+    Args:
+        app: in a directory, without faults.
+        run_config: overrides of the run, as `flwr run` takes them.
+
+    Returns:
+        How many there are, and how many of them packed; or why it is not known.
+    """
+    try:
+        message = _first_message(app, run_config)
+    except Exception as problem:
+        text = " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
+        return Finding(
+            f"how many objects a message is, is not known: the ServerApp sends none here: {text}",
+            is_fault=False,
+        )
+    packed = make_message(message.metadata, pack(message.content))
+    n, n_packed = (n_objects(get_object_tree(each)) for each in (message, packed))
+    n_arrays = sum(map(len, message.content.array_records.values()))
+    return Finding(
+        f"a message with the model is {n} objects (arrays: {n_arrays}), each with calls of its own "
+        f"on four legs; packed, by ForecastMod or PackMod in the ClientApp, it is {n_packed}",
+        is_fault=False,
+    )
+
+
+def _first_message(app: FlowerApp, overrides: str) -> Message:
+    """Return the first message with arrays that a ServerApp sends to simulated nodes."""
+    run_config = app.run_config(overrides)
+    with app.importable(), _silence():
+        server = app.load_server()
+        grid = TraceGrid(
+            TraceSet.ideal(_NODES),
+            _Awaiting(),
+            costs=Costs(),
+            run_config=run_config,
+            work=lambda message: 0.0,
+        )
+        try:
+            with grid.running(*app.packages), server_fn_on(grid, *app.packages):
+                server(grid, Context(1, 1, {}, RecordDict(), run_config))
+        except _FirstMessage as found:
+            return found.message
+    raise ConfigError("it ends without a message")
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Show nothing of what an app prints or logs."""
+    before = logging.root.manager.disable
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)
 
 
 def check_superlink(name: str) -> list[Finding]:

@@ -8,7 +8,7 @@ from small_deployment import PYPROJECT, write_app
 from typer.testing import CliRunner
 
 from fedstale.cli import apps as app_commands
-from fedstale.deployment.check import SourceFile, check_app, check_superlink
+from fedstale.deployment.check import SourceFile, check_app, check_objects, check_superlink
 from fedstale.deployment.commands import write_certificates
 from fedstale.deployment.local import free_port
 from fedstale.errors import ConfigError
@@ -190,9 +190,43 @@ def test_the_command_lists_faults_and_says_so_by_its_exit_code(app):
     run = command("check", str(app))
     assert (run.exit_code, run.stderr) == (0, "")
     assert "nothing found" in run.stdout
+    # The message, its RecordDict, the config, the record of arrays, the array and its piece.
+    assert "note: a message with the model is 6 objects (arrays: 1)" in run.stdout
     run = command("check", str(app), "--run-config", "x=1", "--json")
     assert run.exit_code == 1
     assert json.loads(run.stdout)[0]["fault"] is True
+
+
+def test_objects_are_counted_as_flower_makes_them(app):
+    path = app / "adder" / "server_app.py"
+    one = '{"w": Array(np.zeros(config["size"], dtype=np.float32))}'
+    many = '{"w" * (i + 1): Array(np.full(9, i, np.float32)) for i in range(100)}'
+    path.write_text(path.read_text().replace(one, many))
+    found = check_objects(FlowerApp.find(app))
+    assert not found.is_fault
+    assert "is 204 objects (arrays: 100)" in found.text
+    assert found.text.endswith("it is 7")
+
+
+def test_a_server_app_that_sends_nothing_here_is_a_note(app, capfd):
+    append(
+        app, "print('loud')\n\n@app.main()\ndef main(grid, context):\n    1 / 0", "server_app.py"
+    )
+    found = check_objects(FlowerApp.find(app))
+    assert not found.is_fault
+    assert "not known" in found.text
+    assert capfd.readouterr().out == ""
+
+
+def test_a_server_app_goes_no_further_than_its_first_message(app, tmp_path):
+    path = app / "adder" / "server_app.py"
+    done = tmp_path / "done"
+    path.write_text(path.read_text() + f"        open({str(done)!r}, 'w').close()\n")
+    for strategy in ("fedavg", "gap-aware"):
+        found = check_objects(FlowerApp.find(app), f"strategy='{strategy}'")
+        assert "objects" in found.text
+        assert "not known" not in found.text
+    assert not done.exists()
 
 
 def test_up_starts_nothing_for_an_app_with_faults(app, tmp_path, monkeypatch):
