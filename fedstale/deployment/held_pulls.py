@@ -233,7 +233,8 @@ class HeldPulls:
         self, node: int, event: asyncio.Event, gone: "asyncio.Future[None]", scope: Scope
     ) -> list[Event]:
         """Return the SuperLink's answer when it has a message, or when it is time."""
-        arrivals, answer = self._arrivals, []
+        arrivals = self._arrivals
+        answer: list[Event] = []
         deadline = time.monotonic() + arrivals.hold_s
         while True:
             event.clear()

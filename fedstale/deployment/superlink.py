@@ -44,7 +44,9 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import JSONResponse
 
-from fedstale.deployment.clock import (
+from fedstale.deployment.held_pulls import Arrivals, HeldPulls
+from fedstale.deployment.tokens import joinable
+from fedstale.deployment.waiting import (
     Asgi,
     NodeClocks,
     Receive,
@@ -52,10 +54,8 @@ from fedstale.deployment.clock import (
     Send,
     ServerClock,
     SteadyClock,
+    WaitsForDisk,
 )
-from fedstale.deployment.disk import WaitsForDisk
-from fedstale.deployment.held_pulls import Arrivals, HeldPulls
-from fedstale.deployment.tokens import joinable
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
 

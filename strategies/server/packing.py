@@ -241,12 +241,13 @@ def _header(n: int) -> bytes:
 
 
 def _listed(about: ConfigRecord, key: str, kind: type[T]) -> Sequence[T]:
-    found = about.get(key)
-    if not isinstance(found, list) or not all(type(each) is kind for each in found):
+    value = about.get(key)
+    found = [each for each in value if type(each) is kind] if isinstance(value, list) else None
+    if found is None or found != value:
         raise ProtocolError(f"packed arrays: {key}: expected a list of {kind.__name__}")
     if len(found) > MOST_ARRAYS:
         raise ProtocolError(f"packed arrays: {len(found)} {key}: expected at most {MOST_ARRAYS}")
-    if kind is int and any(each < 0 for each in found):
+    if any(isinstance(each, int) and each < 0 for each in found):
         raise ProtocolError(f"packed arrays: {key}: expected numbers >= 0")
     return found
 

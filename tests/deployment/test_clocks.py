@@ -9,8 +9,8 @@ from flwr.supercore import date
 from hostile import Device
 from superlink_app import PULL, SuperLink
 
-from fedstale.deployment.clock import SteadyClock, shift
 from fedstale.deployment.superlink import guarded
+from fedstale.deployment.waiting import SteadyClock, shift
 
 # Flower's own migrations of its database warn.
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")

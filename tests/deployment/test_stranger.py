@@ -455,6 +455,7 @@ def docs():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_docs_are_attacked_and_their_server_apps_read_no_secret(docs, tmp_path):
     secret = ("server.key", "superexec.secret", "alice.pem", "ca.key")
     names = [str(docs.folder / "my-server" / name) for name in secret]

@@ -1,16 +1,22 @@
-"""Clocks that are wrong: a device's, or the server's when it jumps.
+"""What a SuperLink waits for in place of ending nodes and runs: clocks, and space on its disk.
 
 Flower signs the time stamp of each request, and answers 401 to one that is more than 5 s early or
 305 s late; a SuperNode that reads 401 ends for good. It also reckons by the wall clock until when a
-node counts as online and a ServerApp as alive, so that a jump of the server's clock ends runs.
+node counts as online and a ServerApp as alive, so that a jump of the server's clock ends runs. And
+it answers 500 to a request that its database has no room for, on which a ServerApp ends. With 503
+all of them try again.
 """
 
 import datetime
+import errno
 import logging
+import shutil
+import sqlite3
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, MutableMapping
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +32,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_sig
 from flwr.supercore.state.schema.corestate_models import ObjectPushSession, Task
 from flwr.supercore.state.schema.linkstate_models import Node
 from sqlalchemy import select, update
+from sqlalchemy.exc import OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -38,7 +45,8 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 logger = logging.getLogger(__name__)
 
 _FLEET = "/v1/fleet/"
-_JUMP_S = 5.0
+_JUMP_S, _AGAIN_S = 5.0, 60.0
+_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 _EARLY_S, _LATE_S = SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 """How early and how late a stamp may be: a little less than Flower takes, which looks later."""
 
@@ -203,3 +211,67 @@ def _signer(state: LinkState, late_s: float, key: bytes, signed: tuple[bytes, by
         return node if node and verify_signature(bytes_to_public_key(key), *signed) else None
     except ValueError:
         return None
+
+
+class WaitsForDisk:
+    """Answers 503 in place of 500 while the disk of the database takes no more."""
+
+    def __init__(self, app: Asgi, folder: Path) -> None:
+        """Stand in front of an ASGI app, behind what makes a 500 of an error.
+
+        Args:
+            app: which raises what SQLite does.
+            folder: of the database, for the log.
+        """
+        self._app, self._folder = app, folder
+        self._failed: set[str] = set()
+        """Paths that have failed, and have not succeeded since."""
+        self._told_at = -_AGAIN_S
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on; the log tells of the first that fails, and once a minute from then."""
+        has_begun = False
+
+        async def sent(message: Scope) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        except (OperationalError, OSError) as problem:
+            if has_begun or not is_disk_full(problem):
+                raise
+            self._tell(scope["path"], problem)
+            await JSONResponse({"detail": "the disk is full"}, 503)(scope, receive, send)
+        else:
+            if self._failed and scope.get("path") in self._failed:
+                self._failed.clear()
+                self._told_at = -_AGAIN_S
+                logger.warning("the database in %s is written again", self._folder)
+
+    def _tell(self, path: str, problem: Exception) -> None:
+        self._failed.add(path)
+        if time.monotonic() < self._told_at + _AGAIN_S:
+            return
+        self._told_at = time.monotonic()
+        why = problem.orig if isinstance(problem, OperationalError) else problem
+        logger.error(
+            "the database in %s cannot be written: %s; %.1f MB are free there. Nodes and "
+            "ServerApps wait until there is space",
+            *(self._folder, why, shutil.disk_usage(self._folder).free / 1e6),
+        )
+
+
+def is_disk_full(problem: Exception) -> bool:
+    """Return whether an error says that the disk is full, or fails.
+
+    Example:
+        >>> is_disk_full(OSError(errno.ENOSPC, "no space")), is_disk_full(OSError("other"))
+        (True, False)
+    """
+    if isinstance(problem, OSError):
+        return problem.errno in {errno.ENOSPC, errno.EDQUOT}
+    # Its lowest byte is the kind.
+    code = getattr(getattr(problem, "orig", None), "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _FULL
