@@ -236,7 +236,7 @@ def flwr(context: typer.Context) -> None:
     from flwr.cli.app import app as flowers
     from flwr.supercore.control import ControlHttpClient
 
-    from fedstale.deployment.check import superlinks
+    from fedstale.deployment.control import superlinks
     from fedstale.deployment.diagnosis import show_certificate
 
     class Operator(ControlHttpClient):

@@ -18,7 +18,6 @@ from functools import cache
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from flwr.app import Context, Message, RecordDict
@@ -26,15 +25,15 @@ from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.utils import AppPathDepthError, collect_files
 from flwr.common.constant import FAB_INCLUDE_PATTERNS
-from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_object_tree, iterate_object_tree
 from flwr.supercore.utils import get_flwr_home
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from fedstale.config import Costs, nearest, read_toml
+from fedstale.config import Costs, nearest
 from fedstale.deployment.commands import Address
+from fedstale.deployment.control import superlinks
 from fedstale.deployment.diagnosis import check_health
-from fedstale.deployment.superlink import n_objects
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.simulation.costs import missing_costs, missing_text
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor
@@ -238,7 +237,7 @@ def check_objects(app: FlowerApp, run_config: str = "") -> Finding:
             is_fault=False,
         )
     packed = make_message(message.metadata, pack(message.content))
-    n, n_packed = (n_objects(get_object_tree(each)) for each in (message, packed))
+    n, n_packed = (len([*iterate_object_tree(get_object_tree(m))]) for m in (message, packed))
     n_arrays = sum(map(len, message.content.array_records.values()))
     return Finding(
         f"a message with the model is {n} objects (arrays: {n_arrays}), each with calls of its own "
@@ -338,45 +337,6 @@ def expiries(*files: str | Path | None) -> list[Finding]:
             text = f"the certificate in {path} ends in {left.days} days: renew it"
             found.append(Finding(text, is_fault=False))
     return found
-
-
-def superlinks() -> dict[str, dict[str, Any]]:
-    """Return the SuperLinks of Flower's config.toml.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    path = get_flwr_home() / "config.toml"
-    table = read_toml(path).get("superlink", {}) if path.is_file() else {}
-    return {key: value for key, value in table.items() if isinstance(value, dict)}
-
-
-def operators_side(name: str | None) -> tuple[Address, Path, Path | None]:
-    """Return how an operator reaches a SuperLink of Flower's config.toml.
-
-    Args:
-        name: in the file; None takes the only one.
-
-    Returns:
-        Its address, the certificate of its authority, and the operator's own if there is one.
-
-    Raises:
-        ConfigError: there is none of this name, or it has no address or no certificates.
-    """
-    links = superlinks()
-    if name is None and len(links) == 1:
-        name = next(iter(links))
-    if name is None or name not in links:
-        raise ConfigError(f"superlink = {name!r}: expected one of {sorted(links)}")
-    link = links[name]
-    ca, own = link.get("root-certificates"), link.get("client-certificate")
-    if not ca:
-        raise ConfigError(
-            f"superlink = {name!r}: expected address and root-certificates in config.toml, as "
-            "fedstale deploy init writes them"
-        )
-    at = Address.parse(str(link.get("address")))
-    return at, Path(ca).expanduser(), Path(own).expanduser() if own else None
 
 
 def _left_out(names: set[str], sources: Mapping[str, SourceFile]) -> Iterator[Finding]:

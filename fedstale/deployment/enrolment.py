@@ -41,8 +41,7 @@ from flwr.proto.control_pb2 import (
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
 
 from fedstale.deployment.audit import AuditLog
-from fedstale.deployment.check import operators_side
-from fedstale.deployment.local import control_client
+from fedstale.deployment.control import control_client, operators_side
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.traces.io.atomic import replacing
 

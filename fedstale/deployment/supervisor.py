@@ -19,8 +19,7 @@ from flwr.supercore.utils import get_flwr_home
 
 from fedstale.config import read_toml
 from fedstale.deployment import commands
-from fedstale.deployment.check import operators_side
-from fedstale.deployment.local import Control
+from fedstale.deployment.control import Control, operators_side
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError, FedstaleError
 

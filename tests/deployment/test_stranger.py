@@ -39,10 +39,11 @@ from fedstale.cli.main import app as fedstale
 from fedstale.deployment import commands
 from fedstale.deployment.audit import LOG
 from fedstale.deployment.commands import Address, write_certificates, write_node_key
+from fedstale.deployment.control import Control
 from fedstale.deployment.diagnosis import is_healthy
 from fedstale.deployment.doors import CLOSED_PATHS, CONTROL_PATHS, FLEET_PATHS, RUNTIME_PATHS
 from fedstale.deployment.joining import JOIN_PATH, asking, token_id
-from fedstale.deployment.local import Control, check_reachable, free_port, has_nginx
+from fedstale.deployment.local import check_reachable, free_port, has_nginx
 from fedstale.deployment.probe import probe, spellings
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError
