@@ -200,6 +200,14 @@ def superexec(
     flower_superexec()
 
 
+@one_sentence()
+def node(context: typer.Context) -> None:
+    """Run flower-supernode, with its options; messages get forks in place of new interpreters."""
+    from fedstale.deployment.node import run
+
+    raise typer.Exit(run(context.args))
+
+
 @app.command(epilog="Example: fedstale deploy purge --database /var/lib/flower/superlink.db")
 @one_sentence()
 def purge(

@@ -64,6 +64,11 @@ deploy.app.command(
 deploy.app.command(epilog="Example: fedstale deploy revoke kitchen")(enrolment.revoke)
 app.add_typer(deploy.app, name="deploy")
 app.command(
+    context_settings=deploy.PASSED_ON,
+    epilog="Example: fedstale node --superlink fl.example.org:8000 --root-certificates ca.crt "
+    "--auth-supernode-private-key node.key",
+)(deploy.node)
+app.command(
     context_settings=deploy.PASSED_ON, epilog="Example: fedstale flwr run my_app mine --stream"
 )(deploy.flwr)
 

@@ -22,7 +22,7 @@ import psutil
 
 from fedstale.files import PRIVATE_UMASK, open_private
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 # -P: a folder of the user's must not hide a module of Python's.
 _SUPERVISOR = (sys.executable, "-P", "-m", "fedstale.deployment.processes")
 _POLITE_S = 3.0
@@ -153,7 +153,12 @@ def end_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _prctl(option: int, value: int) -> None:
+def name_process(name: str) -> None:
+    """Show a name for this process in lists of processes, which cut it after 15 bytes."""
+    _prctl(_PR_SET_NAME, name.encode())
+
+
+def _prctl(option: int, value: int | bytes) -> None:
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 

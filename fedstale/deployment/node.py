@@ -1,0 +1,116 @@
+"""A device's node: Flower's SuperNode, with ClientApps that start in a fork (`warm`).
+
+Both run until the SuperNode ends or this process is told to end. The SuperExec is started again
+when it ends, however it does. This file imports little, since its process stays in memory.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fedstale.deployment.processes import end_with_parent
+from fedstale.errors import ConfigError
+
+_POLITE_S = 10.0
+_PAUSE_S = 5.0
+_HOST, _PORT = "127.0.0.1", 9094
+"""Where a SuperNode's Runtime API is if nobody says (Flower 1.41, supercore/constant.py)."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run flower-supernode, and start its ClientApps in forks, until it ends.
+
+    Elsewhere than on Linux, where a fork cannot always do what its parent can, this is
+    flower-supernode alone.
+
+    Args:
+        arguments: of flower-supernode.
+
+    Returns:
+        Its exit status; 0 if this process was told to end.
+
+    Raises:
+        ConfigError: flower-supernode is not installed here, or its options say who starts
+            ClientApps.
+    """
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    program = shutil.which("flower-supernode", path=path)
+    if program is None:
+        raise ConfigError(f"flower-supernode is not installed: expected it beside {sys.executable}")
+    if not sys.platform.startswith("linux"):
+        return subprocess.run([program, *arguments], check=False).returncode
+    where = _runtime(arguments)
+    # It looks for Flower's programs as well.
+    os.environ["PATH"] = path
+    return _Node([program, *arguments, "--isolation", "process"], where).run()
+
+
+def _runtime(arguments: Sequence[str]) -> list[str]:
+    """Return where a SuperNode's Runtime API is, as the arguments of `warm`."""
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("--host", default=_HOST)
+    options.add_argument("--port", default=str(_PORT))
+    options.add_argument("--ssl-ca-certfile", "--appio-ssl-ca-certfile")
+    options.add_argument("--isolation")
+    options.add_argument("--superexec-auth-secret-file")
+    given = options.parse_known_args(arguments)[0]
+    if given.isolation is not None or given.superexec_auth_secret_file is not None:
+        raise ConfigError(
+            "--isolation, --superexec-auth-secret-file: not expected, since fedstale node starts "
+            "the ClientApps; with a SuperExec of your own, run flower-supernode"
+        )
+    host = f"[{given.host}]" if ":" in given.host else given.host
+    ca = given.ssl_ca_certfile
+    return [f"{host}:{given.port}", *(("--root-certificates", ca) if ca else ())]
+
+
+class _Node:
+    """A SuperNode and its SuperExec, which are this process's only children."""
+
+    def __init__(self, supernode: Sequence[str], where: Sequence[str]) -> None:
+        self._commands = [*supernode], [sys.executable, "-P", "-m", "fedstale.deployment.warm"]
+        self._commands[1].extend(where)
+        self._is_told = False
+
+    def run(self) -> int:
+        self._supernode, self._superexec = map(_started, self._commands)
+        began = time.monotonic()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._end)
+        while (status := self._supernode.poll()) is None:
+            with suppress(ChildProcessError):
+                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            if self._superexec.poll() is not None and self._supernode.poll() is None:
+                if self._is_told:
+                    self._supernode.wait()
+                    continue
+                # One that fails at once must not take the device's processor.
+                time.sleep(max(began + _PAUSE_S - time.monotonic(), 0.0))
+                self._superexec, began = _started(self._commands[1]), time.monotonic()
+        self._stop(self._superexec)
+        return 0 if self._is_told else abs(status)
+
+    def _end(self, *_: object) -> None:
+        self._is_told = True
+        for process in (self._supernode, self._superexec):
+            process.terminate()
+
+    def _stop(self, process: "subprocess.Popen[bytes]") -> None:
+        process.terminate()
+        try:
+            process.wait(_POLITE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _started(command: list[str]) -> "subprocess.Popen[bytes]":
+    # There are no threads here that could hold a lock.
+    return subprocess.Popen(command, preexec_fn=end_with_parent)  # noqa: PLW1509

@@ -1,0 +1,261 @@
+"""ClientApps that start in a fork of a process which has their libraries already.
+
+Flower's SuperExec starts a new interpreter for each message. That one imports Flower and then
+whatever the app imports, which takes seconds of processor time, mostly the same each time. Here the
+SuperExec of a SuperNode has imported Flower, and each message has a fork of it, in which Flower's
+own `run_clientapp` does what it always does: one process a message, of which nothing is left.
+
+What an app imports besides its own files is learnt from the first message. A fork tries to import
+the same, and only if nothing came of it that a fork cannot inherit (threads of Python, an opened
+GPU) does the SuperExec import it too. The app itself is never imported there, so that what the app
+starts, CUDA above all, starts in the fork.
+
+This holds for one app at a time, known by the hash of its bundle: another one may have files of
+the same names as libraries, so its messages get new interpreters. If three in a row are for others,
+or libraries were installed, or after so many forks or hours, the SuperExec ends as soon as no
+ClientApp runs, and `fedstale.deployment.node` starts a new one.
+"""
+
+import argparse
+import gc
+import importlib
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from flwr.supercore import log
+from flwr.supercore.constant import TaskType
+from flwr.supercore.exit.exit_handler import registered_exit_handlers
+from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+from flwr.supercore.superexec.run_superexec import run_superexec
+from flwr.supercore.tls import validate_and_resolve_root_certificates
+from flwr.supercore.utils import get_flwr_home
+from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+from fedstale.deployment.processes import name_process
+
+logger = logging.getLogger(__name__)
+
+AGAIN = 75
+"""Status with which this ends to be started again."""
+
+_OTHERS = 3
+_MOST_BYTES = 10_000_000
+_POLL_S, _IDLE_POLL_S, _IDLE_AFTER_S = 0.1, 1.0, 30.0
+_GPU = "/dev/nvidia"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+
+
+@dataclass(eq=False, kw_only=True)
+class WarmExecutor(SubprocessExecutor):
+    """Starts ClientApps by a fork of this process, and all else as Flower does."""
+
+    most_forks: int = 1000
+    """After so many, a new process takes its place."""
+    longest_s: float = 86_400.0
+    """After so many s likewise."""
+    fab_hash: str | None = field(default=None, init=False)
+    """Of the app whose libraries are here, or will be."""
+    n_forks: int = field(default=0, init=False)
+    """Messages that had a fork."""
+    _apps: dict[int, IO[str]] = field(default_factory=dict, init=False)
+    """Of each ClientApp that runs, what it has imported when it ends."""
+    _trial: tuple[int, list[str]] | None = field(default=None, init=False)
+    """The fork that tries to import libraries, and which."""
+    _tried: set[str] = field(default_factory=set, init=False)
+    """All that were ever tried."""
+    _others: int = field(default=0, init=False)
+    """Messages in a row that were for other apps."""
+    _since: float = field(default_factory=time.monotonic, init=False)
+    _busy_at: float = field(default_factory=time.monotonic, init=False)
+    _installed: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._installed = installed()
+        gc.freeze()
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        """Start the ClientApp for a message; returns in the fork by SystemExit alone."""
+        self._busy_at = time.monotonic()
+        if self.fab_hash is None:
+            self.fab_hash = spec.fab_hash
+        is_ours = spec.task_type is TaskType.CLIENT_APP and spec.fab_hash == self.fab_hash
+        self._others = 0 if is_ours else self._others + 1
+        # A runtime of its own has libraries of its own.
+        if not is_ours or spec.fab_hash is None or spec.runtime_dependency_install:
+            return super().launch(spec)
+        report = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - reconcile closes
+        known = self._tried.union(sys.modules)
+        try:
+            pid = os.fork()
+        except OSError as problem:
+            report.close()
+            return LaunchResult.failed(f"no process could be forked: {problem.strerror}")
+        if not pid:
+            self._apps.clear()
+            _answer(spec, lambda: _tell(report, known))
+        self._apps[pid] = report
+        self.n_forks += 1
+        return LaunchResult.accepted()
+
+    def reconcile(self) -> None:
+        """Wait for what has ended, import what has proved harmless, and end when it is time.
+
+        Raises:
+            SystemExit: another process is to take its place.
+        """
+        for pid in [pid for pid in self._apps if os.waitpid(pid, os.WNOHANG)[0]]:
+            with self._apps.pop(pid) as report:
+                self._try(_told(report))
+        if self._trial is not None:
+            pid, names = self._trial
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._trial = None
+                self._share(names, is_harmless=status == 0)
+        if not self._apps and self._trial is None and self._is_worn():
+            raise SystemExit(AGAIN)
+        if time.monotonic() > self._busy_at + _IDLE_AFTER_S:
+            time.sleep(_IDLE_POLL_S - _POLL_S)
+
+    def _try(self, names: list[str]) -> None:
+        """Let a fork import libraries."""
+        new = [name for name in names if name not in self._tried]
+        if not new or self._trial is not None:
+            return
+        self._tried.update(new)
+        pid = os.fork()
+        if not pid:
+            _forget()
+            _import(new)
+            os._exit(0 if is_harmless() else 1)
+        self._trial = pid, new
+
+    def _share(self, names: list[str], *, is_harmless: bool) -> None:
+        """Import libraries for all forks from now on, if that does no harm."""
+        if not is_harmless:
+            first = ", ".join(sorted({name.partition(".")[0] for name in names}))
+            log(logging.WARNING, "imported for each message anew, since a fork cannot: %s", first)
+            return
+        _import(names)
+        # A fork shares what it does not write, and collecting garbage writes.
+        gc.collect()
+        gc.freeze()
+
+    def _is_worn(self) -> bool:
+        is_old = time.monotonic() > self._since + self.longest_s or self.n_forks >= self.most_forks
+        return is_old or self._others >= _OTHERS or self._installed != installed()
+
+
+def installed() -> dict[str, int]:
+    """Return when each folder of libraries was changed, in ns; an installation changes one."""
+    folders = {path: Path(path) for path in sys.path if path}
+    return {path: folder.stat().st_mtime_ns for path, folder in folders.items() if folder.is_dir()}
+
+
+def is_harmless() -> bool:
+    """Return whether a fork of this process can do what this process can.
+
+    Threads are not forked: those of Python count, while those of BLAS are made again in the fork by
+    BLAS itself. A GPU that is open cannot be used in a fork.
+    """
+    files = Path("/proc/self/fd")
+    opened = [os.readlink(f) for f in files.iterdir() if f.is_symlink()] if files.is_dir() else []
+    return threading.active_count() == 1 and not any(name.startswith(_GPU) for name in opened)
+
+
+def _answer(spec: ExecutionSpec, at_end: Callable[[], None]) -> None:
+    """Be the process of a ClientApp, as flwr-clientapp is, and end."""
+    _forget()
+    name_process("flwr-clientapp")
+    sys.argv = ["flwr-clientapp"]
+    log(logging.INFO, "Start `flwr-clientapp` process")
+    try:
+        run_clientapp(
+            runtime_api_address=spec.runtime_api_address,
+            token=spec.token,
+            insecure=spec.insecure,
+            certificates=validate_and_resolve_root_certificates(
+                spec.root_certificates_path, spec.insecure
+            ),
+            parent_pid=spec.parent_pid,
+        )
+    finally:
+        at_end()
+
+
+def _forget() -> None:
+    """Be like a new interpreter: with the system's handlers of signals, and chance of its own."""
+    for number in _SIGNALS:
+        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, default)
+    registered_exit_handlers.clear()
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
+def _tell(report: IO[str], known: Iterable[str]) -> None:
+    """Write which modules were imported here and are no files of an app, in their order."""
+    apps = get_flwr_home() / "apps"
+    origins = {
+        name: getattr(getattr(module, "__spec__", None), "origin", None)
+        for name, module in list(sys.modules.items())
+    }
+    names = [
+        name
+        for name, origin in origins.items()
+        if name not in known and origin and not Path(origin).is_relative_to(apps)
+    ]
+    json.dump(names, report)
+    report.flush()
+
+
+def _told(report: IO[str]) -> list[str]:
+    """Return what a ClientApp has imported; nothing if it was killed, or ended itself."""
+    report.seek(0)
+    try:
+        names = json.loads(report.read(_MOST_BYTES))
+    except ValueError:
+        return []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _import(names: Iterable[str]) -> None:
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception:
+            # Such as a module that a library makes up as it goes.
+            logger.debug("%s is not imported beforehand", name, exc_info=True)
+
+
+def main() -> None:
+    """Run Flower's SuperExec with warm ClientApps until a new one is to take its place."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("address", help="of the SuperNode's Runtime API")
+    parser.add_argument("--root-certificates", help="if it is not plain")
+    options = parser.parse_args()
+    executor = WarmExecutor()
+    run_superexec.__globals__["get_executor"] = lambda *_, **__: executor
+    os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = str(_POLL_S)
+    run_superexec(
+        runtime_api_address=options.address,
+        insecure=options.root_certificates is None,
+        root_certificates_path=options.root_certificates,
+    )
+
+
+if __name__ == "__main__":
+    main()
