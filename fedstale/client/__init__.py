@@ -1,7 +1,6 @@
 """What a device adds to its ClientApp: forecasts of itself, and arrays as one object."""
 
-from fedstale.client.forecast_mod import ForecastingApp, ForecastMod
-from fedstale.client.pack_mod import PackMod
+from fedstale.client.mods import ForecastingApp, ForecastMod, PackMod
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
 from fedstale.strategies.server.validation import FORECAST_RECORD
 

@@ -97,13 +97,13 @@ def test_a_new_app_runs_on_real_supernodes_as_it_is(deployment, tmp_path):
 
 OTHER_RELEASE = """
 import fedstale
-from fedstale.client import ForecastMod, forecast_mod
+from fedstale.client import ForecastMod, mods
 
 
 class OfAnotherRelease(ForecastMod):
     def __call__(self, message, context, call_next):
         if context.node_config["partition-id"] == 0:
-            forecast_mod.__version__ = "99.0.1"
+            mods.__version__ = "99.0.1"
         return super().__call__(message, context, call_next)
 """
 

@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from virtual_grid import Notes, VirtualGrid, identity
 
 import fedstale
-from fedstale.client import ForecastMod, forecast_mod
+from fedstale.client import ForecastMod, mods
 from fedstale.errors import FedstaleError
 from fedstale.strategies import StaleStrategy, schedule
 from fedstale.strategies.selection.forecast_request import ForecastRequest
@@ -48,7 +48,7 @@ class Nodes:
         )
         # As on a device with this release installed; the server's process keeps its own.
         with self.monkeypatch.context() as device:
-            device.setattr(forecast_mod, "__version__", self.release)
+            device.setattr(mods, "__version__", self.release)
             reply = self.app(message, context)
         return 10.0, reply.error if reply.has_error() else reply.content
 

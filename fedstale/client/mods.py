@@ -1,8 +1,9 @@
-"""A Flower client mod by which a device forecasts itself, for any ClientApp, in one line.
+"""Flower client mods: a device forecasts itself, and sends arrays as one object.
 
-It measures what the device does with each message, keeps that in the node's Context, and puts a
-forecast of the next job into each reply, in a ConfigRecord of its own, which stock strategies
-ignore. Whatever goes wrong in a forecast, the app's own reply goes out as it is.
+`ForecastMod` does both, for any ClientApp, in one line. It measures what the device does with each
+message, keeps that in the node's Context, and puts a forecast of the next job into each reply, in a
+ConfigRecord of its own, which stock strategies ignore. Whatever goes wrong in a forecast, the app's
+own reply goes out as it is.
 """
 
 import logging
@@ -17,9 +18,9 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
 from fedstale import __version__
-from fedstale.client.pack_mod import PackMod
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
+from fedstale.strategies.server.packing import pack, says_so, stating, unpack
 from fedstale.strategies.server.releases import (
     fault_of_releases,
     state_release,
@@ -219,6 +220,35 @@ class ForecastingApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message."""
         return self.around(message, context, super().__call__)
+
+
+class PackMod:
+    """Unpacks what a server has packed, and packs the reply; the app sees neither.
+
+    It must be the first of the mods, so that it is the first to see a message and the last to see
+    a reply, around mods that change arrays, such as those for privacy:
+
+        app = ClientApp(mods=[PackMod(), fixedclipping_mod])
+
+    `ForecastMod` does the same, and needs no other. The first message to a node comes as it is,
+    and the reply goes as it is, with the statement that this node can unpack. A server of fedstale
+    packs from then on, and its messages are answered alike; any other server ignores the
+    statement. A simulation packs nothing, and no statement is made there.
+    """
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Let the app answer; a message that cannot be unpacked is answered with an error."""
+        is_packed = says_so(message.content)
+        try:
+            message.content = unpack(message.content)
+        except ProtocolError as problem:
+            return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, f"{problem}"), reply_to=message)
+        reply = call_next(message, context)
+        # A simulated node has a device.
+        if reply.has_error() or hasattr(context, "device"):
+            return reply
+        reply.content = (pack if is_packed else stating)(reply.content)
+        return reply
 
 
 def _answer(message: Message, record: "Record") -> Message:
