@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -217,12 +217,12 @@ def deployment_rows(folder: Path, *, idle_s: float, rounds: int) -> list[Row]:
     return rows
 
 
-def doors_rows(folder: Path, *, pulls: int, turns: int, rounds: int) -> list[Row]:
+def doors_rows(folder: Path, *, calls: int, turns: int, rounds: int) -> list[Row]:
     """Measure what the doors cost: the same on two deployments, in turns, so that load is shared.
 
     Args:
         folder: for both.
-        pulls: requests of a device for work, when there is none, on each side.
+        calls: of a device that says that it is there, on each side.
         turns: runs on each side.
         rounds: of a run.
     """
@@ -237,11 +237,13 @@ def doors_rows(folder: Path, *, pulls: int, turns: int, rounds: int) -> list[Row
         }
         clients = {name: stack.enter_context(device(side)) for name, side in sides.items()}
         asked: dict[str, list[float]] = {name: [] for name in sides}
-        for _ in range(pulls):
+        for _ in range(calls):
             for name, side in sides.items():
-                request = PullMessagesRequest(node=Node(node_id=side.node_ids[0]))
+                request = SendNodeHeartbeatRequest(
+                    node=Node(node_id=side.node_ids[0]), heartbeat_interval=60.0
+                )
                 begun = time.perf_counter()
-                clients[name].PullMessages(request)
+                clients[name].SendNodeHeartbeat(request)
                 asked[name].append(time.perf_counter() - begun)
         took: dict[str, list[float]] = {name: [] for name in sides}
         merged: dict[str, list[float]] = {name: [] for name in sides}
@@ -252,7 +254,7 @@ def doors_rows(folder: Path, *, pulls: int, turns: int, rounds: int) -> list[Row
                 merged[name] += [float(r["merged_at"]) - float(r["trained_at"]) for r in found]  # type: ignore[arg-type]
     rows = []
     for what, times in (
-        ("a device asks for work", asked),
+        ("a device says that it is there", asked),
         (f"a round of {NODES}", took),
         ("from the end of a training to the merge", merged),
     ):
@@ -358,8 +360,8 @@ def main() -> None:
     print("load before:", os.getloadavg())
     if arguments.doors:
         with tempfile.TemporaryDirectory() as folder:
-            pulls, turns, rounds = (100, 1, 3) if quick else (500, 4, 5)
-            rows = doors_rows(Path(folder), pulls=pulls, turns=turns, rounds=rounds)
+            calls, turns, rounds = (100, 1, 3) if quick else (500, 4, 5)
+            rows = doors_rows(Path(folder), calls=calls, turns=turns, rounds=rounds)
         for row in rows:
             print(row)
         command = "python benchmarks/deployment.py --doors" + " --quick" * quick

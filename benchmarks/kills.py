@@ -44,8 +44,8 @@ DISKS = {
 """Which folders are small disks, and their MB."""
 CLOCKS = {"server-clock": ("superlink", "superexec"), "node-clock": ("node-0", "node-1")}
 """Of what the clock can be set; a ServerApp has that of its SuperExec."""
-PARTS = ("superlink", "proxy", "superexec", "serverapp", "node", "clientapp", "network")
-PARTS += (*CLOCKS, *DISKS)
+PARTS = ("superlink", "proxy", "superexec", "serverapp", "node", "node-superexec", "clientapp")
+PARTS += ("network", *CLOCKS, *DISKS)
 """What is killed. The network is cut for everyone, the clock or the disk is that of one node."""
 MOMENTS = ("training", "upload")
 CLOCK = Path(__file__).with_name("clock.c")
@@ -331,10 +331,12 @@ def kill(deployment: Breakable, run: Watched, part: str, at: Note, *, is_odd: bo
         filler = fill(disks[own] if own in disks else next(iter(disks.values())))
         time.sleep(CUT_S)
         filler.unlink()
-    elif part in {"serverapp", "clientapp"}:
-        pid = at["pid"] if part == "clientapp" else run.notes("server")[-1]["pid"]
+    elif part in {"serverapp", "clientapp", "node-superexec"}:
+        pid = run.notes("server")[-1]["pid"] if part == "serverapp" else at["pid"]
         try:
-            psutil.Process(pid).kill()
+            found = psutil.Process(pid)
+            # A ClientApp is a fork of its node's SuperExec.
+            ((part == "node-superexec" and found.parent()) or found).kill()
         except psutil.NoSuchProcess:
             # It had just ended.
             return

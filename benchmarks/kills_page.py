@@ -19,6 +19,7 @@ NAMES = {
     "superexec": "SuperExec",
     "serverapp": "ServerApp",
     "node": "SuperNode",
+    "node-superexec": "a node's SuperExec",
     "clientapp": "ClientApp",
     "network": "network, cut",
     "server-clock": "server's clock, 10 min wrong",

@@ -138,6 +138,9 @@ def superlink(
     node_bytes_per_hour: Annotated[
         int, typer.Option(help="Most bytes that a node may send in an hour.")
     ] = 40_000_000_000,
+    hold: Annotated[
+        float, typer.Option(help="Longest that a node's question for work is held, in s.")
+    ] = 20.0,
 ) -> None:
     """Run flower-superlink, with its options, behind a gate for what devices send."""
     from fedstale.deployment.superlink import Quotas, run
@@ -149,7 +152,7 @@ def superlink(
         node_replies_per_hour=node_replies_per_hour,
         node_bytes_per_hour=node_bytes_per_hour,
     )
-    run(context.args, socket, quotas)
+    run(context.args, socket, quotas, hold_s=hold)
 
 
 @app.command(

@@ -121,7 +121,7 @@ def join(
     at, wanted = Address.parse(server), name or socket.gethostname()
     node_id = joined(at, ca, _token(token_file), key, wanted, say=note)
     say(
-        f"joined as node {node_id}, {wanted}: flower-supernode shows "
+        f"joined as node {node_id}, {wanted}: fedstale node shows "
         f"--auth-supernode-private-key {key}",
         key,
         as_json=as_json,

@@ -288,7 +288,7 @@ def proxy(configuration: Path, state: Path) -> list[str]:
 def supernode(
     link: Address, ca: Path, key: Path, *, port: int, config: Mapping[str, str | int | float]
 ) -> list[str]:
-    """Return the command of a SuperNode.
+    """Return the command of a SuperNode whose ClientApps start in forks.
 
     Args:
         link: where the SuperLink is.
@@ -298,7 +298,7 @@ def supernode(
         config: what the ClientApp finds in `context.node_config`.
     """
     return [
-        "flower-supernode",
+        *("fedstale", "node"),
         *("--root-certificates", str(ca)),
         *("--superlink", str(link)),
         *("--port", str(port)),

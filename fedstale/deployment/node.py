@@ -18,6 +18,8 @@ from pathlib import Path
 from fedstale.deployment.processes import end_with_parent
 from fedstale.errors import ConfigError
 
+_KILLED = 128
+"""A shell's status of a program that a signal ended is this and the signal's number."""
 _POLITE_S = 10.0
 _PAUSE_S = 5.0
 _HOST, _PORT = "127.0.0.1", 9094
@@ -46,10 +48,10 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"flower-supernode is not installed: expected it beside {sys.executable}")
     if not sys.platform.startswith("linux"):
         return subprocess.run([program, *arguments], check=False).returncode
-    where = _runtime(arguments)
-    # It looks for Flower's programs as well.
+    superexec = [sys.executable, "-P", "-m", "fedstale.deployment.warm", *_runtime(arguments)]
+    # It starts Flower's programs by their names.
     os.environ["PATH"] = path
-    return _Node([program, *arguments, "--isolation", "process"], where).run()
+    return Node([program, *arguments, "--isolation", "process"], superexec).run()
 
 
 def _runtime(arguments: Sequence[str]) -> list[str]:
@@ -71,22 +73,26 @@ def _runtime(arguments: Sequence[str]) -> list[str]:
     return [f"{host}:{given.port}", *(("--root-certificates", ca) if ca else ())]
 
 
-class _Node:
+class Node:
     """A SuperNode and its SuperExec, which are this process's only children."""
 
-    def __init__(self, supernode: Sequence[str], where: Sequence[str]) -> None:
-        self._commands = [*supernode], [sys.executable, "-P", "-m", "fedstale.deployment.warm"]
-        self._commands[1].extend(where)
+    def __init__(self, supernode: Sequence[str], superexec: Sequence[str]) -> None:
+        """Take the commands of both."""
+        self._commands = supernode, superexec
         self._is_told = False
 
     def run(self) -> int:
+        """Run both until the SuperNode ends; return its exit status, or 0 if this was told to."""
         self._supernode, self._superexec = map(_started, self._commands)
         began = time.monotonic()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._end)
         while (status := self._supernode.poll()) is None:
             with suppress(ChildProcessError):
-                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+                # The first process of a container is given what others leave.
+                if ended and ended.si_pid not in (self._supernode.pid, self._superexec.pid):
+                    os.waitpid(ended.si_pid, 0)
             if self._superexec.poll() is not None and self._supernode.poll() is None:
                 if self._is_told:
                     self._supernode.wait()
@@ -95,7 +101,7 @@ class _Node:
                 time.sleep(max(began + _PAUSE_S - time.monotonic(), 0.0))
                 self._superexec, began = _started(self._commands[1]), time.monotonic()
         self._stop(self._superexec)
-        return 0 if self._is_told else abs(status)
+        return 0 if self._is_told else status if status >= 0 else _KILLED - status
 
     def _end(self, *_: object) -> None:
         self._is_told = True
@@ -111,6 +117,6 @@ class _Node:
             process.wait()
 
 
-def _started(command: list[str]) -> "subprocess.Popen[bytes]":
+def _started(command: Sequence[str]) -> "subprocess.Popen[bytes]":
     # There are no threads here that could hold a lock.
     return subprocess.Popen(command, preexec_fn=end_with_parent)  # noqa: PLW1509

@@ -84,6 +84,10 @@ class ProcessGroup:
         """Return whether a process was started and has not ended."""
         return name in self._supervisors and self._supervisors[name].poll() is None
 
+    def pid(self, name: str) -> int:
+        """Return the process below which a command runs."""
+        return self._supervisors[name].pid
+
     def kill(self, name: str) -> None:
         """Kill one process and all that it has started at once, as a power failure would."""
         with self._supervisors.pop(name) as supervisor:

@@ -65,6 +65,8 @@ _FLEET = "/v1/fleet/"
 _HOUR_S = 3600.0
 _PIECE = b"ArrayChunk "
 _FILES = 8192
+_LONGEST_HOLD_S = 25.0
+"""A SuperNode waits 30 s for an answer."""
 _SIGNED_FOR_S = TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE
 
 
@@ -308,7 +310,13 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None = None) -> None:
+def run(
+    arguments: Sequence[str],
+    at: Path | None = None,
+    quotas: Quotas | None = None,
+    *,
+    hold_s: float = 20.0,
+) -> None:
     """Run flower-superlink behind the gate until it is ended.
 
     Args:
@@ -317,11 +325,14 @@ def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None 
             its folder and is of this user or group can reach everything, so the folder must be
             closed to others; it is made so if it does not exist.
         quotas: of each node; those of `Quotas` if not given.
+        hold_s: how long a node's question for work is held, in s, from 0 to 25.
 
     Raises:
         ConfigError: the socket cannot be made, others may read the key, the secret or the database,
             or another SuperLink holds the database.
     """
+    if not 0.0 <= hold_s <= _LONGEST_HOLD_S:
+        raise ConfigError(f"hold = {hold_s:g}: expected 0 to {_LONGEST_HOLD_S:g} s")
     # The database, above all: nobody but this user reads what is made from here on.
     os.umask(PRIVATE_UMASK)
     options = argparse.ArgumentParser(add_help=False)
@@ -341,7 +352,11 @@ def run(arguments: Sequence[str], at: Path | None = None, quotas: Quotas | None 
         since = time.monotonic() if was_used else None
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
-    folder, clock, arrivals = path.parent if path else Path(), SteadyClock(), Arrivals()
+    folder, clock, arrivals = (
+        path.parent if path else Path(),
+        SteadyClock(),
+        Arrivals(hold_s=hold_s),
+    )
     clock.install()
     app = guarded(
         create_app(config, SuperLinkLifespan),

@@ -17,6 +17,7 @@ ClientApp runs, and `fedstale.deployment.node` starts a new one.
 """
 
 import argparse
+import atexit
 import gc
 import importlib
 import json
@@ -24,14 +25,16 @@ import logging
 import os
 import random
 import signal
+import socket
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from flwr.supercore import log
 from flwr.supercore.constant import TaskType
@@ -53,7 +56,7 @@ AGAIN = 75
 _OTHERS = 3
 _MOST_BYTES = 10_000_000
 _POLL_S, _IDLE_POLL_S, _IDLE_AFTER_S = 0.1, 1.0, 30.0
-_GPU = "/dev/nvidia"
+_GPUS = "/dev/nvidia", "/dev/kfd", "/dev/dri"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 
@@ -65,6 +68,9 @@ class WarmExecutor(SubprocessExecutor):
     """After so many, a new process takes its place."""
     longest_s: float = 86_400.0
     """After so many s likewise."""
+    owner: int = field(default_factory=os.getppid)
+    """Process with which ClientApps end. If it were this one, a SuperNode whose SuperExec is killed
+    would wait for ever for the answer of a ClientApp that was stopped."""
     fab_hash: str | None = field(default=None, init=False)
     """Of the app whose libraries are here, or will be."""
     n_forks: int = field(default=0, init=False)
@@ -79,26 +85,31 @@ class WarmExecutor(SubprocessExecutor):
     """Messages in a row that were for other apps."""
     _since: float = field(default_factory=time.monotonic, init=False)
     _busy_at: float = field(default_factory=time.monotonic, init=False)
-    _installed: dict[str, int] = field(init=False)
+    _installed: dict[Path, int] = field(init=False)
+    _is_outdated: bool = field(default=False, init=False)
+    """Whether other libraries are installed now."""
 
     def __post_init__(self) -> None:
         self._installed = installed()
         gc.freeze()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the ClientApp for a message; returns in the fork by SystemExit alone."""
+        """Start the ClientApp for a message; the fork never returns from here."""
         self._busy_at = time.monotonic()
         if self.fab_hash is None:
             self.fab_hash = spec.fab_hash
         is_ours = spec.task_type is TaskType.CLIENT_APP and spec.fab_hash == self.fab_hash
         self._others = 0 if is_ours else self._others + 1
+        self._is_outdated |= installed() != self._installed
         # A runtime of its own has libraries of its own.
-        if not is_ours or spec.fab_hash is None or spec.runtime_dependency_install:
+        is_other = not is_ours or spec.fab_hash is None or spec.runtime_dependency_install
+        spec = replace(spec, parent_pid=self.owner)
+        if is_other or self._is_outdated:
             return super().launch(spec)
-        report = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - reconcile closes
+        report = os.fdopen(os.memfd_create("imported"), "w+", encoding="utf-8")
         known = self._tried.union(sys.modules)
         try:
-            pid = os.fork()
+            pid = _fork()
         except OSError as problem:
             report.close()
             return LaunchResult.failed(f"no process could be forked: {problem.strerror}")
@@ -115,16 +126,15 @@ class WarmExecutor(SubprocessExecutor):
         Raises:
             SystemExit: another process is to take its place.
         """
-        for pid in [pid for pid in self._apps if os.waitpid(pid, os.WNOHANG)[0]]:
-            with self._apps.pop(pid) as report:
-                self._try(_told(report))
-        if self._trial is not None:
-            pid, names = self._trial
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                self._trial = None
+        for pid, status in _ended():
+            if pid in self._apps:
+                with self._apps.pop(pid) as report:
+                    self._try(_told(report))
+            elif self._trial is not None and pid == self._trial[0]:
+                names, self._trial = self._trial[1], None
                 self._share(names, is_harmless=status == 0)
-        if not self._apps and self._trial is None and self._is_worn():
+        # New interpreters are children too.
+        if self._is_worn() and not _has_children():
             raise SystemExit(AGAIN)
         if time.monotonic() > self._busy_at + _IDLE_AFTER_S:
             time.sleep(_IDLE_POLL_S - _POLL_S)
@@ -135,7 +145,7 @@ class WarmExecutor(SubprocessExecutor):
         if not new or self._trial is not None:
             return
         self._tried.update(new)
-        pid = os.fork()
+        pid = _fork()
         if not pid:
             _forget()
             _import(new)
@@ -155,13 +165,17 @@ class WarmExecutor(SubprocessExecutor):
 
     def _is_worn(self) -> bool:
         is_old = time.monotonic() > self._since + self.longest_s or self.n_forks >= self.most_forks
-        return is_old or self._others >= _OTHERS or self._installed != installed()
+        return is_old or self._is_outdated or self._others >= _OTHERS
 
 
-def installed() -> dict[str, int]:
-    """Return when each folder of libraries was changed, in ns; an installation changes one."""
-    folders = {path: Path(path) for path in sys.path if path}
-    return {path: folder.stat().st_mtime_ns for path, folder in folders.items() if folder.is_dir()}
+def installed() -> dict[Path, int]:
+    """Return what is installed for this interpreter, and when each was, in ns."""
+    found = (info for path in sys.path if path for info in Path(path).glob("*.dist-info"))
+    try:
+        return {info: info.stat().st_mtime_ns for info in found}
+    except OSError:
+        # Just now something is.
+        return {}
 
 
 def is_harmless() -> bool:
@@ -172,11 +186,34 @@ def is_harmless() -> bool:
     """
     files = Path("/proc/self/fd")
     opened = [os.readlink(f) for f in files.iterdir() if f.is_symlink()] if files.is_dir() else []
-    return threading.active_count() == 1 and not any(name.startswith(_GPU) for name in opened)
+    return threading.active_count() == 1 and not any(name.startswith(_GPUS) for name in opened)
 
 
-def _answer(spec: ExecutionSpec, at_end: Callable[[], None]) -> None:
+def _ended() -> Iterator[tuple[int, int]]:
+    """Wait for each child that has ended; return their pids and statuses."""
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            yield found
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _fork() -> int:
+    # What is not written yet would be written twice.
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return os.fork()
+
+
+def _answer(spec: ExecutionSpec, at_end: Callable[[], None]) -> NoReturn:
     """Be the process of a ClientApp, as flwr-clientapp is, and end."""
+    status = 1
     _forget()
     name_process("flwr-clientapp")
     sys.argv = ["flwr-clientapp"]
@@ -191,8 +228,29 @@ def _answer(spec: ExecutionSpec, at_end: Callable[[], None]) -> None:
             ),
             parent_pid=spec.parent_pid,
         )
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
     finally:
         at_end()
+        _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """End as an interpreter does, but for taking apart what a fork shares with its parent.
+
+    With torch, that takes longer than all else that a message takes.
+    """
+    try:
+        # What multiprocessing calls at the end of its forks, too.
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(status)
 
 
 def _forget() -> None:
@@ -241,12 +299,22 @@ def _import(names: Iterable[str]) -> None:
             logger.debug("%s is not imported beforehand", name, exc_info=True)
 
 
+def _wait_for(address: str) -> None:
+    """Wait until a SuperNode listens; Flower would write into the log that it does not."""
+    host, _, port = address.rpartition(":")
+    while True:
+        with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), 5.0):
+            return
+        time.sleep(_POLL_S)
+
+
 def main() -> None:
     """Run Flower's SuperExec with warm ClientApps until a new one is to take its place."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address", help="of the SuperNode's Runtime API")
     parser.add_argument("--root-certificates", help="if it is not plain")
     options = parser.parse_args()
+    _wait_for(options.address)
     executor = WarmExecutor()
     run_superexec.__globals__["get_executor"] = lambda *_, **__: executor
     os.environ["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = str(_POLL_S)

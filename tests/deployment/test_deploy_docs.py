@@ -34,7 +34,7 @@ OURS = {
     "fedstale deploy run": ["--checkpoints", "--run-config"],
     "fedstale deploy superexec": commands.superexec(AT, ANY, ANY, "somebody"),
     "nginx": commands.proxy(ANY, ANY),
-    "flower-supernode": commands.supernode(AT, ANY, ANY, port=9094, config={"a": 1}),
+    "fedstale node": commands.supernode(AT, ANY, ANY, port=9094, config={"a": 1}),
     "fedstale flwr run": commands.run(ANY, "name", "a=1"),
 }
 
@@ -196,7 +196,7 @@ def test_the_services_of_compose_start_what_fedstale_starts():
         named = {volume.split(":")[0] for volume in service["volumes"]}
         assert {name for name in named if not name.startswith(".")} <= set(compose["volumes"])
         assert set(service.get("depends_on", ())) <= set(compose["services"])
-    assert sorted(started) == sorted([*(set(OURS) - {"fedstale flwr run"}), "flower-supernode"])
+    assert sorted(started) == sorted([*(set(OURS) - {"fedstale flwr run"}), "fedstale node"])
 
 
 def test_compose_gives_each_service_as_little_as_it_can():

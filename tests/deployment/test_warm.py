@@ -1,0 +1,304 @@
+"""What a fork in place of a new interpreter may share, and when it must not."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux alone")
+
+# Functions are what ClientApps do; a message names one, and its app.
+SCRIPT = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+from unittest.mock import patch
+
+from flwr.supercore.constant import TaskType
+from flwr.supercore.exit import register_signal_handlers
+from flwr.supercore.exit.exit_handler import registered_exit_handlers
+from flwr.supercore.superexec.executor import ExecutionSpec
+from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+from flwr.supercore.telemetry import EventType
+from fedstale.deployment import warm
+
+def run_clientapp(token, **options):
+    globals()[token]()
+    sys.exit(0)
+
+warm.run_clientapp = run_clientapp
+
+def tell(**about):
+    with open("said", "a") as file:
+        file.write(json.dumps(about) + "\\n")
+
+def launched(executor, token, app="a", *, own_runtime=False):
+    return executor.launch(ExecutionSpec(
+        task_type=TaskType.CLIENT_APP, runtime_api_address="127.0.0.1:1", token=token,
+        insecure=True, root_certificates_path=None, runtime_dependency_install=own_runtime,
+        parent_pid=os.getpid(), suppress_output=False, task_id=1, fab_hash=app,
+    ))
+
+def settle(executor):
+    deadline = time.monotonic() + 30.0
+    while executor._apps or executor._trial:
+        executor.reconcile()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+def answered(executor, *tokens, app="a"):
+    for token in tokens:
+        launched(executor, token, app)
+        settle(executor)
+"""
+
+
+@pytest.fixture
+def said(tmp_path):
+    """Return a function that runs a script and returns what its ClientApps have told."""
+    home, libraries = tmp_path / "home", tmp_path / "libraries"
+    (home / "apps" / "own").mkdir(parents=True)
+    libraries.mkdir()
+    (home / "apps" / "own" / "own_file.py").write_text("COUNT = 0\n")
+    (libraries / "a_library.py").write_text("COUNT = 0\n")
+    (libraries / "with_thread.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    (libraries / "with_gpu.py").write_text("DEVICE = open('/dev/null')\n")
+    (libraries / "with_trap.py").write_text(
+        "import os, sys\nif sys.argv != ['flwr-clientapp']: os.abort()\n"
+    )
+
+    def run(script):
+        result = subprocess.run(
+            [sys.executable, "-P", "-c", SCRIPT + textwrap.dedent(script)],
+            cwd=tmp_path,
+            env={**os.environ, "FLWR_HOME": str(home), "PYTHONPATH": str(libraries)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        lines = (tmp_path / "said").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    return run
+
+
+def test_a_fork_is_like_a_new_interpreter(said):
+    first, second = said("""
+        import numpy as np
+        register_signal_handlers(EventType.RUN_SUPEREXEC_LEAVE, exit_handlers=[lambda: tell(bad=1)])
+        def app():
+            options = sys._getframe(1).f_locals["options"]
+            tell(
+                chance=[random.random(), np.random.rand()],
+                handlers=[signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGQUIT)],
+                interrupt=signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+                at_exit=len(registered_exit_handlers),
+                argv=sys.argv,
+                parent=options["parent_pid"],
+                name=Path("/proc/self/comm").read_text().strip(),
+            )
+        answered(warm.WarmExecutor(owner=7), "app", "app")
+        """)
+    # It outlives the SuperExec, and ends with the node.
+    assert first["parent"] == 7
+    assert first.pop("chance") != second.pop("chance")
+    assert first == second
+    assert first["handlers"] == [0, 0]
+    assert first["interrupt"]
+    assert first["at_exit"] == 0
+    assert (first["argv"], first["name"]) == (["flwr-clientapp"], "flwr-clientapp")
+
+
+def test_libraries_are_shared_and_neither_the_files_nor_the_state_of_an_app(said):
+    found = said("""
+        def app():
+            here = [name in sys.modules for name in ("a_library", "own_file")]
+            sys.path.insert(0, str(Path(os.environ["FLWR_HOME"]) / "apps" / "own"))
+            import a_library, own_file
+            tell(here=here, counts=[a_library.COUNT, own_file.COUNT])
+            a_library.COUNT = own_file.COUNT = 1
+        answered(warm.WarmExecutor(), "app", "app", "app")
+        """)
+    assert found == [{"here": [here, False], "counts": [0, 0]} for here in (False, True, True)]
+
+
+def test_what_a_later_message_imports_is_shared_from_then_on(said):
+    found = said("""
+        def little(): pass
+        def app():
+            tell(here="a_library" in sys.modules)
+            import a_library
+        answered(warm.WarmExecutor(), "little", "app", "app")
+        """)
+    assert found == [{"here": False}, {"here": True}]
+
+
+@pytest.mark.parametrize("library", ["with_thread", "with_gpu", "with_trap"])
+def test_a_library_that_a_fork_cannot_inherit_is_not_shared(said, library):
+    found = said(f"""
+        warm._GPUS = "/dev/null"
+        # Every process has it open here, but as this library does.
+        warm.is_harmless.__globals__["os"].readlink = (
+            lambda path, read=os.readlink: "" if path.name in "012" else read(path)
+        )
+        def app():
+            tell(here="{library}" in sys.modules)
+            import {library}
+        executor = warm.WarmExecutor()
+        answered(executor, "app", "app", "app")
+        tell(main="{library}" in sys.modules)
+        """)
+    assert found == [{"here": False}] * 3 + [{"main": False}]
+
+
+def test_a_fork_ends_as_an_interpreter_does(said):
+    found = said("""
+        import atexit, threading
+        def app():
+            file = open("late", "w")
+            sys.stdout = open("printed", "w")
+            print("buffered")
+            atexit.register(tell, at="exit")
+            threading.Thread(target=lambda: (time.sleep(0.3), tell(at="end of a thread"))).start()
+        answered(warm.WarmExecutor(), "app")
+        tell(printed=Path("printed").read_text())
+        """)
+    assert found == [{"at": "end of a thread"}, {"at": "exit"}, {"printed": "buffered\n"}]
+
+
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)", "sys.exit(1)"])
+def test_an_app_that_ends_itself_takes_nothing_else_along(said, end):
+    found = said(f"""
+        def bad():
+            {end}
+        def app():
+            tell(app=1)
+        executor = warm.WarmExecutor()
+        answered(executor, "bad", "app")
+        assert executor.n_forks == 2
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            tell(zombies=0)
+        """)
+    assert found == [{"app": 1}, {"zombies": 0}]
+
+
+def test_another_app_gets_new_interpreters_and_after_three_messages_a_process_of_its_own(said):
+    found = said("""
+        def app(): pass
+        plain = []
+        SubprocessExecutor.launch = lambda self, spec: plain.append(spec.fab_hash)
+        executor = warm.WarmExecutor()
+        # Two that take turns.
+        for _ in range(5):
+            answered(executor, "app")
+            launched(executor, "app", "b")
+            executor.reconcile()
+        tell(plain=plain, forks=executor.n_forks)
+        for _ in range(2):
+            launched(executor, "app", "b")
+        try:
+            executor.reconcile()
+        except SystemExit as end:
+            tell(end=end.code)
+        """)
+    assert found == [{"plain": ["b"] * 5, "forks": 5}, {"end": 75}]
+
+
+def test_the_client_apps_of_another_app_end_before_it_makes_way(said):
+    found = said("""
+        import subprocess
+        Path("wait.py").write_text(
+            "import os, time\\nwhile not os.path.exists('end'): time.sleep(0.01)"
+        )
+        SubprocessExecutor.launch = lambda self, spec: subprocess.Popen(
+            [sys.executable, "wait.py"]
+        )
+        def app(): pass
+        executor = warm.WarmExecutor()
+        answered(executor, "app")
+        others = [launched(executor, "app", "b") for _ in range(3)]
+        for _ in range(20):
+            executor.reconcile()
+            time.sleep(0.01)
+        Path("end").touch()
+        try:
+            while True:
+                executor.reconcile()
+                time.sleep(0.01)
+        except SystemExit as end:
+            tell(end=end.code, others=[other.poll() is None for other in others])
+        """)
+    # They were waited for, so that nobody else can ask how they ended.
+    assert found == [{"end": 75, "others": [False] * 3}]
+
+
+def test_an_app_with_a_runtime_of_its_own_gets_new_interpreters(said):
+    found = said("""
+        SubprocessExecutor.launch = lambda self, spec: tell(plain=True)
+        launched(warm.WarmExecutor(), "app", own_runtime=True)
+        """)
+    assert found == [{"plain": True}]
+
+
+@pytest.mark.parametrize(
+    "worn",
+    [
+        "executor.most_forks = 1",
+        "executor.longest_s = 0.0",
+    ],
+)
+def test_it_makes_way_for_a_new_process_when_no_client_app_runs(said, worn):
+    found = said(f"""
+        def app():
+            while not Path("end").exists():
+                time.sleep(0.01)
+        executor = warm.WarmExecutor()
+        executor.reconcile()
+        launched(executor, "app")
+        {worn}
+        for _ in range(5):
+            executor.reconcile()
+        Path("end").touch()
+        try:
+            settle(executor)
+        except SystemExit as end:
+            tell(end=end.code, runs=len(executor._apps))
+        """)
+    assert found == [{"end": 75, "runs": 0}]
+
+
+def test_what_is_installed_meanwhile_is_there_for_the_next_message(said):
+    found = said("""
+        def app(): pass
+        SubprocessExecutor.launch = lambda self, spec: tell(plain=True)
+        executor = warm.WarmExecutor()
+        answered(executor, "app")
+        (Path(os.environ["PYTHONPATH"]) / "new-1.0.dist-info").mkdir()
+        launched(executor, "app")
+        try:
+            executor.reconcile()
+        except SystemExit as end:
+            tell(end=end.code)
+        """)
+    assert found == [{"plain": True}, {"end": 75}]
+
+
+def test_no_process_to_be_had_is_said_and_not_an_end(said):
+    found = said("""
+        executor = warm.WarmExecutor()
+        with patch.object(os, "fork", side_effect=BlockingIOError(11, "Resource unavailable")):
+            result = launched(executor, "app")
+        tell(status=result.status, message=result.message)
+        executor.reconcile()
+        """)
+    text = "no process could be forked: Resource unavailable"
+    assert found == [{"status": "failed", "message": text}]
