@@ -413,7 +413,7 @@ class DocsDeployment:
             write_node_key(self.folder / "node-0")
             self.operate("supernode", "register", str(self.folder / "node-0.pub"), "mine")
             node = {"node-0": str(self.folder / "node-0"), "9094": str(free_port())}
-            self.start("flower-supernode", self.folder / "node", {"ca.crt": str(self.ca), **node})
+            self.start("fedstale node", self.folder / "node", {"ca.crt": str(self.ca), **node})
             wait_for(lambda: list(self.control.nodes().values()) == ["online"])
             self.ends = started.pop_all()
         return self

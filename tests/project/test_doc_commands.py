@@ -41,6 +41,7 @@ ELSEWHERE = {
     "--socket": "tests/deployment/test_stranger.py",  # deploy superlink
     "--user": "tests/deployment/test_stranger.py",  # deploy superexec
     "flwr": "tests/deployment/test_stranger.py",
+    "node": "tests/deployment/test_stranger.py",
     "purge": "tests/deployment/test_purge.py",
     "--checkpoints": "tests/deployment/test_killed_server_app.py",  # deploy run
     "enrol": "tests/deployment/test_enrolment.py",

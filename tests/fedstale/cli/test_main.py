@@ -173,7 +173,7 @@ def commands(group, *path):
             yield pytest.param(command, id=" ".join((*path, name)))
 
 
-FLOWERS = {"flwr", "superlink", "superexec"}
+FLOWERS = {"flwr", "superlink", "superexec", "node"}
 """Commands that become one of Flower's, whose options and output are its own."""
 
 
