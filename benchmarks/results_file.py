@@ -35,9 +35,11 @@ def write_result(
         "versions": {"python": platform.python_version()} | _versions(),
         "hardware": {"cpu": _cpu(), "cores": os.cpu_count(), "naive_clients_per_s": speed},
         "load_average": os.getloadavg(),
-        "rows": list(rows),
     }
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    # A row a line, so that changes can be read.
+    lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
+    head = json.dumps(result, indent=2).removesuffix("\n}")
+    path.write_text(f'{head},\n  "rows": [\n{lines}\n  ]\n}}\n')
     return path
 
 
