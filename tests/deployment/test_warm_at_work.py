@@ -1,0 +1,58 @@
+"""Nodes whose ClientApps are forks: their SuperExecs killed, apps that end, two runs at once."""
+
+import psutil
+import pytest
+from small_deployment import CLIENT, PYPROJECT, Running, means, write_app
+
+pytestmark = pytest.mark.deployment
+
+ENDS_ITSELF = CLIENT.replace(
+    "def train(message, context):",
+    "def train(message, context):\n"
+    "    import os\n"
+    "    if context.node_config['partition-id'] == 1 and context.run_config['ends']:\n"
+    "        os._exit(3)",
+)
+
+
+def superexecs(deployment):
+    """Return the SuperExecs of all nodes, which are named otherwise than their forks."""
+    below = [
+        process
+        for number in range(3)
+        for process in psutil.Process(deployment.processes.pid(f"node-{number}")).children(True)
+    ]
+    return [
+        process
+        for process in below
+        if "fedstale.deployment.warm" in process.cmdline() and process.name() != "flwr-clientapp"
+    ]
+
+
+def test_a_killed_superexec_of_a_node_loses_not_even_the_job(deployment, tmp_path):
+    app = write_app(tmp_path / "adder")
+    run = Running(deployment, app, "rounds=2 train-s=5.0")
+    killed = superexecs(deployment)
+    assert len(killed) == 3
+    run.until(lambda: sum(len(p.children()) for p in killed) == 3)
+    for process in killed:
+        process.kill()
+    found = means(run.end())
+    assert found == {0: 0.0, 1: pytest.approx(2.0), 2: pytest.approx(4.0)}
+    assert not {process.pid for process in superexecs(deployment)} & {p.pid for p in killed}
+
+
+def test_two_runs_of_two_apps_share_the_nodes(deployment, tmp_path):
+    one = write_app(tmp_path / "one", PYPROJECT)
+    other = write_app(tmp_path / "other", PYPROJECT.replace("1.0.0", "1.0.1"))
+    runs = [Running(deployment, app, "rounds=3") for app in (one, other)]
+    for run in runs:
+        assert means(run.end())[3] == pytest.approx(6.0)
+
+
+@pytest.mark.slow
+def test_an_app_that_ends_its_process_is_an_error_of_that_node_alone(deployment, tmp_path):
+    app = write_app(tmp_path / "ends", PYPROJECT + "ends = true\n", client=ENDS_ITSELF)
+    # The SuperNode waits until the ClientApp's heartbeats have not come for a minute.
+    found = means(Running(deployment, app, "rounds=1").end())
+    assert found[1] == pytest.approx((1 + 3) / 2)
