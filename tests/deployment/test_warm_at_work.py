@@ -1,8 +1,13 @@
 """Nodes whose ClientApps are forks: their SuperExecs killed, apps that end, two runs at once."""
 
+import subprocess
+
 import psutil
 import pytest
 from small_deployment import CLIENT, PYPROJECT, Running, means, write_app
+
+from fedstale.deployment import commands
+from fedstale.deployment.local import LINK
 
 pytestmark = pytest.mark.deployment
 
@@ -45,9 +50,19 @@ def test_a_killed_superexec_of_a_node_loses_not_even_the_job(deployment, tmp_pat
 def test_two_runs_of_two_apps_share_the_nodes(deployment, tmp_path):
     one = write_app(tmp_path / "one", PYPROJECT)
     other = write_app(tmp_path / "other", PYPROJECT.replace("1.0.0", "1.0.1"))
-    runs = [Running(deployment, app, "rounds=3") for app in (one, other)]
+    environment = deployment.operator_environment()
+    runs = [
+        subprocess.Popen(
+            commands.found(commands.run(app, LINK, "rounds=3"), environment),
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for app in (one, other)
+    ]
     for run in runs:
-        assert means(run.end())[3] == pytest.approx(6.0)
+        lines = run.communicate(timeout=200)[0].splitlines()
+        assert means(lines)[3] == pytest.approx(6.0), lines
 
 
 @pytest.mark.slow
