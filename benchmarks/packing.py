@@ -4,7 +4,7 @@ A SuperLink and two SuperNodes run on this machine, with TLS and node keys. A ro
 a model there and back, and nobody trains. The first round, which unpacks the app and is not packed
 yet, does not count; of the others there are medians.
 
-Run it with: python benchmarks/packing.py [--quick]
+The table is written into docs/deploy.md. Run it with: python benchmarks/packing.py [--quick]
 """
 
 import argparse
@@ -12,7 +12,7 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,8 @@ from results_file import write_result
 from fedstale.deployment.local import LocalDeployment, run_app
 
 NODES = 2
+PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
+START, END = "<!-- packing: begin -->\n", "<!-- packing: end -->"
 BYTES = (400_000, 30_000_000)
 FORMS = {
     "one array": "arrays=1 packed=false",
@@ -164,6 +166,19 @@ def medians(found: list[Mapping[str, float]]) -> Row:
     return row
 
 
+def page(text: str, rows: Sequence[Row]) -> str:
+    """Return a page with the table of rows between its markers."""
+    lines = ["| MB | as | s a round | CPU s of the SuperLink |", "|---:|---|---:|---:|"]
+    lines += [
+        f"| {row['MB']} | {row['what']} | {row['round s']:.1f} | {row['SuperLink CPU s']:.1f} |"
+        for row in rows
+    ]
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    title = f"A round of {NODES} nodes that do not train (`python benchmarks/packing.py`):"
+    return before + START + "\n".join(["", title, "", *lines, "", ""]) + END + after
+
+
 def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -179,6 +194,9 @@ def main() -> None:
         rows = [row for n in sizes for row in rows_of(deployment, app, n, rounds)]
     name = "packing-quick" if quick else "packing"
     write_result(name, rows, command="python benchmarks/packing.py" + " --quick" * quick)
+    if not quick:
+        text = page(PAGE.read_text(encoding="utf-8"), rows)
+        PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
