@@ -1,7 +1,8 @@
 """A device's node: Flower's SuperNode, with ClientApps that start in a fork (`warm`).
 
 Both run until the SuperNode ends or this process is told to end. The SuperExec is started again
-when it ends, however it does. This file imports little, since its process stays in memory.
+when it ends, however it does, and the SuperNode if it waits for the answer of a ClientApp that was
+killed. This file imports little, since its process stays in memory.
 """
 
 import argparse
@@ -18,6 +19,8 @@ from pathlib import Path
 from fedstale.deployment.processes import end_with_parent
 from fedstale.errors import ConfigError
 
+STUCK = 76
+"""Status of a SuperExec whose SuperNode waits for an answer that will not come."""
 _KILLED = 128
 """A shell's status of a program that a signal ended is this and the signal's number."""
 _POLITE_S = 10.0
@@ -97,6 +100,9 @@ class Node:
                 if self._is_told:
                     self._supernode.wait()
                     continue
+                if self._superexec.returncode == STUCK:
+                    self._stop(self._supernode)
+                    self._supernode = _started(self._commands[0])
                 # One that fails at once must not take the device's processor.
                 time.sleep(max(began + _PAUSE_S - time.monotonic(), 0.0))
                 self._superexec, began = _started(self._commands[1]), time.monotonic()

@@ -22,6 +22,7 @@ import gc
 import importlib
 import json
 import logging
+import mmap
 import os
 import random
 import signal
@@ -33,6 +34,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -46,6 +48,7 @@ from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supercore.utils import get_flwr_home
 from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+from fedstale.deployment.node import STUCK
 from fedstale.deployment.processes import name_process
 
 logger = logging.getLogger(__name__)
@@ -57,7 +60,20 @@ _OTHERS = 3
 _MOST_BYTES = 10_000_000
 _POLL_S, _IDLE_POLL_S, _IDLE_AFTER_S = 0.1, 1.0, 30.0
 _GPUS = "/dev/nvidia", "/dev/kfd", "/dev/dri"
+_BEGUN, _PULLED, _PUSHING, _ENDED = range(4)
+"""How far a ClientApp has come. Who is killed at the first or the third leaves its SuperNode
+waiting for ever; at the second, the SuperNode notices that its heartbeats have ended."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+
+
+@dataclass(slots=True)
+class _App:
+    """A fork for a message."""
+
+    imported: IO[str]
+    """What it has imported when it ends."""
+    stage: mmap.mmap
+    """How far it has come, in one byte."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -75,8 +91,8 @@ class WarmExecutor(SubprocessExecutor):
     """Of the app whose libraries are here, or will be."""
     n_forks: int = field(default=0, init=False)
     """Messages that had a fork."""
-    _apps: dict[int, IO[str]] = field(default_factory=dict, init=False)
-    """Of each ClientApp that runs, what it has imported when it ends."""
+    _apps: dict[int, _App] = field(default_factory=dict, init=False)
+    """Those that run, by process."""
     _trial: tuple[int, list[str]] | None = field(default=None, init=False)
     """The fork that tries to import libraries, and which."""
     _tried: set[str] = field(default_factory=set, init=False)
@@ -106,17 +122,18 @@ class WarmExecutor(SubprocessExecutor):
         spec = replace(spec, parent_pid=self.owner)
         if is_other or self._is_outdated:
             return super().launch(spec)
-        report = os.fdopen(os.memfd_create("imported"), "w+", encoding="utf-8")
+        imported = os.fdopen(os.memfd_create("imported"), "w+", encoding="utf-8")
+        app = _App(imported, mmap.mmap(-1, 1))
         known = self._tried.union(sys.modules)
         try:
             pid = _fork()
         except OSError as problem:
-            report.close()
+            imported.close()
             return LaunchResult.failed(f"no process could be forked: {problem.strerror}")
         if not pid:
             self._apps.clear()
-            _answer(spec, lambda: _tell(report, known))
-        self._apps[pid] = report
+            _answer(spec, app.stage, lambda: _tell(imported, known))
+        self._apps[pid] = app
         self.n_forks += 1
         return LaunchResult.accepted()
 
@@ -124,12 +141,16 @@ class WarmExecutor(SubprocessExecutor):
         """Wait for what has ended, import what has proved harmless, and end when it is time.
 
         Raises:
-            SystemExit: another process is to take its place.
+            SystemExit: another process is to take its place; or the SuperNode's as well.
         """
         for pid, status in _ended():
             if pid in self._apps:
-                with self._apps.pop(pid) as report:
-                    self._try(_told(report))
+                app = self._apps.pop(pid)
+                with app.imported:
+                    self._try(_told(app.imported))
+                if app.stage[0] in {_BEGUN, _PUSHING}:
+                    log(logging.ERROR, "a ClientApp was killed as it spoke with its SuperNode")
+                    raise SystemExit(STUCK)
             elif self._trial is not None and pid == self._trial[0]:
                 names, self._trial = self._trial[1], None
                 self._share(names, is_harmless=status == 0)
@@ -211,12 +232,18 @@ def _fork() -> int:
     return os.fork()
 
 
-def _answer(spec: ExecutionSpec, at_end: Callable[[], None]) -> NoReturn:
+def _answer(spec: ExecutionSpec, stage: mmap.mmap, at_end: Callable[[], None]) -> NoReturn:
     """Be the process of a ClientApp, as flwr-clientapp is, and end."""
     status = 1
     _forget()
     name_process("flwr-clientapp")
     sys.argv = ["flwr-clientapp"]
+    parts = run_clientapp.__globals__
+    for name, during, after in (
+        ("pull_task_input", _BEGUN, _PULLED),
+        ("push_message", _PUSHING, _ENDED),
+    ):
+        parts[name] = partial(_noted, parts[name], stage, during, after)
     log(logging.INFO, "Start `flwr-clientapp` process")
     try:
         run_clientapp(
@@ -234,8 +261,19 @@ def _answer(spec: ExecutionSpec, at_end: Callable[[], None]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
+        stage[0] = _ENDED
         at_end()
         _leave(status)
+
+
+def _noted(
+    part: Callable[..., object], stage: mmap.mmap, during: int, after: int, *given: object
+) -> object:
+    """Do a part of what a ClientApp's process does, and note it."""
+    stage[0] = during
+    found = part(*given)
+    stage[0] = after
+    return found
 
 
 def _leave(status: int) -> NoReturn:

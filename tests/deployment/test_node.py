@@ -87,6 +87,18 @@ def test_a_superexec_that_ends_is_started_again(started, monkeypatch):
     assert is_gone(supernode)
 
 
+def test_a_supernode_that_waits_for_ever_is_started_again_too(started):
+    start, pids = started
+    once = "is_new = not os.path.exists('once'); open('once', 'w').close(); time.sleep(2); "
+    found = start(superexec=f"{once} sys.exit({node.STUCK}) if is_new else {STAY}")
+    first, second = pids("supernode", 2)
+    assert is_gone(first)
+    pids("superexec", 2)
+    found.terminate()
+    assert found.wait(30) == 0
+    assert is_gone(second)
+
+
 def test_a_node_that_is_killed_leaves_nothing(started):
     start, pids = started
     found = start()

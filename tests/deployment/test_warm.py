@@ -24,8 +24,13 @@ from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExec
 from flwr.supercore.telemetry import EventType
 from fedstale.deployment import warm
 
+def pull_task_input(client): pass
+def push_message(client, message, context): pass
+
 def run_clientapp(token, **options):
+    pull_task_input(None)
     globals()[token]()
+    push_message(None, None, None)
     sys.exit(0)
 
 warm.run_clientapp = run_clientapp
@@ -171,6 +176,32 @@ def test_a_fork_ends_as_an_interpreter_does(said):
         tell(printed=Path("printed").read_text())
         """)
     assert found == [{"at": "end of a thread"}, {"at": "exit"}, {"printed": "buffered\n"}]
+
+
+@pytest.mark.parametrize(
+    ("where", "end"),
+    [
+        ("pull_task_input", {"end": 76}),
+        ("app", {"end": None}),
+        ("push_message", {"end": 76}),
+        ("at_exit", {"end": None}),
+    ],
+)
+def test_a_kill_that_leaves_the_supernode_waiting_is_told(said, where, end):
+    found = said(f"""
+        import atexit
+        def die(*_): os.kill(os.getpid(), 9)
+        def app():
+            if "{where}" == "app": die()
+            if "{where}" == "at_exit": atexit.register(die)
+        globals()["{where}"] = app if "{where}" == "app" else die
+        try:
+            answered(warm.WarmExecutor(), "app")
+            tell(end=None)
+        except SystemExit as end:
+            tell(end=end.code)
+        """)
+    assert found == [end]
 
 
 @pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), 9)", "sys.exit(1)"])

@@ -4,7 +4,7 @@ import subprocess
 
 import psutil
 import pytest
-from small_deployment import CLIENT, PYPROJECT, Running, means, write_app
+from small_deployment import CLIENT, PYPROJECT, Running, means, wait_for, write_app
 
 from fedstale.deployment import commands
 from fedstale.deployment.local import LINK
@@ -17,6 +17,17 @@ ENDS_ITSELF = CLIENT.replace(
     "    import os\n"
     "    if context.node_config['partition-id'] == 1 and context.run_config['ends']:\n"
     "        os._exit(3)",
+)
+
+
+DIES_WITH_ITS_REPLY = CLIENT.replace(
+    "def train(message, context):",
+    "def train(message, context):\n"
+    "    import os\n"
+    "    from flwr.supernode.runtime import run_clientapp\n"
+    "    if context.node_config['partition-id'] == 1 and not os.path.exists(FILE):\n"
+    "        open(FILE, 'w').close()\n"
+    "        run_clientapp.push_objects = lambda *_, **__: os.kill(os.getpid(), 9)",
 )
 
 
@@ -63,6 +74,17 @@ def test_two_runs_of_two_apps_share_the_nodes(deployment, tmp_path):
     for run in runs:
         lines = run.communicate(timeout=200)[0].splitlines()
         assert means(lines)[3] == pytest.approx(6.0), lines
+
+
+def test_a_node_whose_client_app_dies_with_its_reply_trains_again(deployment, tmp_path):
+    client = DIES_WITH_ITS_REPLY.replace("FILE", repr(str(tmp_path / "died")))
+    app = write_app(tmp_path / "dies", PYPROJECT, client=client)
+    # The SuperLink says that the node was gone, and then it is back.
+    found = means(Running(deployment, app, "rounds=1").end())
+    assert found[1] == pytest.approx((1 + 3) / 2)
+    wait_for(lambda: list(deployment.control.nodes().values()).count("online") >= 3)
+    found = means(Running(deployment, app, "rounds=1").end())
+    assert found[1] == pytest.approx((1 + 2 + 3) / 3)
 
 
 @pytest.mark.slow
