@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 _FLEET = "/v1/fleet/"
 _JUMP_S, _AGAIN_S = 5.0, 60.0
-_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+_FOR_NOW = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _EARLY_S, _LATE_S = SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 """How early and how late a stamp may be: a little less than Flower takes, which looks later."""
 
@@ -214,7 +214,7 @@ def _signer(state: LinkState, late_s: float, key: bytes, signed: tuple[bytes, by
 
 
 class WaitsForDisk:
-    """Answers 503 in place of 500 while the disk of the database takes no more."""
+    """Answers 503 in place of 500 while the database is full, or too many write to it at once."""
 
     def __init__(self, app: Asgi, folder: Path) -> None:
         """Stand in front of an ASGI app, behind what makes a 500 of an error.
@@ -240,10 +240,12 @@ class WaitsForDisk:
         try:
             await self._app(scope, receive, sent)
         except (OperationalError, OSError) as problem:
-            if has_begun or not is_disk_full(problem):
+            if has_begun or not is_for_now(problem):
                 raise
             self._tell(scope["path"], problem)
-            await JSONResponse({"detail": "the disk is full"}, 503)(scope, receive, send)
+            await JSONResponse({"detail": "the database cannot be written"}, 503)(
+                scope, receive, send
+            )
         else:
             if self._failed and scope.get("path") in self._failed:
                 self._failed.clear()
@@ -258,20 +260,20 @@ class WaitsForDisk:
         why = problem.orig if isinstance(problem, OperationalError) else problem
         logger.error(
             "the database in %s cannot be written: %s; %.1f MB are free there. Nodes and "
-            "ServerApps wait until there is space",
+            "ServerApps try again until it can",
             *(self._folder, why, shutil.disk_usage(self._folder).free / 1e6),
         )
 
 
-def is_disk_full(problem: Exception) -> bool:
-    """Return whether an error says that the disk is full, or fails.
+def is_for_now(problem: Exception) -> bool:
+    """Return whether an error says that the disk is full or fails, or that others write now.
 
     Example:
-        >>> is_disk_full(OSError(errno.ENOSPC, "no space")), is_disk_full(OSError("other"))
+        >>> is_for_now(OSError(errno.ENOSPC, "no space")), is_for_now(OSError("other"))
         (True, False)
     """
     if isinstance(problem, OSError):
         return problem.errno in {errno.ENOSPC, errno.EDQUOT}
     # Its lowest byte is the kind.
     code = getattr(getattr(problem, "orig", None), "sqlite_errorcode", None)
-    return code is not None and code & 0xFF in _FULL
+    return code is not None and code & 0xFF in _FOR_NOW

@@ -70,3 +70,14 @@ def test_a_full_disk_is_waited_for_and_told_of(small_disk, caplog):
     assert "MB are free" in full
     assert again == f"the database in {small_disk} is written again"
     assert statuses(before) == [200, 200]
+
+
+def test_a_database_that_others_write_to_is_waited_for(tmp_path, caplog):
+    now = SuperLink(lambda app: guarded(app, folder=tmp_path), str(tmp_path / "now.db"))
+    with closing(sqlite3.connect(tmp_path / "now.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert statuses(now, 1) == [503]
+        other.execute("ROLLBACK")
+    assert statuses(now, 1) == [200]
+    assert "database is locked" in caplog.text
+    assert "is written again" in caplog.text
