@@ -14,7 +14,7 @@ looks again after 1, 2, 4 s (`supercore/constant.py`, `PULL_INITIAL_BACKOFF`).
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -26,19 +26,14 @@ from flwr.proto.runtime_pb2 import PushAppMessagesRequest, PushAppMessagesRespon
 from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from starlette.responses import JSONResponse
-
-Scope = MutableMapping[str, Any]
-Event = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _PULL = "/v1/fleet/pull-messages"
 _FROM_APPS = "/v1/runtime/"
 
 
 @dataclass(slots=True)
-class _Message:
+class _Pending:
     """A message to a node of which objects are missing."""
 
     node: int
@@ -49,7 +44,7 @@ class _Message:
 class _Push:
     """The objects that a ServerApp still uploads."""
 
-    waiting: dict[str, list[_Message]]
+    waiting: dict[str, list[_Pending]]
     """Messages that need each object."""
     at: float
     """Instant of the last object in s."""
@@ -112,7 +107,7 @@ class Arrivals:
         """Note the messages that a ServerApp has pushed, before their objects."""
         now, missing = time.monotonic(), set(response.objects_to_push)
         self._forget(now)
-        waiting: dict[str, list[_Message]] = defaultdict(list)
+        waiting: dict[str, list[_Pending]] = defaultdict(list)
         pushed: Iterable[tuple[Any, ObjectTree, str]] = zip(
             request.messages_list,
             request.message_object_trees,
@@ -128,7 +123,7 @@ class Arrivals:
                 self._complete(node)
                 continue
             self._incomplete[node] += 1
-            message = _Message(node, len(own))
+            message = _Pending(node, len(own))
             for object_id in own:
                 waiting[object_id].append(message)
         if waiting:
@@ -195,7 +190,7 @@ class HeldPulls:
     may be given to nobody within the 20 s, as one may that it was just downloading.
     """
 
-    def __init__(self, app: App, arrivals: Arrivals) -> None:
+    def __init__(self, app: ASGIApp, arrivals: Arrivals) -> None:
         """Stand in front of an ASGI app, behind Flower's own middleware."""
         self._app, self._arrivals = app, arrivals
 
@@ -231,10 +226,10 @@ class HeldPulls:
 
     async def _answer(
         self, node: int, event: asyncio.Event, gone: "asyncio.Future[None]", scope: Scope
-    ) -> list[Event]:
+    ) -> list[Message]:
         """Return the SuperLink's answer when it has a message, or when it is time."""
         arrivals = self._arrivals
-        answer: list[Event] = []
+        answer: list[Message] = []
         deadline = time.monotonic() + arrivals.hold_s
         while True:
             event.clear()
@@ -252,7 +247,7 @@ class HeldPulls:
             if answer and not event.is_set():
                 return answer
 
-    async def _asked(self, scope: Scope) -> tuple[list[Event], bool]:
+    async def _asked(self, scope: Scope) -> tuple[list[Message], bool]:
         """Return what the SuperLink answers, and whether that is that there is nothing."""
         answer = await _answer_of(self._app, scope)
         response = scope.get("state", {}).get("protobuf_response")
@@ -261,18 +256,18 @@ class HeldPulls:
         return answer, is_answer and not response.messages_list
 
 
-async def _answer_of(app: App, scope: Scope) -> list[Event]:
+async def _answer_of(app: ASGIApp, scope: Scope) -> list[Message]:
     """Return what an app sends; the body of the request has been read."""
-    answer: list[Event] = []
+    answer: list[Message] = []
 
-    async def keep(part: Event) -> None:
+    async def keep(part: Message) -> None:
         answer.append(part)
 
     await app(scope, _nothing, keep)
     return answer
 
 
-async def _nothing() -> Event:
+async def _nothing() -> Message:
     """Return what is left of a request whose body has been read."""
     return {"type": "http.request", "body": b"", "more_body": False}
 

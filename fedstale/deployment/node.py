@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     superexec = [sys.executable, "-P", "-m", "fedstale.deployment.warm", *_runtime(arguments)]
     # It starts Flower's programs by their names.
     os.environ["PATH"] = path
-    return Node([program, *arguments, "--isolation", "process"], superexec).run()
+    return NodeProcesses([program, *arguments, "--isolation", "process"], superexec).run()
 
 
 def _runtime(arguments: Sequence[str]) -> list[str]:
@@ -76,7 +76,7 @@ def _runtime(arguments: Sequence[str]) -> list[str]:
     return [f"{host}:{given.port}", *(("--root-certificates", ca) if ca else ())]
 
 
-class Node:
+class NodeProcesses:
     """A SuperNode and its SuperExec, which are this process's only children."""
 
     def __init__(self, supernode: Sequence[str], superexec: Sequence[str]) -> None:

@@ -43,15 +43,12 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedstale.deployment.held_pulls import Arrivals, HeldPulls
 from fedstale.deployment.tokens import joinable
 from fedstale.deployment.waiting import (
-    Asgi,
     NodeClocks,
-    Receive,
-    Scope,
-    Send,
     ServerClock,
     SteadyClock,
     WaitsForDisk,
@@ -130,7 +127,7 @@ class FleetGate:
 
     def __init__(
         self,
-        app: Asgi,
+        app: ASGIApp,
         quotas: Quotas = Quotas(),
         since: float | None = None,
     ) -> None:
@@ -352,16 +349,12 @@ def run(
         since = time.monotonic() if was_used else None
     sys.argv = ["flower-superlink", *arguments]
     config = _parse_superlink_lifespan_config()
-    folder, clock, arrivals = (
-        path.parent if path else Path(),
-        SteadyClock(),
-        Arrivals(hold_s=hold_s),
-    )
+    clock, arrivals = SteadyClock(), Arrivals(hold_s=hold_s)
     clock.install()
     app = guarded(
         create_app(config, SuperLinkLifespan),
         quotas,
-        folder=folder,
+        folder=path.parent if path else Path(),
         clock=clock,
         since=since,
         arrivals=arrivals,

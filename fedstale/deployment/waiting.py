@@ -14,11 +14,10 @@ import shutil
 import sqlite3
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
 from flwr.server.superlink.linkstate import LinkState, SqlLinkState
@@ -36,11 +35,7 @@ from sqlalchemy.exc import OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +97,7 @@ class ServerClock:
     until some instant lasts until the same time after the jump.
     """
 
-    def __init__(self, app: Asgi, clock: SteadyClock) -> None:
+    def __init__(self, app: ASGIApp, clock: SteadyClock) -> None:
         """Stand in front of a SuperLink's app, before anything that looks into its database.
 
         Args:
@@ -151,7 +146,7 @@ class NodeClocks:
     503, which a SuperNode answers by trying again. All others are passed on to Flower.
     """
 
-    def __init__(self, app: Asgi) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         """Stand in front of an ASGI app, behind Flower's translation and before its check."""
         self._app = app
         self._wrong: dict[bytes, int] = {}
@@ -216,7 +211,7 @@ def _signer(state: LinkState, late_s: float, key: bytes, signed: tuple[bytes, by
 class WaitsForDisk:
     """Answers 503 in place of 500 while the database is full, or too many write to it at once."""
 
-    def __init__(self, app: Asgi, folder: Path) -> None:
+    def __init__(self, app: ASGIApp, folder: Path) -> None:
         """Stand in front of an ASGI app, behind what makes a 500 of an error.
 
         Args:
@@ -232,7 +227,7 @@ class WaitsForDisk:
         """Pass a request on; the log tells of the first that fails, and once a minute from then."""
         has_begun = False
 
-        async def sent(message: Scope) -> None:
+        async def sent(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
             await send(message)

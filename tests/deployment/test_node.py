@@ -18,13 +18,13 @@ RUN = """
 import ctypes, sys
 if sys.argv[3:]:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-from fedstale.deployment.node import Node
+from fedstale.deployment.node import NodeProcesses
 part = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()} '); "
 supernode, superexec = (
     [sys.executable, "-c", part + what, name]
     for name, what in (("supernode", sys.argv[1]), ("superexec", sys.argv[2]))
 )
-sys.exit(Node(supernode, superexec).run())
+sys.exit(NodeProcesses(supernode, superexec).run())
 """
 STAY = "time.sleep(600)"
 
