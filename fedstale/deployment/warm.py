@@ -17,39 +17,30 @@ ClientApp runs, and `fedstale.deployment.node` starts a new one.
 """
 
 import argparse
-import atexit
 import gc
 import importlib
 import json
 import logging
-import mmap
 import os
-import random
-import signal
 import socket
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
 from flwr.supercore import log
 from flwr.supercore.constant import TaskType
-from flwr.supercore.exit.exit_handler import registered_exit_handlers
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.superexec.run_superexec import run_superexec
-from flwr.supercore.tls import validate_and_resolve_root_certificates
 from flwr.supercore.utils import get_flwr_home
-from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+from fedstale.deployment.client_process import answer, become, forget, leaves_waiting
 from fedstale.deployment.node import STUCK
-from fedstale.deployment.processes import name_process
 
 logger = logging.getLogger(__name__)
 
@@ -60,20 +51,21 @@ _OTHERS = 3
 _MOST_BYTES = 10_000_000
 _POLL_S, _IDLE_POLL_S, _IDLE_AFTER_S = 0.1, 1.0, 30.0
 _GPUS = "/dev/nvidia", "/dev/kfd", "/dev/dri"
-_BEGUN, _PULLED, _PUSHING, _ENDED = range(4)
-"""How far a ClientApp has come. Who is killed at the first or the third leaves its SuperNode
-waiting for ever; at the second, the SuperNode notices that its heartbeats have ended."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 
 @dataclass(slots=True)
 class _App:
-    """A fork for a message."""
+    """The process of a ClientApp that answers a message."""
 
-    imported: IO[str]
-    """What it has imported when it ends."""
-    stage: mmap.mmap
-    """How far it has come, in one byte."""
+    imported: IO[str] = field(default_factory=lambda: _nameless("imported"))
+    """What a fork has imported when it ends."""
+    stage: IO[str] = field(default_factory=lambda: _nameless("stage"))
+    """How far it has come."""
+
+    def close(self) -> None:
+        """Forget what it has told."""
+        self.imported.close()
+        self.stage.close()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -110,31 +102,32 @@ class WarmExecutor(SubprocessExecutor):
         gc.freeze()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the ClientApp for a message; the fork never returns from here."""
+        """Start the ClientApp for a message; its process never returns from here."""
+        if spec.task_type is not TaskType.CLIENT_APP:
+            return super().launch(spec)
         self._busy_at = time.monotonic()
         if self.fab_hash is None:
             self.fab_hash = spec.fab_hash
-        is_ours = spec.task_type is TaskType.CLIENT_APP and spec.fab_hash == self.fab_hash
+        is_ours = spec.fab_hash is not None and spec.fab_hash == self.fab_hash
         self._others = 0 if is_ours else self._others + 1
         self._is_outdated |= installed() != self._installed
         # A runtime of its own has libraries of its own.
-        is_other = not is_ours or spec.fab_hash is None or spec.runtime_dependency_install
-        spec = replace(spec, parent_pid=self.owner)
-        if is_other or self._is_outdated:
-            return super().launch(spec)
-        imported = os.fdopen(os.memfd_create("imported"), "w+", encoding="utf-8")
-        app = _App(imported, mmap.mmap(-1, 1))
+        is_warm = is_ours and not spec.runtime_dependency_install and not self._is_outdated
+        app = _App()
         known = self._tried.union(sys.modules)
         try:
             pid = _fork()
         except OSError as problem:
-            imported.close()
+            app.close()
             return LaunchResult.failed(f"no process could be forked: {problem.strerror}")
         if not pid:
             self._apps.clear()
-            _answer(spec, app.stage, lambda: _tell(imported, known))
+            spec = replace(spec, parent_pid=self.owner)
+            if not is_warm:
+                become(spec, app.stage.fileno())
+            answer(spec, app.stage.fileno(), lambda: _tell(app.imported, known))
         self._apps[pid] = app
-        self.n_forks += 1
+        self.n_forks += is_warm
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
@@ -145,17 +138,15 @@ class WarmExecutor(SubprocessExecutor):
         """
         for pid, status in _ended():
             if pid in self._apps:
-                app = self._apps.pop(pid)
-                with app.imported:
+                with closing(self._apps.pop(pid)) as app:
                     self._try(_told(app.imported))
-                if app.stage[0] in {_BEGUN, _PUSHING}:
-                    log(logging.ERROR, "a ClientApp was killed as it spoke with its SuperNode")
-                    raise SystemExit(STUCK)
+                    if leaves_waiting(app.stage.fileno()):
+                        log(logging.ERROR, "a ClientApp was killed as it spoke with its SuperNode")
+                        raise SystemExit(STUCK)
             elif self._trial is not None and pid == self._trial[0]:
                 names, self._trial = self._trial[1], None
                 self._share(names, is_harmless=status == 0)
-        # New interpreters are children too.
-        if self._is_worn() and not _has_children():
+        if self._is_worn() and not self._apps and self._trial is None:
             raise SystemExit(AGAIN)
         if time.monotonic() > self._busy_at + _IDLE_AFTER_S:
             time.sleep(_IDLE_POLL_S - _POLL_S)
@@ -168,7 +159,7 @@ class WarmExecutor(SubprocessExecutor):
         self._tried.update(new)
         pid = _fork()
         if not pid:
-            _forget()
+            forget()
             _import(new)
             os._exit(0 if is_harmless() else 1)
         self._trial = pid, new
@@ -217,14 +208,6 @@ def _ended() -> Iterator[tuple[int, int]]:
             yield found
 
 
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
 def _fork() -> int:
     # What is not written yet would be written twice.
     for stream in (sys.stdout, sys.stderr):
@@ -232,74 +215,9 @@ def _fork() -> int:
     return os.fork()
 
 
-def _answer(spec: ExecutionSpec, stage: mmap.mmap, at_end: Callable[[], None]) -> NoReturn:
-    """Be the process of a ClientApp, as flwr-clientapp is, and end."""
-    status = 1
-    _forget()
-    name_process("flwr-clientapp")
-    sys.argv = ["flwr-clientapp"]
-    parts = run_clientapp.__globals__
-    for name, during, after in (
-        ("pull_task_input", _BEGUN, _PULLED),
-        ("push_message", _PUSHING, _ENDED),
-    ):
-        parts[name] = partial(_noted, parts[name], stage, during, after)
-    log(logging.INFO, "Start `flwr-clientapp` process")
-    try:
-        run_clientapp(
-            runtime_api_address=spec.runtime_api_address,
-            token=spec.token,
-            insecure=spec.insecure,
-            certificates=validate_and_resolve_root_certificates(
-                spec.root_certificates_path, spec.insecure
-            ),
-            parent_pid=spec.parent_pid,
-        )
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        stage[0] = _ENDED
-        at_end()
-        _leave(status)
-
-
-def _noted(
-    part: Callable[..., object], stage: mmap.mmap, during: int, after: int, *given: object
-) -> object:
-    """Do a part of what a ClientApp's process does, and note it."""
-    stage[0] = during
-    found = part(*given)
-    stage[0] = after
-    return found
-
-
-def _leave(status: int) -> NoReturn:
-    """End as an interpreter does, but for taking apart what a fork shares with its parent.
-
-    With torch, that takes longer than all else that a message takes.
-    """
-    try:
-        # What multiprocessing calls at the end of its forks, too.
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-    finally:
-        os._exit(status)
-
-
-def _forget() -> None:
-    """Be like a new interpreter: with the system's handlers of signals, and chance of its own."""
-    for number in _SIGNALS:
-        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        signal.signal(number, default)
-    registered_exit_handlers.clear()
-    random.seed()
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
+def _nameless(name: str) -> IO[str]:
+    """Open a file that is in memory alone, and that forks share."""
+    return os.fdopen(os.memfd_create(name), "w+", encoding="utf-8")
 
 
 def _tell(report: IO[str], known: Iterable[str]) -> None:

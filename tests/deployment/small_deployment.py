@@ -28,6 +28,7 @@ evaluate-work-per-example = 0.3
 [tool.flwr.app.config]
 strategy = "fedavg"
 rounds = 1
+timeout = 200.0
 size = 10
 train-s = 0.0
 concurrency = 3
@@ -68,7 +69,7 @@ def main(grid, context):
             grid=grid,
             initial_arrays=initial,
             num_rounds=config["rounds"],
-            timeout=200.0,
+            timeout=config["timeout"],
             evaluate_fn=evaluate,
         )
 """

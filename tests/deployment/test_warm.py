@@ -20,9 +20,8 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.exit import register_signal_handlers
 from flwr.supercore.exit.exit_handler import registered_exit_handlers
 from flwr.supercore.superexec.executor import ExecutionSpec
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 from flwr.supercore.telemetry import EventType
-from fedstale.deployment import warm
+from fedstale.deployment import client_process, warm
 
 def pull_task_input(client): pass
 def push_message(client, message, context): pass
@@ -33,7 +32,7 @@ def run_clientapp(token, **options):
     push_message(None, None, None)
     sys.exit(0)
 
-warm.run_clientapp = run_clientapp
+client_process.run_clientapp = run_clientapp
 
 def tell(**about):
     with open("said", "a") as file:
@@ -45,6 +44,11 @@ def launched(executor, token, app="a", *, own_runtime=False):
         insecure=True, root_certificates_path=None, runtime_dependency_install=own_runtime,
         parent_pid=os.getpid(), suppress_output=False, task_id=1, fab_hash=app,
     ))
+
+def instead(spec, stage):
+    tell(new=spec.fab_hash)
+    os.pwrite(stage, client_process._ENDED, 0)
+    os._exit(0)
 
 def settle(executor):
     deadline = time.monotonic() + 30.0
@@ -225,59 +229,105 @@ def test_an_app_that_ends_itself_takes_nothing_else_along(said, end):
 def test_another_app_gets_new_interpreters_and_after_three_messages_a_process_of_its_own(said):
     found = said("""
         def app(): pass
-        plain = []
-        SubprocessExecutor.launch = lambda self, spec: plain.append(spec.fab_hash)
+        warm.become = instead
         executor = warm.WarmExecutor()
         # Two that take turns.
         for _ in range(5):
             answered(executor, "app")
-            launched(executor, "app", "b")
-            executor.reconcile()
-        tell(plain=plain, forks=executor.n_forks)
-        for _ in range(2):
-            launched(executor, "app", "b")
+            answered(executor, "app", app="b")
+        tell(forks=executor.n_forks)
         try:
-            executor.reconcile()
+            answered(executor, "app", "app", app="b")
         except SystemExit as end:
             tell(end=end.code)
         """)
-    assert found == [{"plain": ["b"] * 5, "forks": 5}, {"end": 75}]
+    assert found == [{"new": "b"}] * 5 + [{"forks": 5}] + [{"new": "b"}] * 2 + [{"end": 75}]
 
 
 def test_the_client_apps_of_another_app_end_before_it_makes_way(said):
     found = said("""
-        import subprocess
-        Path("wait.py").write_text(
-            "import os, time\\nwhile not os.path.exists('end'): time.sleep(0.01)"
-        )
-        SubprocessExecutor.launch = lambda self, spec: subprocess.Popen(
-            [sys.executable, "wait.py"]
-        )
+        def wait(spec, stage):
+            while not Path("end").exists():
+                time.sleep(0.01)
+            instead(spec, stage)
         def app(): pass
+        warm.become = wait
         executor = warm.WarmExecutor()
         answered(executor, "app")
-        others = [launched(executor, "app", "b") for _ in range(3)]
+        for _ in range(3):
+            launched(executor, "app", "b")
         for _ in range(20):
             executor.reconcile()
             time.sleep(0.01)
         Path("end").touch()
         try:
-            while True:
-                executor.reconcile()
-                time.sleep(0.01)
+            settle(executor)
         except SystemExit as end:
-            tell(end=end.code, others=[other.poll() is None for other in others])
+            tell(end=end.code)
         """)
-    # They were waited for, so that nobody else can ask how they ended.
-    assert found == [{"end": 75, "others": [False] * 3}]
+    assert found == [{"new": "b"}] * 3 + [{"end": 75}]
 
 
 def test_an_app_with_a_runtime_of_its_own_gets_new_interpreters(said):
     found = said("""
-        SubprocessExecutor.launch = lambda self, spec: tell(plain=True)
-        launched(warm.WarmExecutor(), "app", own_runtime=True)
+        warm.become = instead
+        executor = warm.WarmExecutor()
+        launched(executor, "app", own_runtime=True)
+        settle(executor)
         """)
-    assert found == [{"plain": True}]
+    assert found == [{"new": "a"}]
+
+
+NEW_INTERPRETER = """
+import json, os, sys
+
+if "fedstale.deployment.client_process" in sys.orig_argv:
+    from flwr.supernode.runtime import run_clientapp as module
+
+    def die(*_):
+        os.kill(os.getpid(), 9)
+
+    def end(*_):
+        pass
+
+    pull_task_input = push_message = end
+    if "WHERE" != "app":
+        globals()["WHERE"] = die
+
+    def run_clientapp(**given):
+        pull_task_input(None)
+        if "WHERE" == "app":
+            die()
+        is_told = given["token"] == "secret" and "secret" not in sys.orig_argv
+        with open("said", "a") as file, open("/proc/self/comm") as name:
+            print(json.dumps({"told": is_told, "name": name.read().strip()}), file=file)
+        push_message(None, None, None)
+        sys.exit(0)
+
+    module.run_clientapp = run_clientapp
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "codes"),
+    [("pull_task_input", [76]), ("app", [None]), ("push_message", [76]), ("nowhere", [None])],
+)
+def test_a_new_interpreter_is_told_what_a_fork_is_and_watched_as_one(said, tmp_path, where, codes):
+    script = NEW_INTERPRETER.replace("WHERE", where)
+    (tmp_path / "libraries" / "sitecustomize.py").write_text(script)
+    *said_there, end = said("""
+        def app(): pass
+        executor = warm.WarmExecutor()
+        answered(executor, "app")
+        try:
+            answered(executor, "secret", app="b")
+            tell(end=None)
+        except SystemExit as end:
+            tell(end=end.code)
+        """)
+    assert [end["end"]] == codes
+    if where in {"push_message", "nowhere"}:
+        assert said_there == [{"told": True, "name": "flwr-clientapp"}]
 
 
 @pytest.mark.parametrize(
@@ -310,17 +360,16 @@ def test_it_makes_way_for_a_new_process_when_no_client_app_runs(said, worn):
 def test_what_is_installed_meanwhile_is_there_for_the_next_message(said):
     found = said("""
         def app(): pass
-        SubprocessExecutor.launch = lambda self, spec: tell(plain=True)
+        warm.become = instead
         executor = warm.WarmExecutor()
         answered(executor, "app")
         (Path(os.environ["PYTHONPATH"]) / "new-1.0.dist-info").mkdir()
-        launched(executor, "app")
         try:
-            executor.reconcile()
+            answered(executor, "app")
         except SystemExit as end:
             tell(end=end.code)
         """)
-    assert found == [{"plain": True}, {"end": 75}]
+    assert found == [{"new": "a"}, {"end": 75}]
 
 
 def test_no_process_to_be_had_is_said_and_not_an_end(said):
