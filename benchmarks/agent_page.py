@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pages import filled
 from training_tables import AGENT, lies_cost
 
 HERE = Path(__file__).parent
@@ -188,13 +189,7 @@ def replaced(text: str, result: str, rows: Sequence[Row]) -> str:
         ValueError: the page lacks the markers of a table.
     """
     for name, table in TABLES[result].items():
-        start, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
-        if start not in text or end not in text:
-            raise ValueError(f"the page lacks {start.strip()} or {end}")
-        before, _, rest = text.partition(start)
-        _, _, after = rest.partition(end)
-        inside = "\n".join(table(rows))
-        text = f"{before}{start}\n{inside}\n\n{end}{after}"
+        text = filled(text, name, "\n".join(["", *table(rows), ""]))
     return text
 
 

@@ -9,10 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pages import filled
+
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "security.md"
 Row = dict[str, Any]
-START, END = "<!-- attacks: begin -->\n", "<!-- attacks: end -->"
 
 
 def tables(result: dict[str, Any]) -> list[str]:
@@ -42,10 +43,8 @@ def tables(result: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Replace the tables."""
     result = json.loads((HERE / "results" / "attacks.json").read_text(encoding="utf-8"))
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    _, _, after = rest.partition(END)
-    inside = "\n".join(tables(result))
-    PAGE.write_text(f"{before}{START}{inside}\n{END}{after}", encoding="utf-8")
+    text = filled(PAGE.read_text(encoding="utf-8"), "attacks", "\n".join(tables(result)))
+    PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

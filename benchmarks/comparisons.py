@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pages import filled, has_place
 from results_file import write_result
 
 HERE = Path(__file__).parent
@@ -22,25 +23,15 @@ RUNS = HERE.parent / "comparisons"
 PAGES = (HERE / "README.md", *sorted((HERE.parent / "docs").rglob("*.md")))
 
 
-def filled(text: str, name: str, table: str) -> str:
-    """Return a page's text with the table of a plan, or the text as it is if it has no place."""
-    start, end = f"<!-- compare {name}: begin -->\n", f"<!-- compare {name}: end -->"
-    if start not in text or end not in text:
-        return text
-    before, _, rest = text.partition(start)
-    _, _, after = rest.partition(end)
-    return f"{before}{start}{table}{end}{after}"
-
-
 def keep(name: str) -> None:
     """Write the numbers of a comparison that has been run, and its table into the pages."""
     found = json.loads((RUNS / name / "comparison.json").read_text(encoding="utf-8"))
     write_result(f"compare_{name}", [found], command=f"python benchmarks/comparisons.py {name}")
-    table = (RUNS / name / "comparison.md").read_text(encoding="utf-8")
+    table = (RUNS / name / "comparison.md").read_text(encoding="utf-8").rstrip("\n")
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        if (new := filled(text, name, table)) != text:
-            page.write_text(new, encoding="utf-8")
+        if has_place(text, f"compare {name}"):
+            page.write_text(filled(text, f"compare {name}", table), encoding="utf-8")
 
 
 def main() -> None:

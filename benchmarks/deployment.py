@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
+from benchmark_app import write_app
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -37,21 +38,7 @@ NODES = 2
 TRAIN_S = 1.0
 Row = dict[str, object]
 
-PYPROJECT = f"""
-[project]
-name = "waiting"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = ["fedstale", "flwr>=1.41", "numpy>=2.0"]
-
-[tool.flwr.app]
-publisher = "benchmarks"
-
-[tool.flwr.app.components]
-serverapp = "waiting.server_app:app"
-clientapp = "waiting.client_app:app"
-
-[tool.flwr.app.config]
+CONFIG = f"""
 mode = "idle"
 rounds = 5
 train-s = {TRAIN_S}
@@ -181,21 +168,10 @@ class Uploads:
             file.close()
 
 
-def write_app(folder: Path) -> Path:
-    """Write the app and return its folder."""
-    package = folder / "waiting"
-    package.mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(PYPROJECT)
-    (package / "__init__.py").touch()
-    (package / "server_app.py").write_text(SERVER)
-    (package / "client_app.py").write_text(CLIENT)
-    return folder
-
-
 def deployment_rows(folder: Path, *, idle_s: float, rounds: int) -> list[Row]:
     """Measure a deployment."""
     with LocalDeployment(folder / "deployment", nodes=NODES, say=print) as deployment:
-        app = write_app(folder / "app")
+        app = write_app(folder / "app", "waiting", server=SERVER, client=CLIENT, config=CONFIG)
         rows = rest_rows(idle_s)
         rows += run(deployment, app, f"mode='idle' train-s={idle_s}")
         for mode, name in (
@@ -227,7 +203,7 @@ def doors_rows(folder: Path, *, calls: int, turns: int, rounds: int) -> list[Row
         rounds: of a run.
     """
     names = {"without doors": False, "behind doors": True}
-    app = write_app(folder / "app")
+    app = write_app(folder / "app", "waiting", server=SERVER, client=CLIENT, config=CONFIG)
     with ExitStack() as stack:
         sides = {
             name: stack.enter_context(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from benchmark_app import write_app
 
 from fedstale.cli.output import end_on_signals
 from fedstale.deployment.local import LocalDeployment, run_app
@@ -30,26 +31,14 @@ _INSTANTS = ("sent_at", "downloaded_at", "reported_at", "delivered_at")
 
 RESULTS = Path(__file__).parent / "results" / "fidelity.json"
 
-PYPROJECT = """
-[project]
-name = "measured"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = ["fedstale", "flwr>=1.41", "numpy>=2.0"]
-
-[tool.flwr.app]
-publisher = "benchmarks"
-
-[tool.flwr.app.components]
-serverapp = "measured.server_app:app"
-clientapp = "measured.client_app:app"
-
-[tool.flwr.app.config]
+CONFIG = """
 versions = 8
 concurrency = 4
 buffer-size = 2
 timeout = 20000.0
+"""
 
+TABLES = """
 [tool.fedstale]
 work-per-example = 1.0
 epochs = 1
@@ -99,22 +88,19 @@ def train(message, context):
 '''
 
 
-def write_app(folder: Path) -> Path:
-    """Write the app."""
-    package = folder / "measured"
-    package.mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(PYPROJECT, encoding="utf-8")
-    (package / "__init__.py").touch()
-    (package / "server_app.py").write_text(SERVER, encoding="utf-8")
-    (package / "client_app.py").write_text(CLIENT, encoding="utf-8")
-    return folder
-
-
 def measure(
     folder: Path, *, nodes: int, speed_up: float, versions: int, traces: str, seed: int
 ) -> dict[str, Any]:
     """Run both in a folder, and return how they differ."""
-    app = FlowerApp.find(write_app(folder / "measured"))
+    written = write_app(
+        folder / "measured",
+        "measured",
+        server=SERVER,
+        client=CLIENT,
+        config=CONFIG,
+        tables=TABLES,
+    )
+    app = FlowerApp.find(written)
     run_config = f"versions={versions} concurrency={nodes}"
     config = replay_config(app, traces, nodes=nodes, run_config=run_config, seed=seed)
     with LocalDeployment(folder / "deployment", nodes=nodes, limit_s=300.0) as deployment:

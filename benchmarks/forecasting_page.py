@@ -7,10 +7,10 @@ Run it with: python benchmarks/forecasting_page.py
 """
 
 import json
-import re
 from pathlib import Path
 
 import pandas as pd
+from pages import filled
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "results" / "forecasting.md"
@@ -174,8 +174,7 @@ def main() -> None:
             tables[f"{channel} {metric}"] = rates(phones, channel, metric)
     page = PAGE.read_text()
     for name, text in tables.items():
-        pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
-        page = re.sub(pattern, lambda m, t=text: m[1] + t + "\n" + m[2], page, flags=re.DOTALL)
+        page = filled(page, name, text)
     PAGE.write_text(page)
 
 

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
+from benchmark_app import write_app
 from results_file import commit, write_result
 
 from fedstale.deployment import commands
@@ -56,21 +57,7 @@ VERSIONS = {"node-clock": 30, "node-disk": 30}
 """How many versions there are between two kills, where it is not 3: the other node goes on."""
 Note = dict[str, Any]
 
-PYPROJECT = """
-[project]
-name = "adder"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = ["fedstale", "flwr>=1.41", "numpy>=2.0"]
-
-[tool.flwr.app]
-publisher = "benchmarks"
-
-[tool.flwr.app.components]
-serverapp = "adder.server_app:app"
-clientapp = "adder.client_app:app"
-
-[tool.flwr.app.config]
+CONFIG = """
 rounds = 1
 checkpoints = ""
 resume = ""
@@ -232,12 +219,8 @@ class Watched:
 
     def start(self) -> None:
         """Start the command."""
-        app = self.folder / "adder"
-        (app / "adder").mkdir(parents=True)
-        (app / "pyproject.toml").write_text(PYPROJECT)
-        (app / "adder" / "__init__.py").touch()
-        (app / "adder" / "server_app.py").write_text(SERVER)
-        (app / "adder" / "client_app.py").write_text(CLIENT)
+        folder = self.folder / "adder"
+        app = write_app(folder, "adder", server=SERVER, client=CLIENT, config=CONFIG)
         places = {"server-notes": self.folder / "server", "device-notes": self.folder / "devices"}
         config = " ".join([f"rounds={self.rounds}", *(f"{k}='{v}'" for k, v in places.items())])
         environment = self.deployment.operator_environment()

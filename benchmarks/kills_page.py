@@ -9,9 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pages import filled
+
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "security.md"
-START, END = "<!-- kills: begin -->\n", "<!-- kills: end -->"
 
 NAMES = {
     "superlink": "SuperLink",
@@ -56,10 +57,7 @@ def table(result: dict[str, Any]) -> list[str]:
 
 def page(text: str, result: dict[str, Any]) -> str:
     """Return a page with the table between its markers."""
-    before, _, rest = text.partition(START)
-    _, _, after = rest.partition(END)
-    inside = "\n".join(table(result))
-    return f"{before}{START}{inside}\n{END}{after}"
+    return filled(text, "kills", "\n".join(table(result)))
 
 
 def main() -> None:

@@ -26,7 +26,9 @@ from typing import Any
 
 import numpy as np
 import psutil
+from benchmark_app import write_app
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from deployed import superlink_of
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app.message import make_message
 from flwr.supercore.inflatable.inflatable_object import (
@@ -41,7 +43,6 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.fleet_http_connection import http_request_response
-from kills import PYPROJECT
 from results_file import write_result
 
 from fedstale.deployment import commands
@@ -53,6 +54,11 @@ EMPTY_POLL_S, MINUTE_S, DRAIN_S = 3.0, 60.0, 240.0
 WARM_UP = 2
 """Minutes that the growth of memory does not count."""
 Row = dict[str, Any]
+
+CONFIG = """
+nodes = 1
+server-notes = ""
+"""
 
 SERVER = f"""
 import json
@@ -211,12 +217,7 @@ def answer(message: Message, number: int) -> Message:
 
 def started(deployment: LightNodes, folder: Path) -> None:
     """Start the run."""
-    app = folder / "adder"
-    (app / "adder").mkdir(parents=True)
-    (app / "pyproject.toml").write_text(f"{PYPROJECT}nodes = 1\n")
-    (app / "adder" / "__init__.py").touch()
-    (app / "adder" / "server_app.py").write_text(SERVER)
-    (app / "adder" / "client_app.py").write_text(CLIENT)
+    app = write_app(folder / "adder", "adder", server=SERVER, client=CLIENT, config=CONFIG)
     environment = deployment.operator_environment()
     config = f"nodes={deployment.n_nodes} server-notes='{folder / 'server'}'"
     command = [w for w in commands.run(app, LINK, config) if w != "--stream"]
@@ -250,15 +251,6 @@ def memory_mib(pid: int | None) -> float | None:
     return round(psutil.Process(pid).memory_full_info().pss / 2**20, 1)
 
 
-def superlink_pid() -> int:
-    """Return the process of the SuperLink that this one has started."""
-    for process in psutil.Process().children(recursive=True):
-        words = process.cmdline()
-        if "superlink" in words[2:4] and "fedstale.deployment.processes" not in words:
-            return process.pid
-    raise ProcessLookupError("no SuperLink")
-
-
 def measured(n_nodes: int, minutes: int, folder: Path) -> list[Row]:
     """Return a row for each minute, and one for the whole.
 
@@ -272,7 +264,11 @@ def measured(n_nodes: int, minutes: int, folder: Path) -> list[Row]:
         while not last_note(folder)["version"]:
             check_running(deployment)
             time.sleep(0.5)
-        link, began, before = superlink_pid(), time.monotonic(), last_note(folder)["sum"]
+        link, began, before = (
+            superlink_of(deployment).pid,
+            time.monotonic(),
+            last_note(folder)["sum"],
+        )
         for minute in range(1, minutes + 1):
             time.sleep(max(began + minute * MINUTE_S - time.monotonic(), 0.0))
             note, wal = last_note(folder), Path(f"{deployment.database}-wal")

@@ -15,14 +15,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psutil
+from benchmark_app import write_app
+from deployed import superlink_of
+from pages import filled
 from results_file import write_result
 
 from fedstale.deployment.local import LocalDeployment, run_app
 
 NODES = 2
 PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
-START, END = "<!-- packing: begin -->\n", "<!-- packing: end -->"
 BYTES = (400_000, 30_000_000)
 FORMS = {
     "one array": "arrays=1 packed=false",
@@ -31,21 +32,7 @@ FORMS = {
 }
 Row = dict[str, object]
 
-PYPROJECT = f"""
-[project]
-name = "layers"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = ["fedstale", "flwr>=1.41", "numpy>=2.0", "psutil>=6.0"]
-
-[tool.flwr.app]
-publisher = "benchmarks"
-
-[tool.flwr.app.components]
-serverapp = "layers.server_app:app"
-clientapp = "layers.client_app:app"
-
-[tool.flwr.app.config]
+CONFIG = f"""
 arrays = 1
 bytes = 1000
 packed = false
@@ -122,31 +109,9 @@ def train(message, context):
 """
 
 
-def write_app(folder: Path) -> Path:
-    """Write the app and return its folder."""
-    package = folder / "layers"
-    package.mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(PYPROJECT)
-    (package / "__init__.py").touch()
-    (package / "server_app.py").write_text(SERVER)
-    (package / "client_app.py").write_text(CLIENT)
-    return folder
-
-
-def superlink_pid() -> int:
-    """Return the id of the SuperLink's process, among the descendants of this one."""
-    found = [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if {"superlink", "flower-superlink"}
-        & {part.rpartition("/")[2] for part in process.cmdline()}
-    ]
-    return max(found, key=lambda process: process.memory_info().rss).pid
-
-
 def rows_of(deployment: LocalDeployment, app: Path, n_bytes: int, rounds: int) -> list[Row]:
     """Measure a model of some bytes in each of its forms."""
-    pid, rows = superlink_pid(), []
+    pid, rows = superlink_of(deployment).pid, list[Row]()
     for form, settings in FORMS.items():
         config = f"{settings} bytes={n_bytes} rounds={rounds + 1} superlink={pid}"
         lines: list[str] = []
@@ -173,10 +138,8 @@ def page(text: str, rows: Sequence[Row]) -> str:
         f"| {row['MB']} | {row['what']} | {row['round s']:.1f} | {row['SuperLink CPU s']:.1f} |"
         for row in rows
     ]
-    before, _, rest = text.partition(START)
-    _, _, after = rest.partition(END)
     title = f"A round of {NODES} nodes that do not train (`python benchmarks/packing.py`):"
-    return before + START + "\n".join(["", title, "", *lines, "", ""]) + END + after
+    return filled(text, "packing", "\n".join(["", title, "", *lines, ""]))
 
 
 def main() -> None:
@@ -189,7 +152,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         LocalDeployment(Path(folder) / "deployment", nodes=NODES, say=print) as deployment,
     ):
-        app = write_app(Path(folder) / "app")
+        app = write_app(Path(folder) / "app", "layers", server=SERVER, client=CLIENT, config=CONFIG)
         sizes, rounds = (BYTES[:1], 2) if quick else (BYTES, 5)
         rows = [row for n in sizes for row in rows_of(deployment, app, n, rounds)]
     name = "packing-quick" if quick else "packing"

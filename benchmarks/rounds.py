@@ -15,12 +15,13 @@ import json
 import os
 import statistics
 import tempfile
-import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
+from benchmark_app import write_app
+from deployed import AsFlower, Memory, cpu_s, memory_mb, nodes_of
+from pages import filled
 from results_file import write_result
 
 from fedstale.deployment.local import LocalDeployment, run_app
@@ -28,25 +29,10 @@ from fedstale.deployment.local import LocalDeployment, run_app
 NODES = 2
 LEFT_OUT = 3
 PAGE = Path(__file__).parent.parent / "docs" / "small-devices.md"
-START, END = "<!-- rounds: begin -->\n", "<!-- rounds: end -->"
 APPS = {"numpy": "numpy", "torch and scikit-learn": "torch, torch.nn, sklearn.datasets"}
 Row = dict[str, object]
 
-PYPROJECT = f"""
-[project]
-name = "NAME"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = ["fedstale", "flwr>=1.41", "numpy>=2.0"]
-
-[tool.flwr.app]
-publisher = "benchmarks"
-
-[tool.flwr.app.components]
-serverapp = "NAME.server_app:app"
-clientapp = "NAME.client_app:app"
-
-[tool.flwr.app.config]
+CONFIG = f"""
 rounds = 8
 nodes = {NODES}
 """
@@ -102,79 +88,6 @@ def train(message, context):
 """
 
 
-class AsFlower(LocalDeployment):
-    """Nodes as Flower starts them, and questions for work answered at once."""
-
-    def _start(self, name: str, command: list[str]) -> None:
-        if name.startswith("node-"):
-            command = ["flower-supernode", *command[2:]]
-        if name == "superlink":
-            command = [*command, "--hold", "0"]
-        super()._start(name, command)
-
-
-class Memory:
-    """The largest sum of the nodes' memory while something goes on, in MB (Pss)."""
-
-    def __init__(self, pids: Sequence[int]) -> None:
-        self.most_mb = 0.0
-        self._pids, self._done = pids, threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def __enter__(self) -> "Memory":
-        """Begin to look."""
-        self._thread.start()
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        """Stop."""
-        self._done.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._done.wait(0.5):
-            self.most_mb = max(self.most_mb, memory_mb(self._pids))
-
-
-def nodes_of(deployment: LocalDeployment) -> list[int]:
-    """Return the processes that run the nodes of a deployment, one each."""
-    return [deployment.processes.pid(f"node-{number}") for number in range(NODES)]
-
-
-def tree(pid: int) -> list[psutil.Process]:
-    """Return what a node consists of, without what only supervises it."""
-    return psutil.Process(pid).children(recursive=True)
-
-
-def memory_mb(pids: Sequence[int]) -> float:
-    """Return the mean memory of some nodes in MB, shared pages by their share."""
-    found = 0.0
-    for pid in pids:
-        for process in tree(pid):
-            try:
-                found += process.memory_full_info().pss / 1e6
-            except psutil.Error:
-                continue
-    return found / len(pids)
-
-
-def cpu_s(pids: Sequence[int]) -> float:
-    """Return the processor time of some nodes, with that of all that has ended below them, in s."""
-    return sum(sum(process.cpu_times()[:4]) for pid in pids for process in tree(pid))
-
-
-def write_app(folder: Path, imports: str) -> Path:
-    """Write an app whose ClientApp imports something, and return its folder."""
-    name = f"importing{imports.partition(',')[0]}"
-    package = folder / name
-    package.mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(PYPROJECT.replace("NAME", name))
-    (package / "__init__.py").touch()
-    (package / "server_app.py").write_text(SERVER)
-    (package / "client_app.py").write_text(CLIENT.replace("IMPORTS", imports))
-    return folder
-
-
 def measured(deployment: LocalDeployment, app: Path, rounds: int) -> tuple[list[float], Row]:
     """Run an app; return how long its rounds took in s, and what it took of the nodes."""
     pids, took, used = nodes_of(deployment), list[float](), list[float]()
@@ -204,9 +117,7 @@ def page(text: str, rows: Sequence[Row]) -> str:
         f"| {row['MB of a node at rest']:.0f} | {row['MB of a node at work']:.0f} |"
         for row in rows
     ]
-    before, _, rest = text.partition(START)
-    _, _, after = rest.partition(END)
-    return before + START + "\n".join(["", *lines, "", ""]) + END + after
+    return filled(text, "rounds", "\n".join(["", *lines, ""]))
 
 
 def main() -> None:
@@ -224,7 +135,9 @@ def main() -> None:
             for name, kind in (("Flower", AsFlower), ("fedstale", LocalDeployment))
         }
         for what, imports in APPS.items():
-            app = write_app(root / imports.partition(",")[0], imports)
+            name = f"importing_{imports.partition(',')[0]}"
+            client = CLIENT.replace("IMPORTS", imports)
+            app = write_app(root / name, name, server=SERVER, client=client, config=CONFIG)
             found: dict[str, list[tuple[list[float], Row]]] = {name: [] for name in sides}
             for _ in range(turns):
                 for name, side in sides.items():

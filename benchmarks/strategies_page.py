@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pages import filled
+
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "results" / "strategies.md"
 Row = dict[str, Any]
@@ -146,10 +148,7 @@ def written(text: str) -> str:
         path = HERE / "results" / f"{name}.json"
         if path.is_file():
             inside = "\n".join(table(json.loads(path.read_text(encoding="utf-8"))["rows"]))
-            start, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
-            before, _, rest = text.partition(start)
-            _, _, after = rest.partition(end)
-            text = f"{before}{start}{inside}\n{end}{after}"
+            text = filled(text, name, inside)
     return text
 
 

@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pages import filled
+
 HERE = Path(__file__).parent
 
 
@@ -47,8 +49,7 @@ def main() -> None:
         path = HERE / "results" / f"{name}.json"
         if path.is_file():
             inside = table(json.loads(path.read_text(encoding="utf-8")))
-            pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
-            text = re.sub(pattern, lambda m: f"{m[1]}{inside}\n{m[2]}", text, flags=re.DOTALL)  # noqa: B023
+            text = filled(text, name, inside)
     page.write_text(text, encoding="utf-8")
 
 
