@@ -226,6 +226,30 @@ def test_an_app_that_ends_itself_takes_nothing_else_along(said, end):
     assert found == [{"app": 1}, {"zombies": 0}]
 
 
+def test_what_an_app_leaks_or_forks_is_neither_the_next_messages_nor_the_nodes(said):
+    found = said("""
+        import multiprocessing
+        import psutil
+        kept = []
+        def app():
+            kept.append(b"x" * 100_000_000)
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                total = sum(pool.map(abs, [-1, -2]))
+            if not os.fork():
+                # It outlives the message.
+                os.closerange(0, 3)
+                time.sleep(5)
+                os._exit(0)
+            tell(total=total, kept=len(kept))
+        me, executor = psutil.Process(), warm.WarmExecutor()
+        answered(executor, "app", "app")
+        before = me.memory_info().rss
+        answered(executor, "app", "app")
+        tell(grown=me.memory_info().rss - before > 10_000_000, children=len(me.children()))
+        """)
+    assert found == [{"total": 3, "kept": 1}] * 4 + [{"grown": False, "children": 0}]
+
+
 def test_another_app_gets_new_interpreters_and_after_three_messages_a_process_of_its_own(said):
     found = said("""
         def app(): pass
