@@ -1,0 +1,168 @@
+"""How many versions a minute fifty nodes on this machine make: as Flower, and as fedstale.
+
+Two deployments, one after the other, each a SuperLink and fifty SuperNodes with TLS and node keys:
+first `flower-supernode`, whose questions for work are answered at once, then `fedstale node`, whose
+questions are held. The server merges ten replies at a time (FedBuff), and nodes send a model of 40
+kB back at once, moved by 1, so all that is measured is overhead, on a machine that is always busy.
+
+The table is written into docs/small-devices.md. Run it with:
+python benchmarks/busy_nodes.py [--quick]
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmark_app import write_app
+from deployed import AsFlower, cpu_s, memory_mb, nodes_of, superlink_of
+from pages import filled
+from results_file import write_result
+
+from fedstale.deployment import commands
+from fedstale.deployment.local import LINK, LocalDeployment
+
+NODES, MINUTES, MINUTE_S = 50, 5, 60.0
+PAGE = Path(__file__).parent.parent / "docs" / "small-devices.md"
+SIDES = {
+    "`flower-supernode`, asking every 3 s": AsFlower,
+    "`fedstale node`, questions held": LocalDeployment,
+}
+Row = dict[str, object]
+
+CONFIG = f"""
+nodes = {NODES}
+notes = ""
+"""
+
+SERVER = """
+import time
+
+import numpy as np
+from fedstale.strategies import FedBuff
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    config = context.run_config
+
+    def evaluate(version, arrays):
+        with open(config["notes"], "a") as notes:
+            notes.write(f"{time.time()}\\n")
+
+    FedBuff(concurrency=config["nodes"], buffer_size=10).start(
+        grid=grid,
+        initial_arrays=ArrayRecord({"w": Array(np.zeros(10_000, dtype=np.float32))}),
+        num_rounds=1_000_000,
+        timeout=3600.0,
+        evaluate_fn=evaluate,
+    )
+"""
+
+CLIENT = """
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    w = message.content["arrays"]["w"].numpy() + np.float32(1)
+    metrics = MetricRecord({"num-examples": 1})
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics})
+    return Message(content, reply_to=message)
+"""
+
+
+def measured(kind: type[LocalDeployment], folder: Path, n_nodes: int, minutes: int) -> Row:
+    """Run a deployment for some minutes after its first versions; return medians over minutes."""
+    app = write_app(folder / "busy", "busy", server=SERVER, client=CLIENT, config=CONFIG)
+    with kind(folder / "deployment", nodes=n_nodes, limit_s=900.0, say=print) as deployment:
+        environment, notes = deployment.operator_environment(), folder / "notes"
+        command = commands.run(app, LINK, f"nodes={n_nodes} notes='{notes}'")
+        subprocess.run(
+            commands.found([word for word in command if word != "--stream"], environment),
+            env=environment,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        # Each node has answered, so its libraries are known.
+        while n_versions(notes) < 2 * n_nodes // 10:
+            (run,) = deployment.control.runs().values()
+            if run[0].startswith("finished"):
+                raise RuntimeError(f"the run has ended: {run}")
+            time.sleep(1.0)
+        superlink, pids = superlink_of(deployment), nodes_of(deployment)
+        rows, began = list[dict[str, float]](), time.monotonic()
+        was = n_versions(notes), sum(superlink.cpu_times()[:2]), cpu_s(pids)
+        for minute in range(1, minutes + 1):
+            time.sleep(max(began + minute * MINUTE_S - time.monotonic(), 0.0))
+            now = n_versions(notes), sum(superlink.cpu_times()[:2]), cpu_s(pids)
+            versions = now[0] - was[0]
+            replies = max(10 * versions, 1)
+            rows.append(
+                {
+                    "versions a minute": versions,
+                    "SuperLink CPU s a reply": (now[1] - was[1]) / replies,
+                    "node CPU s a reply": (now[2] - was[2]) / replies,
+                }
+            )
+            print(rows[-1], flush=True)
+            was = now
+        row: Row = {"nodes": n_nodes, "minutes": minutes, "MB a node": memory_mb(pids)}
+    for key in rows[0]:
+        values = [each[key] for each in rows]
+        row |= {key: statistics.median(values), f"{key}, range": [min(values), max(values)]}
+    return row
+
+
+def n_versions(notes: Path) -> int:
+    """Return how many versions there are; the first is what the run begins with."""
+    return max(notes.read_text().count("\n") - 1, 0) if notes.exists() else 0
+
+
+def page(text: str, rows: Sequence[Row]) -> str:
+    """Return a page with the table of rows between its markers."""
+    lines = [
+        "| nodes are | versions a minute | CPU s a reply: SuperLink | and node | MB a node |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['as']} | {row['versions a minute']:.0f} | {row['SuperLink CPU s a reply']:.3f} "
+        f"| {row['node CPU s a reply']:.2f} | {row['MB a node']:.0f} |"
+        for row in rows
+    ]
+    return filled(text, "busy-nodes", "\n".join(["", *lines, ""]))
+
+
+def main() -> None:
+    """Measure and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="six nodes and one minute")
+    quick = parser.parse_args().quick
+    n_nodes, minutes = (6, 1) if quick else (NODES, MINUTES)
+    rows: list[Row] = []
+    for number, (name, kind) in enumerate(SIDES.items()):
+        with tempfile.TemporaryDirectory() as folder:
+            row = measured(kind, Path(folder) / str(number), n_nodes, minutes)
+        rows.append({"as": name} | row)
+        print(json.dumps(rows[-1]), flush=True)
+    name = "busy_nodes-quick" if quick else "busy_nodes"
+    write_result(name, rows, command="python benchmarks/busy_nodes.py" + " --quick" * quick)
+    if not quick:
+        text = page(PAGE.read_text(encoding="utf-8"), rows)
+        PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
