@@ -51,7 +51,7 @@ from fedstale.deployment.waiting import (
     NodeClocks,
     ServerClock,
     SteadyClock,
-    WaitsForDisk,
+    WaitsForDatabase,
 )
 from fedstale.errors import ConfigError
 from fedstale.files import PRIVATE_UMASK, check_private, hold, open_private
@@ -286,7 +286,7 @@ def guarded(
     # Flower's own outermost two hide answers, and make them of errors.
     outermost = kinds.index(BaseHTTPMiddleware) + 1
     ours[outermost:outermost] = [
-        Middleware(WaitsForDisk, folder=folder),
+        Middleware(WaitsForDatabase, folder=folder),
         Middleware(ServerClock, clock=clock or SteadyClock()),
     ]
     ours.append(Middleware(FleetGate, quotas=quotas or Quotas(), since=since))

@@ -208,7 +208,7 @@ def _signer(state: LinkState, late_s: float, key: bytes, signed: tuple[bytes, by
         return None
 
 
-class WaitsForDisk:
+class WaitsForDatabase:
     """Answers 503 in place of 500 while the database is full, or too many write to it at once."""
 
     def __init__(self, app: ASGIApp, folder: Path) -> None:

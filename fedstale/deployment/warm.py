@@ -44,9 +44,6 @@ from fedstale.deployment.node import STUCK
 
 logger = logging.getLogger(__name__)
 
-AGAIN = 75
-"""Status with which this ends to be started again."""
-
 _OTHERS = 3
 _MOST_BYTES = 10_000_000
 _POLL_S, _IDLE_POLL_S, _IDLE_AFTER_S = 0.1, 1.0, 30.0
@@ -147,7 +144,7 @@ class WarmExecutor(SubprocessExecutor):
                 names, self._trial = self._trial[1], None
                 self._share(names, is_harmless=status == 0)
         if self._is_worn() and not self._apps and self._trial is None:
-            raise SystemExit(AGAIN)
+            raise SystemExit(0)
         if time.monotonic() > self._busy_at + _IDLE_AFTER_S:
             time.sleep(_IDLE_POLL_S - _POLL_S)
 

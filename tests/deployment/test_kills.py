@@ -13,7 +13,8 @@ from fedstale.deployment.local import has_nginx
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from kills import CLOCKS, DISKS, MOMENTS, NODES, PARTS, kept_rows, killed, obstacle
-from kills_page import END, START, page
+from kills_page import page
+from pages import markers
 
 KILLS, WAITS = 10, 2
 """How often a part is killed, and how often there is a minute and a half of something."""
@@ -53,7 +54,8 @@ def test_what_was_measured_is_kept_and_not_measured_again(tmp_path):
 
 
 def test_the_page_says_how_many_jobs_were_lost_and_keeps_its_words():
-    found = page(f"Before.\n{START}old\n{END}\nAfter.", {"command": "x", "rows": [ROW]})
+    start, end = markers("kills")
+    found = page(f"Before.\n{start}old\n{end}\nAfter.", {"command": "x", "rows": [ROW]})
     assert found.startswith("Before.\n")
     assert found.endswith("\nAfter.")
     assert "old" not in found

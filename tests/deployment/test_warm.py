@@ -265,7 +265,7 @@ def test_another_app_gets_new_interpreters_and_after_three_messages_a_process_of
         except SystemExit as end:
             tell(end=end.code)
         """)
-    assert found == [{"new": "b"}] * 5 + [{"forks": 5}] + [{"new": "b"}] * 2 + [{"end": 75}]
+    assert found == [{"new": "b"}] * 5 + [{"forks": 5}] + [{"new": "b"}] * 2 + [{"end": 0}]
 
 
 def test_the_client_apps_of_another_app_end_before_it_makes_way(said):
@@ -289,7 +289,7 @@ def test_the_client_apps_of_another_app_end_before_it_makes_way(said):
         except SystemExit as end:
             tell(end=end.code)
         """)
-    assert found == [{"new": "b"}] * 3 + [{"end": 75}]
+    assert found == [{"new": "b"}] * 3 + [{"end": 0}]
 
 
 def test_an_app_with_a_runtime_of_its_own_gets_new_interpreters(said):
@@ -378,7 +378,7 @@ def test_it_makes_way_for_a_new_process_when_no_client_app_runs(said, worn):
         except SystemExit as end:
             tell(end=end.code, runs=len(executor._apps))
         """)
-    assert found == [{"end": 75, "runs": 0}]
+    assert found == [{"end": 0, "runs": 0}]
 
 
 def test_what_is_installed_meanwhile_is_there_for_the_next_message(said):
@@ -393,7 +393,7 @@ def test_what_is_installed_meanwhile_is_there_for_the_next_message(said):
         except SystemExit as end:
             tell(end=end.code)
         """)
-    assert found == [{"new": "a"}, {"end": 75}]
+    assert found == [{"new": "a"}, {"end": 0}]
 
 
 def test_no_process_to_be_had_is_said_and_not_an_end(said):
