@@ -2,17 +2,21 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "benchmarks"))
 
 
 def test_a_table_replaces_only_what_stands_in_its_place():
-    from comparisons import filled
+    from pages import filled, has_place
 
-    page = "a\n<!-- compare x: begin -->\nold\n<!-- compare x: end -->\nb\n"
-    assert filled(page, "x", "new\n") == page.replace("old", "new")
-    assert filled(filled(page, "x", "new\n"), "x", "old\n") == page
-    assert filled(page, "y", "new\n") == page
+    page = "a\n<!-- x y: begin -->\nold\n<!-- x y: end -->\nb\n<!-- z: end -->"
+    assert filled(page, "x y", "new") == page.replace("old", "new")
+    assert filled(filled(page, "x y", "new\nlines\n"), "x y", "old") == page
+    assert [has_place(page, name) for name in ("x y", "y", "z")] == [True, False, False]
+    with pytest.raises(ValueError, match="lacks <!-- z: begin"):
+        filled(page, "z", "new")
 
 
 def test_every_place_for_a_table_has_a_plan():
