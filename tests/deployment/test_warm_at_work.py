@@ -1,6 +1,7 @@
 """Nodes whose ClientApps are forks: their SuperExecs killed, apps that end, two runs at once."""
 
 import subprocess
+import time
 
 import psutil
 import pytest
@@ -76,21 +77,35 @@ def test_two_runs_of_two_apps_share_the_nodes(deployment, tmp_path):
         assert means(lines)[3] == pytest.approx(6.0), lines
 
 
+@pytest.fixture
+def dies(tmp_path):
+    """Return an app of which one ClientApp is killed in the middle of its reply, once."""
+    client = DIES_WITH_ITS_REPLY.replace("FILE", repr(str(tmp_path / "died")))
+    return write_app(tmp_path / "dies", client=client)
+
+
 @pytest.mark.parametrize("is_fork", [True, False])
-def test_a_node_whose_client_app_dies_with_its_reply_trains_again(deployment, tmp_path, is_fork):
+def test_a_node_whose_client_app_dies_with_its_reply_trains_again(
+    deployment, dies, tmp_path, is_fork
+):
     for process in superexecs(deployment):
         process.kill()
     if not is_fork:
         # These nodes share the libraries of the first app that they answer.
         Running(deployment, write_app(tmp_path / "first"), "rounds=1").end()
-    client = DIES_WITH_ITS_REPLY.replace("FILE", repr(str(tmp_path / "died")))
-    app = write_app(tmp_path / "dies", client=client)
-    # Half a reply may come until 180 s are over.
-    found = means(Running(deployment, app, "rounds=1 timeout=15.0").end())
+    found = means(Running(deployment, dies, "rounds=1 timeout=15.0").end())
     assert found[1] == pytest.approx((1 + 3) / 2)
     wait_for(lambda: list(deployment.control.nodes().values()).count("online") >= 3)
-    found = means(Running(deployment, app, "rounds=1").end())
+    found = means(Running(deployment, dies, "rounds=1").end())
     assert found[1] == pytest.approx((1 + 2 + 3) / 3)
+
+
+@pytest.mark.slow
+def test_half_a_reply_is_given_up_after_three_minutes(deployment, dies):
+    began = time.monotonic()
+    found = means(Running(deployment, dies, "rounds=1 timeout=230.0").end())
+    assert found[1] == pytest.approx((1 + 3) / 2)
+    assert 180.0 < time.monotonic() - began < 210.0
 
 
 @pytest.mark.slow
