@@ -16,8 +16,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 from benchmark_app import write_app
 from deployed import AsFlower, cpu_s, memory_mb, nodes_of, superlink_of
 from pages import filled
@@ -28,10 +30,8 @@ from fedstale.deployment.local import LINK, LocalDeployment
 
 NODES, MINUTES, MINUTE_S = 50, 5, 60.0
 PAGE = Path(__file__).parent.parent / "docs" / "small-devices.md"
-SIDES = {
-    "`flower-supernode`, asking every 3 s": AsFlower,
-    "`fedstale node`, questions held": LocalDeployment,
-}
+START_S, POLL_S = 2.5, 5.0
+"""Time for a node to start, before the next one does, and between two looks at the versions."""
 Row = dict[str, object]
 
 CONFIG = f"""
@@ -84,6 +84,25 @@ def train(message, context):
 """
 
 
+class OneByOne(LocalDeployment):
+    """Nodes as fedstale starts them, one after the other."""
+
+    def add_node(self, number: int) -> None:
+        """Let a node start, which takes a core for seconds."""
+        super().add_node(number)
+        time.sleep(START_S)
+
+
+class OneByOneAsFlower(AsFlower, OneByOne):
+    """Nodes as Flower starts them, one after the other."""
+
+
+SIDES = {
+    "`flower-supernode`, asking every 3 s": OneByOneAsFlower,
+    "`fedstale node`, questions held": OneByOne,
+}
+
+
 def measured(kind: type[LocalDeployment], folder: Path, n_nodes: int, minutes: int) -> Row:
     """Run a deployment for some minutes after its first versions; return medians over minutes."""
     app = write_app(folder / "busy", "busy", server=SERVER, client=CLIENT, config=CONFIG)
@@ -98,10 +117,12 @@ def measured(kind: type[LocalDeployment], folder: Path, n_nodes: int, minutes: i
         )
         # Each node has answered, so its libraries are known.
         while n_versions(notes) < 2 * n_nodes // 10:
-            (run,) = deployment.control.runs().values()
-            if run[0].startswith("finished"):
-                raise RuntimeError(f"the run has ended: {run}")
-            time.sleep(1.0)
+            time.sleep(POLL_S)
+            # A machine that is so busy may not answer.
+            with suppress(httpx.TransportError):
+                (run,) = deployment.control.runs().values()
+                if run[0].startswith("finished"):
+                    raise RuntimeError(f"the run has ended: {run}")
         superlink, pids = superlink_of(deployment), nodes_of(deployment)
         rows, began = list[dict[str, float]](), time.monotonic()
         was = n_versions(notes), sum(superlink.cpu_times()[:2]), cpu_s(pids)
