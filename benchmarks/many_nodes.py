@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -135,12 +136,22 @@ class LightNodes(LocalDeployment):
         names = [f"worker-{worker}" for worker in range(WORKERS)]
         self._wait(names, lambda: [*self.control.nodes().values()].count("online") == self.n_nodes)
 
+    def unsure(self) -> set[int]:
+        """Return the nodes that have not ended as they should."""
+        notes = [json.loads(path.read_text()) for path in self.notes.glob("sent-*.json")]
+        return set(range(self.n_nodes)) - {number for note in notes for number in note["done"]}
+
+    def failed(self) -> dict[int, str]:
+        """Return which nodes could not go on, and why."""
+        notes = [json.loads(path.read_text()) for path in self.notes.glob("sent-*.json")]
+        return {int(number): why for note in notes for number, why in note["failed"].items()}
+
     def sent(self) -> tuple[list[int], int]:
         """Return how many replies of each node the SuperLink has taken in, and who is at work."""
         sent, at_work = [0] * self.n_nodes, self.n_nodes
         for path in self.notes.glob("sent-*.json"):
             note = json.loads(path.read_text())
-            at_work -= note["done"]
+            at_work -= len(note["done"])
             for number, count in note["sent"].items():
                 sent[int(number)] = count
         return sent, at_work
@@ -153,6 +164,8 @@ class Worker:
         self._deployment, self._path, self._superlink = folder / "deployment", path, superlink
         self._over, self._gone = folder / "over", folder / "gone"
         self.sent, self.done = dict.fromkeys(numbers, 0), list[int]()
+        self.failed: dict[int, str] = {}
+        """Nodes that could not go on, and why."""
 
     def run(self) -> None:
         """Run the nodes until the file `over` is there, and stay online until `gone` is.
@@ -169,10 +182,18 @@ class Worker:
 
     def _note(self) -> None:
         part = self._path.with_suffix(".part")
-        part.write_text(json.dumps({"sent": self.sent, "done": len(self.done)}))
+        note = {"sent": self.sent, "done": self.done, "failed": self.failed}
+        part.write_text(json.dumps(note))
         part.replace(self._path)
 
     def _node(self, number: int) -> None:
+        try:
+            self._answer_all(number)
+        except Exception as problem:
+            self.failed[number] = repr(problem)
+            traceback.print_exc()
+
+    def _answer_all(self, number: int) -> None:
         key = load_ssh_private_key((self._deployment / f"node-{number}.key").read_bytes(), None)
         certificate = (self._deployment / "ca.crt").read_bytes()
         keys = key, key.public_key()
@@ -307,7 +328,8 @@ def drain(deployment: LightNodes, folder: Path) -> None:
 def outcome(deployment: LightNodes, folder: Path, rows: list[Row]) -> Row:
     """Return what became of all replies, and how memory grew."""
     (sent, at_work), note = deployment.sent(), last_note(folder)
-    merged = note["merged"]
+    failed = deployment.failed()
+    merged, unsure = note["merged"], deployment.unsure()
     log = deployment.log("superexec").read_text(errors="replace")
     steady = rows[min(WARM_UP, len(rows) - 1) :]
 
@@ -320,12 +342,17 @@ def outcome(deployment: LightNodes, folder: Path, rows: list[Row]) -> Row:
         "minute": "all",
         "nodes": deployment.n_nodes,
         "replies_sent": sum(sent),
-        "nodes_still_at_work": at_work,
+        "nodes_still_at_work": at_work - len(failed),
+        "nodes_failed": failed,
         "replies_merged": round(note["sum"]),
         "versions": note["version"],
         "left_in_the_buffer_at_most": BUFFER - 1,
         "lost": max(sum(sent) - round(note["sum"]) - (BUFFER - 1), 0),
-        "merged_twice": sum(max(m - s, 0) for m, s in zip(merged, sent, strict=True)),
+        # A node may fail, or be stopped, after its reply was stored and before it knows.
+        "merged_twice": sum(
+            max(m - s - (number in unsure), 0)
+            for number, (m, s) in enumerate(zip(merged, sent, strict=True))
+        ),
         "nodes_heard": sum(m > 0 for m in merged),
         "rejected": log.count("rejected:"),
         "superlink_mib_a_minute": slope("superlink_mib"),
