@@ -1,8 +1,8 @@
 """Run one app on one trace with real processes and in a simulation, and compare the timelines.
 
-    python benchmarks/fidelity.py [--nodes 4] [--speed-up 12] [--versions 8] [--seed 4] [--out FILE]
+    python benchmarks/fidelity.py [--nodes 4] [--speed-up 2] [--versions 8] [--seed 11] [--out FILE]
 
-The app is small, so that on one machine the time of its jobs is the trace's. With seed 4 devices
+The app is small, so that on one machine the time of its jobs is the trace's. With seed 11 desktops
 are online from the start, so that no real time is spent on waiting for them. Takes some minutes.
 """
 
@@ -208,10 +208,10 @@ def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--speed-up", type=float, default=12.0)
+    parser.add_argument("--speed-up", type=float, default=2.0)
     parser.add_argument("--versions", type=int, default=8)
-    parser.add_argument("--traces", default="synthetic:4")
-    parser.add_argument("--seed", type=int, default=4)
+    parser.add_argument("--traces", default="synthetic:4@desktops")
+    parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, end_on_signals():
