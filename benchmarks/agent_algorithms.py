@@ -2,7 +2,7 @@
 
 Fleets are composed as in `recorded_fleets` (agents learn on the devices of its first part, are
 validated on those of the second, and tested on those of the last at later hours), or synthetic and
-divided as `train-agent` does. All agents play the same windows in testing, and intervals of
+divided as `agent train` does. All agents play the same windows in testing, and intervals of
 differences resample windows and training seeds. The time is that of one process with one thread;
 it includes the validations, about as many in each training.
 

@@ -15,7 +15,7 @@ class AsFlower(LocalDeployment):
         if name.startswith("node-"):
             command = ["flower-supernode", *command[2:]]
         if name == "superlink":
-            command = [*command, "--hold", "0"]
+            command = [*command, "--hold", "0s"]
         super()._start(name, command)
 
 

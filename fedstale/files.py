@@ -6,8 +6,12 @@ What is secret, or shows what a device or a model is, is made with mode 0600 in 
 
 import os
 import stat
+import sys
 from contextlib import suppress
 from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
 
 from fedstale.errors import ConfigError
 
@@ -104,10 +108,10 @@ def hold(descriptor: int) -> str | None:
     Returns:
         None if this process holds it now; else who does, such as "process 4133 of server-1", or
         "another process" where the system does not tell: Linux does, of processes that this one may
-        see, which those of another container are not.
+        see, which those of another container are not. On Windows nothing is held.
     """
-    import fcntl  # noqa: PLC0415 - Windows has none, and its devices import this file
-
+    if sys.platform == "win32":
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -121,3 +125,15 @@ def hold(descriptor: int) -> str | None:
                     return f"process {words[4]} of {os.uname().nodename}"
         return "another process"
     return None
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process holds a file; False if there is none."""
+    if sys.platform == "win32":
+        return False
+    try:
+        with path.open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as problem:
+        return isinstance(problem, BlockingIOError)
+    return False

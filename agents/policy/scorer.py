@@ -43,7 +43,7 @@ chance, to numbers (m, n) of which the largest are picked."""
 
 FILES = ModelFiles(
     what="agent",
-    made_by="fedstale train-agent",
+    made_by="fedstale agent train",
     version=("format", 1),
     most_bytes=1_000_000,
     error=ProtocolError,

@@ -111,7 +111,9 @@ def up(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="New folder for certificates, keys, state and logs; default runs/up-APP."
+            "--out",
+            "-o",
+            help="New folder for certificates, keys, state and logs; default runs/up-APP.",
         ),
     ] = None,
     overwrite: Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedstale.cli.output import AsJson, one_sentence, say
+from fedstale.cli.output import UNITS_S, AsJson, amount, one_sentence, say
 from fedstale.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -139,8 +139,8 @@ def superlink(
         int, typer.Option(help="Most bytes that a node may send in an hour.")
     ] = 40_000_000_000,
     hold: Annotated[
-        float, typer.Option(help="Longest that a node's question for work is held, in s.")
-    ] = 20.0,
+        str, typer.Option(help="Longest that a node's question for work is held, 0s to 25s.")
+    ] = "20s",
 ) -> None:
     """Run flower-superlink, with its options, behind a gate for what devices send."""
     from fedstale.deployment.superlink import Quotas, run
@@ -152,7 +152,7 @@ def superlink(
         node_replies_per_hour=node_replies_per_hour,
         node_bytes_per_hour=node_bytes_per_hour,
     )
-    run(context.args, socket, quotas, hold_s=hold)
+    run(context.args, socket, quotas, hold_s=amount("hold", hold, UNITS_S))
 
 
 @app.command(

@@ -5,49 +5,46 @@ from typing import Annotated
 import typer
 
 from fedstale import __version__
-from fedstale.cli import apps, deploy, enrolment, learn, runs, traces
+from fedstale.cli import agent, apps, deploy, doctor, enrolment, forecaster, runs, shelf, traces
 from fedstale.cli.supervision import SUPERVISED
 
 app = typer.Typer(
     name="fedstale",
     help="Federated learning on devices that go offline, slow down and report late.",
     no_args_is_help=True,
+    # click suggests one already.
+    suggest_commands=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+_RUN, _ANALYSE, _LEARN, _DEPLOY = "Run", "Analyse", "Learn", "Deploy"
+
 app.command(
+    rich_help_panel=_RUN,
     epilog="Examples: fedstale simulate digits  |  "
-    "fedstale simulate my_app --traces phones.parquet --until 2d --out runs/phones"
+    "fedstale simulate my_app --traces phones.parquet --until 2d --out runs/phones",
 )(runs.simulate)
-app.command(epilog="Example: fedstale new my_app && fedstale simulate my_app")(apps.new)
-app.add_typer(traces.app, name="traces")
-app.command(epilog="Example: fedstale report runs/digits-0")(runs.report)
 app.command(
+    rich_help_panel=_RUN, epilog="Example: fedstale new my_app && fedstale simulate my_app"
+)(apps.new)
+app.add_typer(traces.app, name="traces", rich_help_panel=_RUN)
+app.command(rich_help_panel=_ANALYSE, epilog="Example: fedstale report runs/digits-0")(runs.report)
+app.command(
+    rich_help_panel=_ANALYSE,
     epilog="Examples: fedstale compare waiting.toml  |  "
-    "fedstale compare runs/a runs/b --target 'accuracy 0.9'"
+    "fedstale compare runs/a runs/b --target 'accuracy 0.9'",
 )(runs.compare)
+app.add_typer(shelf.app, name="runs", rich_help_panel=_ANALYSE)
+app.add_typer(forecaster.app, name="forecaster", rich_help_panel=_LEARN)
+app.add_typer(agent.app, name="agent", rich_help_panel=_LEARN)
 app.command(
-    name="train-forecaster",
-    epilog="Example: fedstale train-forecaster --traces phones.parquet --out forecasters/phones",
-)(learn.train_forecaster)
-app.command(
-    epilog="Example: fedstale backtest --traces phones.parquet --forecasters lstm,last-value,oracle"
-)(learn.backtest)
-app.command(
-    name="train-agent",
-    epilog="Example: fedstale train-agent --traces fleet.parquet --out agents/mine",
-)(learn.train_agent)
-app.command(
-    name="evaluate-agent",
-    epilog="Example: fedstale evaluate-agent --traces fleet.parquet",
-)(learn.evaluate_agent)
-app.command(epilog="Example: fedstale up digits --nodes 3")(apps.up)
-app.command(
+    rich_help_panel=_DEPLOY,
     epilog="Examples: fedstale check my_app  |  "
-    "fedstale check --server fl.example.org:8000 --ca ca.crt"
+    "fedstale check --server fl.example.org:8000 --ca ca.crt",
 )(apps.check)
+app.command(rich_help_panel=_DEPLOY, epilog="Example: fedstale up digits --nodes 3")(apps.up)
 deploy.app.command(epilog="Example: fedstale deploy enrol nodes.csv --out node-list.csv")(
     enrolment.enrol
 )
@@ -62,15 +59,19 @@ deploy.app.command(
     epilog="Example: fedstale deploy rotate kitchen kitchen.pub --database superlink.db"
 )(enrolment.rotate)
 deploy.app.command(epilog="Example: fedstale deploy revoke kitchen")(enrolment.revoke)
-app.add_typer(deploy.app, name="deploy")
+app.add_typer(deploy.app, name="deploy", rich_help_panel=_DEPLOY)
 app.command(
+    rich_help_panel=_DEPLOY,
     context_settings=deploy.PASSED_ON,
     epilog="Example: fedstale node --superlink fl.example.org:8000 --root-certificates ca.crt "
     "--auth-supernode-private-key node.key",
 )(deploy.node)
 app.command(
-    context_settings=deploy.PASSED_ON, epilog="Example: fedstale flwr run my_app mine --stream"
+    rich_help_panel=_DEPLOY,
+    context_settings=deploy.PASSED_ON,
+    epilog="Example: fedstale flwr run my_app mine --stream",
 )(deploy.flwr)
+app.command(rich_help_panel=_RUN, epilog="Example: fedstale doctor")(doctor.doctor)
 
 
 def main() -> None:
@@ -87,7 +88,10 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show version.")
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_show_version, is_eager=True, help="Show version."
+        ),
     ] = False,
 ) -> None:
     pass

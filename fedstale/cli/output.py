@@ -165,7 +165,7 @@ class _Stderr:
 
 
 @contextmanager
-def app_log(*, quiet: bool, verbose: bool) -> Iterator[None]:
+def app_log(*, quiet: bool, verbose: bool, file: Path | None = None) -> Iterator[None]:
     """Show on stderr what an app logs, as `flwr run` shows it, each line once.
 
     What the app prints and logs by itself is left alone: whatever handlers it configures get its
@@ -174,30 +174,57 @@ def app_log(*, quiet: bool, verbose: bool) -> Iterator[None]:
     Args:
         quiet: whether to leave out what Flower says below a warning.
         verbose: whether to show all that fedstale logs, and not only its warnings.
+        file: for all of both logs, whatever is shown.
+
+    Raises:
+        ConfigError: the file cannot be written.
     """
     from flwr.supercore.logger import FLOWER_LOGGER, ConsoleHandler, console_handler
 
     stream, is_terminal = cast("TextIO", _Stderr()), sys.stderr.isatty()
     ours, own = logging.getLogger("fedstale"), ConsoleHandler(colored=is_terminal, stream=stream)
-    loggers, handlers = (FLOWER_LOGGER, ours), (console_handler, own)
+    flower_level = logging.WARNING if quiet else logging.DEBUG
+    own_level = logging.DEBUG if verbose else logging.WARNING
+    loggers, handlers = [FLOWER_LOGGER, ours], [console_handler, own]
+    levels = [flower_level, own_level]
+    kept = [] if file is None else [_log_file(file)]
     before = [(one.level, one.propagate) for one in loggers]
     colored, theirs = console_handler.colored, console_handler.stream
+    shown_before = console_handler.level
     console_handler.colored, console_handler.stream = is_terminal, stream
-    FLOWER_LOGGER.setLevel(logging.WARNING if quiet else logging.DEBUG)
-    ours.setLevel(logging.DEBUG if verbose else logging.WARNING)
     ours.addHandler(own)
-    for one in loggers:
+    for one, handler, level in zip(loggers, handlers, levels, strict=True):
         one.propagate = False
+        handler.setLevel(level)
+        # What nobody sees is not made.
+        one.setLevel(logging.DEBUG if kept else level)
+        for own_file in kept:
+            one.addHandler(own_file)
     try:
         yield
     finally:
-        for handler in handlers:
-            handler.flush()
+        for shown in handlers:
+            shown.flush()
         ours.removeHandler(own)
+        for own_file in kept:
+            FLOWER_LOGGER.removeHandler(own_file)
+            ours.removeHandler(own_file)
+            own_file.close()
         console_handler.colored, console_handler.stream = colored, theirs
+        console_handler.setLevel(shown_before)
         for one, (level, propagates) in zip(loggers, before, strict=True):
             one.setLevel(level)
             one.propagate = propagates
+
+
+def _log_file(path: Path) -> logging.Handler:
+    """Return what writes a log to a file, without times: a ServerApp's clock is virtual."""
+    try:
+        handler = logging.FileHandler(path, mode="w", encoding="utf-8")
+    except OSError as problem:
+        raise ConfigError(f"log-file = {str(path)!r} cannot be written: {problem}") from None
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+    return handler
 
 
 @contextmanager

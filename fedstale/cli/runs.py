@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from inspect import Parameter, Signature, getsource, signature
 from itertools import pairwise
 from pathlib import Path
@@ -46,10 +46,11 @@ if TYPE_CHECKING:
     from fedstale.comparison.plan import Watch
     from fedstale.reports.run import Run
     from fedstale.strategies.server.runtime import Callback
+    from fedstale.traces import TraceSet
 
 _BESIDE_RESUME = {
     *("resume", "executor", "workers", "checkpoint_every", "client_limit_s"),
-    *("live", "live_at", "tensorboard", "as_json", "quiet", "verbose"),
+    *("live", "live_at", "tensorboard", "events", "log_file", "as_json", "quiet", "verbose"),
 }
 """Options of a run that goes on: none of them changes what comes out."""
 
@@ -117,7 +118,8 @@ def simulate(
         typer.Option("--run-config", "-c", help="Overrides as in flwr run: 'key=1 name=\"x\"'."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; default runs/APP-SEED.")
+        Path | None,
+        typer.Option("--out", "-o", help="Folder of the run; default runs/APP-SEED."),
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the folder.")] = False,
     resume: Annotated[
@@ -135,7 +137,14 @@ def simulate(
         bool,
         typer.Option(
             "--measure-costs",
-            help="Run one client for real instead, and print the table [tool.fedstale] of the app.",
+            help="Run one client for real instead, and print the app's costs as TOML.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Train nothing: say who will be online, and how long jobs and rounds will take.",
         ),
     ] = False,
     live: Annotated[
@@ -147,6 +156,15 @@ def simulate(
     ] = None,
     tensorboard: Annotated[
         Path | None, typer.Option(help="Write scalars for TensorBoard into this folder.")
+    ] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write what happens while it happens into this file, a line of JSON each."
+        ),
+    ] = None,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Write all of Flower's log and fedstale's into this file.")
     ] = None,
     as_json: AsJson = False,
     quiet: Annotated[
@@ -195,19 +213,22 @@ def simulate(
 
     trace_set = TraceSet.load(config.traces, seed=config.seed)
     if measure_costs:
-        from fedstale.simulation.measuring import measure, pasted
-
-        measured, unmeasured = measure(config, trace_set.n_devices)
-        typer.echo(json.dumps(measured.table()) if as_json else pasted(measured, unmeasured))
+        _measure_costs(config, trace_set.n_devices, as_json=as_json)
+        return
+    if dry_run:
+        with end_on_signals(), app_log(quiet=True, verbose=verbose):
+            _show_outlook(config, trace_set, as_json=as_json)
         return
     watching = _watching(
         config,
-        shown=sys.stderr.isatty() and not (quiet or as_json),
+        shown=not (quiet or as_json),
+        events=events,
         live_at=live_at or ("8760" if live else None),
         tensorboard=tensorboard,
     )
     free = stdout_kept_free() if as_json else nullcontext()
-    with end_on_signals(), free, watching as callbacks, app_log(quiet=quiet, verbose=verbose):
+    log = app_log(quiet=quiet, verbose=verbose, file=log_file)
+    with end_on_signals(), free, watching as callbacks, log:
         run = simulate_config(
             config,
             out,
@@ -217,10 +238,7 @@ def simulate(
             callbacks=callbacks,
             box=BlackBox(kept),
         )
-    if as_json:
-        say_json(run.folder, **run.summary)
-    else:
-        _show_run(run)
+    _show_end(run, is_new=resume is None, as_json=as_json)
     if run.status in _WORDS:
         note(f"fedstale: the run {_WORDS[run.status]}: {run.reason}")
         raise typer.Exit(1)
@@ -379,18 +397,27 @@ def compare(
 
 @contextmanager
 def _watching(
-    config: "SimulationConfig", *, shown: bool, live_at: str | None, tensorboard: Path | None
+    config: "SimulationConfig",
+    *,
+    shown: bool,
+    events: Path | None,
+    live_at: str | None,
+    tensorboard: Path | None,
 ) -> Iterator[list["Callback"]]:
-    """Show a run as a progress line, on a live page or to TensorBoard; yields its callbacks."""
+    """Show a run as it goes on: to who waits, on a page, in files; yields its callbacks."""
     from fedstale.config import Until
-    from fedstale.live.watching import ProgressLine, TensorBoard
+    from fedstale.errors import ConfigError
+    from fedstale.live.watching import EventLog, ProgressLine, ProgressNotes, TensorBoard
 
     callbacks: list[Callback] = []
     until = Until.parse(config.until)
+    of_rounds = _planned_rounds(config)
     with ExitStack() as stack:
-        if shown:
+        if shown and not sys.stderr.isatty():
+            callbacks.append(ProgressNotes(note, until, of_rounds=of_rounds))
+        elif shown:
             fields = "{task.fields[clock]}", BarColumn(bar_width=10), "{task.fields[state]}"
-            columns = (SpinnerColumn(), *fields, TimeElapsedColumn())
+            columns = (SpinnerColumn(), *fields, TimeRemainingColumn(elapsed_when_finished=True))
             # The ServerApp's thread sees virtual time in `time.monotonic`; the display must not.
             bar = Progress(
                 *columns,
@@ -398,7 +425,15 @@ def _watching(
                 get_time=time.perf_counter,
                 redirect_stdout=sys.stdout.isatty(),
             )
-            callbacks.append(ProgressLine(stack.enter_context(bar), until))
+            callbacks.append(ProgressLine(stack.enter_context(bar), until, of_rounds=of_rounds))
+        if events is not None:
+            try:
+                file = stack.enter_context(events.open("w", encoding="utf-8"))
+            except OSError as problem:
+                raise ConfigError(
+                    f"events = {str(events)!r} cannot be written: {problem}"
+                ) from None
+            callbacks.append(EventLog(file))
         if tensorboard is not None:
             scalars = TensorBoard(tensorboard)
             stack.callback(scalars.close)
@@ -415,40 +450,108 @@ def _watching(
         yield callbacks
 
 
+def _planned_rounds(config: "SimulationConfig") -> int | None:
+    """Return how many rounds the app will make, if its run config says so by the usual name."""
+    from fedstale.simulation.flower_app import FlowerApp
+
+    planned = FlowerApp.find(config.app).resolved(config).run_config.get("num-server-rounds")
+    return planned if isinstance(planned, int) else None
+
+
+def _measure_costs(config: "SimulationConfig", n_devices: int, *, as_json: bool) -> None:
+    """Print what a client costs that runs for real."""
+    from fedstale.simulation.measuring import measure, pasted
+
+    measured, unmeasured = measure(config, n_devices)
+    typer.echo(json.dumps(measured.table()) if as_json else pasted(measured, unmeasured))
+
+
+def _show_outlook(config: "SimulationConfig", traces: "TraceSet", *, as_json: bool) -> None:
+    """Print what a run will meet."""
+    from fedstale.live.watching import duration
+    from fedstale.simulation.outlook import look_ahead
+
+    found = look_ahead(config, traces)
+    planned = _planned_rounds(config)
+    if as_json:
+        facts = asdict(found)
+        lists = {name: facts[name].tolist() for name in ("online", "job_s")}
+        typer.echo(json.dumps({**facts, **lists, "planned_rounds": planned}))
+        return
+    low, high = found.online.min(), found.online.max()
+    hours = f"{found.horizon_s / 3600:.3g} h"
+    lines = [
+        f"{found.n_devices:,} devices of {config.traces}, looked at over {hours}",
+        f"online: {found.online.mean():.0%} on average, {low:.0%} to {high:.0%} by the hour",
+        f"first message: to {found.n_asked:,} devices, {found.download_bytes / 1e6:,.3g} MB each",
+        f"jobs that report: {found.finished:.0%} of {found.n_jobs:,} drawn",
+    ]
+    lines += [f"  {reason}: {share:.1%}" for reason, share in found.reasons.items()]
+    if found.finished:
+        middle, long = (duration(seconds) for seconds in found.job_s)
+        parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in found.phases_s.items())
+        lines += [
+            f"such a job: {middle} in the median, 90% within {long}; {parts}",
+            f"a round of {found.n_asked:,} that waits for all who report: "
+            f"{duration(found.round_s)} in the median",
+        ]
+    # On ideal devices no time passes.
+    if found.round_s > 0.0:
+        lines.append(f"such rounds in {hours}: {found.horizon_s / found.round_s:,.0f}")
+        if planned:
+            lines.append(f"{planned:,} such rounds: {duration(planned * found.round_s)}")
+    for line in lines:
+        typer.echo(line)
+
+
+def _show_end(run: "Run", *, is_new: bool, as_json: bool) -> None:
+    """Print the end of a run; one in which nothing happened leaves nothing to look at."""
+    is_empty = is_new and run.status == "failed" and not run.summary["jobs"]["sent"]
+    if is_empty:
+        shutil.rmtree(run.folder)
+    if as_json:
+        typer.echo(json.dumps({"out": None if is_empty else str(run.folder), **run.summary}))
+    elif not is_empty:
+        _show_run(run)
+
+
 def _show_run(run: "Run") -> None:
     """Print the end of a run."""
     from fedstale.live.watching import duration
     from fedstale.reports.costs import client_errors_in_words
+    from fedstale.reports.page import REPORT
 
     summary = run.summary
     title = f"{summary['app']} on {summary['devices']} devices"
-    table = Table("", Column("", justify="right"), title=title, title_justify="left")
-    table.add_row("virtual time", duration(summary["virtual_s"]))
-    table.add_row("wall time", f"{summary['wall_s']:.1f} s")
-    speed = summary["virtual_s"] / max(summary["wall_s"], 1e-9)
-    table.add_row("speed", f"{speed:,.0f} virtual s per s")
+    table = Table(Column(), Column(justify="right"), title=title, title_justify="left")
+    table.show_header = False
+    for name, value in summary["metrics"].items():
+        table.add_row(name, f"{value:.4f}" if abs(value) >= 1e-4 or not value else f"{value:.1e}")
     if summary["rounds"]:
         table.add_row("rounds", str(summary["rounds"]))
-    for status, count in summary["jobs"].items():
-        table.add_row(f"jobs {status}", f"{count:,}")
+    table.add_row("virtual time", duration(summary["virtual_s"]))
     accounts = ("device_s", "device time", "h", 3600.0), ("bytes", "traffic", "MB", 1e6)
     for name, label, unit, scale in accounts:
         parts = summary[name]
         share = parts["wasted"] / parts["total"] if parts["total"] else 0.0
-        table.add_row(label, f"{parts['total'] / scale:,.1f} {unit}, {share:.0%} wasted")
+        table.add_row(label, f"{parts['total'] / scale:,.1f} {unit}")
+        table.add_row(f"{label} wasted", f"{share:.0%}")
+    for status, count in summary["jobs"].items():
+        table.add_row(f"jobs {status}", f"{count:,}")
     kinds = summary["messages"]
     for kind, found in kinds.items() if set(kinds) != {"train"} else ():
         moved = f"{found['bytes'] / 1e6:,.1f} MB"
         table.add_row(kind, f"{found['sent']:,} sent, {found['reported']:,} used, {moved}")
-    for name, value in summary["metrics"].items():
-        table.add_row(name, f"{value:.4f}" if abs(value) >= 1e-4 or not value else f"{value:.1e}")
+    table.add_row("wall time", f"{summary['wall_s']:.1f} s")
+    speed = summary["virtual_s"] / max(summary["wall_s"], 1e-9)
+    table.add_row("speed", f"{speed:,.0f} virtual s per s")
     console = Console()
     console.print(table)
     if run.status not in _WORDS:
         typer.echo(f"{run.status}: {run.reason}")
     for line in client_errors_in_words(run):
         typer.echo(f"client error: {line}")
-    console.print(f"run folder: {run.folder}", soft_wrap=True, highlight=False)
+    console.print(f"report: {run.folder / REPORT}", soft_wrap=True, highlight=False)
 
 
 def _show_comparison(comparison: "Comparison", folder: Path) -> None:

@@ -1,15 +1,16 @@
-"""What looks at a run now and then: a progress line, scalars for TensorBoard, the live board.
+"""What watches a run: a progress line, scalars for TensorBoard, the live board, a log of events.
 
-Each is a callback that counts rounds and looks at the clock a few times a second of wall time.
+All are callbacks. Most count rounds and look at the clock a few times a second of wall time.
 """
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 
 from fedstale.config import Until
 from fedstale.errors import ConfigError
@@ -25,10 +26,25 @@ NO_LIMIT = Until()
 class Watcher(Callback):
     """Counts rounds, and calls `look` a few times a second and at the end of the run."""
 
-    def __init__(self, until: Until = NO_LIMIT, *, every_s: float = 0.25) -> None:
-        """Watch a run with a limit, looking every `every_s` s of wall time."""
-        self.until, self.rounds = until, 0
+    def __init__(
+        self, until: Until = NO_LIMIT, *, of_rounds: int | None = None, every_s: float = 0.25
+    ) -> None:
+        """Watch a run.
+
+        Args:
+            until: what ends it, besides the app.
+            of_rounds: how many rounds the app makes, if that is known.
+            every_s: wall time between two looks.
+        """
+        self.until, self.of_rounds, self.rounds = until, of_rounds, 0
         self._every_s, self._due_at = every_s, -inf
+
+    def share(self, run: Runtime) -> float | None:
+        """Return how much of the run is done, in [0, 1]; None where nobody can know."""
+        shares = [self.until.share(run.now(), self.rounds)]
+        if self.of_rounds:
+            shares.append(min(self.rounds / self.of_rounds, 1.0))
+        return max((share for share in shares if share is not None), default=None)
 
     def look(self, run: Runtime) -> None:
         """Show where the run is; a subclass says how."""
@@ -53,9 +69,9 @@ class Watcher(Callback):
 class ProgressLine(Watcher):
     """Draws a progress line."""
 
-    def __init__(self, bar: "Progress", until: Until) -> None:
+    def __init__(self, bar: "Progress", until: Until, *, of_rounds: int | None = None) -> None:
         """Draw on a display that is shown."""
-        super().__init__(until)
+        super().__init__(until, of_rounds=of_rounds)
         self._bar, self._accuracy = bar, ""
         self._task = bar.add_task("run", total=None, clock="starting", state="")
 
@@ -68,7 +84,7 @@ class ProgressLine(Watcher):
 
     def look(self, run: Runtime) -> None:
         """Draw the line."""
-        share = self.until.share(run.now(), self.rounds)
+        share = self.share(run)
         # Together with clock, bar and elapsed time this fits a terminal of 80 columns.
         counts = f"round {self.rounds}  {run.n_online()} online  {run.n_in_flight()} in flight"
         self._bar.update(
@@ -78,6 +94,81 @@ class ProgressLine(Watcher):
             clock=duration(run.now()),
             state=f"{counts}  {self._accuracy}".rstrip(),
         )
+
+
+class ProgressNotes(Watcher):
+    """Says every half minute how far a run is, where nobody sees a line that is drawn."""
+
+    def __init__(
+        self,
+        say: Callable[[str], object],
+        until: Until,
+        *,
+        of_rounds: int | None = None,
+        every_s: float = 30.0,
+    ) -> None:
+        """Give each line to `say`."""
+        super().__init__(until, of_rounds=of_rounds, every_s=every_s)
+        self._say, self._began_at = say, time.perf_counter()
+        self._due_at = self._began_at + every_s
+
+    def look(self, run: Runtime) -> None:
+        """Say a line."""
+        share, elapsed_s = self.share(run), time.perf_counter() - self._began_at
+        done, left = "", ""
+        if share:
+            left_s = elapsed_s * (1.0 - share) / share
+            done, left = f"{share:.0%} done, ", f", {left_s / 60:.1f} min left"
+        counts = f"{run.n_online()} online, {run.n_in_flight()} in flight"
+        self._say(f"{done}round {self.rounds}, {duration(run.now())}, {counts}{left}")
+
+    def ended(self, run: Runtime, status: str, reason: str) -> None:
+        """Say nothing: the result follows."""
+
+
+class EventLog(Callback):
+    """Writes what happens while it happens, a JSON object a line, each with its instant in s."""
+
+    def __init__(self, file: TextIO) -> None:
+        """Write to an open file."""
+        self._file = file
+
+    def job_sent(self, run: Runtime, message_id: str, message: Message) -> None:
+        """Write that a node was sent something."""
+        about = message.metadata
+        self._write(
+            run, "sent", job=message_id, node=about.dst_node_id, message_type=about.message_type
+        )
+
+    def reply(self, run: Runtime, message_id: str, reply: Message, status: str) -> None:
+        """Write what came back."""
+        node = reply.metadata.src_node_id
+        self._write(run, "reply", job=message_id, node=node, status=status)
+
+    def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
+        """Write which version an update went into."""
+        facts = {"node": update.node_id, "version": version, "staleness": update.staleness}
+        self._write(run, "aggregated", **facts)
+
+    def rejected(self, run: Runtime, message_id: str, *, reason: str) -> None:
+        """Write why a reply was not used."""
+        self._write(run, "rejected", job=message_id, reason=reason)
+
+    def new_version(self, run: Runtime, version: int, arrays: ArrayRecord) -> None:
+        """Write that there is a new model."""
+        self._write(run, "version", version=version)
+
+    def metrics(self, run: Runtime, version: int, source: str, values: Mapping[str, float]) -> None:
+        """Write metrics."""
+        self._write(run, "metrics", version=version, source=source, values=dict(values))
+
+    def ended(self, run: Runtime, status: str, reason: str) -> None:
+        """Write how the run ended."""
+        self._write(run, "ended", status=status, reason=reason)
+
+    def _write(self, run: Runtime, event: str, **facts: object) -> None:
+        self._file.write(json.dumps({"at_s": run.now(), "event": event, **facts}) + "\n")
+        self._file.flush()
 
 
 def event_writer(folder: Path) -> Any:  # noqa: ANN401 - of an extra

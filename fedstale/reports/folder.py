@@ -3,7 +3,6 @@
 Every file is written under another name and renamed, so a folder never holds half a file.
 """
 
-import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from safetensors.numpy import save
 
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
+from fedstale.files import hold
 from fedstale.reports.last_call import LOCK
 from fedstale.traces.io.atomic import replacing
 
@@ -72,17 +72,16 @@ class RunFolder:
         self.path = path
         try:
             self._lock = (path / LOCK).open("w", encoding="utf-8")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise ConfigError(
-                f"out = {str(path)!r} is in use by a run that goes on: wait for it, or choose "
-                "another folder"
-            ) from None
         except OSError as problem:
             raise ConfigError(
                 f"out = {str(path)!r} cannot be written to: {problem.strerror}"
             ) from None
+        if owner := hold(self._lock.fileno()):
+            self._lock.close()
+            raise ConfigError(
+                f"out = {str(path)!r} is in use by a run that goes on, of {owner}: wait for it, or "
+                "choose another folder"
+            )
 
     @property
     def checkpoints(self) -> Path:

@@ -7,7 +7,6 @@ and no system call. The file goes when the run ends by itself; one that is left 
 """
 
 import faulthandler
-import fcntl
 import json
 import mmap
 import os
@@ -21,6 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
+
+from fedstale.files import is_held
 
 LAST_CALL, LOCK = ".last-call", ".lock"
 """Names of the file in a run's folder, and of the one that is locked while a run goes on."""
@@ -99,20 +100,10 @@ def told(folder: Path) -> str:
     Its last lines come after the sentence, a line each.
     """
     call = LastCall.read(folder)
-    if call is None or _is_in_use(folder):
+    if call is None or is_held(folder / LOCK):
         return ""
     where = "" if call.job_id is None else f" while {call.words()} ran"
     return "\n    ".join([f"the process of the run ended{where}", *call.lines])
-
-
-def _is_in_use(folder: Path) -> bool:
-    """Return whether the run in a folder goes on, so that its process has not ended."""
-    try:
-        with (folder / LOCK).open(encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as problem:
-        return isinstance(problem, BlockingIOError)
-    return False
 
 
 def _temporary() -> BinaryIO:

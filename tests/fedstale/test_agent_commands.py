@@ -5,17 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from fedstale.agents.evaluation import HEURISTIC
 from fedstale.agents.policy import scorer
 from fedstale.agents.policy.scorer import initial
-from fedstale.cli import learn as agent_commands
-
-app = typer.Typer()
-app.command(name="train-agent")(agent_commands.train_agent)
-app.command(name="evaluate-agent")(agent_commands.evaluate_agent)
+from fedstale.cli import agent as agent_commands
+from fedstale.cli.main import app
 
 
 def run(*words):
@@ -29,23 +25,29 @@ def agent_in(folder):
 
 
 def test_a_folder_with_an_agent_is_rejected_in_one_sentence(tmp_path):
-    result = run("train-agent", "--traces", "synthetic:20", "--out", agent_in(tmp_path))
+    result = run("agent", "train", "--traces", "synthetic:20", "--out", agent_in(tmp_path))
     assert result.exit_code == 2
     assert "holds an agent; expected a new folder, or --resume" in result.stderr
 
 
 def test_traces_that_do_not_exist_are_told_in_one_sentence(tmp_path):
-    result = run("train-agent", "--traces", "nowhere.parquet", "--out", tmp_path)
+    result = run("agent", "train", "--traces", "nowhere.parquet", "--out", tmp_path)
     assert result.exit_code == 2
     assert result.stderr.startswith("fedstale: traces = 'nowhere.parquet'")
 
 
 def test_a_folder_without_an_agent_or_forecaster_is_named(tmp_path):
-    result = run("evaluate-agent", tmp_path, "--traces", "synthetic:20")
+    result = run("agent", "evaluate", tmp_path, "--traces", "synthetic:20")
     assert result.exit_code == 2
     assert "no agent.toml there" in result.stderr
     result = run(
-        "evaluate-agent", agent_in(tmp_path), "--traces", "synthetic:20", "--forecaster", tmp_path
+        "agent",
+        "evaluate",
+        agent_in(tmp_path),
+        "--traces",
+        "synthetic:20",
+        "--forecaster",
+        tmp_path,
     )
     assert result.exit_code == 2
     assert "no forecaster.toml there" in result.stderr
@@ -53,13 +55,13 @@ def test_a_folder_without_an_agent_or_forecaster_is_named(tmp_path):
 
 def test_without_tensorboard_it_is_said_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    result = run("train-agent", "--traces", "synthetic:20", "--out", tmp_path, "--tensorboard")
+    result = run("agent", "train", "--traces", "synthetic:20", "--out", tmp_path, "--tensorboard")
     assert result.exit_code == 2
     assert "pip install 'fedstale[tensorboard]'" in result.stderr
 
 
 def test_an_agent_without_rivals_to_beat_is_rejected(tmp_path):
-    result = run("evaluate-agent", "--traces", "synthetic:20", "--windows", 1)
+    result = run("agent", "evaluate", "--traces", "synthetic:20", "--windows", 1)
     assert result.exit_code == 2
 
 
@@ -80,7 +82,7 @@ def small(monkeypatch):
 def test_two_seeds_are_trained_and_all_contenders_are_compared(tmp_path, small):
     out = tmp_path / "agent"
     options = ("--traces", "synthetic:60", "--windows", 10)
-    result = run("train-agent", *options, "--out", out, "--updates", 2, "--seeds", 2)
+    result = run("agent", "train", *options, "--out", out, "--updates", 2, "--seeds", 2)
     assert result.exit_code == 0, result.output
     assert len(re.findall(r"seed \d  update \d/2  held out", result.stderr)) == 4
     assert HEURISTIC in result.stdout
@@ -89,11 +91,11 @@ def test_two_seeds_are_trained_and_all_contenders_are_compared(tmp_path, small):
     each = [scorer.load(out / f"seed-{seed}").provenance["validation"] for seed in (0, 1)]
     assert best == max(each)
 
-    again = run("train-agent", *options, "--out", out, "--updates", 2, "--seeds", 2, "--resume")
+    again = run("agent", "train", *options, "--out", out, "--updates", 2, "--seeds", 2, "--resume")
     assert again.exit_code == 0, again.output
     assert again.stdout == result.stdout
 
-    found = run("evaluate-agent", out, *options, "--json", "--scratch", out / "seed-0")
+    found = run("agent", "evaluate", out, *options, "--json", "--scratch", out / "seed-0")
     assert found.exit_code == 0, found.output
     rows = json.loads(found.stdout)
     by_name = {row["contender"]: row for row in rows if row["metric"] == "reward"}
@@ -110,7 +112,7 @@ def test_one_agent_learns_on_two_fleets_and_is_tested_on_each(tmp_path, small):
     options = [word for fleet in fleets for word in ("--traces", fleet)]
     out = tmp_path / "agent"
     how = ("--no-forecasts", "--windows", 10, "--updates", 2, "--json", "--out", out)
-    result = run("train-agent", *options, *how)
+    result = run("agent", "train", *options, *how)
     assert result.exit_code == 0, result.output
     assert {row["traces"] for row in json.loads(result.stdout)} == set(fleets)
     assert scorer.load(out).provenance["traces"] == list(fleets)
@@ -119,6 +121,6 @@ def test_one_agent_learns_on_two_fleets_and_is_tested_on_each(tmp_path, small):
 
 def test_forecasters_are_one_for_all_fleets_or_one_for_each(tmp_path):
     fleets = ("--traces", "synthetic:20") * 3
-    result = run("train-agent", *fleets, *("--forecaster", "embedded") * 2, "--out", tmp_path)
+    result = run("agent", "train", *fleets, *("--forecaster", "embedded") * 2, "--out", tmp_path)
     assert result.exit_code == 2
     assert "2 forecasters for 3 traces: expected one, or one each" in result.stderr

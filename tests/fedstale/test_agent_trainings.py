@@ -5,7 +5,7 @@ import pytest
 
 from fedstale.agents.env.scenario import Scenarios
 from fedstale.agents.training import Training
-from fedstale.cli.learn import LOG, train_all
+from fedstale.cli.agent import LOG, train_all
 from fedstale.errors import FedstaleError
 from fedstale.traces import TraceSet
 
@@ -64,7 +64,7 @@ def test_a_training_that_is_rejected_is_told_in_one_sentence(parts, tmp_path, wo
 
 
 def test_a_process_that_dies_is_told_with_its_seed(parts, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedstale.cli.learn._train_shared", dies)
+    monkeypatch.setattr("fedstale.cli.agent._train_shared", dies)
     with pytest.raises(
         FedstaleError, match=r"seed [45]: its process ended with code 3; .*log\.txt"
     ):

@@ -21,17 +21,23 @@ def run(*arguments):
 
 
 def train(phones, out, *more):
-    return run("train-forecaster", "--traces", phones, "--out", out, "--examples", 200, *more)
+    return run("forecaster", "train", "--traces", phones, "--out", out, "--examples", 200, *more)
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ("train-forecaster", "--out", "new"),
-        ("backtest",),
-        ("train-agent", "--out", "new"),
-        ("evaluate-agent",),
-        ("evaluate-agent", "--all-devices"),
+        ("forecaster", "train", "--out", "new"),
+        (
+            "forecaster",
+            "backtest",
+        ),
+        ("agent", "train", "--out", "new"),
+        (
+            "agent",
+            "evaluate",
+        ),
+        ("agent", "evaluate", "--all-devices"),
     ],
 )
 def test_of_devices_that_take_no_time_there_is_nothing_to_learn(tmp_path, monkeypatch, words):
@@ -42,7 +48,7 @@ def test_of_devices_that_take_no_time_there_is_nothing_to_learn(tmp_path, monkey
     assert refused.stderr.count("\n") == 1
 
 
-FAST = ["--step-s", 7200, "--k", 2, "--examples", 200]
+FAST = ["--step", "2h", "--k", 2, "--examples", 200]
 
 
 def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
@@ -50,6 +56,7 @@ def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
     assert made.exit_code == 0, made.output
     assert Forecaster.load(tmp_path / "ewma").kind == "ewma"
     tested = run(
+        "forecaster",
         "backtest",
         "--traces",
         phones,
@@ -70,7 +77,9 @@ def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
 
 
 def test_tables_as_json_are_one_object(phones):
-    tested = run("backtest", "--traces", phones, "--forecasters", "last-value", "--json", *FAST)
+    tested = run(
+        "forecaster", "backtest", "--traces", phones, "--forecasters", "last-value", "--json", *FAST
+    )
     assert tested.exit_code == 0, tested.output
     assert {"horizons", "jobs", "decision"} <= set(json.loads(tested.output))
 
@@ -111,12 +120,14 @@ def test_a_forecaster_is_not_overwritten(phones, tmp_path):
 
 def test_a_forecaster_of_another_split_is_not_tested(phones, tmp_path):
     train(phones, tmp_path, "--kind", "last-value", "--seed", 1)
-    tested = run("backtest", "--traces", phones, "--trained", tmp_path, "--seed", 0, *FAST)
+    tested = run(
+        "forecaster", "backtest", "--traces", phones, "--trained", tmp_path, "--seed", 0, *FAST
+    )
     assert tested.exit_code == 2
     assert "same seed" in tested.output
 
 
 def test_nothing_to_test_is_one_sentence(phones):
-    tested = run("backtest", "--traces", phones, "--forecasters", "", *FAST)
+    tested = run("forecaster", "backtest", "--traces", phones, "--forecasters", "", *FAST)
     assert tested.exit_code == 2
     assert "no forecaster" in tested.output

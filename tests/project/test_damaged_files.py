@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 sys.path += [str(Path(__file__).parents[1] / part) for part in ("strategies", "fedstale/apps")]
 
 from clothes import write_clothes
-from packing import packed
+from packed_updates import packed
 
 from fedstale.agents.env.learning_proxy import fitted, read_proxy
 from fedstale.agents.policy import scorer as agent_files

@@ -114,4 +114,4 @@ def test_the_table_in_the_readme_is_what_the_demo_prints(demo):
         return [(a.strip(), b.strip()) for a, b in cells if not a.startswith(own)]
 
     table = readme[readme.index("```text") :]
-    assert rows(demo.stdout) == rows(table[: table.index("run folder")])
+    assert rows(demo.stdout) == rows(table[: table.index("report: ")])

@@ -14,7 +14,7 @@ from flwr.app import MetricRecord
 from flwr.app.error import Error
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packing import packed
+from packed_updates import packed
 from safetensors import SafetensorError
 from safetensors.numpy import load
 from virtual_grid import VirtualGrid, adder, identity, record

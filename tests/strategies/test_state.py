@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packing import packed
+from packed_updates import packed
 
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.server.checkpoint import unpacked

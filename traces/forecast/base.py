@@ -34,7 +34,7 @@ LEAST_RATE = 1e-6
 
 FILES = ModelFiles(
     what="forecaster",
-    made_by="fedstale train-forecaster",
+    made_by="fedstale forecaster train",
     version=("schema", 2),
     most_bytes=64_000_000,
     error=TraceError,

@@ -62,7 +62,7 @@ def test_the_built_in_app_runs_prints_a_table_and_writes_its_folder(tmp_path, mo
     assert all(line.startswith(("INFO :", "WARNING :")) for line in run.stderr.splitlines())
     assert "server accuracy" in run.stdout
     assert "finished: 3 rounds of the app" in run.stdout
-    assert "run folder: run" in run.stdout
+    assert f"report: run{os.sep}report.html" in run.stdout
     names = {p.name for p in (tmp_path / "run").iterdir()}
     assert names >= {"config.toml", "events.parquet", "metrics.parquet", "model.safetensors"}
 
@@ -187,7 +187,7 @@ def test_every_command_has_help_an_example_and_json(command):
 
 def test_what_was_made_is_one_json_object(tmp_path):
     out = tmp_path / "devices.parquet"
-    train = ("train-forecaster", "--traces", "synthetic:20", "--kind", "ewma")
+    train = ("forecaster", "train", "--traces", "synthetic:20", "--kind", "ewma")
     made = [
         (("new", tmp_path / "app"), {"out": str(tmp_path / "app")}),
         (("traces", "synthesise", "--n", 3, "--days", 1, "--out", out), {"devices": 3}),

@@ -25,9 +25,9 @@ FLAGS = {
 }
 SETTINGS = {field.name for field in fields(SimulationConfig)} - {"app", "run_config", "costs"}
 COSTS = {field.name for field in fields(Costs)} - {"work"}
-SHOWN = {"live", "live_at", "tensorboard", "as_json", "quiet", "verbose"}
+SHOWN = {"live", "live_at", "tensorboard", "events", "log_file", "as_json", "quiet", "verbose"}
 """Options of simulate that change what is seen of a run, and where."""
-PLACES = {"app", "out", "overwrite", "resume", "measure_costs"}
+PLACES = {"app", "out", "overwrite", "resume", "measure_costs", "dry_run"}
 OTHERS = {"run_config", "overhead"}
 
 GIVEN = {
@@ -47,7 +47,7 @@ REFUSED = {"gpus": "with executor = 'ray'", "client_limit_s": "can be ended only
 
 
 SWITCHES = {
-    *("overwrite", "live", "as_json", "quiet", "verbose", "measure_costs"),
+    *("overwrite", "live", "as_json", "quiet", "verbose", "measure_costs", "dry_run"),
     "constant_replies",
 }
 """Options without a value."""
@@ -141,7 +141,8 @@ def test_a_setting_changes_the_run_or_is_refused_by_name(tmp_path, earlier, name
 )
 def test_beside_resume_an_option_takes_effect_or_is_refused_by_name(unfinished, name, tmp_path):
     free = {"executor", "workers", "checkpoint_every"} | SHOWN
-    flag, values = FLAGS["simulate"][name], {"live_at": "0", "tensorboard": str(tmp_path / "tb")}
+    files = {key: str(tmp_path / key) for key in ("tensorboard", "events", "log_file")}
+    flag, values = FLAGS["simulate"][name], {"live_at": "0", **files}
     if name == "tensorboard":
         pytest.importorskip("tensorboard")
     if name == "live":
@@ -169,7 +170,9 @@ def test_beside_resume_an_option_takes_effect_or_is_refused_by_name(unfinished, 
     elif name == "live_at":
         assert "live page: http" in result.stderr
     elif name == "tensorboard":
-        assert list((tmp_path / "tb").iterdir())
+        assert list((tmp_path / name).iterdir())
+    elif name in files:
+        assert (tmp_path / name).read_text()
 
 
 def test_an_executor_that_rounds_otherwise_is_refused_beside_resume(unfinished):

@@ -1,4 +1,4 @@
-"""The page that `fedstale backtest` writes."""
+"""The page that `fedstale forecaster backtest` writes."""
 
 import json
 import re

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 sys.path += [str(Path(__file__).parents[2] / "strategies")]
 
-from packing import packed
+from packed_updates import packed
 
 from fedstale.errors import FedstaleError, ResumeError
 from fedstale.reports.folder import RunFolder

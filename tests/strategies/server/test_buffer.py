@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from packing import packed
+from packed_updates import packed
 from replies import BASE, good, job, open_buffer, reply
 
 from fedstale.errors import ProtocolError

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packing import packed
+from packed_updates import packed
 
 from fedstale.errors import ConfigError
 from fedstale.strategies.server.checkpoint import unpacked

@@ -33,7 +33,7 @@ def test_writing_leaves_nothing_half_written(folder):
 
 
 def test_a_folder_without_a_forecaster_is_one_sentence(tmp_path):
-    with pytest.raises(TraceError, match="train-forecaster"):
+    with pytest.raises(TraceError, match="forecaster train"):
         Forecaster.load(tmp_path)
 
 

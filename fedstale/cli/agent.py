@@ -1,9 +1,9 @@
-"""`fedstale train-forecaster`, `backtest`, `train-agent` and `evaluate-agent`: learn from traces.
+"""`fedstale agent`: train selection agents on traces, let them play, and show what they learnt.
 
-All split the traces by device and by time from the same seed, so nothing is ever tested on a device
-or an hour that it learnt from. Several trainings of an agent, one for each seed, run in processes
-of their own, which map one copy of the traces and of the devices' forecasts into their memory; what
-a training gives does not depend on where it ran.
+Traces are split by device and by time from the same seed, so nothing is ever tested on a device or
+an hour that it learnt from. Several trainings of an agent, one for each seed, run in processes of
+their own, which map one copy of the traces and of the devices' forecasts into their memory; what a
+training gives does not depend on where it ran.
 """
 
 import json
@@ -17,21 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedstale import __version__
-from fedstale.cli.output import AsJson, Quiet, note, one_sentence, say
-from fedstale.errors import ConfigError, FedstaleError, TraceError
+from fedstale.cli.forecaster import Folder, Seed, Tables, Traces, recorded
+from fedstale.cli.output import AsJson, Quiet, note, one_sentence
+from fedstale.errors import ConfigError, FedstaleError
 
 if TYPE_CHECKING:
     from fedstale.agents import Agent, Scenario, Scenarios, Training, TrainingProgress
     from fedstale.parallel import Report
-    from fedstale.traces import TraceSet
     from fedstale.traces.forecast import Forecaster
     from fedstale.traces.io.mapped import Shared
 
 Watch = Callable[["TrainingProgress"], None]
 
-_Traces = Annotated[
-    str, typer.Option("--traces", metavar="PATH|synthetic:N[@desktops]", help="Device traces.")
-]
 _Forecaster = Annotated[
     str,
     typer.Option(
@@ -55,132 +52,29 @@ _Forecasters = Annotated[
     typer.Option(
         "--forecaster",
         metavar="FOLDER|embedded|embedded:FLEET|fit",
-        help="As of `evaluate-agent`; one for all traces, or one for each; default embedded.",
+        help="As of `fedstale agent evaluate`; one for all traces, or one for each; default "
+        "embedded.",
     ),
-]
-_Seed = Annotated[int, typer.Option(min=0, help="Of the split and of everything random.")]
-_Folder = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]
-_Tables = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", help="Folder for the tables, and a page if there is one."),
 ]
 _Windows = Annotated[int, typer.Option(min=10, help="Held-out windows that are played.")]
 
 LOG = "log.txt"
 """File in the output folder with what training processes print."""
 
+app = typer.Typer(
+    help="Train selection agents on traces, and compare them with other selectors.",
+    no_args_is_help=True,
+)
 
+
+@app.command(epilog="Example: fedstale agent train --traces fleet.parquet --out agents/mine")
 @one_sentence()
-def train_forecaster(
-    traces: _Traces,
-    out: _Folder,
-    kind: Annotated[str, typer.Option(help="What to train; see `backtest`.")] = "lstm",
-    stop_on: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Other traces to stop early on, instead of a fifth."),
-    ] = None,
-    examples: Annotated[int, typer.Option(min=100, help="Number of examples.")] = 40_000,
-    seed: _Seed = 0,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors."""
-    from fedstale.traces.forecast import Perceptron, forecaster_class
-    from fedstale.traces.forecast.dataset import draw_parts
-
-    forecaster = forecaster_class(kind)()
-    if forecaster.reads_the_future:
-        raise ConfigError(f"kind = {kind!r}: reads the future and learns nothing")
-    if not forecaster.saved:
-        raise ConfigError(f"kind = {kind!r}: only compared with others, by `fedstale backtest`")
-    if (out / "forecaster.toml").exists():
-        raise ConfigError(f"{out}: holds a forecaster; expected a new folder")
-    devices = _recorded(traces, seed=seed)
-    other = None if stop_on is None else _recorded(stop_on, seed=seed)
-    training, held_out = draw_parts(devices, other, n=examples, seed=seed)
-    if isinstance(forecaster, Perceptron):
-        progress = None if quiet else _show_epoch
-        forecaster.fit(training, held_out, seed=seed, progress=progress)
-    else:
-        forecaster.fit(training, held_out, seed=seed)
-    provenance = {
-        "traces": Path(traces).name,
-        "stop_on": "" if stop_on is None else Path(stop_on).name,
-        "devices": devices.n_devices,
-        "examples": examples,
-        "seed": seed,
-    }
-    forecaster.save(out, provenance)
-    say(f"forecaster: {out}", out, as_json=as_json, kind=kind, **provenance)
-
-
-@one_sentence()
-def backtest(
-    traces: _Traces,
-    forecasters: Annotated[
-        str, typer.Option(help="Kinds to fit and test, with commas between.")
-    ] = "last-value,ewma,hourly-markov,oracle",
-    trained: Annotated[
-        list[Path] | None, typer.Option(help="Folder of a trained forecaster; may be repeated.")
-    ] = None,
-    out: _Tables = None,
-    work: Annotated[float, typer.Option(min=0.0, help="Work of the job, in units.")] = 300.0,
-    download_bytes: Annotated[int, typer.Option(min=0, help="Size of the model.")] = 5_000_000,
-    upload_bytes: Annotated[int, typer.Option(min=0, help="Size of the update.")] = 5_000_000,
-    deadline_s: Annotated[float, typer.Option(help="Time for the job, in s.")] = 1800.0,
-    step_s: Annotated[float, typer.Option(min=1.0, help="Time between origins, in s.")] = 900.0,
-    k: Annotated[int, typer.Option(min=1, help="Devices picked in a round.")] = 10,
-    examples: Annotated[int, typer.Option(min=100, help="Examples to fit on.")] = 40_000,
-    seed: _Seed = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
-    from fedstale.reports.backtest import PAGE, figures
-    from fedstale.reports.page import write_figures
-    from fedstale.traces import Job
-    from fedstale.traces.forecast.evaluation import SHOWN, backtested, wide
-
-    job = Job(work=work, download_bytes=download_bytes, upload_bytes=upload_bytes, ttl_s=deadline_s)
-    tables = backtested(
-        _recorded(traces, seed=seed),
-        [name for name in forecasters.split(",") if name],
-        trained or [],
-        job,
-        step_s=step_s,
-        k=k,
-        examples=examples,
-        seed=seed,
-    )
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, table in tables.items():
-            table.to_csv(out / f"{name}.csv", index=False)
-        write_figures(
-            "Backtest of forecasts",
-            f"{Path(traces).name}, seed {seed}: devices and hours that no forecaster learnt "
-            f"from. The job: {work:g} work units, {download_bytes:,} bytes down, "
-            f"{upload_bytes:,} bytes up, a deadline of {deadline_s:g} s.",
-            figures(tables),
-            out / PAGE,
-        )
-    if as_json:
-        # pandas writes NaN as null; the standard library would write NaN, which is not JSON.
-        parts = (f"{json.dumps(n)}: {t.to_json(orient='records')}" for n, t in tables.items())
-        typer.echo("{" + ", ".join(parts) + "}")
-    else:
-        for name, table in tables.items():
-            if name in SHOWN:
-                text = wide(name, table).to_string(float_format="{:.3f}".format)
-                typer.echo(f"\n{SHOWN[name]}\n\n{text}")
-
-
-@one_sentence()
-def train_agent(
+def train(
     traces: _Fleets,
-    out: _Folder,
+    out: Folder,
     forecaster: _Forecasters = None,
     updates: Annotated[int, typer.Option(min=1, help="Updates of the weights.")] = 60,
-    seed: _Seed = 0,
+    seed: Seed = 0,
     seeds: Annotated[
         int, typer.Option(min=1, help="Trainings; the best in validation is kept as the agent.")
     ] = 1,
@@ -249,9 +143,10 @@ def train_agent(
         typer.echo(f"agent: {out}")
 
 
+@app.command(epilog="Example: fedstale agent evaluate --traces fleet.parquet")
 @one_sentence()
-def evaluate_agent(
-    traces: _Traces,
+def evaluate(
+    traces: Traces,
     agents: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -278,8 +173,8 @@ def evaluate_agent(
             "--all-devices", help="Test on every device: none of these traces was learnt from."
         ),
     ] = False,
-    seed: _Seed = 0,
-    out: _Tables = None,
+    seed: Seed = 0,
+    out: Tables = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -291,7 +186,7 @@ def evaluate_agent(
     loaded = [agent for folder in agents or [embedded()] for agent in _loaded(folder)]
     cache = None if out is None else out / "cache"
     if all_devices:
-        devices_read = _recorded(traces, seed=seed)
+        devices_read = recorded(traces, seed=seed)
         parts = split(devices_read, seed=0)
         testing = Scenario.of(
             devices_read,
@@ -310,6 +205,35 @@ def evaluate_agent(
     }
     shown: dict[str, Any] = {"out": out, "quiet": quiet, "as_json": as_json}
     _evaluate({traces: testing}, loaded, windows, seed, **shown, **rivals)
+
+
+@app.command(epilog="Example: fedstale agent show agents/mine")
+@one_sentence()
+def show(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[AGENT]", help="Folder of a trained agent; default the one of fedstale."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what an agent was trained on and reached, and which simple tests of picks it fails."""
+    from fedstale.agents import AgentSelector, faults
+    from fedstale.agents.policy.scorer import FILES, embedded
+
+    folder = folder or embedded()
+    about, found = FILES.describe(folder), faults(AgentSelector(folder))
+    facts = {"agent": str(folder), "parameters": about["parameters"], **about["provenance"]}
+    if as_json:
+        typer.echo(json.dumps({**facts, "faults": found}))
+        return
+    for name, value in facts.items():
+        for key, part in value.items() if isinstance(value, dict) else (("", value),):
+            text = ", ".join(map(str, part)) if isinstance(part, list) else str(part)
+            typer.echo(f"{f'{name} {key}'.strip().replace('_', ' ')}: {text}")
+    for fault in found or ["none"]:
+        typer.echo(f"fault: {fault}")
 
 
 def train_all(
@@ -396,26 +320,13 @@ def _loaded(folder: Path) -> list["Agent"]:
     return [load(part.parent) for part in parts] or [load(folder)]
 
 
-def _recorded(spec: str, *, seed: int) -> "TraceSet":
-    """Return devices that take time: of others there is nothing to learn or to forecast."""
-    from fedstale.traces import TraceSet
-
-    traces = TraceSet.load(spec, seed=seed)
-    if traces.is_ideal:
-        raise TraceError(
-            f"traces = {spec!r}: devices that take no time have nothing to forecast or to choose "
-            "by; expected a recording or synthetic:N"
-        )
-    return traces
-
-
 def _scenarios(
     traces: str, forecaster: str, seed: int, *, no_forecasts: bool = False, cache: Path | None
 ) -> "Scenarios":
     from fedstale.agents import Scenarios
 
     return Scenarios.of(
-        _recorded(traces, seed=seed),
+        recorded(traces, seed=seed),
         forecaster=_forecaster(forecaster),
         forecasts="none" if no_forecasts else "forecaster",
         seed=seed,
@@ -517,7 +428,3 @@ def _watching(out: Path, *, is_shown: bool, tensorboard: bool) -> Iterator[Watch
                 )
 
         yield watch
-
-
-def _show_epoch(network: str, epoch: int, loss: float, held_out: float) -> None:
-    note(f"{network:8s}  epoch {epoch:2d}  loss {loss:.4f}  held out {held_out:.4f}")

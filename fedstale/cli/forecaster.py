@@ -1,0 +1,162 @@
+"""`fedstale forecaster`: train forecasters on traces, and test them.
+
+Both commands split the traces by device and by time from the same seed, so nothing is ever tested
+on a device or an hour that it learnt from.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedstale.cli.output import UNITS_S, AsJson, Quiet, amount, note, one_sentence, say
+from fedstale.errors import ConfigError, TraceError
+
+if TYPE_CHECKING:
+    from fedstale.traces import TraceSet
+
+Traces = Annotated[
+    str, typer.Option("--traces", metavar="PATH|synthetic:N[@desktops]", help="Device traces.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of the split and of everything random.")]
+Folder = Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")]
+Tables = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Folder for the tables, and a page if there is one."),
+]
+
+app = typer.Typer(help="Train forecasters on traces, and test them.", no_args_is_help=True)
+
+
+@app.command(
+    epilog="Example: fedstale forecaster train --traces phones.parquet --out forecasters/phones"
+)
+@one_sentence()
+def train(
+    traces: Traces,
+    out: Folder,
+    kind: Annotated[str, typer.Option(help="What to train; see `backtest`.")] = "lstm",
+    stop_on: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Other traces to stop early on, instead of a fifth."),
+    ] = None,
+    examples: Annotated[int, typer.Option(min=100, help="Number of examples.")] = 40_000,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors."""
+    from fedstale.traces.forecast import Perceptron, forecaster_class
+    from fedstale.traces.forecast.dataset import draw_parts
+
+    forecaster = forecaster_class(kind)()
+    if forecaster.reads_the_future:
+        raise ConfigError(f"kind = {kind!r}: reads the future and learns nothing")
+    if not forecaster.saved:
+        raise ConfigError(
+            f"kind = {kind!r}: only compared with others, by `fedstale forecaster backtest`"
+        )
+    if (out / "forecaster.toml").exists():
+        raise ConfigError(f"{out}: holds a forecaster; expected a new folder")
+    devices = recorded(traces, seed=seed)
+    other = None if stop_on is None else recorded(stop_on, seed=seed)
+    training, held_out = draw_parts(devices, other, n=examples, seed=seed)
+    if isinstance(forecaster, Perceptron):
+        progress = None if quiet else _show_epoch
+        forecaster.fit(training, held_out, seed=seed, progress=progress)
+    else:
+        forecaster.fit(training, held_out, seed=seed)
+    provenance = {
+        "traces": Path(traces).name,
+        "stop_on": "" if stop_on is None else Path(stop_on).name,
+        "devices": devices.n_devices,
+        "examples": examples,
+        "seed": seed,
+    }
+    forecaster.save(out, provenance)
+    say(f"forecaster: {out}", out, as_json=as_json, kind=kind, **provenance)
+
+
+@app.command(
+    epilog="Example: fedstale forecaster backtest --traces phones.parquet "
+    "--forecasters lstm,last-value,oracle"
+)
+@one_sentence()
+def backtest(
+    traces: Traces,
+    forecasters: Annotated[
+        str, typer.Option(help="Kinds to fit and test, with commas between.")
+    ] = "last-value,ewma,hourly-markov,oracle",
+    trained: Annotated[
+        list[Path] | None, typer.Option(help="Folder of a trained forecaster; may be repeated.")
+    ] = None,
+    out: Tables = None,
+    work: Annotated[float, typer.Option(min=0.0, help="Work of the job, in units.")] = 300.0,
+    download_bytes: Annotated[int, typer.Option(min=0, help="Size of the model.")] = 5_000_000,
+    upload_bytes: Annotated[int, typer.Option(min=0, help="Size of the update.")] = 5_000_000,
+    deadline: Annotated[str, typer.Option(help="Time for the job, such as 30m.")] = "30m",
+    step: Annotated[str, typer.Option(help="Time between origins, such as 15m.")] = "15m",
+    k: Annotated[int, typer.Option(min=1, help="Devices picked in a round.")] = 10,
+    examples: Annotated[int, typer.Option(min=100, help="Examples to fit on.")] = 40_000,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
+    from fedstale.reports.backtest import PAGE, figures
+    from fedstale.reports.page import write_figures
+    from fedstale.traces import Job
+    from fedstale.traces.forecast.evaluation import SHOWN, backtested, wide
+
+    deadline_s, step_s = amount("deadline", deadline, UNITS_S), amount("step", step, UNITS_S)
+    if step_s < 1.0:
+        raise ConfigError(f"step = {step!r}: expected at least 1s")
+    job = Job(work=work, download_bytes=download_bytes, upload_bytes=upload_bytes, ttl_s=deadline_s)
+    tables = backtested(
+        recorded(traces, seed=seed),
+        [name for name in forecasters.split(",") if name],
+        trained or [],
+        job,
+        step_s=step_s,
+        k=k,
+        examples=examples,
+        seed=seed,
+    )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, table in tables.items():
+            table.to_csv(out / f"{name}.csv", index=False)
+        write_figures(
+            "Backtest of forecasts",
+            f"{Path(traces).name}, seed {seed}: devices and hours that no forecaster learnt "
+            f"from. The job: {work:g} work units, {download_bytes:,} bytes down, "
+            f"{upload_bytes:,} bytes up, a deadline of {deadline_s:g} s.",
+            figures(tables),
+            out / PAGE,
+        )
+    if as_json:
+        # pandas writes NaN as null; the standard library would write NaN, which is not JSON.
+        parts = (f"{json.dumps(n)}: {t.to_json(orient='records')}" for n, t in tables.items())
+        typer.echo("{" + ", ".join(parts) + "}")
+    else:
+        for name, table in tables.items():
+            if name in SHOWN:
+                text = wide(name, table).to_string(float_format="{:.3f}".format)
+                typer.echo(f"\n{SHOWN[name]}\n\n{text}")
+
+
+def recorded(spec: str, *, seed: int) -> "TraceSet":
+    """Return devices that take time: of others there is nothing to learn or to forecast."""
+    from fedstale.traces import TraceSet
+
+    traces = TraceSet.load(spec, seed=seed)
+    if traces.is_ideal:
+        raise TraceError(
+            f"traces = {spec!r}: devices that take no time have nothing to forecast or to choose "
+            "by; expected a recording or synthetic:N"
+        )
+    return traces
+
+
+def _show_epoch(network: str, epoch: int, loss: float, held_out: float) -> None:
+    note(f"{network:8s}  epoch {epoch:2d}  loss {loss:.4f}  held out {held_out:.4f}")

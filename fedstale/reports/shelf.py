@@ -1,0 +1,112 @@
+"""The run folders below a folder: what is there, what distinguishes runs, and removing them."""
+
+import json
+import shutil
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedstale.config import SimulationConfig
+from fedstale.errors import ConfigError
+from fedstale.files import is_held
+from fedstale.reports.folder import CONFIG, SUMMARY
+from fedstale.reports.last_call import LOCK
+
+RUNNING, LOST = "running", "lost"
+"""Status of a run that goes on, and of one whose process ended without a summary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """One run folder."""
+
+    folder: Path
+    """Where it is."""
+    status: str
+    """How the run ended; or `RUNNING`, or `LOST`."""
+    facts: Mapping[str, Any]
+    """Its settings and figures by name; those that it does not have yet are missing."""
+
+
+def shelved(root: Path) -> list[Shelved]:
+    """Return the runs in a folder and in the folders below it, by their paths.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if not root.is_dir():
+        raise ConfigError(f"folder = {str(root)!r} does not exist: expected one that holds runs")
+    return [_read(path.parent) for path in sorted(root.rglob(CONFIG)) if _is_run(path.parent)]
+
+
+def ranked(runs: Sequence[Shelved], by: str) -> list[Shelved]:
+    """Return runs by a fact, largest first; those without it come last.
+
+    Raises:
+        ConfigError: no run has such a fact, or it is no number.
+    """
+    known = sorted({name for run in runs for name, v in run.facts.items() if _is_number(v)})
+    if runs and by not in known:
+        raise ConfigError(f"sort = {by!r}: expected one of {', '.join(known)}")
+    have = [run for run in runs if _is_number(run.facts.get(by))]
+    return sorted(have, key=lambda run: -run.facts[by]) + [run for run in runs if run not in have]
+
+
+def differences(folders: Sequence[Path]) -> dict[str, list[object]]:
+    """Return the settings that are not the same in all of some runs, each with its value in each.
+
+    Raises:
+        ConfigError: a folder holds no run.
+    """
+    settings = []
+    for folder in folders:
+        if not (folder / CONFIG).is_file():
+            raise ConfigError(
+                f"run = {str(folder)!r} has no {CONFIG}: expected the folder of a run"
+            )
+        settings.append(SimulationConfig.read(folder / CONFIG).effective())
+    names = [name for one in settings for name in one]
+    found = {name: [one.get(name) for one in settings] for name in dict.fromkeys(names)}
+    return {name: values for name, values in found.items() if values != values[:1] * len(values)}
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder of a run.
+
+    Raises:
+        ConfigError: it holds no run, or one that goes on.
+    """
+    if not _is_run(folder):
+        raise ConfigError(
+            f"run = {str(folder)!r}: expected the folder of a run; nothing is removed"
+        )
+    if is_held(folder / LOCK):
+        raise ConfigError(f"run = {str(folder)!r} goes on: stop it first")
+    shutil.rmtree(folder)
+
+
+def _is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run, and not an app or a part of one."""
+    return (folder / CONFIG).is_file() and any((folder / n).is_file() for n in (SUMMARY, LOCK))
+
+
+def _read(folder: Path) -> Shelved:
+    facts: dict[str, Any] = {}
+    try:
+        config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        facts |= {name: config[name] for name in ("app", "traces", "seed") if name in config}
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        facts |= {name: summary[name] for name in ("rounds", "virtual_s", "wall_s")}
+        facts |= {"jobs": summary["jobs"]["sent"], "device_s": summary["device_s"]["total"]}
+        facts |= summary["metrics"]
+        return Shelved(folder, str(summary["status"]), facts)
+    except FileNotFoundError:
+        return Shelved(folder, RUNNING if is_held(folder / LOCK) else LOST, facts)
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        return Shelved(folder, f"unreadable: {type(problem).__name__}", facts)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,164 @@
+"""What a run will meet, before it: who is online, what a job takes, how long rounds are.
+
+The app's own ServerApp says what it sends first, and to how many. Nobody trains: the same message
+goes to devices drawn at instants of the time that the run may take, and the traces say what becomes
+of it. Devices are drawn alike and are free, so this is what chance gives, and not what a strategy
+that chooses, or keeps devices busy, makes of it.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Message
+
+from fedstale.config import Costs, SimulationConfig, Until
+from fedstale.errors import ConfigError
+from fedstale.simulation.costs import CostBook, kind_of, size_of
+from fedstale.simulation.flower_app import FlowerApp
+from fedstale.simulation.run import enrolled, simulate
+from fedstale.strategies.server.runtime import Callback, RunEnded, Runtime
+from fedstale.traces import Job, TraceSet
+from fedstale.traces.trip import Status
+
+INSTANTS = 240
+"""At so many instants, one in each part of the time, devices are drawn."""
+_DAY_S, _HOUR_S = 86_400.0, 3600.0
+_SEED = 0x0D
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What devices would do with an app's first message; times in s, NaN if nobody finishes."""
+
+    n_devices: int
+    """Devices that are enrolled."""
+    horizon_s: float
+    """Time that was looked at: that of the run, or a day."""
+    online: Array
+    """Share of devices that are online in each hour; shape (hours,)."""
+    n_asked: int
+    """Devices that the first message goes to."""
+    download_bytes: int
+    """Of the message."""
+    n_jobs: int
+    """Jobs that were looked at."""
+    finished: float
+    """Share of jobs that report."""
+    reasons: dict[str, float]
+    """Share of jobs by why they do not, the commonest first."""
+    job_s: Array
+    """Duration of jobs that report: quantiles .5 and .9."""
+    phases_s: dict[str, float]
+    """Their median time in each phase."""
+    round_s: float
+    """Median time until all that report have, of as many devices as the message goes to."""
+
+
+class _First(Callback):
+    """Ends a run before the first training is sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def sending(self, run: Runtime, messages: Sequence[Message]) -> None:
+        """Keep the messages, and send none."""
+        self.messages = [m for m in messages if kind_of(m).startswith("train")]
+        if self.messages:
+            raise RunEnded("looked ahead")
+
+
+def look_ahead(config: SimulationConfig, traces: TraceSet) -> Outlook:
+    """Return what a run will meet.
+
+    Args:
+        config: of the run.
+        traces: the devices that `config.traces` names.
+
+    Raises:
+        FedstaleError: the app cannot be run, or asks nobody to train.
+    """
+    app, first = FlowerApp.find(config.app), _First()
+    resolved = app.resolved(config)
+    with tempfile.TemporaryDirectory() as folder:
+        inline = replace(config, executor="inline", workers=None, gpus=None, client_limit_s=None)
+        run = simulate(inline, Path(folder) / "run", traces=traces, callbacks=[first])
+        if not first.messages:
+            raise ConfigError(f"app = {config.app!r}: asked nobody to train; {run.reason}")
+    book = CostBook(Costs.from_table(resolved.costs))
+    message = first.messages[0]
+    size = size_of(message)
+    n_bytes = book.message_bytes(size, book.scale(size))
+    with app.importable():
+        book = CostBook(Costs.from_table(resolved.costs), app.load_work())
+        work, _ = book.work(message, kind_of(message), message.metadata.dst_node_id)
+    job = Job(
+        work=work,
+        download_bytes=n_bytes,
+        upload_bytes=n_bytes,
+        ttl_s=message.metadata.ttl,
+        on_interrupt=config.on_interrupt,
+    )
+    limit_s = Until.parse(config.until).time_s
+    horizon_s = limit_s if limit_s < np.inf else _DAY_S
+    return _drawn(enrolled(traces, resolved), job, len(first.messages), horizon_s, config.seed)
+
+
+def _drawn(traces: TraceSet, job: Job, n_asked: int, horizon_s: float, seed: int) -> Outlook:
+    """Send a job to devices drawn at many instants, and count what becomes of it."""
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_SEED,)))
+    everyone = np.arange(traces.n_devices)
+    availability = traces.channel("availability")
+    # Evenly spaced ones would always meet the same minutes of an hour.
+    instants = (np.arange(INSTANTS) + rng.random(INSTANTS)) * (horizon_s / INSTANTS)
+    chosen, sent_at, online = list[npt.NDArray[np.int64]](), list[Array](), []
+    for instant in instants:
+        here = everyone[availability.is_available(everyone, np.full(everyone.size, instant))]
+        online.append(here.size / everyone.size)
+        drawn = rng.permutation(here)[:n_asked]
+        chosen.append(drawn)
+        sent_at.append(np.full(drawn.size, instant))
+    devices, sent = np.concatenate(chosen), np.concatenate(sent_at)
+    if not devices.size:
+        raise ConfigError(
+            f"traces: no device is online in the {horizon_s / _HOUR_S:.3g} h of the run"
+        )
+    found = traces.trips(devices, sent, job)
+    reports = found.status == Status.REPORTED
+    took = (found.reported - sent)[reports]
+    failed = [found.reason(int(i)) for i in np.flatnonzero(~reports)]
+    counts = dict(zip(*np.unique(failed, return_counts=True), strict=True)) if failed else {}
+    ends = np.cumsum([each.size for each in chosen])[:-1]
+    rounds = [
+        float((part - instant)[ok].max())
+        for part, ok, instant in zip(
+            np.split(found.reported, ends), np.split(reports, ends), instants, strict=True
+        )
+        if ok.any()
+    ]
+    hours = np.minimum(instants // _HOUR_S, np.ceil(horizon_s / _HOUR_S) - 1).astype(np.int64)
+    by_hour = [np.mean(np.asarray(online)[hours == hour]) for hour in np.unique(hours)]
+    phases = {"download": found.download_s, "training": found.compute_s, "upload": found.upload_s}
+    return Outlook(
+        n_devices=traces.n_devices,
+        horizon_s=horizon_s,
+        online=np.asarray(by_hour),
+        n_asked=n_asked,
+        download_bytes=int(np.asarray(job.download_bytes)),
+        n_jobs=int(devices.size),
+        finished=float(reports.mean()),
+        reasons={
+            str(reason): count / devices.size
+            for reason, count in sorted(counts.items(), key=lambda each: -each[1])
+        },
+        job_s=np.quantile(took, [0.5, 0.9]) if took.size else np.full(2, np.nan),
+        phases_s={
+            name: float(np.median(spent[reports])) if reports.any() else np.nan
+            for name, spent in phases.items()
+        },
+        round_s=float(np.median(rounds)) if rounds else np.nan,
+    )

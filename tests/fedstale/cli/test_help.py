@@ -1,0 +1,91 @@
+"""What `--help` says: every word that a command takes, in groups, with what it does."""
+
+import re
+import subprocess
+import sys
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedstale.cli.main import app
+
+ROOT = typer.main.get_command(app)
+PASS_ON = {"node", "flwr", "superlink", "superexec"}
+"""Commands whose other words are Flower's."""
+
+
+def commands(group=ROOT, words=()):
+    """Yield every command with the words that call it."""
+    for name, command in group.commands.items():
+        yield (*words, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*words, name))
+
+
+def called(*words):
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "240", "TERMINAL_WIDTH": "240"})
+
+
+SINGLE = [
+    pytest.param(words, command, id=" ".join(words))
+    for words, command in commands()
+    if not isinstance(command, click.Group) and words[-1] not in PASS_ON
+]
+
+
+@pytest.mark.parametrize(("words", "command"), SINGLE)
+def test_every_argument_and_option_is_explained(words, command):
+    text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", called(*words, "--help").stdout).split())
+    for parameter in command.params:
+        if parameter.name != "help":
+            assert parameter.help, parameter.name
+            # Shown, and not only written: versions of click and typer that do not fit lose it.
+            assert " ".join(parameter.help.split())[:60] in text, parameter.name
+
+
+def test_commands_are_in_groups():
+    text = called("--help").stdout
+    places = [text.index(f"─ {title} ─") for title in ("Run", "Analyse", "Deploy", "Learn")]
+    assert min(places) > 0
+    assert "─ Commands ─" not in text
+
+
+@pytest.mark.parametrize(("words", "command"), SINGLE)
+def test_what_is_written_goes_to_o(words, command):
+    for parameter in command.params:
+        if "--out" in parameter.opts:
+            assert "-o" in parameter.opts
+
+
+def test_the_version_has_a_short_option():
+    assert called("-V").stdout == called("--version").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["simulat"], "simulate"),
+        (["traces", "compse"], "compose"),
+        (["compare", "--targt"], "--target"),
+    ],
+)
+def test_what_was_meant_is_said_once(words, meant):
+    said = " ".join(called(*words).stderr.split())
+    assert said.count(meant) == 1
+    assert said.lower().count("did you mean") == 1
+
+
+def test_the_commands_of_a_simulation_need_nothing_that_windows_lacks():
+    script = """
+import sys
+for name in ("fcntl", "pwd", "grp", "resource", "termios"):
+    sys.modules[name] = None
+sys.platform = "win32"
+import fedstale.files
+sys.platform = "linux"
+import fedstale.cli.main, fedstale.api, fedstale.simulation.run, fedstale.reports.page
+import fedstale.client, fedstale.strategies
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=100)

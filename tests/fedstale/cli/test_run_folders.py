@@ -1,0 +1,94 @@
+"""`fedstale runs`: what is listed, what differs, and what is removed."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fedstale.cli.main import app
+from fedstale.config import SimulationConfig
+from fedstale.reports.folder import RunFolder
+from fedstale.reports.shelf import remove, shelved
+
+SUMMARY = {
+    "status": "finished",
+    "rounds": 3,
+    "virtual_s": 3600.0,
+    "wall_s": 1.0,
+    "jobs": {"sent": 10},
+    "device_s": {"total": 50.0, "wasted": 5.0},
+}
+
+
+def called(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def made(folder, accuracy=None, **settings):
+    """Make the folder of a run; without an accuracy, of one that has not ended."""
+    with RunFolder.create(folder) as run:
+        run.write_config(SimulationConfig(app="digits", traces="synthetic:5", **settings))
+        if accuracy is not None:
+            run.write_summary(SUMMARY | {"metrics": {"server accuracy": accuracy}})
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path / "runs" / "a", 0.5)
+    made(tmp_path / "runs" / "b", 0.9, seed=3, run_config={"concurrency": 5})
+    made(tmp_path / "runs" / "deeper" / "c", 0.7)
+    made(tmp_path / "runs" / "d")
+    # A config that is no run's.
+    (tmp_path / "runs" / "other").mkdir()
+    (tmp_path / "runs" / "other" / "config.toml").write_text("app = 'digits'")
+    return tmp_path / "runs"
+
+
+def test_runs_are_listed_by_name_or_by_a_figure(place):
+    by_name = json.loads(called("runs", "list", "--json").stdout)
+    names = [row["run"].replace("\\", "/").removeprefix("runs/") for row in by_name]
+    assert names == ["a", "b", "d", "deeper/c"]
+    assert [row["status"] for row in by_name] == ["finished", "finished", "lost", "finished"]
+    by_accuracy = called("runs", "list", "--sort", "server accuracy").stdout
+    order = [by_accuracy.index(f"runs/{name} ") for name in ("b", "deeper/c", "a", "d")]
+    assert order == sorted(order)
+    assert "0.9000" in by_accuracy
+    assert "0d 01:00:00" in by_accuracy
+
+
+def test_a_figure_that_no_run_has_is_refused_with_those_there_are(place):
+    refused = called("runs", "list", "--sort", "accuracy")
+    assert refused.exit_code == 2
+    assert "expected one of device_s, jobs, rounds, seed, server accuracy" in refused.stderr
+    assert called("runs", "list", "nowhere").exit_code == 2
+
+
+def test_a_run_that_goes_on_says_so_and_stays(place):
+    with RunFolder(place / "d"):
+        (row,) = [run for run in shelved(place) if run.folder.name == "d"]
+        assert row.status == "running"
+        refused = called("runs", "remove", place / "d", "--yes")
+        assert refused.exit_code == 2
+        assert "goes on" in refused.stderr
+    assert (place / "d").is_dir()
+
+
+def test_only_what_differs_is_shown(place):
+    found = json.loads(called("runs", "diff", place / "a", place / "b", "--json").stdout)
+    assert found == {"seed": [0, 3], "run-config.concurrency": [None, 5]}
+    assert "the same" in called("runs", "diff", place / "a", place / "deeper" / "c").stderr
+
+
+def test_a_run_is_removed_and_nothing_else(place):
+    assert called("runs", "remove", place / "a", place / "b", "-y").exit_code == 0
+    assert not (place / "a").exists()
+    for other in (place, place / "other", place / "deeper"):
+        refused = called("runs", "remove", other, "-y")
+        assert refused.exit_code == 2
+        assert other.is_dir()
+    # Who does not answer removes nothing.
+    assert called("runs", "remove", place / "d").exit_code == 1
+    remove(place / "d")
+    assert not (place / "d").exists()

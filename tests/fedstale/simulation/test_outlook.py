@@ -1,0 +1,85 @@
+"""What is said of a run before it, against what then happens."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_app import SERVER, write_small_app
+from typer.testing import CliRunner
+
+from fedstale.cli.main import app as command
+from fedstale.config import SimulationConfig
+from fedstale.errors import ConfigError
+from fedstale.simulation.outlook import look_ahead
+from fedstale.simulation.run import simulate
+from fedstale.traces import TraceSet
+from fedstale.traces.availability import Availability
+
+
+def called(*words):
+    return CliRunner().invoke(command, [str(word) for word in words])
+
+
+def constant(*, compute):
+    rates = {"downlink_bit_per_s": 1e8, "uplink_bit_per_s": 1e8}
+    return TraceSet.constant(8, compute=compute, **rates)
+
+
+@pytest.fixture
+def small(tmp_path):
+    return str(write_small_app(tmp_path / "app"))
+
+
+def test_on_devices_that_are_always_there_it_is_what_happens(small, tmp_path):
+    # Every job and every round is alike.
+    traces = constant(compute=1.0)
+    config = SimulationConfig(app=small, traces="constant")
+    found = look_ahead(config, traces)
+    run = simulate(config, tmp_path / "run", traces=traces)
+    # Later rounds know how many examples a device has.
+    jobs = run.jobs[(run.jobs["status"] == "reported") & (run.jobs["sent_at"] == 0.0)]
+    took = (jobs["reported_at"] - jobs["sent_at"]).to_numpy()
+    assert found.finished == 1.0
+    assert found.reasons == {}
+    np.testing.assert_allclose(found.job_s, np.median(took), rtol=0.02)
+    np.testing.assert_allclose(found.round_s, np.median(took), rtol=0.02)
+    assert found.phases_s["training"] == pytest.approx(jobs["compute_s"].median())
+    np.testing.assert_allclose(found.online, 1.0)
+
+
+def test_devices_that_leave_lose_the_share_that_the_traces_say(small):
+    config = SimulationConfig(app=small, traces="constant")
+    units = look_ahead(config, constant(compute=1.0)).phases_s["training"]
+    # Training takes 600 s, and everybody is there for the first half of each hour.
+    half = Availability.of([[(0.0, 1800.0)]] * 8, 3600.0)
+    found = look_ahead(config, replace(constant(compute=units / 600.0), availability=half))
+    # Who is asked in the last 600 of the 1,800 s is gone before the end.
+    assert found.finished == pytest.approx(2 / 3, abs=0.1)
+    assert found.reasons["went offline while training"] == pytest.approx(1 / 3, abs=0.1)
+    np.testing.assert_allclose(found.online, 0.5, atol=0.2)
+    np.testing.assert_allclose(found.job_s, 600.0, rtol=0.02)
+
+
+def test_it_is_the_same_each_time_and_writes_nothing(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("simulate", small, "--traces", "synthetic:20", "--until", "2h", "--dry-run", "--json")
+    one, other = (json.loads(called(*words).stdout) for _ in range(2))
+    assert one == other
+    assert one["n_devices"] == 20
+    assert len(one["online"]) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"app"}
+
+
+def test_where_no_time_passes_there_are_no_rounds_to_count(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = called("simulate", small, "--traces", "ideal:5", "--dry-run").stdout
+    assert "jobs that report: 100%" in text
+    assert "such rounds in" not in text
+
+
+def test_an_app_that_asks_nobody_is_told_so(tmp_path):
+    server = SERVER.replace("def main(grid, context):\n", "def main(grid, context):\n    return\n")
+    config = SimulationConfig(app=str(write_small_app(tmp_path / "app", server=server)), traces="x")
+    with pytest.raises(ConfigError, match="asked nobody to train"):
+        look_ahead(config, TraceSet.synthetic(5, seed=0))
