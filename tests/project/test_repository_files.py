@@ -1,0 +1,53 @@
+"""What stands beside the code and names parts of it: the parts are there."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedstale import __version__
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def read(name):
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+def test_the_citation_is_of_this_version():
+    citation = read("CITATION.cff")
+    assert citation["version"] == __version__
+    assert citation["license"] == PROJECT["license"]
+    assert {"message", "title", "authors", "cff-version"} <= set(citation)
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md"])
+def test_what_the_pages_name_is_there(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / target).exists(), target
+    for words in re.findall(r"\bmake ((?:[a-z-]+ ?)+)(?=\s|`|;|$)", text):
+        assert set(words.split()) & TARGETS, words
+    assert {"setup", "test", "test-all", "lint", "typecheck", "bench", "check"} <= TARGETS
+
+
+def test_the_workflow_runs_what_a_change_must_pass():
+    (job,) = read(".github/workflows/ci.yml")["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step][-1] == ".ci/run"
+    (python,) = [
+        s["with"]["python-version"] for s in job["steps"] if "python-version" in s.get("with", {})
+    ]
+    assert python == PROJECT["requires-python"].removeprefix(">=")
+
+
+def test_hooks_before_a_commit_are_targets():
+    hooks = [hook for repo in read(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
+    assert {hook["entry"].removeprefix("make ") for hook in hooks} == {"lint", "typecheck"}
+
+
+def test_a_report_of_a_fault_asks_for_the_doctor():
+    assert "fedstale doctor" in (ROOT / ".github/ISSUE_TEMPLATE/fault.md").read_text()
