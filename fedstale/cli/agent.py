@@ -225,6 +225,7 @@ def show(
     folder = folder or embedded()
     about, found = FILES.describe(folder), faults(AgentSelector(folder))
     facts = {"agent": str(folder), "parameters": about["parameters"], **about["provenance"]}
+    facts["made with fedstale"] = facts.pop("fedstale", "unknown")
     if as_json:
         typer.echo(json.dumps({**facts, "faults": found}))
         return
@@ -232,8 +233,7 @@ def show(
         for key, part in value.items() if isinstance(value, dict) else (("", value),):
             text = ", ".join(map(str, part)) if isinstance(part, list) else str(part)
             typer.echo(f"{f'{name} {key}'.strip().replace('_', ' ')}: {text}")
-    for fault in found or ["none"]:
-        typer.echo(f"fault: {fault}")
+    typer.echo(f"faults: {'; '.join(found) or 'none'}")
 
 
 def train_all(

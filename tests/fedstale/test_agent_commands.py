@@ -53,6 +53,23 @@ def test_a_folder_without_an_agent_or_forecaster_is_named(tmp_path):
     assert "no forecaster.toml there" in result.stderr
 
 
+def test_an_agent_is_shown_with_what_it_learnt_from_and_its_faults(tmp_path):
+    shown = run("agent", "show")
+    assert shown.exit_code == 0, shown.output
+    lines = shown.stdout.splitlines()
+    assert "fleets: phones, desktops, cars, mixed" in lines
+    assert lines[-1] == "faults: none"
+    # One that prefers who will not finish.
+    weights = initial(np.random.default_rng(0))
+    weights["beta"][:] = -1.0
+    scorer.save(scorer.Agent(weights=weights, provenance={}), tmp_path / "bad")
+    found = json.loads(run("agent", "show", tmp_path / "bad", "--json").stdout)
+    assert found["faults"]
+    refused = run("agent", "show", tmp_path / "nowhere")
+    assert refused.exit_code == 2
+    assert refused.stderr.count("\n") == 1
+
+
 def test_without_tensorboard_it_is_said_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     result = run("agent", "train", "--traces", "synthetic:20", "--out", tmp_path, "--tensorboard")
