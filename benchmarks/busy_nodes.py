@@ -1,12 +1,14 @@
-"""How many versions a minute fifty nodes on this machine make: as Flower, and as fedstale.
+"""How many versions a minute many nodes on this machine make: as Flower, and as fedstale.
 
-Two deployments, one after the other, each a SuperLink and fifty SuperNodes with TLS and node keys:
-first `flower-supernode`, whose questions for work are answered at once, then `fedstale node`, whose
-questions are held. The server merges ten replies at a time (FedBuff), and nodes send a model of 40
-kB back at once, moved by 1, so all that is measured is overhead, on a machine that is always busy.
+Deployments, one after the other, each a SuperLink and SuperNodes with TLS and node keys: twelve
+`flower-supernode`, whose questions for work are answered at once, then twelve `fedstale node`,
+whose questions are held, then fifty of these. Fifty of Flower's start fifty interpreters at once:
+on two cores no version was made in ten minutes, and 23 GB of memory were full (--nodes 50 tries
+it). The server merges ten replies at a time (FedBuff), and nodes send a model of 40 kB back at
+once, moved by 1, so all that is measured is overhead, on a machine that is always busy.
 
 The table is written into docs/small-devices.md. Run it with:
-python benchmarks/busy_nodes.py [--quick]
+python benchmarks/busy_nodes.py [--quick | --nodes N]
 """
 
 import argparse
@@ -28,14 +30,16 @@ from results_file import write_result
 from fedstale.deployment import commands
 from fedstale.deployment.local import LINK, LocalDeployment
 
-NODES, MINUTES, MINUTE_S = 50, 5, 60.0
+FEW, MANY, MINUTES, MINUTE_S = 12, 50, 5, 60.0
+FIRST_S = 600.0
+"""Longest time until each node has answered twice."""
 PAGE = Path(__file__).parent.parent / "docs" / "small-devices.md"
 START_S, POLL_S = 2.5, 5.0
 """Time for a node to start, before the next one does, and between two looks at the versions."""
 Row = dict[str, object]
 
 CONFIG = f"""
-nodes = {NODES}
+nodes = {FEW}
 notes = ""
 """
 
@@ -97,10 +101,8 @@ class OneByOneAsFlower(AsFlower, OneByOne):
     """Nodes as Flower starts them, one after the other."""
 
 
-SIDES = {
-    "`flower-supernode`, asking every 3 s": OneByOneAsFlower,
-    "`fedstale node`, questions held": OneByOne,
-}
+FLOWER, OURS = "`flower-supernode`, asking every 3 s", "`fedstale node`, questions held"
+SIDES = {FLOWER: OneByOneAsFlower, OURS: OneByOne}
 
 
 def measured(kind: type[LocalDeployment], folder: Path, n_nodes: int, minutes: int) -> Row:
@@ -116,8 +118,11 @@ def measured(kind: type[LocalDeployment], folder: Path, n_nodes: int, minutes: i
             stdout=subprocess.DEVNULL,
         )
         # Each node has answered, so its libraries are known.
+        deadline = time.monotonic() + FIRST_S
         while n_versions(notes) < 2 * n_nodes // 10:
             time.sleep(POLL_S)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{n_versions(notes)} versions in {FIRST_S:g} s")
             # A machine that is so busy may not answer.
             with suppress(httpx.TransportError):
                 (run,) = deployment.control.runs().values()
@@ -155,32 +160,37 @@ def n_versions(notes: Path) -> int:
 def page(text: str, rows: Sequence[Row]) -> str:
     """Return a page with the table of rows between its markers."""
     lines = [
-        "| nodes are | versions a minute | CPU s a reply: SuperLink | and node | MB a node |",
-        "|---|---:|---:|---:|---:|",
+        "| nodes are | how many | versions a minute | CPU s a reply, SuperLink | node | MB |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
-    lines += [
-        f"| {row['as']} | {row['versions a minute']:.0f} | {row['SuperLink CPU s a reply']:.3f} "
-        f"| {row['node CPU s a reply']:.2f} | {row['MB a node']:.0f} |"
-        for row in rows
-    ]
+    for row in rows:
+        cpu = f"{row['SuperLink CPU s a reply']:.3f} | {row['node CPU s a reply']:.2f}"
+        made = f"{row['nodes']} | {row['versions a minute']:.0f}"
+        lines.append(f"| {row['as']} | {made} | {cpu} | {row['MB a node']:.0f} |")
     return filled(text, "busy-nodes", "\n".join(["", *lines, ""]))
 
 
 def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="six nodes and one minute")
-    quick = parser.parse_args().quick
-    n_nodes, minutes = (6, 1) if quick else (NODES, MINUTES)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--quick", action="store_true", help="six nodes and one minute")
+    how.add_argument("--nodes", type=int, help="so many, both ways")
+    options = parser.parse_args()
+    few = options.nodes or (6 if options.quick else FEW)
+    parts = [(name, few) for name in SIDES]
+    is_whole = options.nodes is None and not options.quick
+    if is_whole:
+        parts.append((OURS, MANY))
     rows: list[Row] = []
-    for number, (name, kind) in enumerate(SIDES.items()):
+    for number, (name, n_nodes) in enumerate(parts):
         with tempfile.TemporaryDirectory() as folder:
-            row = measured(kind, Path(folder) / str(number), n_nodes, minutes)
+            minutes = 1 if options.quick else MINUTES
+            row = measured(SIDES[name], Path(folder) / str(number), n_nodes, minutes)
         rows.append({"as": name} | row)
         print(json.dumps(rows[-1]), flush=True)
-    name = "busy_nodes-quick" if quick else "busy_nodes"
-    write_result(name, rows, command="python benchmarks/busy_nodes.py" + " --quick" * quick)
-    if not quick:
+    if is_whole:
+        write_result("busy_nodes", rows, command="python benchmarks/busy_nodes.py")
         text = page(PAGE.read_text(encoding="utf-8"), rows)
         PAGE.write_text(text, encoding="utf-8")
 
