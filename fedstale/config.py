@@ -206,9 +206,9 @@ class SimulationConfig:
 _WORK = "work."
 _MESSAGE_TYPES = ("train", "evaluate", "query", "get_parameters", "get_properties")
 
-FLOWER_OVERHEAD = {"download-overhead-s": 11.0, "upload-overhead-s": 2.0}
-"""What a SuperLink and a SuperNode of Flower 1.41 need for each message: most of it starts the
-ClientApp's process. Measured by benchmarks/fidelity.py on two busy cores; other machines differ."""
+FLOWER_OVERHEAD = {"download-overhead-s": 1.0, "upload-overhead-s": 0.8}
+"""What Flower 1.41 needs for each message to a node that `fedstale node` runs, besides bytes and
+training. Medians of benchmarks/fidelity.py on two quiet cores; other machines differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
