@@ -33,12 +33,15 @@ def doctor(as_json: AsJson = False) -> None:
 
 def described() -> dict[str, str]:
     """Return facts about this machine by name; nothing in them says whose it is."""
+    # Slow to import, and no other command needs it to start.
+    from fedstale.strategies.arrays import n_cores
+
     facts = {
         "fedstale": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()),
-        "cores": str(_cores()),
+        "cores": str(n_cores()),
         "memory": _memory(),
         "terminal": f"{shutil.get_terminal_size().columns} columns, "
         f"{'yes' if sys.stderr.isatty() else 'no'} tty, {sys.stdout.encoding}",
@@ -53,12 +56,6 @@ def described() -> dict[str, str]:
     for program in _PROGRAMS:
         facts[f"program {program}"] = "found" if shutil.which(program, path=path) else "not found"
     return facts
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _memory() -> str:

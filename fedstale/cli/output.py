@@ -147,9 +147,9 @@ def say(line: str, out: Path, *, as_json: bool, **facts: object) -> None:
         typer.echo(line)
 
 
-def say_json(out: Path, **facts: object) -> None:
-    """Print what was made, and where it is, as one JSON object."""
-    typer.echo(json.dumps({"out": str(out), **facts}))
+def say_json(out: Path | None, **facts: object) -> None:
+    """Print what was made, and where it is, as one JSON object; None if nothing was kept."""
+    typer.echo(json.dumps({"out": None if out is None else str(out), **facts}))
 
 
 def note(text: str) -> None:

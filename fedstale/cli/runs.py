@@ -411,7 +411,7 @@ def _watching(
 
     callbacks: list[Callback] = []
     until = Until.parse(config.until)
-    of_rounds = _planned_rounds(config)
+    of_rounds = _planned_rounds(config) if shown else None
     with ExitStack() as stack:
         if shown and not sys.stderr.isatty():
             callbacks.append(ProgressNotes(note, until, of_rounds=of_rounds))
@@ -510,7 +510,7 @@ def _show_end(run: "Run", *, is_new: bool, as_json: bool) -> None:
     if is_empty:
         shutil.rmtree(run.folder)
     if as_json:
-        typer.echo(json.dumps({"out": None if is_empty else str(run.folder), **run.summary}))
+        say_json(None if is_empty else run.folder, **run.summary)
     elif not is_empty:
         _show_run(run)
 

@@ -89,13 +89,12 @@ def look_ahead(config: SimulationConfig, traces: TraceSet) -> Outlook:
         run = simulate(inline, Path(folder) / "run", traces=traces, callbacks=[first])
         if not first.messages:
             raise ConfigError(f"app = {config.app!r}: asked nobody to train; {run.reason}")
-    book = CostBook(Costs.from_table(resolved.costs))
     message = first.messages[0]
-    size = size_of(message)
-    n_bytes = book.message_bytes(size, book.scale(size))
     with app.importable():
         book = CostBook(Costs.from_table(resolved.costs), app.load_work())
         work, _ = book.work(message, kind_of(message), message.metadata.dst_node_id)
+    size = size_of(message)
+    n_bytes = book.message_bytes(size, book.scale(size))
     job = Job(
         work=work,
         download_bytes=n_bytes,
