@@ -92,7 +92,8 @@ class WorkerPool(Generic[Job]):
     def __exit__(self, *problem: object) -> None:
         for process, _ in self._busy.values():
             process.terminate()
-        for connection, _ in self._idle:
+        # A job that has missed the interrupt hears of the end by its next report.
+        for connection in [*self._busy, *(idle for idle, _ in self._idle)]:
             connection.close()
         everyone = [p for p, _ in self._busy.values()] + [p for _, p in self._idle]
         try:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
@@ -64,11 +64,15 @@ def on_signals(act: Callable[[], object], *numbers: signal.Signals) -> Iterator[
             signal.signal(number, handler)
 
 
-def end_on_signals() -> AbstractContextManager[None]:
+@contextmanager
+def end_on_signals() -> Iterator[Callable[[], bool]]:
     """Raise KeyboardInterrupt on SIGTERM and SIGHUP, so that all clean-up is done.
 
     A signal that comes to a process and to its group comes twice: a second one within a second of
     the first is the same, and does not disturb the clean-up. That holds for Ctrl-C too.
+
+    Yields:
+        A function that tells whether a signal was heard, for who would miss the exception.
     """
     last_at = float("-inf")
 
@@ -80,7 +84,9 @@ def end_on_signals() -> AbstractContextManager[None]:
             raise KeyboardInterrupt
 
     ctrl_c = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return on_signals(end, *([signal.SIGINT] if ctrl_c else []), signal.SIGTERM, signal.SIGHUP)
+    numbers = [signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if ctrl_c else [])]
+    with on_signals(end, *numbers):
+        yield lambda: last_at > float("-inf")
 
 
 App = Annotated[

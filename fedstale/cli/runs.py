@@ -207,6 +207,7 @@ def simulate(
     out = out or Path("runs") / f"{name}-{config.seed}"
     if resume is not None and (lost := told(resume)):
         note(f"fedstale: {lost}")
+    from fedstale.live.watching import Insistence
     from fedstale.simulation.black_box import BlackBox
     from fedstale.simulation.run import simulate as simulate_config
     from fedstale.traces import TraceSet
@@ -228,14 +229,14 @@ def simulate(
     )
     free = stdout_kept_free() if as_json else nullcontext()
     log = app_log(quiet=quiet, verbose=verbose, file=log_file)
-    with end_on_signals(), free, watching as callbacks, log:
+    with end_on_signals() as heard, free, watching as callbacks, log:
         run = simulate_config(
             config,
             out,
             traces=trace_set,
             overwrite=overwrite,
             resume=resume is not None,
-            callbacks=callbacks,
+            callbacks=[*callbacks, Insistence(heard)],
             box=BlackBox(kept),
         )
     _show_end(run, is_new=resume is None, as_json=as_json)

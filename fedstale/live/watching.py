@@ -1,4 +1,4 @@
-"""What watches a run: a progress line, scalars for TensorBoard, the live board, a log of events.
+"""What watches a run: progress lines, scalars for TensorBoard, a log of events, and Ctrl-C.
 
 All are callbacks. Most count rounds and look at the clock a few times a second of wall time.
 """
@@ -64,6 +64,27 @@ class Watcher(Callback):
     def ended(self, run: Runtime, status: str, reason: str) -> None:
         """Look once more."""
         self.look(run)
+
+
+class Insistence(Callback):
+    """Interrupts a run that goes on although it was interrupted.
+
+    The KeyboardInterrupt of a signal is raised wherever the ServerApp is just then. A bare `except`
+    of the app swallows it, and so does NumPy while it asks an enumeration for attributes.
+    """
+
+    def __init__(self, heard: Callable[[], bool]) -> None:
+        """Insist; `heard` tells whether the run was interrupted."""
+        self._heard = heard
+
+    def time_moved(self, run: Runtime) -> None:
+        """Interrupt the run again.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted before.
+        """
+        if self._heard():
+            raise KeyboardInterrupt
 
 
 class ProgressLine(Watcher):

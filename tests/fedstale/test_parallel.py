@@ -1,5 +1,6 @@
 import os
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -19,6 +20,13 @@ def work(job, report):
         os._exit(what)
     if kind == "fail":
         raise ValueError(what)
+    if kind == "swallow":
+        report("asleep")
+        with suppress(KeyboardInterrupt):
+            time.sleep(60)
+        report("awake")
+        what.touch()
+        time.sleep(60)
     try:
         report("asleep")
         time.sleep(60)
@@ -63,3 +71,12 @@ def test_leaving_interrupts_jobs_and_they_can_write_down_what_they_have(tmp_path
         begin = time.monotonic()
     assert time.monotonic() - begin < 30
     assert (tmp_path / "written").exists()
+
+
+def test_leaving_ends_a_job_that_swallows_its_interrupt_at_its_next_report(tmp_path):
+    job = ("swallow", tmp_path / "went on")
+    with WorkerPool(work, tmp_path / "log") as pool:
+        assert next(pool.work([job], workers=1)) == (job, "progress", "asleep")
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 20
+    assert not (tmp_path / "went on").exists()

@@ -123,21 +123,26 @@ def hear_signals():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_end_cleanly_and_keep_what_was_done(tmp_path, number):
-    mark = tmp_path / "first round"
+def interrupted(path, number, evaluated):
+    """Simulate in a folder, send a signal once a line was run, and return what stderr got.
+
+    Args:
+        path: the folder.
+        number: the signal.
+        evaluated: what the app does when it evaluates a version, after `mark()`.
+    """
+    mark = path / "first round"
     begin = "def evaluate(server_round, arrays):\n"
-    server = SERVER.replace(
-        begin, f"{begin}    if server_round:\n        open({str(mark)!r}, 'w').close()\n"
-    )
-    app = str(write_small_app(tmp_path / "app", server=server))
+    called = f"{begin}    if server_round:\n        mark()\n{evaluated}"
+    marks = f"def mark():\n    open({str(mark)!r}, 'w').close()\n\n\n"
+    server = SERVER.replace(begin, marks + called)
+    app = str(write_small_app(path / "app", server=server))
     command = [*FEDSTALE, "simulate", app, "--traces", "synthetic:50", "--out", "run"]
     command += ["-c", "rounds=100000"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command,
-        cwd=tmp_path,
-        env=environment,
+        cwd=path,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         preexec_fn=hear_signals,  # noqa: PLW1509 - nothing but a signal is set
@@ -151,10 +156,33 @@ def test_ctrl_c_and_sigterm_end_cleanly_and_keep_what_was_done(tmp_path, number)
     finally:
         process.kill()
         process.communicate()
-    assert process.returncode == 1
-    assert b"interrupted" in error
-    assert b"Traceback" not in error
+    assert process.returncode == 1, error[-2000:]
+    return error.decode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_cleanly_and_keep_what_was_done(tmp_path, number):
+    error = interrupted(tmp_path, number, "")
+    assert "interrupted" in error
+    assert "Traceback" not in error
     assert len(pd.read_parquet(tmp_path / "run" / "events.parquet")) > 0
+
+
+SWALLOWED = """\
+        import select, sys
+        try:
+            # Real time: `time.sleep` is virtual here.
+            select.select([], [], [], 60.0)
+        except:
+            print("swallowed", file=sys.stderr)
+"""
+
+
+def test_an_app_that_swallows_ctrl_c_ends_all_the_same(tmp_path):
+    error = interrupted(tmp_path, signal.SIGTERM, SWALLOWED)
+    assert error.count("swallowed") == 1
+    assert "interrupted" in error
+    assert "Traceback" not in error
 
 
 def test_a_new_app_runs_as_it_is(tmp_path, monkeypatch):
