@@ -24,9 +24,10 @@ def work(job, report):
         report("asleep")
         with suppress(KeyboardInterrupt):
             time.sleep(60)
-        report("awake")
+        for _ in range(600):
+            report("awake")
+            time.sleep(0.1)
         what.touch()
-        time.sleep(60)
     try:
         report("asleep")
         time.sleep(60)
@@ -73,7 +74,7 @@ def test_leaving_interrupts_jobs_and_they_can_write_down_what_they_have(tmp_path
     assert (tmp_path / "written").exists()
 
 
-def test_leaving_ends_a_job_that_swallows_its_interrupt_at_its_next_report(tmp_path):
+def test_leaving_ends_a_job_that_swallows_its_interrupt_when_it_reports(tmp_path):
     job = ("swallow", tmp_path / "went on")
     with WorkerPool(work, tmp_path / "log") as pool:
         assert next(pool.work([job], workers=1)) == (job, "progress", "asleep")
