@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 _SAME_S = 1.0
-_OF_THE_SERVER = {"jinja2", "pandas", "plotly", "pyarrow", "scipy", "sklearn", "torch"}
+_OF_THE_SERVER = {"jinja2", "pandas", "pyarrow", "scipy", "sklearn", "torch"}
 """What the extra `server` brings and a device does without."""
 
 

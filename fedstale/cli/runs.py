@@ -309,6 +309,9 @@ def report(
             help="HTML file to write; default RUN/report.html, or comparison.html for several.",
         ),
     ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Write RUN/timeline.json too, for ui.perfetto.dev.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write one HTML file that shows what a run did; of several runs, one that compares them."""
@@ -320,7 +323,9 @@ def report(
         written = read[0].report(out)
     else:
         written = write_comparison(read, out or Path("comparison.html"))
-    say(f"report: {written}", written, as_json=as_json, runs=[str(run) for run in runs])
+    traces = [run.trace() for run in read] if trace else []
+    told = [f"report: {written}", *(f"trace: {path}" for path in traces)]
+    say("\n".join(told), written, as_json=as_json, runs=[str(run) for run in runs])
 
 
 @one_sentence()

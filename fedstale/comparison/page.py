@@ -15,7 +15,7 @@ import numpy as np
 from fedstale import __version__
 from fedstale.comparison.analysis import Comparison, Variant
 from fedstale.comparison.statistics import Estimate, estimate
-from fedstale.reports.figure import MARKERS, Array, Figure, curve, named_rows, plain, time_unit
+from fedstale.reports.figure import MARKERS, Array, Figure, curve, named_rows, time_unit
 from fedstale.reports.page import write_figures, write_text
 from fedstale.reports.run import Run
 
@@ -158,7 +158,7 @@ def figures(comparison: Comparison) -> list[Figure]:
             for number, one in enumerate(comparison.variants)
             if (difference := one.differences.get(comparison.key(metric), Estimate())).n
         ]
-        title, x_title = f"{metric} at the end, difference", f"difference in {plain(metric)}"
+        title, x_title = f"{metric} at the end, difference", f"difference in {metric}"
         about = f"What {metric} is above that of {comparison.reference}, by seed."
         found.append(_forest(f"difference-{i}", title, about, paired, x_title=x_title, level=0.0))
     return [figure for figure in found if figure.traces]
@@ -198,7 +198,7 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
         f"value.{bands}",
         traces=traces,
         x_title=f"device time ({unit})",
-        y_title=plain(metric),
+        y_title=metric,
         is_wide=True,
     )
 
@@ -262,7 +262,7 @@ def _forest(
     """
     traces: list[dict[str, Any]] = []
     for i, (number, one, value, text) in enumerate(found):
-        more: dict[str, Any] = {"text": [plain(text)], "hovertemplate": "%{text}"}
+        more: dict[str, Any] = {"text": [text], "hovertemplate": "%{text}"}
         if np.isfinite(value.low):
             ends = {"array": [value.high - value.mean], "arrayminus": [value.mean - value.low]}
             more["error_x"] = {"type": "data", "symmetric": False, **ends}

@@ -19,7 +19,6 @@ from urllib.parse import parse_qs, urlsplit
 
 from fedstale.errors import ConfigError
 from fedstale.live.board import Board
-from fedstale.reports.figure import plotly_js, why_missing
 
 PORT = 8760
 _TOKEN_BYTES = 18
@@ -32,7 +31,7 @@ _FILES = {
     "/live.js": ("fedstale.live", "live.js", "text/javascript"),
     "/page.js": ("fedstale.reports", "page.js", "text/javascript"),
     "/page.css": ("fedstale.reports", "page.css", "text/css"),
-    "/plotly.js": ("", "", "text/javascript"),
+    "/chart.js": ("fedstale.reports", "vendor/chart.js", "text/javascript"),
 }
 
 
@@ -63,10 +62,8 @@ def serving(board: Board, host: str = "127.0.0.1", port: int = PORT) -> Iterator
         port: TCP port; 0 takes a free one.
 
     Raises:
-        ConfigError: the address cannot be listened at, or there is nothing to draw figures with.
+        ConfigError: the address cannot be listened at.
     """
-    if missing := why_missing():
-        raise ConfigError(f"live: {missing}")
     token = "" if is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
     handler = type("BoardHandler", (_BoardHandler,), {"board": board, "token": token})
     shown = "HOST" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
@@ -174,7 +171,7 @@ class _BoardHandler(LocalHandler):
 @cache
 def _content(path: str) -> bytes:
     package, name, _ = _FILES[path]
-    return (resources.files(package) / name).read_bytes() if package else plotly_js().encode()
+    return (resources.files(package) / name).read_bytes()
 
 
 def is_loopback(host: str) -> bool:

@@ -1,6 +1,6 @@
-"""What devices did: who worked when, who took part how often, and whether forecasts came true."""
+"""How many devices worked, who took part how often, and whether forecasts came true."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ from fedstale.reports.figure import (
     Index,
     bars,
     curve,
-    named_rows,
     thinned,
     time_unit,
 )
@@ -23,109 +22,13 @@ from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
 
-JOBS = 20_000
-"""Jobs that the timeline of a page shows at most."""
-DEVICES = 5000
+DEVICES = 1000
 """Devices that the curve of participation shows at most."""
 BINS = 10
 """Intervals of the reported chance to finish in the curve of reliability."""
 FEWEST = 5
 """Jobs behind a point of that curve at least; fewer say more about chance than about a forecast."""
 _FINISHED = (REPORTED, REJECTED, UNCLAIMED)
-_LABELLED = 40
-_JOBS_AS_SVG = 1500  # prints sharply and needs no WebGL, but zooms slowly beyond
-_LINES_AND_DOTS = {
-    "type": "scattergl",
-    "mode": "lines+markers",
-    "marker": {"size": 3, "symbol": "square"},
-}
-
-
-def timeline(run: "Run") -> Figure | None:
-    """Return the timeline of a run, or None if no device ever started a job.
-
-    All strokes of a phase are one line with breaks, so ten thousand jobs stay fluid.
-    """
-    events = run.jobs[np.isfinite(run.jobs["started_at"].to_numpy(np.float64))]
-    if events.empty:
-        return None
-    order = events.groupby("device_id").size().sort_values(ascending=False, kind="stable")
-    # Whole rows are left out, not jobs.
-    names = order.index[thinned(len(order), max(1, int(len(order) * JOBS / order.sum())))]
-    events = events[events["device_id"].isin(names)]
-    left_out = len(events) - JOBS
-    events = events.iloc[thinned(len(events), JOBS)]
-    rows = pd.Index(names).get_indexer(events["device_id"]).astype(np.int64)
-    unit, length_s = time_unit(run.end_s)
-    about = (
-        "One row a device, the most used on top. Work is lost when a device goes offline, is too "
-        "late, or the server does not use its reply. Drag or use the buttons to zoom; a double "
-        "click shows everything again."
-    )
-    if len(events) > _JOBS_AS_SVG:
-        about += " Dots mark the ends of phases; zoom in to see how long they took."
-    if len(names) < len(order):
-        about += f" Shown: {len(names):,} of {len(order):,} devices, evenly spread over the order."
-    if left_out > 0:
-        about += f" Shown: {JOBS:,} of their {JOBS + left_out:,} jobs, evenly spread."
-    height = int(np.clip(150 + 14 * len(names), 260, 640))
-    if len(names) <= _LABELLED:
-        axis = {**named_rows(names, longest=18), "showgrid": False}
-    else:
-        axis = {"range": [len(names) - 0.4, -0.6], "zeroline": False}
-    return Figure(
-        id="timeline",
-        title="What the devices did",
-        about=about,
-        traces=_traces(
-            run,
-            events,
-            rows,
-            length_s,
-            stroke=float(np.clip(0.6 * (height - 110) / len(names), 1.0, 10.0)),
-        ),
-        x_title=f"device time ({unit})",
-        y_title="" if len(names) <= _LABELLED else "device (position)",
-        layout={"yaxis": axis, "hovermode": "closest"},
-        height=height,
-        is_wide=True,
-    )
-
-
-def _traces(
-    run: "Run", events: pd.DataFrame, rows: Index, length_s: float, *, stroke: float
-) -> list[dict[str, Any]]:
-    """Return the strokes of each phase of work that was used, and of other work, as a line each."""
-    is_used, is_in_flight = events["status"] == REPORTED, events["status"] == IN_FLIGHT
-    # A dot at each end keeps jobs in sight that are shorter than a pixel.
-    kind = {} if len(events) <= _JOBS_AS_SVG else _LINES_AND_DOTS
-    traces = []
-    for name, mask, start_column, end_column in (
-        ("download", is_used, "started_at", "downloaded_at"),
-        ("training", is_used, "downloaded_at", "trained_at"),
-        ("upload", is_used, "trained_at", "reported_at"),
-        ("lost work", ~is_used & ~is_in_flight, "started_at", "ended_at"),
-        ("still at work at the end", is_in_flight, "started_at", "ended_at"),
-    ):
-        start = events[start_column].to_numpy(np.float64)
-        end = np.minimum(events[end_column].to_numpy(np.float64), run.end_s)
-        drawn = mask.to_numpy(bool) & (end > start) & np.isfinite(end)
-        if drawn.any():
-            jobs = events["job_id"].to_numpy(np.int64)[drawn].tolist()
-            hover = {
-                "customdata": [value for job in jobs for value in (job, job, None)],
-                "hovertemplate": "job %{customdata}, %{x:.4~g}",
-            }
-            x = _broken(start[drawn] / length_s, end[drawn] / length_s)
-            y = _broken(rows[drawn], rows[drawn])
-            width = {"line": {"width": round(stroke, 2)}}
-            traces.append(curve(name, name.split()[0], x, y, **kind, **width, **hover))
-    return traces
-
-
-def _broken(first: npt.ArrayLike, second: npt.ArrayLike) -> Array:
-    """Return pairs of numbers, each followed by a break in the line."""
-    return np.stack(np.broadcast_arrays(first, second, np.nan), axis=1).ravel()
 
 
 def gini(amounts: npt.ArrayLike) -> float:

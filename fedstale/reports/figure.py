@@ -1,12 +1,11 @@
-"""One figure of a report as data: traces for plotly.js, words around them, and a table.
+"""One figure of a report as data: traces in the words of plotly, words around them, and a table.
 
 Colours are roles ("download", "lost"), not values: the page looks them up, for light and for dark.
-Plotly draws it, in a page or in a notebook; it comes with `fedstale[server]` alone, because devices
-and servers without reports do without it.
+A page draws figures with Chart.js, which comes with fedstale (vendor/); a notebook gets them from
+plotly, if that is installed.
 """
 
-import html
-import importlib.util
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +37,6 @@ SHARES: dict[str, Any] = {
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _N_COLOURS = 7
 _TIME_UNITS = ((2 * 86_400.0, "days", 86_400.0), (2 * 3600.0, "h", 3600.0), (120.0, "min", 60.0))
-_MISSING = "figures need plotly, which is not installed: pip install 'fedstale[server]'"
 _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -52,10 +50,12 @@ class Figure:
     about: str
     """What the figure shows, in a sentence or two; plain text."""
     traces: Sequence[dict[str, Any]]
-    """Traces as plotly.js takes them; `meta` is the role of the colour."""
+    """Traces in the words of plotly, as far as page.js knows them; `meta` is a colour's role."""
     x_title: str
     """What the horizontal axis shows, with its unit."""
     y_title: str = ""
+    others: Sequence[tuple[str, Sequence[Sequence[float | None]]]] = ()
+    """Further horizontal axes to choose from: what they show, and the positions of each trace."""
     layout: dict[str, Any] = field(default_factory=dict)
     """Further settings of the layout; axes are merged into the page's own."""
     height: int = 320
@@ -71,7 +71,8 @@ class Figure:
         layout = dict(self.layout)
         for axis, title in (("xaxis", self.x_title), ("yaxis", self.y_title)):
             layout[axis] = {"title": {"text": title}, **layout.get(axis, {})}
-        return {"id": self.id, "traces": list(self.traces), "layout": layout}
+        others = {"others": [list(other) for other in self.others]} if self.others else {}
+        return {"id": self.id, "traces": list(self.traces), "layout": layout, **others}
 
     def plotly(self) -> "PlotlyFigure":
         """Return the figure for a notebook, in the colours of plotly.
@@ -79,13 +80,19 @@ class Figure:
         Raises:
             ConfigError: plotly is not installed.
         """
-        if missing := why_missing():
-            raise ConfigError(missing)
-        # Slow to import, and few need it.
-        from plotly.graph_objects import Figure as PlotlyFigure  # noqa: PLC0415
-
-        layout = {**self.plot()["layout"], "title": {"text": plain(self.title)}}
-        return PlotlyFigure(data=list(self.traces), layout=layout)
+        try:
+            # Slow to import, and few need it.
+            from plotly.graph_objects import Figure as PlotlyFigure  # noqa: PLC0415
+        except ImportError:
+            raise ConfigError(
+                "figures in a notebook need plotly, which is not installed: "
+                "pip install 'fedstale[notebook]'"
+            ) from None
+        layout = {**self.plot()["layout"], "title": {"text": self.title}}
+        # Plotly reads tags and entities in whatever text it shows; JSON has texts in quotes.
+        told = json.dumps({"data": list(self.traces), "layout": layout})
+        escaped = told.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        return PlotlyFigure(**json.loads(escaped))
 
 
 def curve(
@@ -103,7 +110,7 @@ def curve(
             reader needs to tell colours apart.
         x: positions, shape (n,).
         y: heights, shape (n,).
-        more: what differs from a plain line, as plotly.js takes it.
+        more: what differs from a plain line, in the words of plotly.
     """
     style: dict[str, Any] = {"meta": look, "line": {"width": 2}}
     if isinstance(look, int):
@@ -113,7 +120,7 @@ def curve(
             "marker": {"size": 7, "symbol": MARKERS[look % len(MARKERS)]},
         }
     xy = {"x": numbers(x), "y": numbers(y)}
-    return {"type": "scatter", "mode": "lines", **style, "name": plain(name), **xy, **more}
+    return {"type": "scatter", "mode": "lines", **style, "name": name, **xy, **more}
 
 
 def bars(
@@ -129,7 +136,7 @@ def bars(
         share: of an interval that its bar is wide.
     """
     middle, width = numbers((edges[:-1] + edges[1:]) / 2), numbers(share * np.diff(edges))
-    trace = {"type": "bar", "name": plain(name), "meta": role, "showlegend": False}
+    trace = {"type": "bar", "name": name, "meta": role, "showlegend": False}
     return {**trace, "x": middle, "width": width, "y": numbers(heights)}
 
 
@@ -141,48 +148,19 @@ def rows_of_bars(
     **more: object,
 ) -> dict[str, Any]:
     """Return a trace of horizontal bars, one a label."""
-    xy = {"x": numbers(list(lengths)), "y": [plain(label) for label in labels]}
-    return {"type": "bar", "orientation": "h", "name": plain(name), "meta": role, **xy, **more}
+    xy = {"x": numbers(list(lengths)), "y": [str(label) for label in labels]}
+    return {"type": "bar", "orientation": "h", "name": name, "meta": role, **xy, **more}
 
 
 def named_rows(names: Iterable[str], *, longest: int) -> dict[str, Any]:
     """Return a vertical axis with one row a name, the first on top; long names are cut."""
-    labels = [plain(n if len(n) <= longest else n[: longest - 1] + "…") for n in names]
+    labels = [n if len(n) <= longest else n[: longest - 1] + "…" for n in names]
     return {
         "range": [len(labels) - 0.4, -0.6],
         "tickvals": list(range(len(labels))),
         "ticktext": labels,
         "zeroline": False,
     }
-
-
-def why_missing() -> str:
-    """Return why no figure can be drawn here and what to do, or nothing if one can."""
-    return "" if importlib.util.find_spec("plotly") else _MISSING
-
-
-def plotly_js() -> str:
-    """Return plotly.js, the program inside a page that draws its figures.
-
-    Raises:
-        ConfigError: plotly is not installed.
-    """
-    if missing := why_missing():
-        raise ConfigError(missing)
-    # Slow to import, and only a page needs it.
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415
-
-    return str(get_plotlyjs())
-
-
-def plain(text: object) -> str:
-    """Return text that plotly.js shows as it is: it reads tags and entities in names.
-
-    Example:
-        >>> plain("<b>phone</b>")
-        '&lt;b&gt;phone&lt;/b&gt;'
-    """
-    return html.escape(str(text), quote=False)
 
 
 def numbers(values: npt.ArrayLike) -> list[float | None]:

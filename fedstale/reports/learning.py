@@ -1,10 +1,10 @@
-"""What the model learnt: metrics against device time and bytes, and how updates were aggregated.
+"""What the model learnt: metrics against time and costs, and how updates were aggregated.
 
 Metrics are drawn for one run or for several together; staleness and weights for one.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from fedstale.reports.figure import (
     bars,
     byte_unit,
     curve,
-    plain,
+    numbers,
     thinned,
     time_unit,
 )
@@ -24,10 +24,18 @@ from fedstale.reports.figure import (
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
 
-POINTS = 1000
+POINTS = 600
 """Points of one curve that a page shows at most."""
 PAIRS = 800
 """Pairs of staleness and weight that the figure of weights shows at most."""
+AXES = {
+    "time": "device time",
+    "versions": "versions of the model",
+    "bytes": "traffic",
+    "device_s": "work of all devices",
+}
+"""What metrics can be drawn against."""
+Against = Literal["time", "versions", "bytes", "device_s"]
 BOOKKEEPING = {"num-examples", "num_examples"}
 """Names among the metrics of a run that measure nothing."""
 _OTHERS = 6
@@ -35,7 +43,7 @@ _BARS, _GAPS, _ROWS = 60, 40, 60
 
 
 def metrics(runs: "Sequence[Run]") -> list[Figure]:
-    """Return two figures for accuracy, for loss, and for each of a few other metrics.
+    """Return a figure for accuracy, one for loss, and one for each of a few other metrics.
 
     Args:
         runs: the runs to overlay; of several runs, the source that decides is shown: a central
@@ -45,10 +53,9 @@ def metrics(runs: "Sequence[Run]") -> list[Figure]:
     groups = [("Accuracy", accuracies), ("Loss", losses)]
     groups += [(name, [name]) for name in others[:_OTHERS]]
     return [
-        figure
+        metric(runs, title, members, number)
         for number, (title, members) in enumerate(groups)
         if members
-        for figure in metric(runs, title, members, number)
     ]
 
 
@@ -75,69 +82,94 @@ def by_kind(names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     return accuracies, losses, [n for n in names if n not in accuracies and n not in losses]
 
 
-def bytes_at(run: "Run", instants: Array) -> Array:
-    """Return the bytes that all devices had moved by each instant.
+def spent_by(run: "Run", column: str, instants: Array) -> Array:
+    """Return what all devices had spent by each instant.
 
     Args:
         run: the run.
+        column: of its jobs: `moved_bytes`, or `busy_s`.
         instants: in s; shape (k,).
 
     Returns:
-        Bytes, shape (k,). A job's bytes count from the instant at which its device is done.
+        The sums, shape (k,). A job counts from the instant at which its device is done.
     """
     ended = run.jobs["ended_at"].to_numpy(np.float64)
     order = np.argsort(ended, kind="stable")
-    total = np.append(0.0, np.cumsum(run.jobs["moved_bytes"].to_numpy()[order]))
+    total = np.append(0.0, np.cumsum(run.jobs[column].to_numpy(np.float64)[order]))
     return total[np.searchsorted(ended[order], instants, side="right")]
 
 
 def metric(
-    runs: "Sequence[Run]", title: str, members: Sequence[str], number: int = 2
-) -> tuple[Figure, Figure]:
-    """Return some metrics in one figure against device time, and in one against bytes.
+    runs: "Sequence[Run]",
+    title: str,
+    members: Sequence[str],
+    number: int = 2,
+    *,
+    against: Against = "time",
+) -> Figure:
+    """Return some metrics in one figure, whose horizontal axis can be chosen.
 
     Args:
         runs: the runs to overlay.
-        title: of the figures.
+        title: of the figure.
         members: the metrics.
-        number: of the figures in a page: 0 for accuracy and 1 for loss.
+        number: of the figure in a page: 0 for accuracy and 1 for loss.
+        against: the horizontal axis that is shown first.
     """
-    unit, length_s = time_unit(max(run.end_s for run in runs))
     lines = [line for i, run in enumerate(runs) for line in _lines(run, i, members, len(runs))]
-    largest = max((float(points["bytes"].max()) for *_, points in lines), default=0.0)
-    size_unit, size = byte_unit(largest)
     is_accuracy = all("acc" in name.lower() for name in members)
     about = "Share of correct answers" if is_accuracy else f"{title}, as the app reports it"
     if any(len(points) > POINTS for *_, points in lines):
         about += f"; each curve is thinned to {POINTS} evenly spread points"
     is_share = is_accuracy and not any((points["value"] > 1.0).any() for *_, points in lines)
-
-    def against(key: str, what: str, column: str, in_unit: str, scale: float) -> Figure:
-        traces = []
-        for label, look, points in lines:
-            kept = points.iloc[thinned(len(points), POINTS)]
-            mode = "lines+markers" if len(kept) <= 60 else "lines"
-            traces.append(curve(label, look, kept[column] / scale, kept["value"], mode=mode))
-        return Figure(
-            id=f"metric-{number}-{key}",
-            title=f"{title} against {what}",
-            about=about + ".",
-            traces=traces,
-            x_title=f"{what} ({in_unit})",
-            y_title=plain(title.lower()) if number < 2 else plain(title),
-            layout={"yaxis": {"tickformat": ".0%"}} if is_share else {},
-        )
-
-    return (
-        against("time", "device time", "time_s", unit, length_s),
-        against("bytes", "traffic", "bytes", size_unit, size),
+    kept = [(n, look, points.iloc[thinned(len(points), POINTS)]) for n, look, points in lines]
+    # Where its runs aim at a value of the metric, a line shows it.
+    targets = {until.target for run in runs if (until := run.until).metric in members}
+    targets = targets if len(targets) == 1 else set()
+    axes = {
+        which: _axis(which, [points for *_, points in kept], has_target=bool(targets))
+        for which in (against, *(each for each in AXES if each != against))
+    }
+    (x_title, positions), *others = axes.values()
+    traces = [
+        curve(name, look, x, points["value"], mode="lines+markers" if len(x) <= 60 else "lines")
+        for (name, look, points), x in zip(kept, positions, strict=False)
+    ]
+    for target in targets:
+        dashed: dict[str, Any] = {"hoverinfo": "skip", "line": {"width": 1, "dash": "dash"}}
+        traces.append(curve("target", "still", positions[-1], [target, target], **dashed))
+    return Figure(
+        id=f"metric-{number}",
+        title=title,
+        about=about + ".",
+        traces=traces,
+        x_title=x_title,
+        y_title=title.lower() if number < 2 else title,
+        others=[(what, [numbers(x) for x in each]) for what, each in others],
+        layout={"yaxis": {"tickformat": ".0%"}} if is_share else {},
     )
+
+
+def _axis(
+    which: str, lines: Sequence[pd.DataFrame], *, has_target: bool
+) -> tuple[str, list[Array]]:
+    """Return what a horizontal axis shows, and the positions of each line's points on it."""
+    largest = max((float(points[which].max()) for points in lines), default=0.0)
+    unit, size = {
+        "time": time_unit(largest),
+        "versions": ("", 1.0),
+        "bytes": byte_unit(largest),
+        "device_s": ("device-hours", 3600.0),
+    }[which]
+    positions = [points[which].to_numpy(np.float64) / size for points in lines]
+    ends = [np.array([0.0, largest / size])] if has_target else []
+    return f"{AXES[which]} ({unit})" if unit else AXES[which], [*positions, *ends]
 
 
 def _lines(
     run: "Run", position: int, members: Sequence[str], n_runs: int
 ) -> list[tuple[str, int, pd.DataFrame]]:
-    """Return the curves of one run: label, number, and points with time_s, bytes and value."""
+    """Return the curves of one run: label, number, and points with a column for each axis."""
     rows = run.metrics[run.metrics["name"].isin(members)]
     if n_runs > 1:
         first = next((s for s in SOURCES if (rows["source"] == s).any()), None)
@@ -149,8 +181,10 @@ def _lines(
     for number, ((source, name), group) in enumerate(groups):
         what = f"{SOURCES.get(source, source)}: {name}"
         label, look = (what, number) if n_runs == 1 else (run.name, position)
-        moved = bytes_at(run, group["time_s"].to_numpy(np.float64))
-        lines.append((label, look, group.assign(bytes=moved)))
+        at = group["time_s"].to_numpy(np.float64)
+        moved, busy = (spent_by(run, column, at) for column in ("moved_bytes", "busy_s"))
+        points = group.assign(time=at, versions=group["version"], bytes=moved, device_s=busy)
+        lines.append((label, look, points))
     return lines
 
 

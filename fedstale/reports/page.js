@@ -1,4 +1,6 @@
 "use strict";
+// Draws the figures of a page with Chart.js. A figure is data in the words of plotly (figure.py), of
+// which this understands what fedstale's figures use: lines, marks, bands, bars, rows of bars.
 (() => {
   const root = document.documentElement;
   let figures = JSON.parse(document.getElementById("plots").textContent);
@@ -7,63 +9,228 @@
   let chosen = null;
 
   const colour = (role) => getComputedStyle(root).getPropertyValue("--" + role).trim();
+  const fontFamily = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
 
-  // Without WebGL (remote desktops, hardened browsers) the same lines are drawn as SVG.
-  const hasWebGL = (() => {
-    try {
-      return Boolean(document.createElement("canvas").getContext("webgl"));
-    } catch (problem) {
-      return false;
-    }
-  })();
+  const SYMBOLS = {
+    circle: "circle", square: "rect", diamond: "rectRot", cross: "cross", x: "crossRot",
+    "triangle-up": "triangle", star: "star",
+  };
+  const DASHES = {
+    solid: [], dash: [8, 4], dot: [2, 3], dashdot: [8, 3, 2, 3], longdash: [14, 5],
+    longdashdot: [14, 4, 2, 4],
+  };
+  const STEPS = { hv: "before", vh: "after", hvh: "middle" };
 
-  const painted = (trace) => {
-    const value = colour(trace.meta);
-    const copy = { ...trace, hoverlabel: { namelength: -1 } };
-    if (copy.type === "scattergl" && !hasWebGL) {
-      copy.type = "scatter";
-      // A dot is an element of its own in SVG: of tens of thousands a browser gets slow.
-      copy.mode = "lines";
-    }
-    if (copy.line) copy.line = { ...copy.line, color: value };
-    // Bands overlap; what lies behind must stay visible.
-    if (copy.fill) copy.fillcolor = value + "33";
-    if (copy.type === "bar" || copy.marker) copy.marker = { ...copy.marker, color: value };
-    return copy;
+  const percent = (value, digits) => (100 * value).toFixed(digits) + "%";
+  const plain = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : value);
+  const grouped = (value) => (Math.abs(value) >= 1e4 ? value.toLocaleString("en") : plain(value));
+
+  // What is said of a point: the words of its trace, with {x}, {y}, {text} and {customdata} in them.
+  const said = ({ trace, x, y, i }) => {
+    const at = { x, y, text: trace.text && trace.text[i], customdata: trace.customdata && trace.customdata[i] };
+    if (!trace.hovertemplate) return `${trace.name ? trace.name + ": " : ""}${grouped(x)}, ${grouped(y)}`;
+    return trace.hovertemplate.replace("<extra></extra>", "").replace(
+      /%\{(\w+)(?::([^}]*))?\}/g,
+      (_, name, format) => (format && format.endsWith("%") ? percent(at[name], 0) : plain(at[name])),
+    );
   };
 
-  const axis = (own) => ({
-    gridcolor: colour("grid"), linecolor: colour("line"), zerolinecolor: colour("line"),
-    automargin: true, ...own, title: { standoff: 8, ...own.title },
+  const looks = (trace) => {
+    const value = colour(trace.meta), marker = trace.marker || {}, line = trace.line || {};
+    const hasMarks = (trace.mode || "").includes("markers");
+    const isHollow = (marker.symbol || "").endsWith("-open");
+    return {
+      borderColor: value, backgroundColor: trace.fill ? value + "33" : value,
+      borderWidth: line.width === undefined ? 2 : line.width, borderDash: DASHES[line.dash || "solid"],
+      stepped: STEPS[line.shape] || false,
+      pointRadius: hasMarks ? (marker.size || 5) / 2 : 0, pointHitRadius: 8, pointBorderWidth: isHollow ? 2 : 0,
+      pointHoverRadius: hasMarks ? (marker.size || 5) / 2 + 1 : 3,
+      pointStyle: SYMBOLS[(marker.symbol || "circle").replace("-open", "")],
+      pointBackgroundColor: isHollow ? colour("card") : value, pointBorderColor: value,
+      showLine: trace.mode !== "markers",
+      fill: { tonexty: "-1", tozeroy: "origin" }[trace.fill] || false,
+    };
+  };
+
+  const line = (trace) => ({
+    ...looks(trace), label: trace.name, isNamed: trace.showlegend !== false && Boolean(trace.name),
+    data: trace.x.map((x, i) => ({ x, y: trace.y[i], i, trace })),
   });
 
-  const layout = (own, height) => ({
-    ...own, height, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif", size: 13, color: colour("ink") },
-    margin: { l: 52, r: 12, t: 8, b: 44 }, hovermode: own.hovermode || "closest", dragmode: "zoom",
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", xanchor: "left", traceorder: "normal" },
-    hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink") } },
-    xaxis: axis(own.xaxis), yaxis: axis(own.yaxis), uirevision: "kept",
+  // An interval is a line through its mark, with a break behind it.
+  const interval = (trace) => ({
+    ...looks({ ...trace, mode: "lines" }), borderDash: [], label: "", isNamed: false,
+    data: trace.x.flatMap((x, i) => [
+      { x: x - trace.error_x.arrayminus[i], y: trace.y[i], i, trace: { hoverinfo: "skip" } },
+      { x: x + trace.error_x.array[i], y: trace.y[i], i, trace: { hoverinfo: "skip" } },
+      { x: null, y: null },
+    ]),
   });
 
-  const settings = { displayModeBar: false, responsive: true, displaylogo: false };
+  // Bars on intervals of their own: four corners each, and what is said of one is said at its top.
+  const bars = (trace) => ({
+    ...looks({ ...trace, mode: "lines", line: { width: 0 } }), backgroundColor: colour(trace.meta), fill: "origin",
+    label: trace.name, isNamed: trace.showlegend !== false && Boolean(trace.name),
+    data: trace.x.flatMap((x, i) => {
+      const half = (trace.width ? trace.width[i] : 0.8) / 2;
+      const corner = (at, y) => ({ x: at, y, i, trace, middle: x, top: trace.y[i] });
+      return [corner(x - half, 0), corner(x - half, trace.y[i]), corner(x + half, trace.y[i]), corner(x + half, 0)];
+    }),
+  });
+
+  const axis = (own, more) => {
+    const format = own.tickformat ? { callback: (value) => percent(value, value * 100 % 1 ? 1 : 0) } : {};
+    const made = {
+      type: own.type === "log" ? "logarithmic" : "linear",
+      title: { display: Boolean(own.title && own.title.text), text: own.title && own.title.text, color: colour("ink") },
+      grid: { color: colour("grid"), display: own.showgrid !== false }, border: { color: colour("line") },
+      ticks: { color: colour("ink"), maxRotation: 0, autoSkipPadding: 12, ...format },
+      beginAtZero: own.rangemode === "tozero", ...more,
+    };
+    if (own.range) {
+      const [from, to] = own.range;
+      Object.assign(made, { min: Math.min(from, to), max: Math.max(from, to), reverse: from > to });
+    }
+    if (own.tickvals) {
+      made.afterBuildTicks = (scale) => { scale.ticks = own.tickvals.map((value) => ({ value })); };
+      made.ticks.callback = (value, i) => own.ticktext[i];
+      made.ticks.autoSkip = false;
+    }
+    return made;
+  };
+
+  const common = (names) => ({
+    animation: false, responsive: true, maintainAspectRatio: false, parsing: false, normalized: false,
+    font: { family: fontFamily, size: 13 }, interaction: { mode: "nearest", intersect: false, axis: "xy" },
+    plugins: {
+      legend: {
+        display: names > 1, align: "start",
+        labels: {
+          color: colour("ink"), usePointStyle: true, boxHeight: 7, font: { size: 13 },
+          filter: (item, data) => data.datasets[item.datasetIndex].isNamed,
+        },
+      },
+      tooltip: {
+        displayColors: false, backgroundColor: colour("card"), borderColor: colour("line"), borderWidth: 1,
+        bodyColor: colour("ink"), filter: (item) => !item.raw.trace || item.raw.trace.hoverinfo !== "skip",
+      },
+    },
+  });
+
+  const rowsOfBars = (traces, layout) => {
+    const labels = [...new Set(traces.flatMap((trace) => trace.y))];
+    const datasets = traces.map((trace) => {
+      const lengths = new Map(trace.y.map((label, i) => [label, trace.x[i]]));
+      return {
+        label: trace.name, isNamed: trace.showlegend !== false, data: labels.map((label) => lengths.get(label) || 0),
+        backgroundColor: colour(trace.meta), trace,
+      };
+    });
+    const isStacked = layout.barmode === "stack";
+    const options = common(datasets.filter((one) => one.isNamed).length);
+    delete options.parsing;
+    options.indexAxis = "y";
+    options.interaction = { mode: "nearest", intersect: true };
+    options.plugins.legend.labels.usePointStyle = false;
+    options.plugins.legend.labels.boxWidth = 12;
+    options.plugins.tooltip.callbacks = {
+      title: () => "",
+      label: ({ dataset, dataIndex, raw, label }) => {
+        const text = dataset.trace.text && dataset.trace.text[dataset.trace.y.indexOf(labels[dataIndex])];
+        return `${dataset.label}, ${label}: ${grouped(raw)}${text ? `, ${text}` : ""}`;
+      },
+    };
+    options.scales = {
+      x: axis(layout.xaxis, { stacked: isStacked, beginAtZero: true }),
+      y: axis(layout.yaxis, { type: "category", stacked: isStacked, grid: { display: false } }),
+    };
+    options.scales.y.ticks.autoSkip = false;
+    return { type: "bar", data: { labels, datasets }, options };
+  };
+
+  const onAxes = (traces, layout) => {
+    const datasets = traces.flatMap((trace) => {
+      if (trace.type === "bar") return [bars(trace)];
+      return trace.error_x ? [line(trace), interval(trace)] : [line(trace)];
+    });
+    const options = common(datasets.filter((one) => one.isNamed).length);
+    options.plugins.tooltip.callbacks = {
+      title: () => "",
+      label: ({ raw }) => said({ ...raw, x: raw.middle ?? raw.x, y: raw.top ?? raw.y }),
+    };
+    options.scales = { x: axis(layout.xaxis, { bounds: "data" }), y: axis(layout.yaxis, {}) };
+    return { type: "line", data: { datasets }, options };
+  };
+
+  const described = ({ traces, layout }) =>
+    (traces.some((trace) => trace.orientation === "h") ? rowsOfBars : onAxes)(traces, layout);
+
+  // A figure with several horizontal axes is drawn against the one that was chosen.
+  const chosenAxis = new Map();
+  const against = (figure) => {
+    const other = figure.others && figure.others[(chosenAxis.get(figure.id) || 0) - 1];
+    if (!other) return figure;
+    const [text, positions] = other;
+    const xaxis = { ...figure.layout.xaxis, title: { text } };
+    const traces = figure.traces.map((trace, i) => ({ ...trace, x: positions[i] }));
+    return { ...figure, traces, layout: { ...figure.layout, xaxis } };
+  };
+  for (const select of document.querySelectorAll("select[data-plot]")) {
+    select.addEventListener("change", () => {
+      chosenAxis.set(select.dataset.plot, select.selectedIndex);
+      const figure = figures.find((one) => one.id === select.dataset.plot);
+      if (place(figure).chart) place(figure).chart.isZoomed = false;
+      paint(figure);
+    });
+  }
+
+  const place = (figure) => document.getElementById("plot-" + figure.id);
 
   const paint = (figure) => {
-    const place = document.getElementById("plot-" + figure.id);
-    const own = structuredClone(figure.layout);
-    Plotly.react(place, figure.traces.map(painted), layout(own, Number(place.dataset.height)), settings);
+    const chart = place(figure).chart, config = described(against(figure));
+    if (chart && chart.config.type === config.type) {
+      // What was zoomed stays so while a run goes on.
+      const { x } = chart.options.scales;
+      if (chart.isZoomed) Object.assign(config.options.scales.x, { min: x.min, max: x.max });
+      chart.data = config.data;
+      chart.options = config.options;
+      chart.update("none");
+      return;
+    }
+    if (chart) chart.destroy();
+    const canvas = document.createElement("canvas");
+    place(figure).replaceChildren(canvas);
+    place(figure).chart = new Chart(canvas, config);
+    if (config.type === "line") zoomable(place(figure).chart, canvas);
+  };
+
+  // Drag along the horizontal axis to zoom, double-click to see everything again.
+  const zoomable = (chart, canvas) => {
+    let from = null;
+    const at = (event) => chart.scales.x.getValueForPixel(event.offsetX);
+    const show = (min, max) => {
+      chart.isZoomed = min !== undefined;
+      Object.assign(chart.options.scales.x, { min, max });
+      chart.update("none");
+    };
+    canvas.addEventListener("pointerdown", (event) => { if (event.pointerType === "mouse") from = [event.offsetX, at(event)]; });
+    canvas.addEventListener("pointerup", (event) => {
+      if (from && Math.abs(event.offsetX - from[0]) > 8) show(...[from[1], at(event)].sort((a, b) => a - b));
+      from = null;
+    });
+    canvas.addEventListener("dblclick", () => {
+      const { range } = figures.find((figure) => place(figure).chart === chart).layout.xaxis;
+      show(range && Math.min(...range), range && Math.max(...range));
+      chart.isZoomed = false;
+    });
   };
 
   // What is in the window or near it is drawn, one figure at a time, so that the page is there to
-  // read and to scroll meanwhile; what takes long comes last, and the rest when it comes near.
-  const isHeavy = (figure) => figure.traces.some((trace) => trace.type === "scattergl");
+  // read and to scroll meanwhile; the rest when it comes near.
   const near = new Set();
   const waiting = new Set();
   let isDrawing = false;
-  const next = () => {
-    const inTurn = figures.filter((figure) => waiting.has(figure.id) && near.has(figure.id));
-    return inTurn.find((figure) => !isHeavy(figure)) || inTurn[0];
-  };
+  const next = () => figures.find((figure) => waiting.has(figure.id) && near.has(figure.id));
   const drawNear = async () => {
     if (isDrawing) return;
     isDrawing = true;
@@ -86,38 +253,14 @@
     }
     drawNear();
   }, { rootMargin: "25% 0px" });
-  document.querySelectorAll(".plot").forEach((place) => places.observe(place));
+  document.querySelectorAll(".plot").forEach((one) => places.observe(one));
 
   const show = (theme) => {
     root.dataset.theme = theme;
     button.setAttribute("aria-pressed", String(theme === "dark"));
+    document.dispatchEvent(new CustomEvent("theme"));
     draw();
   };
-
-  // Zoom and pan along the horizontal axis, for hands that use no mouse.
-  const move = (place, what) => {
-    const [from, to] = place._fullLayout.xaxis.range;
-    const middle = (from + to) / 2, half = (to - from) / 2;
-    const ranges = {
-      in: [middle - half / 2, middle + half / 2], out: [middle - half * 2, middle + half * 2],
-      left: [from - half / 2, to - half / 2], right: [from + half / 2, to + half / 2],
-    };
-    if (what === "all") {
-      const figure = figures.find((one) => "plot-" + one.id === place.id);
-      const range = figure.layout.yaxis.range;
-      const rows = range ? { "yaxis.range": [...range] } : { "yaxis.autorange": figure.layout.yaxis.autorange || true };
-      Plotly.relayout(place, { "xaxis.autorange": true, ...rows });
-    } else {
-      Plotly.relayout(place, { "xaxis.range": ranges[what] });
-    }
-  };
-
-  for (const tools of document.querySelectorAll(".tools")) {
-    const place = document.getElementById(tools.dataset.plot);
-    tools.addEventListener("click", (event) => {
-      if (event.target.dataset.move && place.data) move(place, event.target.dataset.move);
-    });
-  }
 
   // A page that watches a run has new figures every second.
   document.addEventListener("figures", (event) => {

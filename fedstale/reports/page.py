@@ -1,16 +1,16 @@
 """The page of a run: its figures and words in one HTML file that opens without a network.
 
-Plotly.js, the numbers and the style are inside the file, and its content security policy forbids
-every request. Whatever comes from a run is escaped: in HTML by the template, in what plotly.js
-reads as HTML, and in the embedded JSON. The same run gives the same bytes.
+Chart.js, the numbers and the style are inside the file, and its content security policy forbids
+every request. Whatever comes from a run is escaped: in HTML by the template, and in the embedded
+JSON; scripts show it as text. The same run gives the same bytes.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader
 
@@ -18,8 +18,9 @@ from fedstale import __version__
 from fedstale.errors import ConfigError
 from fedstale.reports import costs, devices, learning
 from fedstale.reports.devices import gini, used_jobs
-from fedstale.reports.figure import SOURCES, Figure, byte_unit, metric_text, plotly_js, time_text
+from fedstale.reports.figure import SOURCES, Figure, byte_unit, metric_text, time_text
 from fedstale.reports.folder import DEPLOYED
+from fedstale.reports.timeline import Timeline, timeline
 from fedstale.traces.io.atomic import replacing
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ def write_run(run: "Run", out: Path) -> Path:
     """
     figures = [
         *learning.metrics([run]),
-        devices.timeline(run),
         devices.working(run),
         costs.failures(run),
         *costs.figures(run),
@@ -59,6 +59,7 @@ def write_run(run: "Run", out: Path) -> Path:
         out,
         cards=cards(run),
         tables=_tables(run),
+        timeline=timeline(run),
         hidden=_hidden(run, drawn),
         runs=[run],
     )
@@ -79,7 +80,7 @@ def write_comparison(runs: "Sequence[Run]", out: Path) -> Path:
         ProtocolError: a table of a run cannot be read.
     """
     runs = _distinct(runs)
-    first = "Metrics of each run against device time and against bytes moved."
+    first = "Metrics of each run against device time, versions, traffic and work."
     return write_figures(
         f"{len(runs)} runs compared",
         f"{first} {learning.hidden(runs)}".strip(),
@@ -98,6 +99,7 @@ def write_figures(
     *,
     cards: Sequence[tuple[str, str]] = (),
     tables: Mapping[str, pd.DataFrame] | None = None,
+    timeline: Timeline | None = None,
     hidden: str = "",
     runs: "Sequence[Run]" = (),
     texts: Mapping[str, str] | None = None,
@@ -111,6 +113,7 @@ def write_figures(
         out: file to write.
         cards: names and values at the head of the page.
         tables: tables of texts above the figures, by title.
+        timeline: what devices did, before all figures.
         hidden: what has no figure and why, in sentences.
         runs: runs whose settings stand below the figures.
         texts: texts below the figures that are shown as they are, by title.
@@ -125,21 +128,22 @@ def write_figures(
         loader=FileSystemLoader(_HERE), autoescape=True, keep_trailing_newline=True
     )
     templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    scripts = ["vendor/chart.js", "page.js", *(["timeline.js"] if timeline else [])]
     page = templates.get_template("page.html").render(
         heading=title,
         lead=first,
         cards=cards,
         tables=tables or {},
         figures=figures,
+        timeline=timeline,
         hidden=hidden,
         runs=runs,
         texts=texts or {},
         version=__version__,
         clock=_clock(runs) if runs else "",
         plots=[figure.plot() for figure in figures],
-        plotly=re.sub(r"</(script)", r"<\\/\1", plotly_js(), flags=re.IGNORECASE),
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
-        script=(_HERE / "page.js").read_text(encoding="utf-8"),
+        scripts=[(_HERE / name).read_text(encoding="utf-8") for name in scripts],
     )
     return write_text(page, out)
 
@@ -286,7 +290,7 @@ def _hidden(run: "Run", figures: Sequence[Figure]) -> str:
     drawn = {figure.id for figure in figures}
     sentences = [
         (not any(name.startswith("metric-") for name in drawn), "The app measured no metric."),
-        ("timeline" not in drawn, "No device ever started a job."),
+        (not np.isfinite(run.jobs["started_at"]).any(), "No device ever started a job."),
         ("participation" not in drawn, "No device's training was used."),
         ("failures" not in drawn, "No job came to nothing."),
         ("staleness" not in drawn, "The strategy states no staleness and no weights."),

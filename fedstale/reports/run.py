@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,10 @@ from fedstale.config import Until
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.reports import learning, page
 from fedstale.reports.costs import COST_COLUMNS, with_costs
-from fedstale.reports.figure import Array, why_missing
+from fedstale.reports.figure import Array
 from fedstale.reports.folder import CONFIG, EVENTS, METRICS, METRICS_SCHEMA, MODEL, SUMMARY
 from fedstale.reports.last_call import told
+from fedstale.reports.timeline import TRACE, perfetto
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -88,12 +89,16 @@ class Run:
         return float(self.summary["virtual_s"])
 
     @property
+    def until(self) -> Until:
+        """What ended the run, if its app did not."""
+        return Until.parse(tomllib.loads(self.config_text).get("until"))
+
+    @property
     def limit_s(self) -> float:
         """Virtual time that the run had, in s; inf if its app ended by itself without a limit."""
-        until = Until.parse(tomllib.loads(self.config_text).get("until"))
         # Rounds and metrics cut a run off as well, wherever it stood.
-        is_cut = self.status == "stopped" and not np.isfinite(until.time_s)
-        return self.end_s if is_cut else until.time_s
+        is_cut = self.status == "stopped" and not np.isfinite(self.until.time_s)
+        return self.end_s if is_cut else self.until.time_s
 
     @cached_property
     def jobs(self) -> pd.DataFrame:
@@ -153,12 +158,13 @@ class Run:
             if name not in learning.BOOKKEEPING
         }
 
-    def plot(self, metric: str, *, against: Literal["time", "bytes"] = "time") -> "Figure":
+    def plot(self, metric: str, *, against: learning.Against = "time") -> "Figure":
         """Return a metric as a figure of plotly, a curve for each source that measured it.
 
         Args:
             metric: its name, as the app reports it.
-            against: device time, or the bytes that all devices have moved.
+            against: device time, versions of the model, the bytes that all devices have moved, or
+                the seconds that they have spent, in hours.
 
         Raises:
             ConfigError: the run did not measure the metric, or plotly is not installed.
@@ -166,8 +172,7 @@ class Run:
         names = learning.measured_names([self])
         if metric not in names:
             raise ConfigError(f"metric = {metric!r}: expected one of {names}")
-        by_time, by_bytes = learning.metric([self], metric, [metric])
-        return (by_time if against == "time" else by_bytes).plotly()
+        return learning.metric([self], metric, [metric], against=against).plotly()
 
     def report(self, out: Path | None = None) -> Path:
         """Write the page of the run.
@@ -179,10 +184,25 @@ class Run:
             The file.
 
         Raises:
-            ConfigError: the file cannot be written, or plotly is not installed.
+            ConfigError: the file cannot be written.
             ProtocolError: a table of the run cannot be read.
         """
         return page.write_run(self, out or self.folder / page.REPORT)
+
+    def trace(self, out: Path | None = None) -> Path:
+        """Write the jobs as a trace that opens in ui.perfetto.dev: a device a thread.
+
+        Args:
+            out: JSON file to write; timeline.json in the folder if None.
+
+        Returns:
+            The file.
+
+        Raises:
+            ConfigError: the file cannot be written.
+            ProtocolError: a table of the run cannot be read.
+        """
+        return page.write_text(perfetto(self), out or self.folder / TRACE)
 
     def _repr_html_(self) -> str:
         """Return the run as notebooks show it: a sentence, and its figures."""
@@ -214,17 +234,14 @@ class Run:
 
 
 def report_at_end(folder: Path) -> Run:
-    """Return a run that has just ended, with its page, or say in the log why there is none.
+    """Return a run that has just ended, once its page is written.
 
     Raises:
         ConfigError: the folder is not that of a run, or the page cannot be written.
         ProtocolError: a file of the run cannot be read.
     """
     run = Run(folder)
-    if missing := why_missing():
-        logger.warning("no %s: %s; then: fedstale report %s", page.REPORT, missing, folder)
-    else:
-        run.report()
+    run.report()
     return run
 
 

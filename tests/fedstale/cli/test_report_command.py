@@ -30,7 +30,15 @@ def test_one_run_gets_its_report_in_its_folder(run_command, write_run, tmp_path)
     folder = write_run(tmp_path / "run")
     result = run_command(folder)
     assert (result.exit_code, result.output) == (0, f"report: {folder / 'report.html'}\n")
-    assert (folder / "report.html").stat().st_size > 1e6
+    assert (folder / "report.html").stat().st_size > 2e5
+    assert not (folder / "timeline.json").exists()
+
+
+def test_a_trace_for_perfetto_is_written_where_it_is_asked_for(run_command, write_run, tmp_path):
+    folder = write_run(tmp_path / "run")
+    result = run_command(folder, "--trace")
+    assert result.output.splitlines()[1] == f"trace: {folder / 'timeline.json'}"
+    assert json.loads((folder / "timeline.json").read_text())["traceEvents"]
 
 
 def test_several_runs_get_one_page(run_command, write_run, tmp_path):

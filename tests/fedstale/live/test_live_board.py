@@ -67,16 +67,6 @@ def test_a_board_does_not_grow_with_names_and_reasons():
     assert len(text) < 30_000
 
 
-def test_names_of_ill_will_are_text_for_plotly():
-    board = Board(HOSTILE)
-    run = ToldRun(board)
-    run.moved(1.0)
-    run.measured(1.0, 1, "server", f"{HOSTILE}accuracy", 0.5)
-    run.failed(1.0, HOSTILE, HOSTILE, HOSTILE)
-    for name in ("acc", "failures"):
-        assert "<" not in json.dumps(figure(board, name)["traces"])
-
-
 def test_readers_and_a_writer_do_not_meet():
     board, problems, done = Board("digits", every_s=0.0), [], threading.Event()
     run = ToldRun(board)

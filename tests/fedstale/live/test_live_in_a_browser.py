@@ -17,7 +17,10 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing() or "installed"),
 ]
 
-POINTS = "const p = document.getElementById('plot-devices'); return p.data ? p.data[0].x.length : 0"
+POINTS = """
+const { chart } = document.getElementById("plot-devices");
+return chart ? chart.data.datasets[0].data.length : 0
+"""
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -58,7 +61,7 @@ def test_the_page_moves_with_the_run_and_asks_nobody_else(dark):
         assert browser.ask("return document.getElementById('state').textContent").startswith("stop")
         assert browser.ask("return document.querySelectorAll('#failures tr').length") == 20
         browser.read_on()
-        drawn = "return document.querySelectorAll('.plot .main-svg').length"
+        drawn = "return document.querySelectorAll('.plot canvas').length"
         assert browser.ask(drawn) >= 5
         assert browser.complaints() == []
         assert [one for one in browser.requests() if not one.startswith(url)] == []

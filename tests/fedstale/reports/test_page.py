@@ -1,7 +1,10 @@
+import hashlib
 import json
 import re
 import shutil
+import sys
 from html.parser import HTMLParser
+from importlib import resources
 
 import pytest
 from made_run import HOSTILE, write_run
@@ -41,8 +44,7 @@ def plots_of(page_text):
 def test_a_report_shows_every_figure_that_the_run_has_data_for(page_of):
     text = page_of()
     expected = {
-        *("metric-0-time", "metric-0-bytes", "metric-1-time", "metric-1-bytes", "timeline"),
-        *("working", "failures", "device-time", "traffic", "participation"),
+        *("metric-0", "metric-1", "working", "failures", "device-time", "traffic", "participation"),
         *("staleness", "weights", "gaps"),
     }
     plots = plots_of(text)
@@ -51,6 +53,7 @@ def test_a_report_shows_every_figure_that_the_run_has_data_for(page_of):
         assert f'id="plot-{name}"' in text
         assert all(len(trace["x"]) == len(trace["y"]) > 0 for trace in plot["traces"])
         assert plot["layout"]["xaxis"]["title"]["text"]
+    assert '<section id="timeline">' in text
 
 
 def test_a_report_says_how_to_run_it_again_and_with_what_settings(page_of):
@@ -83,7 +86,7 @@ def test_hostile_names_add_no_element(tmp_path, page_of):
 
 
 def test_a_name_that_looks_like_a_place_in_the_template_is_left_alone(page_of):
-    assert "{{plotly}}" in "".join(Seen(page_of(app="{{plotly}}")).text)
+    assert "{{timeline}}" in "".join(Seen(page_of(app="{{timeline}}")).text)
 
 
 def test_a_run_without_any_job_says_what_is_not_shown(page_of):
@@ -95,7 +98,7 @@ def test_a_run_without_any_job_says_what_is_not_shown(page_of):
 
 def test_numbers_that_are_not_finite_become_gaps(page_of):
     metrics = [(float(t), t, "server", "loss", v) for t, v in enumerate((1.0, float("nan"), 2.0))]
-    plot = plots_of(page_of(metrics=metrics))["metric-1-time"]
+    plot = plots_of(page_of(metrics=metrics))["metric-1"]
     assert plot["traces"][0]["y"] == [1.0, None, 2.0]
 
 
@@ -146,7 +149,7 @@ def test_a_comparison_overlays_the_runs_and_tells_namesakes_apart(tmp_path):
     folders = [write_run(tmp_path / parent / "run") for parent in ("fast", "slow")]
     page = write_comparison([Run(folder) for folder in folders], tmp_path / "both.html")
     text = re.sub(r"<script>.*?</script>", "", page.read_text(), flags=re.DOTALL)
-    traces = plots_of(text)["metric-0-time"]["traces"]
+    traces = plots_of(text)["metric-0"]["traces"]
     assert [trace["name"] for trace in traces] == ["fast/run", "slow/run"]
     assert len({trace["meta"] for trace in traces}) == 2
     assert "fast/run" in Seen(text).text
@@ -162,18 +165,32 @@ def test_a_report_says_whose_time_it_shows(tmp_path, page_of):
     assert "virtual time, in deployed runs that of the server's clock" in words
 
 
-def test_without_plotly_a_run_ends_and_says_what_to_install(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+def test_a_page_of_ten_thousand_jobs_has_half_a_megabyte(tmp_path):
+    many = Run(write_run(tmp_path / "many", n_jobs=10_000, n_devices=500)).report()
+    assert len(many.read_bytes()) < 500_000
+    # Of still more devices shares are drawn, and no longer every job.
+    crowd = Run(write_run(tmp_path / "crowd", n_jobs=120_000, n_devices=100_000)).report()
+    assert len(crowd.read_bytes()) < 500_000
+
+
+def test_the_program_that_draws_is_the_released_one():
+    # Version 4.6.1 of the package chart.js on npm, dist/chart.umd.min.js.
+    program = resources.files("fedstale.reports") / "vendor" / "chart.js"
+    digest = hashlib.sha256(program.read_bytes()).hexdigest()
+    assert digest == "87364cc2b2a76a6684929e7d6b80b18a897794db38400caff1fcf1791c6925d2"
+
+
+def test_a_run_leaves_its_page(tmp_path):
     folder = write_run(tmp_path / "run")
     report_at_end(folder)
-    assert not (folder / "report.html").exists()
-    (said,) = caplog.messages
-    assert "pip install 'fedstale[server]'" in said
-    assert f"fedstale report {folder}" in said
-    with pytest.raises(ConfigError, match=r"pip install 'fedstale\[server\]'"):
-        Run(folder).report()
-    with (
-        pytest.raises(ConfigError, match=r"pip install 'fedstale\[server\]'"),
-        serving(Board("digits")),
-    ):
+    assert (folder / "report.html").exists()
+
+
+def test_without_plotly_only_figures_for_notebooks_are_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    run = Run(write_run(tmp_path / "run"))
+    run.report()
+    with pytest.raises(ConfigError, match=r"pip install 'fedstale\[notebook\]'"):
+        run.plot("accuracy")
+    with serving(Board("digits"), port=0):
         pass

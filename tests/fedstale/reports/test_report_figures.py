@@ -56,27 +56,34 @@ def test_bytes_count_from_the_instant_at_which_a_device_is_done(record):
     instants = np.array([0.0, 95.0, 500.0, 1e9])
     rows = list(zip(run.jobs["ended_at"], run.jobs["moved_bytes"], strict=True))
     expected = [sum(moved for ended, moved in rows if ended <= t) for t in instants]
-    assert learning.bytes_at(run, instants).tolist() == expected
+    assert learning.spent_by(run, "moved_bytes", instants).tolist() == expected
 
 
-def test_each_started_job_is_drawn_with_its_phases_or_as_lost(record):
+def test_a_metric_can_be_drawn_against_time_versions_and_costs(record):
     run = record()
-    drawn = {trace["name"]: trace for trace in devices.timeline(run).traces}
-    jobs = {name: set(trace["customdata"]) - {None} for name, trace in drawn.items()}
-    status = run.jobs.set_index("job_id")["status"]
-    used = set(status.index[status == "reported"])
-    assert jobs["download"] == jobs["training"] == jobs["upload"] == used
-    assert jobs["lost work"] == set(status.index[status.isin(["interrupted", "late"])])
-    assert jobs["still at work at the end"] <= set(status.index[status == "in-flight"])
+    loss = learning.metrics([run])[1]
+    assert [title.split(" (")[0] for title, _ in loss.others] == [
+        "versions of the model",
+        "traffic",
+        "work of all devices",
+    ]
+    rows = run.metrics[(run.metrics["source"] == "server") & (run.metrics["name"] == "loss")]
+    (_, versions), (_, traffic), (_, work) = loss.others
+    assert versions[0] == rows["version"].tolist()
+    moved = learning.spent_by(run, "moved_bytes", rows["time_s"].to_numpy())
+    assert traffic[0] == pytest.approx(moved / 1e6)
+    busy = learning.spent_by(run, "busy_s", rows["time_s"].to_numpy())
+    assert work[0] == pytest.approx(busy / 3600.0)
 
 
-def test_a_big_timeline_leaves_out_whole_devices_and_says_so(record, monkeypatch):
-    monkeypatch.setattr(devices, "JOBS", 100)
-    run = record(n_jobs=700, n_devices=50)
-    figure = devices.timeline(run)
-    assert "of 50 devices" in figure.about
-    jobs = {job for trace in figure.traces for job in trace["customdata"]} - {None}
-    assert 50 < len(jobs) <= 100
+def test_the_value_that_a_run_aims_at_is_a_line(record):
+    run = record()
+    run.config_text = f'until = "accuracy 0.75"\n{run.config_text}'
+    accuracy, loss = learning.metrics([run])
+    (target,) = [trace for trace in accuracy.traces if trace["name"] == "target"]
+    assert target["y"] == [0.75, 0.75]
+    assert [len(positions) for _, positions in accuracy.others] == [len(accuracy.traces)] * 3
+    assert "target" not in {trace["name"] for trace in loss.traces}
 
 
 def test_a_long_curve_keeps_its_ends_and_says_that_it_is_thinned(record):
@@ -169,5 +176,5 @@ def test_a_simulated_run_gets_its_report(tmp_path):
     config = SimulationConfig(app=str(write_small_app(tmp_path / "app")), traces="given")
     run = simulate(config, tmp_path / "run", traces=traces)
     text = run.report().read_text(encoding="utf-8")
-    for name in ("metric-0-time", "timeline", "device-time", "participation"):
+    for name in ("metric-0", "device-time", "participation"):
         assert f'id="plot-{name}"' in text

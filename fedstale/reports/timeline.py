@@ -1,0 +1,215 @@
+"""What every device did and when: the first figure of a run, and a trace for Perfetto.
+
+Each device is a row, with its jobs in the colours of their phases. Of many devices a raster is
+drawn instead: rows stand for groups of devices, and the colour of a cell tells what share of its
+device time went into each state.
+"""
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fedstale.reports.figure import Array, Index, thinned, time_unit
+from fedstale.simulation.jobs import IN_FLIGHT
+from fedstale.strategies.server.runtime import REPORTED
+
+if TYPE_CHECKING:
+    from fedstale.reports.run import Run
+
+TRACE = "timeline.json"
+JOBS, DEVICES = 12_000, 2_000
+"""Of more jobs, or more devices with jobs, a raster is drawn."""
+ROWS, COLUMNS = 120, 360
+"""Cells of a raster."""
+STATES = ("download", "training", "upload", "lost", "still")
+"""What a cell of a raster has shares of, by the roles of the colours."""
+ORDERS = {"used": "most used first", "lost": "most lost first", "name": "by name"}
+"""How rows can be sorted."""
+_TICKS = 1 << 24
+_FULL = 0.995
+_LEVELS = 15
+_VERSIONS = 600
+_MICROSECONDS = 1e6
+_ROW_PX, _LEAST_PX, _MOST_PX = 15, 200, 620
+_PHASES = ("started_at", "downloaded_at", "trained_at", "reported_at")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What a page draws of the devices."""
+
+    about: str
+    """What is shown, in sentences."""
+    height: int
+    """Height in CSS pixels."""
+    orders: dict[str, str]
+    """How rows can be sorted: the name of each order and its words."""
+    data: dict[str, Any]
+    """What timeline.js needs."""
+
+    @property
+    def is_raster(self) -> bool:
+        """Whether rows stand for groups of devices."""
+        return "raster" in self.data
+
+
+def timeline(run: "Run") -> Timeline | None:
+    """Return the timeline of a run, or None if no device ever started a job."""
+    jobs = _started(run)
+    if jobs.empty or not run.end_s:
+        return None
+    table = jobs.groupby("device_id").agg(used=("is_used", "sum"), lost=("is_lost", "sum"))
+    n_idle = max(int(run.summary["devices"]) - len(table), 0)
+    about = (
+        "Work is lost when a device goes offline, is too late, or the server does not use its "
+        "reply. Ticks on top are versions of the model."
+    )
+    if n_idle:
+        about += f" {n_idle:,} further devices never started a job."
+    is_raster = len(jobs) > JOBS or len(table) > DEVICES
+    unit, unit_s = time_unit(run.end_s)
+    data: dict[str, Any] = {
+        **{"end": run.end_s, "unit": unit, "unit_s": unit_s, "versions": _versions(run)},
+        **{"n_devices": len(table), "n_jobs": len(jobs), "ticks": _TICKS},
+    }
+    if is_raster:
+        orders = {key: ORDERS[key] for key in ("used", "lost")}
+        ordered = [table.sort_values(key, ascending=False, kind="stable") for key in orders]
+        shares = [raster(run, jobs, order.index) for order in ordered]
+        full = min(float(np.quantile(shares[0].sum(axis=2), _FULL)) or 1.0, 1.0)
+        about = (
+            f"The {len(table):,} devices that started a job, in rows of several; the colour of a "
+            f"cell tells what they did in that time. It is full where they worked "
+            f"{100 * full:.2g}% of it, and half where a quarter of that. {about}"
+        )
+        # Work that takes little of the time is seen all the same.
+        rasters = [np.round(_LEVELS * _brightened(one / full)).astype(np.uint8) for one in shares]
+        shape = {"rows": len(rasters[0]), "columns": COLUMNS, "states": STATES, "levels": _LEVELS}
+        data |= {"raster": shape, "packed": [_packed(one) for one in rasters]}
+        return Timeline(about=about, height=_MOST_PX, orders=orders, data=data)
+    about = f"One row a device. {about} Click on a job to read it."
+    rows = table.index.get_indexer(pd.Index(jobs["device_id"]))
+    ticks = np.round(jobs[list(_PHASES)].to_numpy(np.float64) / run.end_s * _TICKS)
+    columns = [jobs["job_id"], rows, ticks[:, 0], *np.diff(ticks, axis=1).T, jobs["state"]]
+    data |= {
+        "devices": [str(name) for name in table.index],
+        "used": table["used"].tolist(),
+        "lost": table["lost"].tolist(),
+        "packed": [_packed(np.stack(columns).astype("<u4"))],
+    }
+    height = int(np.clip(60 + _ROW_PX * len(table), _LEAST_PX, _MOST_PX))
+    return Timeline(about=about, height=height, orders=ORDERS, data=data)
+
+
+def _started(run: "Run") -> pd.DataFrame:
+    """Return the jobs that a device started, with four instants in s and a state each.
+
+    The state is 0 if the job was used, 1 if it was lost, 2 if it went on at the end of the run. The
+    instants of the last two are those of the start and, three times, of the end.
+    """
+    jobs = run.jobs[np.isfinite(run.jobs["started_at"].to_numpy(np.float64))]
+    state = np.select([jobs["status"] == REPORTED, jobs["status"] == IN_FLIGHT], [0, 2], 1)
+    instants = jobs[list(_PHASES)].to_numpy(np.float64).copy()
+    end = np.minimum(jobs["ended_at"].to_numpy(np.float64), run.end_s)
+    instants[state != 0, 1:] = end[state != 0, np.newaxis]
+    # A job may have been under way when the run ended, and rounding must not turn phases round.
+    instants = np.maximum.accumulate(np.clip(instants, 0.0, run.end_s), axis=1)
+    counts = {"is_used": state == 0, "is_lost": state == 1}
+    return jobs.assign(state=state, **counts, **dict(zip(_PHASES, instants.T, strict=True)))
+
+
+def _brightened(shares: Array) -> Array:
+    """Return shares whose sum over states is the root of what it was, and at most 1."""
+    total = shares.sum(axis=2, keepdims=True)
+    return shares * np.minimum(np.sqrt(total), 1.0) / np.maximum(total, np.finfo(float).tiny)
+
+
+def raster(run: "Run", jobs: pd.DataFrame, order: "pd.Index[Any]") -> Array:
+    """Return the shares of device time in each state, of groups of devices over time.
+
+    Args:
+        run: of the jobs.
+        jobs: those that were started, with their four instants and states.
+        order: the devices in the order of the rows.
+
+    Returns:
+        Shares, shape (rows, columns, states); at most `ROWS` rows.
+    """
+    n_rows = min(ROWS, len(order))
+    row_of = np.arange(len(order)) * n_rows // len(order)
+    rows = row_of[order.get_indexer(pd.Index(jobs["device_id"]))]
+    state = jobs["state"].to_numpy(np.int64)
+    instants = jobs[list(_PHASES)].to_numpy(np.float64) / run.end_s * COLUMNS
+    spent = np.zeros((n_rows, COLUMNS, len(STATES)))
+    for phase in range(3):
+        which = np.where(state == 0, phase, state + 2)
+        # What was lost, or goes on, is one span, and not one in each phase.
+        real = (state == 0) | (phase == 0)
+        start, end = instants[real, phase], instants[real, phase + 1]
+        for s in np.unique(which[real]):
+            one = which[real] == s
+            spent[:, :, s] += _spread(rows[real][one], start[one], end[one], n_rows)
+    # Sums of slopes may end a little below 0.
+    return np.asarray(
+        np.maximum(spent, 0.0) / np.bincount(row_of, minlength=n_rows)[:, np.newaxis, np.newaxis]
+    )
+
+
+def _spread(rows: Index, start: Array, end: Array, n_rows: int) -> Array:
+    """Return how much of each cell spans cover, in columns; spans are in columns, too."""
+    # The integral of a span up to a column's end is a ramp: add its slopes, and sum twice.
+    covered = np.zeros((n_rows, COLUMNS + 2))
+    for at, sign in ((start, 1.0), (end, -1.0)):
+        column = np.minimum(at.astype(np.int64), COLUMNS)
+        rest = at - column
+        np.add.at(covered, (rows, column), sign * (1.0 - rest))
+        np.add.at(covered, (rows, column + 1), sign * rest)
+    return np.asarray(np.cumsum(covered, axis=1)[:, :COLUMNS])
+
+
+def _versions(run: "Run") -> list[float]:
+    """Return the instants in s at which a version was first measured, thinned."""
+    rows = run.metrics[run.metrics["source"] != "query"]
+    first = np.sort(rows.groupby("version")["time_s"].min().to_numpy(np.float64))
+    return [float(f"{at:.7g}") for at in first[thinned(len(first), _VERSIONS)]]
+
+
+def _packed(numbers: npt.NDArray[Any]) -> str:
+    return base64.b64encode(zlib.compress(numbers.tobytes(), 9)).decode()
+
+
+def perfetto(run: "Run") -> str:
+    """Return the jobs of a run in Chrome's trace format, which opens in ui.perfetto.dev.
+
+    A device is a thread and a phase a slice; time is device time. What was lost is one slice, with
+    its reason.
+    """
+    events = ",\n".join(json.dumps(event, allow_nan=False) for event in _trace_events(run))
+    return f'{{"displayTimeUnit":"ms","traceEvents":[\n{events}\n]}}\n'
+
+
+def _trace_events(run: "Run") -> Iterator[dict[str, Any]]:
+    jobs = _started(run)
+    threads = {name: i for i, name in enumerate(sorted(jobs["device_id"].unique()), start=1)}
+    yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": run.name}}
+    for name, thread in threads.items():
+        yield {"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": name}}
+    for at in _versions(run):
+        yield {"ph": "i", "pid": 1, "tid": 0, "s": "p", "name": "version", "ts": at * _MICROSECONDS}
+    told = jobs[["device_id", "job_id", "status", "reason", "state"]].itertuples(index=False)
+    instants = jobs[list(_PHASES)].to_numpy(np.float64) * _MICROSECONDS
+    for (device, number, status, reason, state), at in zip(told, instants.tolist(), strict=True):
+        args = {"job": number, "status": status, **({"reason": reason} if state else {})}
+        names = STATES[:3] if state == 0 else (STATES[state + 2],)
+        # The phases of a job that was not used are one span.
+        for name, (start, end) in zip(names, pairwise(at), strict=False):
+            slice_ = {"ph": "X", "pid": 1, "tid": threads[device], "cat": "job", "args": args}
+            yield {"name": name, "ts": start, "dur": end - start, **slice_}
