@@ -410,6 +410,34 @@ class Availability(Channel):
         never = never | (begin >= end)
         return np.where(never, np.inf, begin), np.where(never, np.inf, end)
 
+    def windows_before(self, devices: npt.ArrayLike, end_s: float) -> tuple[Index, Array, Array]:
+        """Return all windows of some devices from instant 0 on, cut off at an instant.
+
+        Args:
+            devices: positions of devices; shape (n,).
+            end_s: the instant in s.
+
+        Returns:
+            Place of the device in `devices`, start and end in s, by device and then by start;
+            shape (windows,).
+        """
+        devices = np.asarray(devices, dtype=np.int64)
+        live, t = np.arange(devices.size), np.zeros(devices.size)
+        owners, starts, ends = [], [], []
+        while live.size:
+            start, end = self.window_at_or_after(devices[live], t)
+            goes_on = start < end_s
+            live, start, end = live[goes_on], start[goes_on], end[goes_on]
+            owners.append(live)
+            starts.append(start)
+            ends.append(np.minimum(end, end_s))
+            live, t = live[end < end_s], end[end < end_s]
+        if not owners:
+            return np.empty(0, dtype=np.int64), np.empty(0), np.empty(0)
+        owner, start, end = (np.concatenate(parts) for parts in (owners, starts, ends))
+        order = np.lexsort((start, owner))
+        return owner[order], start[order], end[order]
+
     def locate(self, devices: Index, t: Array) -> tuple[Array, Array, Index]:
         """Return (t's time minus row time, t in row time, position of the last start by then)."""
         row, shift = self.rows[devices], self.shifts[devices]

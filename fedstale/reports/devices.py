@@ -11,23 +11,29 @@ from fedstale.reports.figure import (
     Array,
     Figure,
     Index,
-    bars,
     curve,
     thinned,
     time_unit,
 )
+from fedstale.reports.timeline import PHASES, started
 from fedstale.simulation.jobs import IN_FLIGHT, UNCLAIMED
 from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
+from fedstale.traces.arrays import DAY_S
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
 
 DEVICES = 1000
 """Devices that the curve of participation shows at most."""
+ROWS = 100
+"""Devices that the table lists at most."""
 BINS = 10
 """Intervals of the reported chance to finish in the curve of reliability."""
 FEWEST = 5
 """Jobs behind a point of that curve at least; fewer say more about chance than about a forecast."""
+_STEPS = 200
+_HOUR_S = 3600.0
+_STEPPED = {"width": 2, "shape": "hv"}
 _FINISHED = (REPORTED, REJECTED, UNCLAIMED)
 
 
@@ -76,9 +82,19 @@ def participation(run: "Run") -> Figure | None:
     )
     if len(kept) < len(counts):
         about += f" {DEVICES:,} of the devices are drawn, evenly spread."
+    online_s = _online_s(run)
+    if online_s is not None:
+        eligible = online_s[online_s > 0]
+        used = _used(run).reindex(eligible.index, fill_value=0)
+        about += (
+            f" Of the {len(eligible):,} that were online at all Gini {gini(used):.2f}, and of "
+            f"their jobs for each hour online {gini(used / eligible):.2f}."
+        )
     more = {"fill": "tozeroy", "line": {"shape": "hvh", "width": 2}, "showlegend": False}
     trace = curve("training jobs used", "series-0", kept + 1, counts[kept], **more)
-    levels = [0, 10, 25, 50, 75, 90, 100]
+    header, rows, left_out = _table(run, online_s)
+    if left_out:
+        about += f" The table has the {len(rows):,} with most jobs."
     return Figure(
         id="participation",
         title="Participation",
@@ -87,33 +103,105 @@ def participation(run: "Run") -> Figure | None:
         x_title="devices, the most used first",
         y_title="training jobs used",
         layout={"yaxis": {"rangemode": "tozero"}},
-        header=("share of devices with at most", "jobs used"),
-        rows=[(f"{q}%", f"{np.quantile(counts, q / 100):g}") for q in levels],
+        header=header,
+        rows=rows,
     )
 
 
-def working(run: "Run") -> Figure | None:
-    """Return how many devices worked on average in each hour, or None if none ever did."""
-    start = run.jobs["started_at"].to_numpy(np.float64)
-    end = np.minimum(run.jobs["ended_at"].to_numpy(np.float64), run.end_s)
-    drawn = np.isfinite(start) & (end > start)
-    if not drawn.any() or not run.end_s:
+def _used(run: "Run") -> "pd.Series[int]":
+    """Return how many training jobs of each device were used, of those that had one used."""
+    jobs = run.jobs
+    is_used = jobs["kind"].str.startswith("train") & (jobs["outcome"] == "used")
+    return jobs.loc[is_used, "device_id"].value_counts()
+
+
+def _online_s(run: "Run") -> "pd.Series[float] | None":
+    """Return for how many s each device was online, or None unless that is known of all."""
+    windows = run.online
+    if windows is None or windows["device_id"].nunique() < int(run.summary["devices"]):
+        return None
+    length = windows["end_s"] - windows["start_s"]
+    return length.groupby(windows["device_id"]).sum()
+
+
+def _table(
+    run: "Run", online_s: "pd.Series[float] | None"
+) -> tuple[tuple[str, ...], list[list[str]], int]:
+    """Return the heads, the rows and the number of left out rows of the table of devices."""
+    jobs = run.jobs
+    by_device = jobs.groupby("device_id")
+    table = pd.DataFrame(
+        {
+            "jobs": by_device.size(),
+            "used": (jobs["outcome"] == "used").groupby(jobs["device_id"]).sum(),
+            "wasted": (jobs["outcome"] == "wasted").groupby(jobs["device_id"]).sum(),
+            "work (h)": by_device["busy_s"].sum() / 3600.0,
+            "traffic (MB)": by_device["moved_bytes"].sum() / 1e6,
+            "mean staleness": by_device["staleness"].mean(),
+        }
+    )
+    if online_s is not None:
+        table["online (h)"] = online_s.reindex(table.index, fill_value=0.0) / 3600.0
+    table = table.sort_values("jobs", ascending=False, kind="stable")
+    rows = [
+        [str(name), *("-" if np.isnan(value) else f"{value:,.4g}" for value in values)]
+        for name, values in zip(
+            table.index[:ROWS], table.to_numpy(np.float64)[:ROWS].tolist(), strict=True
+        )
+    ]
+    return ("device", *table.columns), rows, max(len(table) - ROWS, 0)
+
+
+def states(run: "Run") -> Figure | None:
+    """Return in what states devices were over time, or None if none ever worked."""
+    jobs = started(run)
+    if jobs.empty or not run.end_s:
         return None
     step_s = _step(run.end_s)
     edges = np.append(np.arange(0.0, run.end_s, step_s), run.end_s)
-    mean = np.diff(worked_by(start[drawn], end[drawn], edges)) / np.diff(edges)
-    unit, length_s = time_unit(run.end_s)
+
+    def mean(start: Array, end: Array) -> Array:
+        return np.diff(worked_by(start, end, edges)) / np.diff(edges)
+
+    is_used, is_lost, goes_on = (jobs["state"].to_numpy(np.int64) == s for s in range(3))
+    at = jobs[list(PHASES)].to_numpy(np.float64)
+    counts = {
+        "download": mean(at[is_used, 0], at[is_used, 1]),
+        "training": mean(at[is_used, 1], at[is_used, 2]),
+        "upload": mean(at[is_used, 2], at[is_used, 3]),
+        "lost work": mean(at[is_lost, 0], at[is_lost, 3]),
+        "still at work at the end": mean(at[goes_on, 0], at[goes_on, 3]),
+    }
+    at_work = np.sum(list(counts.values()), axis=0)
     step_unit, step_length_s = time_unit(step_s * 2)
-    trace = bars("devices at work", "series-2", edges / length_s, mean)
+    about = f"Means over steps of {step_s / step_length_s:g} {step_unit}; at most "
+    about += f"{at_work.max():.3g} devices worked."
+    if run.online is not None:
+        drawn, n_devices = run.online[run.online["is_drawn"]], int(run.summary["devices"])
+        n_drawn = drawn["device_id"].nunique()
+        windows = (drawn[key].to_numpy(np.float64) for key in ("start_s", "end_s"))
+        online = mean(*windows) * n_devices / n_drawn
+        # A job may go on where a device is offline, and drawn devices stand for all.
+        counts["idle online"] = np.maximum(online - at_work, 0.0)
+        in_all = [np.average(each, weights=np.diff(edges)) for each in (online, at_work)]
+        about += f" On average {in_all[0]:,.3g} of {n_devices:,} devices were online, and "
+        about += f"{in_all[1]:,.3g} worked."
+        if n_drawn < n_devices:
+            about += f" Who was online is drawn from {n_drawn:,} of them."
+    unit, length_s = time_unit(run.end_s)
+    x = edges / length_s
+    stacked = {"stackgroup": "devices", "line": {"width": 0, "shape": "hv"}}
     return Figure(
-        id="working",
-        title="Devices at work",
-        about=f"Mean number of devices between the start and the end of a job, in steps of "
-        f"{step_s / step_length_s:g} {step_unit}; {mean.max():.3g} at most.",
-        traces=[trace],
+        id="states",
+        title="Could more devices have worked?",
+        about=about,
+        traces=[
+            curve(name, name.split()[0], x, np.append(y, y[-1]), **stacked)
+            for name, y in counts.items()
+            if y.any()
+        ],
         x_title=f"device time ({unit})",
-        y_title="devices at work",
-        layout={"bargap": 0},
+        y_title="devices",
     )
 
 
@@ -140,13 +228,43 @@ def worked_by(start: Array, end: Array, instants: Array) -> Array:
 
 
 def _step(span_s: float) -> float:
-    """Return an hour, unless a run is too short or too long for it to show anything."""
-    if span_s < 6 * 3600.0:
-        choices = (1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0)
-        return next((step for step in choices if span_s / step <= 60), 600.0)
-    return next(
-        (hours * 3600.0 for hours in (1, 6, 24, 168) if span_s / hours / 3600.0 <= 720),
-        30 * 86_400.0,
+    """Return the length in s of some 50 to 200 steps of a span."""
+    choices = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, _HOUR_S, 6 * _HOUR_S, DAY_S, 7 * DAY_S)
+    return next((step for step in choices if span_s / step <= _STEPS), 30 * DAY_S)
+
+
+def durations(run: "Run") -> Figure | None:
+    """Return how long the phases of used jobs took, as shares of jobs; None if none was used."""
+    jobs = started(run)
+    at = jobs.loc[jobs["state"] == 0, list(PHASES)].to_numpy(np.float64)
+    spans = {
+        name: np.sort(at[:, i + 1] - at[:, i])
+        for i, name in enumerate(("download", "training", "upload"))
+    }
+    longest = max((span[-1] for span in spans.values() if len(span)), default=0.0)
+    if not longest:
+        return None
+    unit, length_s = time_unit(longest)
+    traces, rows = [], []
+    for name, span in spans.items():
+        positive = span[span > 0]
+        if not len(positive):
+            continue
+        kept = thinned(len(positive), _STEPS)
+        share = (np.searchsorted(span, positive[kept], side="right")) / len(span)
+        traces.append(curve(name, name, positive[kept] / length_s, share, line=_STEPPED))
+        levels = np.quantile(span, (0.1, 0.5, 0.9)) / length_s
+        rows.append([name, *(f"{value:.3g}" for value in levels)])
+    return Figure(
+        id="durations",
+        title="How long phases took",
+        about=f"Share of the {len(at):,} used jobs whose phase took at most so long.",
+        traces=traces,
+        x_title=f"duration ({unit})",
+        y_title="jobs",
+        layout={"xaxis": {"type": "log"}, "yaxis": {"tickformat": ".0%", "range": [0, 1]}},
+        header=("phase", f"10 % ({unit})", "median", "90 %"),
+        rows=rows,
     )
 
 

@@ -25,6 +25,7 @@ from fedstale.traces.io.atomic import replacing
 
 CONFIG, EVENTS, METRICS = "config.toml", "events.parquet", "metrics.parquet"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
+ONLINE = "online.parquet"
 CHECKPOINTS = "checkpoints"
 DEPLOYED = "SuperNodes"
 """The `executor` of a summary where the clients were real."""
@@ -36,6 +37,14 @@ METRICS_SCHEMA = pa.schema(
         ("source", pa.string()),
         ("name", pa.string()),
         ("value", pa.float64()),
+    ]
+)
+ONLINE_SCHEMA = pa.schema(
+    [
+        ("device_id", pa.string()),
+        ("start_s", pa.float64()),
+        ("end_s", pa.float64()),
+        ("is_drawn", pa.bool_()),
     ]
 )
 
@@ -151,6 +160,11 @@ class RunFolder:
         """Return some columns of what `write_events` wrote, for jobs that ended so or for all."""
         only = None if status is None else [("status", "=", status)]
         return pq.read_table(self.path / EVENTS, columns=list(columns), filters=only)
+
+    def write_online(self, windows: pa.Table) -> None:
+        """Write when devices were online: one row a window."""
+        with replacing(self.path / ONLINE) as file:
+            pq.write_table(windows, file)
 
     def write_metrics(self, rows: Sequence[tuple[float, int, str, str, float]]) -> None:
         """Write one row a measured value: time in s, version, source, name, value."""

@@ -4,6 +4,7 @@ Metrics are drawn for one run or for several together; staleness and weights for
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -36,6 +37,8 @@ AXES = {
 }
 """What metrics can be drawn against."""
 Against = Literal["time", "versions", "bytes", "device_s"]
+ROWS = 100
+"""Versions that a table lists at most."""
 BOOKKEEPING = {"num-examples", "num_examples"}
 """Names among the metrics of a run that measure nothing."""
 _OTHERS = 6
@@ -52,11 +55,15 @@ def metrics(runs: "Sequence[Run]") -> list[Figure]:
     accuracies, losses, others = by_kind(measured_names(runs))
     groups = [("Accuracy", accuracies), ("Loss", losses)]
     groups += [(name, [name]) for name in others[:_OTHERS]]
-    return [
+    found = [
         metric(runs, title, members, number)
         for number, (title, members) in enumerate(groups)
         if members
     ]
+    if len(runs) == 1 and found:
+        header, rows = versions(runs[0])
+        found[0] = replace(found[0], header=header, rows=rows)
+    return found
 
 
 def hidden(runs: "Sequence[Run]") -> str:
@@ -194,6 +201,8 @@ def aggregation(run: "Run") -> list[Figure]:
     weight = run.jobs["weight"].to_numpy(np.float64)
     known, both = np.isfinite(staleness), np.isfinite(weight) & np.isfinite(staleness)
     found = [_staleness(staleness[known])] if known.any() else []
+    if known.any():
+        found += _over_time(run, staleness[known], run.jobs["ended_at"].to_numpy()[known])
     if both.any():
         found += [_weights(staleness[both], weight[both]), *_divisors(weight[both])]
     return found
@@ -217,6 +226,53 @@ def _staleness(staleness: Array) -> Figure:
             for low, count in zip(edges[:-1], counts, strict=True)
         ],
     )
+
+
+def _over_time(run: "Run", staleness: Array, ended: Array) -> list[Figure]:
+    """Return how stale updates were over time; nothing where all were equally stale."""
+    if staleness.min() == staleness.max() or not run.end_s:
+        return []
+    unit, length_s = time_unit(run.end_s)
+    edges = np.linspace(0.0, run.end_s, _BARS + 1)
+    step = np.minimum(np.searchsorted(edges, ended, side="right") - 1, _BARS - 1)
+    by_step = pd.Series(staleness).groupby(step)
+    middle = (edges[:-1] + edges[1:])[np.sort(np.unique(step))] / 2 / length_s
+    low, mid, high = (by_step.quantile(q).to_numpy(np.float64) for q in (0.1, 0.5, 0.9))
+    hidden: dict[str, Any] = {"hoverinfo": "skip", "line": {"width": 0}}
+    return [
+        Figure(
+            id="staleness-over-time",
+            title="Staleness over time",
+            about="Median of the updates whose devices were done at that time, and the middle 80%.",
+            traces=[
+                curve("", "series-0", middle, low, **hidden, showlegend=False),
+                curve("middle 80%", "series-0", middle, high, **hidden, fill="tonexty"),
+                curve("median", "series-0", middle, mid),
+            ],
+            x_title=f"device time ({unit})",
+            y_title="staleness (versions)",
+            layout={"yaxis": {"rangemode": "tozero"}},
+        )
+    ]
+
+
+def versions(run: "Run") -> tuple[tuple[str, ...], list[list[str]]]:
+    """Return the heads and rows of a table of versions: `ROWS` at most, evenly spread."""
+    rows = run.metrics[run.metrics["source"] != "query"]
+    values = rows.pivot_table(index="version", columns="name", values="value", aggfunc="last")
+    names = [name for name in values.columns if name not in BOOKKEEPING][:_OTHERS]
+    at = rows.groupby("version")["time_s"].min()
+    kept = values.index[thinned(len(values), ROWS)]
+    unit, length_s = time_unit(run.end_s)
+    lines = [
+        [f"{version:,}", f"{at[version] / length_s:.4g}", *map(_number, values.loc[version, names])]
+        for version in kept
+    ]
+    return ("version", f"device time ({unit})", *map(str, names)), lines
+
+
+def _number(value: float) -> str:
+    return "-" if np.isnan(value) else f"{value:.4g}"
 
 
 def _weights(staleness: Array, weight: Array) -> Figure:

@@ -41,6 +41,7 @@
     const isHollow = (marker.symbol || "").endsWith("-open");
     return {
       borderColor: value, backgroundColor: trace.fill ? value + "33" : value,
+      stack: trace.stackgroup,
       borderWidth: line.width === undefined ? 2 : line.width, borderDash: DASHES[line.dash || "solid"],
       stepped: STEPS[line.shape] || false,
       pointRadius: hasMarks ? (marker.size || 5) / 2 : 0, pointHitRadius: 8, pointBorderWidth: isHollow ? 2 : 0,
@@ -87,6 +88,7 @@
       ticks: { color: colour("ink"), maxRotation: 0, autoSkipPadding: 12, ...format },
       beginAtZero: own.rangemode === "tozero", ...more,
     };
+    if (own.type === "log") made.ticks.callback = (value) => (Number.isInteger(Math.log10(value)) ? plain(value) : "");
     if (own.range) {
       const [from, to] = own.range;
       Object.assign(made, { min: Math.min(from, to), max: Math.max(from, to), reverse: from > to });
@@ -149,7 +151,9 @@
   };
 
   const onAxes = (traces, layout) => {
-    const datasets = traces.flatMap((trace) => {
+    const isStacked = traces.some((trace) => trace.stackgroup);
+    const datasets = traces.flatMap((trace, i) => {
+      if (trace.stackgroup) return [{ ...line(trace), fill: i ? "-1" : "origin" }];
       if (trace.type === "bar") return [bars(trace)];
       return trace.error_x ? [line(trace), interval(trace)] : [line(trace)];
     });
@@ -158,7 +162,8 @@
       title: () => "",
       label: ({ raw }) => said({ ...raw, x: raw.middle ?? raw.x, y: raw.top ?? raw.y }),
     };
-    options.scales = { x: axis(layout.xaxis, { bounds: "data" }), y: axis(layout.yaxis, {}) };
+    options.scales = { x: axis(layout.xaxis, { bounds: "data" }), y: axis(layout.yaxis, { stacked: isStacked }) };
+    if (traces.some((trace) => trace.type === "bar")) delete options.scales.x.bounds;
     return { type: "line", data: { datasets }, options };
   };
 
@@ -261,6 +266,31 @@
     document.dispatchEvent(new CustomEvent("theme"));
     draw();
   };
+
+  // The heads of tables of numbers sort them: numbers downwards first, words upwards.
+  const sortable = (table) => {
+    const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
+    const value = (row, i) => Number(row.cells[i].textContent.replace(/[,%]/g, ""));
+    heads.forEach((head, i) => {
+      const sorter = document.createElement("button");
+      sorter.type = "button";
+      sorter.textContent = head.textContent;
+      if (!head.textContent) return;
+      head.replaceChildren(sorter);
+      sorter.addEventListener("click", () => {
+        const rows = [...body.rows], isNumeric = rows.some((row) => !Number.isNaN(value(row, i)));
+        const isDown = head.ariaSort ? head.ariaSort === "ascending" : isNumeric;
+        const order = (a, b) => (isNumeric
+          ? (Number.isNaN(value(a, i)) ? -Infinity : value(a, i)) - (Number.isNaN(value(b, i)) ? -Infinity : value(b, i))
+          : a.cells[i].textContent.localeCompare(b.cells[i].textContent));
+        rows.sort((a, b) => (isDown ? order(b, a) : order(a, b)) || 0);
+        heads.forEach((one) => one.removeAttribute("aria-sort"));
+        head.ariaSort = isDown ? "descending" : "ascending";
+        body.replaceChildren(...rows);
+      });
+    });
+  };
+  document.querySelectorAll("details table").forEach(sortable);
 
   // A page that watches a run has new figures every second.
   document.addEventListener("figures", (event) => {

@@ -44,10 +44,11 @@ def write_run(run: "Run", out: Path) -> Path:
     """
     figures = [
         *learning.metrics([run]),
-        devices.working(run),
+        devices.states(run),
         costs.failures(run),
         *costs.figures(run),
         devices.participation(run),
+        devices.durations(run),
         *learning.aggregation(run),
         devices.reliability(run),
     ]

@@ -22,7 +22,16 @@ from fedstale.errors import ConfigError, ProtocolError
 from fedstale.reports import learning, page
 from fedstale.reports.costs import COST_COLUMNS, with_costs
 from fedstale.reports.figure import Array
-from fedstale.reports.folder import CONFIG, EVENTS, METRICS, METRICS_SCHEMA, MODEL, SUMMARY
+from fedstale.reports.folder import (
+    CONFIG,
+    EVENTS,
+    METRICS,
+    METRICS_SCHEMA,
+    MODEL,
+    ONLINE,
+    ONLINE_SCHEMA,
+    SUMMARY,
+)
 from fedstale.reports.last_call import told
 from fedstale.reports.timeline import TRACE, perfetto
 
@@ -113,6 +122,16 @@ class Run:
     def metrics(self) -> pd.DataFrame:
         """One row a measured value: time_s, version, source, name, value."""
         return self._table(METRICS, set(METRICS_SCHEMA.names))
+
+    @cached_property
+    def online(self) -> pd.DataFrame | None:
+        """Windows in which devices were online: device_id, start_s, end_s, is_drawn.
+
+        They are those of all devices, or of some of many (is_drawn: evenly from all, besides those
+        that had a job). None where nobody knows, as of real devices.
+        """
+        known = (self.folder / ONLINE).is_file()
+        return self._table(ONLINE, set(ONLINE_SCHEMA.names)) if known else None
 
     @cached_property
     def model(self) -> dict[str, npt.NDArray[Any]]:

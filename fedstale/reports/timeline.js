@@ -14,12 +14,19 @@
 
   // Names need a margin; where rows are too thin for them, numbers need less.
   let left = 64;
-  let view = [0, given.end], shown = [], data = null, spots = [];
+  let view = [0, given.end], shown = [], data = null, online = null, spots = [];
 
   const unpacked = async (text) => {
     const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     return new Response(stream).arrayBuffer();
+  };
+
+  const onlineOf = (buffer) => {
+    const numbers = new Uint32Array(buffer), n = numbers.length / 3, scale = given.end / given.ticks;
+    const rows = given.devices.map(() => []);
+    for (let i = 0; i < n; i += 1) rows[numbers[i]].push([numbers[n + i] * scale, (numbers[n + i] + numbers[2 * n + i]) * scale]);
+    return rows;
   };
 
   // Jobs are columns of numbers, one after the other; instants count from 0 to `ticks` at the end.
@@ -88,7 +95,7 @@
 
   const drawJobs = (width, height) => {
     const rows = shown.length, high = (height - TOP - BOTTOM) / Math.max(rows, 1), bar = Math.min(Math.max(high * 0.8, 2), 14);
-    const colours = ["download", "training", "upload"].map(colour), still = colour("still");
+    const colours = ["download", "training", "upload"].map(colour), still = colour("still"), grey = colour("online");
     const lost = bar >= 4 ? hatched() : colour("lost");
     const text = (name) => (name.length > 17 ? name.slice(0, 16) + "…" : name);
     shown.forEach((device, i) => {
@@ -97,9 +104,9 @@
         pen.fillStyle = colour("ink");
         pen.fillText(text(given.devices[device]), left - 8, middle);
       }
-      if (given.online) {
-        pen.fillStyle = colour("online");
-        for (const [from, to] of given.online[device]) block(from, to, middle - high / 2 + high * 0.03, high * 0.94, width, 0);
+      if (online) {
+        pen.fillStyle = grey;
+        for (const [from, to] of online[device]) block(from, to, middle - high / 2 + high * 0.03, high * 0.94, width, 0);
       }
       for (const { id, at, kind } of data[device]) {
         if (at[3] < view[0] || at[0] > view[1]) continue;
@@ -220,6 +227,7 @@
 
   Promise.all(given.packed.map(unpacked)).then((buffers) => {
     data = given.raster ? buffers.map((buffer) => new Uint8Array(buffer)) : jobsOf(buffers[0]);
+    if (!given.raster && buffers.length > 1) online = onlineOf(buffers[1]);
     section.timeline = { view: () => view, spots: () => spots, shown: () => shown };
     pick();
   });

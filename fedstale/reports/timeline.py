@@ -27,19 +27,21 @@ if TYPE_CHECKING:
 TRACE = "timeline.json"
 JOBS, DEVICES = 12_000, 2_000
 """Of more jobs, or more devices with jobs, a raster is drawn."""
-ROWS, COLUMNS = 120, 360
+ROWS, COLUMNS = 100, 320
 """Cells of a raster."""
 STATES = ("download", "training", "upload", "lost", "still")
 """What a cell of a raster has shares of, by the roles of the colours."""
 ORDERS = {"used": "most used first", "lost": "most lost first", "name": "by name"}
 """How rows can be sorted."""
-_TICKS = 1 << 24
+_TICKS = 1 << 20
+_WINDOWS = 6_000
 _FULL = 0.995
 _LEVELS = 15
 _VERSIONS = 600
 _MICROSECONDS = 1e6
 _ROW_PX, _LEAST_PX, _MOST_PX = 15, 200, 620
-_PHASES = ("started_at", "downloaded_at", "trained_at", "reported_at")
+PHASES = ("started_at", "downloaded_at", "trained_at", "reported_at")
+"""Columns of the instants at which the phases of a job begin and end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class Timeline:
 
 def timeline(run: "Run") -> Timeline | None:
     """Return the timeline of a run, or None if no device ever started a job."""
-    jobs = _started(run)
+    jobs = started(run)
     if jobs.empty or not run.end_s:
         return None
     table = jobs.groupby("device_id").agg(used=("is_used", "sum"), lost=("is_lost", "sum"))
@@ -96,8 +98,11 @@ def timeline(run: "Run") -> Timeline | None:
         data |= {"raster": shape, "packed": [_packed(one) for one in rasters]}
         return Timeline(about=about, height=_MOST_PX, orders=orders, data=data)
     about = f"One row a device. {about} Click on a job to read it."
+    windows = _windows(run, table.index)
+    if windows is not None:
+        about = about.replace("One row a device.", "One row a device, grey while it was online.")
     rows = table.index.get_indexer(pd.Index(jobs["device_id"]))
-    ticks = np.round(jobs[list(_PHASES)].to_numpy(np.float64) / run.end_s * _TICKS)
+    ticks = np.round(jobs[list(PHASES)].to_numpy(np.float64) / run.end_s * _TICKS)
     columns = [jobs["job_id"], rows, ticks[:, 0], *np.diff(ticks, axis=1).T, jobs["state"]]
     data |= {
         "devices": [str(name) for name in table.index],
@@ -105,11 +110,33 @@ def timeline(run: "Run") -> Timeline | None:
         "lost": table["lost"].tolist(),
         "packed": [_packed(np.stack(columns).astype("<u4"))],
     }
+    if windows is not None:
+        data["packed"].append(_packed(np.stack(windows).astype("<u4")))
     height = int(np.clip(60 + _ROW_PX * len(table), _LEAST_PX, _MOST_PX))
     return Timeline(about=about, height=height, orders=ORDERS, data=data)
 
 
-def _started(run: "Run") -> pd.DataFrame:
+def _windows(run: "Run", names: "pd.Index[Any]") -> tuple[Array, Array, Array] | None:
+    """Return the device, start and length of windows online, in ticks; None if not of all these.
+
+    Breaks that nobody would see are closed; still too many windows are none.
+    """
+    if run.online is None:
+        return None
+    windows = run.online[run.online["device_id"].isin(names)]
+    if windows["device_id"].nunique() < len(names):
+        return None
+    rows = names.get_indexer(pd.Index(windows["device_id"]))
+    start, end = (windows[key].to_numpy(np.float64) for key in ("start_s", "end_s"))
+    is_first = np.append(True, (np.diff(rows) != 0) | (start[1:] - end[:-1] > run.end_s / 2000))
+    if is_first.sum() > _WINDOWS:
+        return None
+    ends = end[np.append(np.flatnonzero(is_first)[1:] - 1, len(end) - 1)]
+    begin = np.round(start[is_first] / run.end_s * _TICKS)
+    return rows[is_first], begin, np.round(ends / run.end_s * _TICKS) - begin
+
+
+def started(run: "Run") -> pd.DataFrame:
     """Return the jobs that a device started, with four instants in s and a state each.
 
     The state is 0 if the job was used, 1 if it was lost, 2 if it went on at the end of the run. The
@@ -117,13 +144,13 @@ def _started(run: "Run") -> pd.DataFrame:
     """
     jobs = run.jobs[np.isfinite(run.jobs["started_at"].to_numpy(np.float64))]
     state = np.select([jobs["status"] == REPORTED, jobs["status"] == IN_FLIGHT], [0, 2], 1)
-    instants = jobs[list(_PHASES)].to_numpy(np.float64).copy()
+    instants = jobs[list(PHASES)].to_numpy(np.float64).copy()
     end = np.minimum(jobs["ended_at"].to_numpy(np.float64), run.end_s)
     instants[state != 0, 1:] = end[state != 0, np.newaxis]
     # A job may have been under way when the run ended, and rounding must not turn phases round.
     instants = np.maximum.accumulate(np.clip(instants, 0.0, run.end_s), axis=1)
     counts = {"is_used": state == 0, "is_lost": state == 1}
-    return jobs.assign(state=state, **counts, **dict(zip(_PHASES, instants.T, strict=True)))
+    return jobs.assign(state=state, **counts, **dict(zip(PHASES, instants.T, strict=True)))
 
 
 def _brightened(shares: Array) -> Array:
@@ -147,7 +174,7 @@ def raster(run: "Run", jobs: pd.DataFrame, order: "pd.Index[Any]") -> Array:
     row_of = np.arange(len(order)) * n_rows // len(order)
     rows = row_of[order.get_indexer(pd.Index(jobs["device_id"]))]
     state = jobs["state"].to_numpy(np.int64)
-    instants = jobs[list(_PHASES)].to_numpy(np.float64) / run.end_s * COLUMNS
+    instants = jobs[list(PHASES)].to_numpy(np.float64) / run.end_s * COLUMNS
     spent = np.zeros((n_rows, COLUMNS, len(STATES)))
     for phase in range(3):
         which = np.where(state == 0, phase, state + 2)
@@ -197,7 +224,7 @@ def perfetto(run: "Run") -> str:
 
 
 def _trace_events(run: "Run") -> Iterator[dict[str, Any]]:
-    jobs = _started(run)
+    jobs = started(run)
     threads = {name: i for i, name in enumerate(sorted(jobs["device_id"].unique()), start=1)}
     yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": run.name}}
     for name, thread in threads.items():
@@ -205,7 +232,7 @@ def _trace_events(run: "Run") -> Iterator[dict[str, Any]]:
     for at in _versions(run):
         yield {"ph": "i", "pid": 1, "tid": 0, "s": "p", "name": "version", "ts": at * _MICROSECONDS}
     told = jobs[["device_id", "job_id", "status", "reason", "state"]].itertuples(index=False)
-    instants = jobs[list(_PHASES)].to_numpy(np.float64) * _MICROSECONDS
+    instants = jobs[list(PHASES)].to_numpy(np.float64) * _MICROSECONDS
     for (device, number, status, reason, state), at in zip(told, instants.tolist(), strict=True):
         args = {"job": number, "status": status, **({"reason": reason} if state else {})}
         names = STATES[:3] if state == 0 else (STATES[state + 2],)

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from flwr.app import ArrayRecord, Context, RecordDict
 
 from fedstale.config import Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
-from fedstale.reports.folder import RunFolder
+from fedstale.reports.figure import thinned
+from fedstale.reports.folder import ONLINE_SCHEMA, RunFolder
 from fedstale.reports.run import Run
 from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.costs import check_costs
@@ -45,12 +47,15 @@ from fedstale.strategies.server.runtime import (
 )
 from fedstale.strategies.server.versions import Snapshot
 from fedstale.strategies.state import State
-from fedstale.traces import TraceSet
+from fedstale.traces import Availability, TraceSet
 
 logger = logging.getLogger(__name__)
 
 _SERVER_SEED, _DEVICES_SEED = 2, 3
 
+_ONLINE, _WINDOWS = 2_000, 200_000
+"""Devices, and windows of them, of which a run tells at most when they were online."""
+_PROBED = 50
 _LARGEST_SHARE = 0.05
 """Of the wall time of a run that may be spent on checkpoints."""
 
@@ -145,6 +150,7 @@ def simulate(
                     reason = end_of_app(grid.runtime)
                 grid.runtime.ended(status, reason)
                 folder.write_events(grid.event_tables())
+                folder.write_online(online(traces, folder, grid.now()))
                 if status == "finished":
                     problem = _verdict(folder.read_events(["status", "reason"]))
                     status, reason = ("failed", problem) if problem else (status, reason)
@@ -278,6 +284,37 @@ def enrolled(traces: TraceSet, config: SimulationConfig) -> TraceSet:
         rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(_DEVICES_SEED,)))
         traces = traces.take(np.sort(rng.permutation(traces.n_devices)[: config.devices]))
     return traces.with_after_end(config.after_end)
+
+
+def online(traces: TraceSet, folder: RunFolder, end_s: float) -> pa.Table:
+    """Return when devices were online: of all, or of some of many.
+
+    Args:
+        traces: of the devices that took part.
+        folder: of the run, with its events.
+        end_s: when the run ended.
+
+    Returns:
+        One row a window, an empty one of a device that never was: `device_id`, `start_s`, `end_s`,
+        and `is_drawn`: whether the device was drawn evenly from all. Of many devices, as many
+        others that had a job are told of.
+    """
+    n = traces.n_devices
+    availability = traces.availability or Availability.always(n)
+    some = thinned(n, _PROBED)
+    each = max(len(availability.windows_before(some, end_s)[0]) / len(some), 1.0)
+    limit = int(np.clip(_WINDOWS / each, 1, _ONLINE))
+    drawn = thinned(n, limit)
+    names = pc.unique(folder.read_events(["device_id"])["device_id"]).to_pandas()
+    worked = np.setdiff1d(traces.device_ids.get_indexer(pd.Index(names)), drawn)
+    devices = np.union1d(drawn, worked[thinned(len(worked), limit)])
+    owner, start, end = availability.windows_before(devices, end_s)
+    never = np.setdiff1d(np.arange(devices.size), owner)
+    owner = np.append(owner, never)
+    start, end = (np.append(instants, np.zeros(never.size)) for instants in (start, end))
+    ids = traces.device_ids[devices[owner]].astype(str).to_numpy(dtype=object)
+    columns = (ids, start, end, np.isin(devices, drawn)[owner])
+    return pa.table(dict(zip(ONLINE_SCHEMA.names, columns, strict=True)), schema=ONLINE_SCHEMA)
 
 
 def _require_end(until: Until, traces: TraceSet, costs: Costs) -> None:

@@ -75,6 +75,30 @@ def test_windows_are_those_of_a_loop_over_all_windows(rows, shift, repeat, until
         assert online[i] == (start == at)
 
 
+@given(
+    st.lists(records(), min_size=1, max_size=4),
+    st.sampled_from([0.0, 0.25, 3.0]),
+    st.booleans(),
+    st.integers(0, 120).map(lambda k: k / 4),
+)
+@settings(deadline=None)
+def test_windows_before_an_instant_hold_every_instant_online(rows, shift, repeat, end):
+    built = Availability.of(
+        [np.reshape(w, (-1, 2)) for w, _ in rows], [length for _, length in rows], repeat=repeat
+    ).shifted(shift)
+    devices = [d for d in range(len(rows)) for _ in range(2)]
+    owner, starts, ends = built.windows_before(devices, end)
+    assert (starts < ends).all()
+    assert (ends <= end).all()
+    assert (np.diff(owner) >= 0).all()
+    for place, device in enumerate(devices):
+        own = owner == place
+        assert (starts[own][1:] > ends[own][:-1]).all()
+        for t in np.arange(0.0, end, 0.25):
+            inside = ((starts[own] <= t) & (t < ends[own])).any()
+            assert inside == built.is_available([device], t)[0]
+
+
 def test_a_window_that_runs_through_the_end_of_a_repeated_record_is_one():
     night = Availability.of([[(0.0, 6.0), (22.0, 24.0)]], 24.0)
     starts, ends = night.window_at_or_after([0, 0, 0, 0], [0.0, 7.0, 23.0, 25.0])

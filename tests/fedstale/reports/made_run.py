@@ -2,10 +2,11 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from fedstale.config import SimulationConfig
 from fedstale.reports.costs import ledger
-from fedstale.reports.folder import RunFolder
+from fedstale.reports.folder import ONLINE_SCHEMA, RunFolder
 from fedstale.simulation.jobs import COLUMNS, EXPIRED, IN_FLIGHT, INTERRUPTED, LATE, JobRow, table
 from fedstale.strategies.server.runtime import REPORTED
 
@@ -50,6 +51,7 @@ def write_run(
     app="digits",
     reason="",
     executor="inline",
+    online=None,
 ):
     """Write a run's folder and return its path."""
     rng = np.random.default_rng(1)
@@ -78,6 +80,9 @@ def write_run(
         folder.write_config(SimulationConfig(app=app, traces="given"))
         folder.write_events(events)
         folder.write_metrics(metrics)
+        if online is not None:
+            rows = [dict(zip(ONLINE_SCHEMA.names, row, strict=True)) for row in online]
+            folder.write_online(pa.Table.from_pylist(rows, schema=ONLINE_SCHEMA))
         folder.write_summary(
             {
                 **dict(status="finished", reason="", app=app, devices=n_devices, seed=0),

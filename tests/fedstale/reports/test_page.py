@@ -44,7 +44,17 @@ def plots_of(page_text):
 def test_a_report_shows_every_figure_that_the_run_has_data_for(page_of):
     text = page_of()
     expected = {
-        *("metric-0", "metric-1", "working", "failures", "device-time", "traffic", "participation"),
+        *(
+            "metric-0",
+            "metric-1",
+            "states",
+            "durations",
+            "staleness-over-time",
+            "failures",
+            "device-time",
+            "traffic",
+            "participation",
+        ),
         *("staleness", "weights", "gaps"),
     }
     plots = plots_of(text)
@@ -166,7 +176,13 @@ def test_a_report_says_whose_time_it_shows(tmp_path, page_of):
 
 
 def test_a_page_of_ten_thousand_jobs_has_half_a_megabyte(tmp_path):
-    many = Run(write_run(tmp_path / "many", n_jobs=10_000, n_devices=500)).report()
+    starts = [(f"phone-{i}", 3600.0 * k) for i in range(500) for k in range(0, 84, 7)]
+    online = [
+        (name, start, start + 7000.0 + k % 97, True) for k, (name, start) in enumerate(starts)
+    ]
+    options = {"n_jobs": 10_000, "n_devices": 500, "online": online}
+    many = Run(write_run(tmp_path / "many", **options)).report()
+    assert "grey while it was online" in many.read_text()
     assert len(many.read_bytes()) < 500_000
     # Of still more devices shares are drawn, and no longer every job.
     crowd = Run(write_run(tmp_path / "crowd", n_jobs=120_000, n_devices=100_000)).report()

@@ -105,14 +105,14 @@ def test_devices_that_never_took_part_count_in_participation(record):
 
 def test_staleness_counts_every_merged_update(record):
     run = record()
-    staleness, weights, _ = learning.aggregation(run)
+    staleness, _, weights, _ = learning.aggregation(run)
     assert sum(staleness.traces[0]["y"]) == run.jobs["staleness"].notna().sum()
     assert sum(weights.traces[0]["customdata"]) == run.jobs["weight"].notna().sum()
 
 
 def test_weights_are_listed_by_staleness_and_gaps_are_their_inverse(record):
     run = record()
-    _, weights, gaps = learning.aggregation(run)
+    *_, weights, gaps = learning.aggregation(run)
     merged = run.jobs[run.jobs["weight"].notna()]
     of_two = merged[merged["staleness"] == 2]
     row = next(row for row in weights.rows if row[0] == "2")
@@ -124,7 +124,11 @@ def test_weights_are_listed_by_staleness_and_gaps_are_their_inverse(record):
 def test_updates_that_all_count_fully_have_no_gaps(record):
     run = record()
     run.jobs["weight"] = run.jobs["weight"].where(run.jobs["weight"].isna(), 1.0)
-    assert [figure.id for figure in learning.aggregation(run)] == ["staleness", "weights"]
+    assert [figure.id for figure in learning.aggregation(run)] == [
+        "staleness",
+        "staleness-over-time",
+        "weights",
+    ]
 
 
 def test_reliability_is_what_came_back_of_what_was_said(record):
@@ -178,3 +182,81 @@ def test_a_simulated_run_gets_its_report(tmp_path):
     text = run.report().read_text(encoding="utf-8")
     for name in ("metric-0", "device-time", "participation"):
         assert f'id="plot-{name}"' in text
+
+
+def test_states_sum_to_the_work_of_jobs_and_the_rest_of_who_was_online(record):
+    online = [(f"phone-{i}", 0.0, 1500.0, True) for i in range(7)]
+    run = record(online=online)
+    figure = devices.states(run)
+    hours = {trace["name"]: np.array(trace["y"][:-1]) for trace in figure.traces}
+    edges = (
+        np.array(figure.traces[0]["x"])
+        * {"min": 60.0, "h": 3600.0}[figure.x_title.removeprefix("device time (").removesuffix(")")]
+    )
+    spent = {name: float(values @ np.diff(edges)) for name, values in hours.items()}
+    used = run.jobs[run.jobs["status"] == "reported"]
+    assert spent["training"] == pytest.approx((used["trained_at"] - used["downloaded_at"]).sum())
+    until = edges[:-1] + np.diff(edges) <= 1500.0
+    total = sum(hours.values())
+    assert total[until] == pytest.approx(7.0)
+    assert "of 7 devices were online" in figure.about
+
+
+def test_devices_of_which_nobody_knows_when_they_were_online_have_no_idle_time(record):
+    assert "idle online" not in {trace["name"] for trace in devices.states(record()).traces}
+
+
+def test_a_few_drawn_devices_stand_for_all_that_were_online(record):
+    online = [
+        ("phone-0", 0.0, 1e9, True),
+        ("phone-1", 0.0, 0.0, True),
+        ("phone-2", 0.0, 9.0, False),
+    ]
+    figure = devices.states(record(n_devices=100, online=online))
+    assert "of 100 devices were online" in figure.about
+    assert "drawn from 2 of them" in figure.about
+    top = sum(np.array(trace["y"][:-1]) for trace in figure.traces)
+    assert top == pytest.approx(50.0)
+
+
+def test_fairness_is_told_over_devices_that_were_online_at_all(record):
+    online = [(f"phone-{i}", 0.0, 3600.0 * (i > 0), True) for i in range(7)]
+    run = record(online=online)
+    used = run.jobs[run.jobs["outcome"] == "used"].groupby("device_id").size()
+    eligible = [used.get(f"phone-{i}", 0) for i in range(1, 7)]
+    told = devices.participation(run).about
+    assert f"Of the 6 that were online at all Gini {devices.gini(eligible):.2f}" in told
+
+
+def test_the_table_of_devices_has_a_row_for_each_that_had_a_job(record):
+    run = record()
+    figure = devices.participation(run)
+    rows = {row[0]: row for row in figure.rows}
+    assert set(rows) == set(run.jobs["device_id"])
+    own = run.jobs[run.jobs["device_id"] == "phone-3"]
+    at = figure.header.index
+    assert rows["phone-3"][at("jobs")] == str(len(own))
+    assert rows["phone-3"][at("used")] == str((own["outcome"] == "used").sum())
+    assert float(rows["phone-3"][at("work (h)")]) == pytest.approx(
+        own["busy_s"].sum() / 3600, rel=1e-3
+    )
+
+
+def test_durations_are_shares_of_used_jobs(record):
+    figure = devices.durations(record())
+    # Every made job downloads for 10 s, trains for 60 s and uploads for 20 s.
+    assert {row[0]: row[2] for row in figure.rows} == {
+        "download": "10",
+        "training": "60",
+        "upload": "20",
+    }
+    assert all(trace["y"][-1] == 1.0 for trace in figure.traces)
+
+
+def test_versions_are_listed_with_what_was_measured(record):
+    run = record()
+    header, rows = learning.versions(run)
+    assert header[0] == "version"
+    assert [row[0] for row in rows] == [str(v) for v in sorted(run.metrics["version"].unique())]
+    accuracy = run.metrics[(run.metrics["version"] == 5) & (run.metrics["name"] == "accuracy")]
+    assert rows[1][header.index("accuracy")] == f"{accuracy['value'].iloc[0]:.4g}"

@@ -12,6 +12,7 @@ from tiny import fleet
 
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError, TraceError
+from fedstale.simulation import run as run_module
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 
@@ -367,3 +368,30 @@ def test_a_torch_model_in_half_precision_is_trained_by_a_strategy_object():
     w = run.model["weight"]
     assert w.dtype == np.float16
     np.testing.assert_allclose(w, truth.numpy(), atol=0.05)
+
+
+def test_a_run_tells_when_its_devices_were_online(tmp_path):
+    windows = [[(0.0, 400.0), (700.0, 900.0)], [], [(0.0, 1000.0)]]
+    config = SimulationConfig(app=str(write_small_app(tmp_path / "app")), traces="given")
+    run = simulate(config, tmp_path / "run", traces=fleet(windows, repeat=False))
+    told = run.online.groupby("device_id")
+    names = sorted(told.groups)
+    expected = [
+        [(a, min(b, run.end_s)) for a, b in of_one if a < run.end_s] or [(0.0, 0.0)]
+        for of_one in windows
+    ]
+    for name, of_one in zip(names, expected, strict=True):
+        own = told.get_group(name)
+        assert list(zip(own["start_s"], own["end_s"], strict=True)) == of_one
+    assert run.online["is_drawn"].all()
+
+
+def test_of_many_devices_some_are_drawn_and_those_with_jobs_are_told_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_module, "_ONLINE", 10)
+    config = SimulationConfig(app=str(write_small_app(tmp_path / "app")), traces="given")
+    run = simulate(config, tmp_path / "run", traces=fleet([[(0.0, 1000.0)]] * 200))
+    drawn = run.online[run.online["is_drawn"]]
+    assert drawn["device_id"].nunique() == 10
+    others = set(run.online["device_id"]) - set(drawn["device_id"])
+    assert 0 < len(others) <= 10
+    assert others <= set(run.jobs["device_id"])
