@@ -5,7 +5,6 @@ distinguish colours.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,14 @@ import numpy as np
 from fedstale import __version__
 from fedstale.comparison.analysis import Comparison, Variant
 from fedstale.comparison.statistics import Estimate, estimate
-from fedstale.reports.figure import MARKERS, Array, Figure, curve, named_rows, time_unit
+from fedstale.reports.figure import Array, Figure, curve, named_rows, time_unit
+from fedstale.reports.forest import AROUND_PX, LONGEST, ROW_PX, Row, forest, marks
 from fedstale.reports.page import write_figures, write_text
 from fedstale.reports.run import Run
 
 FORMAT = 1
 PAGE, NUMBERS, LINES, MARKDOWN = (f"comparison.{end}" for end in ("html", "json", "csv", "md"))
 _INSTANTS = 201
-_ROW_PX, _LONGEST = 34, 28
 # More bands than these hide one another.
 _BANDS = 4
 
@@ -141,7 +140,7 @@ def figures(comparison: Comparison) -> list[Figure]:
     found = [_curves(comparison, metric, i) for i, metric in enumerate(comparison.shown)]
     if comparison.target is not None:
         speed_ups = [
-            (i, one, one.speed_up.ratio, str(one.speed_up))
+            _row_of(i, one, one.speed_up.ratio, str(one.speed_up))
             for i, one in enumerate(comparison.variants)
             if one.speed_up is not None
         ]
@@ -150,18 +149,24 @@ def figures(comparison: Comparison) -> list[Figure]:
         about += "of it is faster."
         found.append(_times(comparison))
         found.append(
-            _forest("speed-up", title, about, speed_ups, x_title="times as fast", level=1.0)
+            forest("speed-up", title, about, speed_ups, x_title="times as fast", level=1.0)
         )
     for i, metric in enumerate(comparison.shown):
         paired = [
-            (number, one, difference, difference.ends())
+            _row_of(number, one, difference, difference.ends())
             for number, one in enumerate(comparison.variants)
             if (difference := one.differences.get(comparison.key(metric), Estimate())).n
         ]
         title, x_title = f"{metric} at the end, difference", f"difference in {metric}"
         about = f"What {metric} is above that of {comparison.reference}, by seed."
-        found.append(_forest(f"difference-{i}", title, about, paired, x_title=x_title, level=0.0))
+        found.append(forest(f"difference-{i}", title, about, paired, x_title=x_title, level=0.0))
     return [figure for figure in found if figure.traces]
+
+
+def _row_of(number: int, one: Variant, value: Estimate, text: str) -> Row:
+    """Return the row of a variant in a forest."""
+    ends = {"value": value.mean, "low": value.low, "high": value.high}
+    return Row(name=one.name, look=number, **ends, text=text, n=value.n)
 
 
 def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
@@ -219,7 +224,7 @@ def _times(comparison: Comparison) -> Figure:
             if times:
                 x, text = [at_s / length_s for at_s in times.values()], "%{x:.4~g}, %{text}"
                 more = {"text": [f"seed {s}{note}" for s in times], "hovertemplate": text}
-                traces.append(_marks(one, i, x, [i] * len(x), hollow, **more))
+                traces.append(marks(one.name, i, x, [i] * len(x), hollow, **more))
     return Figure(
         id="times",
         title=f"Device time to {comparison.target}",
@@ -228,10 +233,10 @@ def _times(comparison: Comparison) -> Figure:
         traces=traces,
         x_title=f"device time ({unit})",
         layout={
-            "yaxis": named_rows([one.name for one in comparison.variants], longest=_LONGEST),
+            "yaxis": named_rows([one.name for one in comparison.variants], longest=LONGEST),
             "xaxis": {"rangemode": "tozero"},
         },
-        height=130 + _ROW_PX * len(comparison.variants),
+        height=AROUND_PX + ROW_PX * len(comparison.variants),
         header=["variant", "seed", f"device time ({unit})", "reached"],
         rows=[
             [one.name, str(seed), f"{time.at_s / length_s:.4g}", "yes" if time.ever else "no"]
@@ -239,59 +244,3 @@ def _times(comparison: Comparison) -> Figure:
             for seed, time in one.times.items()
         ],
     )
-
-
-def _forest(
-    name: str,
-    title: str,
-    about: str,
-    found: Sequence[tuple[int, Variant, Estimate, str]],
-    *,
-    x_title: str,
-    level: float,
-) -> Figure:
-    """Return a mark and its interval for each variant, and a line at what means no difference.
-
-    Args:
-        name: of the figure.
-        title: of the figure.
-        about: what it shows, in a sentence.
-        found: number of the variant, the variant, its value and the value in words.
-        x_title: of the axis.
-        level: what means no difference.
-    """
-    traces: list[dict[str, Any]] = []
-    for i, (number, one, value, text) in enumerate(found):
-        more: dict[str, Any] = {"text": [text], "hovertemplate": "%{text}"}
-        if np.isfinite(value.low):
-            ends = {"array": [value.high - value.mean], "arrayminus": [value.mean - value.low]}
-            more["error_x"] = {"type": "data", "symmetric": False, **ends}
-        traces.append(_marks(one, number, [value.mean], [i], **more))
-    if traces:
-        still = {"hoverinfo": "skip", "showlegend": False, "line": {"width": 1}}
-        span = [-0.5, len(found) - 0.5]
-        traces.append(curve("no difference", "still", [level, level], span, **still))
-    return Figure(
-        id=name,
-        title=title,
-        about=f"{about} The bars are 95% intervals.",
-        traces=traces,
-        x_title=x_title,
-        layout={"yaxis": named_rows([one.name for _, one, _, _ in found], longest=_LONGEST)},
-        height=130 + _ROW_PX * len(found),
-        header=["variant", "mean and interval", "pairs"],
-        rows=[[one.name, text, str(value.n)] for _, one, value, text in found],
-    )
-
-
-def _marks(
-    one: Variant,
-    number: int,
-    x: Sequence[float],
-    y: Sequence[int],
-    hollow: str = "",
-    **more: object,
-) -> dict[str, Any]:
-    """Return marks of a variant, in its colour."""
-    marker = {"size": 10, "symbol": MARKERS[number % len(MARKERS)] + hollow}
-    return curve(one.name, number, x, y, mode="markers", showlegend=False, marker=marker, **more)
