@@ -137,7 +137,7 @@ class Comparison:
                 ratio = "reference" if is_reference else str(one.speed_up or NOTHING)
                 n_reached = f"{one.n_reached} of {len(one.times)}"
                 words = _time(one, length_s), n_reached, ratio
-                names = f"{unit} to {self.target}", "reached", "speed-up"
+                names = f"time to {self.target} ({unit})", "reached", "speed-up"
                 row += zip(names, words if one.times else [NOTHING] * 3, strict=True)
             for metric in self.shown:
                 key = self.key(metric)

@@ -5,7 +5,7 @@ distinguish colours.
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import numpy as np
 
 from fedstale import __version__
 from fedstale.comparison.analysis import Comparison, Variant
-from fedstale.comparison.statistics import Estimate, estimate
-from fedstale.reports.figure import Array, Figure, curve, named_rows, time_unit
-from fedstale.reports.forest import AROUND_PX, LONGEST, ROW_PX, Row, forest, marks
+from fedstale.comparison.statistics import Estimate, estimate, kaplan_meier
+from fedstale.reports.figure import Array, Figure, curve, time_unit
+from fedstale.reports.forest import Row, forest, marks
 from fedstale.reports.page import write_figures, write_text
 from fedstale.reports.run import Run
 
@@ -24,6 +24,7 @@ PAGE, NUMBERS, LINES, MARKDOWN = (f"comparison.{end}" for end in ("html", "json"
 _INSTANTS = 201
 # More bands than these hide one another.
 _BANDS = 4
+_ENDS = ("low", "high")
 
 
 def write(comparison: Comparison, folder: Path, *, plan: str = "") -> None:
@@ -148,9 +149,8 @@ def figures(comparison: Comparison) -> list[Figure]:
         about = f"How many times as fast as {comparison.reference}, by seed; 1 is as fast, right "
         about += "of it is faster."
         found.append(_times(comparison))
-        found.append(
-            forest("speed-up", title, about, speed_ups, x_title="times as fast", level=1.0)
-        )
+        ratios = forest("speed-up", title, about, speed_ups, x_title="times as fast", level=1.0)
+        found.append(replace(ratios, layout={**ratios.layout, "xaxis": {"type": "log"}}))
     for i, metric in enumerate(comparison.shown):
         paired = [
             _row_of(number, one, difference, difference.ends())
@@ -190,8 +190,11 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
         )
         if has_bands and len(one.runs) > 1:
             hidden = {"hoverinfo": "skip", "showlegend": False, "line": {"width": 0}}
-            traces.append(curve("", i, x, [m.low for m in means], **hidden))
-            traces.append(curve("", i, x, [m.high for m in means], **hidden, fill="tonexty"))
+            # An interval of Student's knows no share above 1 and no loss below 0.
+            low, high = _range_of(metric, values)
+            lows, highs = (np.clip([getattr(m, e) for m in means], low, high) for e in _ENDS)
+            traces.append(curve("", i, x, lows, **hidden))
+            traces.append(curve("", i, x, highs, **hidden, fill="tonexty"))
         traces.append(curve(one.name, i, x, [m.mean for m in means]))
     bands = (
         " Bands hold the mean with 95% confidence at each instant by itself." if has_bands else ""
@@ -208,6 +211,12 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
     )
 
 
+def _range_of(metric: str, values: Array) -> tuple[float, float]:
+    """Return the least and the largest value that a metric can have, as far as its values tell."""
+    is_share = "acc" in metric.lower() and np.nanmax(values) <= 1.0
+    return (0.0 if np.nanmin(values) >= 0.0 else -np.inf), (1.0 if is_share else np.inf)
+
+
 def _at(run: Run, metric: str, comparison: Comparison, instants: Array) -> Array:
     """Return the last value measured until each instant, NaN before the first."""
     times, values = run.curve(metric, comparison.sources[metric])
@@ -215,28 +224,35 @@ def _at(run: Run, metric: str, comparison: Comparison, instants: Array) -> Array
 
 
 def _times(comparison: Comparison) -> Figure:
-    """Return when each run reached the target, one dot a run."""
+    """Return the share of a variant's runs that had reached the target, against device time."""
     unit, length_s = time_unit(comparison.horizon_s)
     traces: list[dict[str, Any]] = []
     for i, one in enumerate(comparison.variants):
-        for ever, hollow, note in ((True, "", ""), (False, "-open", ", never reached")):
-            times = {seed: time.at_s for seed, time in one.times.items() if time.ever is ever}
-            if times:
-                x, text = [at_s / length_s for at_s in times.values()], "%{x:.4~g}, %{text}"
-                more = {"text": [f"seed {s}{note}" for s in times], "hovertemplate": text}
-                traces.append(marks(one.name, i, x, [i] * len(x), hollow, **more))
+        if not one.times:
+            continue
+        instants, shares = kaplan_meier(one.times.values())
+        x = np.concatenate([[0.0], instants, [max(comparison.horizon_s, instants[-1])]]) / length_s
+        y = np.concatenate([[0.0], shares, shares[-1:]])
+        step = curve(one.name, i, x, y, hovertemplate="%{y:.0%} at %{x:.4~g}")
+        traces.append({**step, "line": {**step["line"], "shape": "hv"}})
+        ended = {seed: time.at_s for seed, time in one.times.items() if not time.ever}
+        if ended:
+            ends = np.array(list(ended.values()))
+            heights = np.append(0.0, shares)[np.searchsorted(instants, ends, side="right")]
+            text = [f"{one.name}, seed {seed}: its time was over" for seed in ended]
+            more = {"text": text, "hovertemplate": "%{text}"}
+            places = (ends / length_s).tolist(), heights.tolist()
+            traces.append(marks(one.name, i, *places, "-open", **more))
     return Figure(
         id="times",
-        title=f"Device time to {comparison.target}",
-        about="One mark a run. A hollow one never reached the target, and stands where its time "
-        "was over.",
+        title=f"Runs that had reached {comparison.target}",
+        about="Share of the runs of a variant against device time (Kaplan and Meier). A hollow "
+        "mark is where the time of a run was over that had not reached it.",
         traces=traces,
         x_title=f"device time ({unit})",
-        layout={
-            "yaxis": named_rows([one.name for one in comparison.variants], longest=LONGEST),
-            "xaxis": {"rangemode": "tozero"},
-        },
-        height=AROUND_PX + ROW_PX * len(comparison.variants),
+        y_title="runs",
+        layout={"yaxis": {"tickformat": ".0%", "range": [0, 1]}},
+        is_wide=True,
         header=["variant", "seed", f"device time ({unit})", "reached"],
         rows=[
             [one.name, str(seed), f"{time.at_s / length_s:.4g}", "yes" if time.ever else "no"]

@@ -4,15 +4,20 @@ Two variants that run with the same seed share their devices and random draws, s
 within a seed has less noise than the difference of two means. Nothing is corrected for looking at
 many variants at once.
 
-Reference:
+References:
     Student. The Probable Error of a Mean. Biometrika 6 (1908).
+    Kaplan, Meier. Nonparametric Estimation from Incomplete Observations. Journal of the American
+    Statistical Association 53 (1958).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from scipy.stats import CensoredData, ecdf
+
+from fedstale.reports.figure import Array
 
 _LEVEL = 0.95
 NOTHING = "-"
@@ -73,6 +78,28 @@ class Reached:
     """Virtual instant in s; the end of the run's time if it never did."""
     ever: bool
     """Whether it did."""
+
+
+def kaplan_meier(times: Iterable[Reached]) -> tuple[Array, Array]:
+    """Return the share of runs that had reached the target by each instant.
+
+    A run that never did counts as one that was watched until its time was over (Kaplan and Meier,
+    1958).
+
+    Args:
+        times: of at least one run.
+
+    Returns:
+        Instants in s, increasing, and the share from each of them on; both of shape (instants,).
+    """
+    times = list(times)
+    found = ecdf(
+        CensoredData(
+            uncensored=[time.at_s for time in times if time.ever],
+            right=[time.at_s for time in times if not time.ever],
+        )
+    ).cdf
+    return found.quantiles, found.probabilities
 
 
 Bound = Literal["exact", "at least", "at most", "unknown"]

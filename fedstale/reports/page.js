@@ -88,7 +88,14 @@
       ticks: { color: colour("ink"), maxRotation: 0, autoSkipPadding: 12, ...format },
       beginAtZero: own.rangemode === "tozero", ...more,
     };
-    if (own.type === "log") made.ticks.callback = (value) => (Number.isInteger(Math.log10(value)) ? plain(value) : "");
+    if (own.type === "log") {
+      // Of a wide range the powers of ten, of a narrow one 1, 2 and 5 of each.
+      made.ticks.callback = (value, i, all) => {
+        const leading = Number((value / 10 ** Math.floor(Math.log10(value))).toPrecision(3));
+        const isWide = all[all.length - 1].value > 1000 * all[0].value;
+        return (isWide ? leading === 1 : [1, 1.5, 2, 3, 5, 7].includes(leading)) ? plain(value) : "";
+      };
+    }
     if (own.range) {
       const [from, to] = own.range;
       Object.assign(made, { min: Math.min(from, to), max: Math.max(from, to), reverse: from > to });

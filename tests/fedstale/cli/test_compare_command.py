@@ -92,8 +92,16 @@ def test_the_report_shows_means_times_and_differences_and_obeys_no_name(
     (mean,) = (t for t in plots["mean-0"]["traces"] if t.get("name") == "strategy=fedavg")
     # The end of the hour: (0.8 + 0.7) / 2.
     assert mean["y"][-1] == pytest.approx(0.75)
-    hollow = [t for t in plots["times"]["traces"] if t["marker"]["symbol"].endswith("-open")]
-    assert [(t["name"], t["x"]) for t in hollow] == [("strategy=fedavg", [60.0])]
+    times = plots["times"]["traces"]
+    hollow = [t for t in times if t["marker"]["symbol"].endswith("-open")]
+    # One of its two runs never reached the target: the share stays at a half.
+    assert [(t["name"], t["x"], t["y"]) for t in hollow] == [("strategy=fedavg", [60.0], [0.5])]
+    (share,) = (t for t in times if t["name"] == "strategy=fedavg" and t["mode"] == "lines")
+    assert share["y"][-1] == 0.5
+    bands = [t["y"] for t in plots["mean-0"]["traces"] if t.get("name") == ""]
+    assert bands, "two runs each have intervals, which are wider than a share can be"
+    assert all(0.0 <= value <= 1.0 for band in bands for value in band)
+    assert plots["speed-up"]["layout"]["xaxis"]["type"] == "log"
     (difference,) = (t for t in plots["difference-0"]["traces"] if "error_x" in t)
     assert difference["x"] == [pytest.approx(0.15)]
     (curve,) = (t for t in plots["mean-0"]["traces"] if t.get("name") == difference["name"])

@@ -3,7 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstale.comparison.statistics import Reached, difference, estimate, speed_up
+from fedstale.comparison.statistics import (
+    Reached,
+    difference,
+    estimate,
+    kaplan_meier,
+    speed_up,
+)
 
 
 def reached(times, *, never=()):
@@ -78,3 +84,27 @@ def test_who_is_compared_with_whom_only_turns_the_ratio_round(pairs):
     one, two = speed_up(own, other).ratio, speed_up(other, own).ratio
     assert one.mean * two.mean == pytest.approx(1.0)
     assert one.low * two.high == pytest.approx(1.0)
+
+
+def product_limit(times, t):
+    """Return 1 minus the product over instants of the share that did not reach the target."""
+    left = 1.0
+    for at in sorted({at for at, ever in times if ever and at <= t}):
+        at_risk = sum(other >= at for other, _ in times)
+        left *= 1.0 - sum(other == at and ever for other, ever in times) / at_risk
+    return 1.0 - left
+
+
+@given(st.lists(st.tuples(st.integers(1, 6).map(float), st.booleans()), min_size=1, max_size=8))
+def test_the_share_that_reached_a_target_is_the_product_of_kaplan_and_meier(times):
+    instants, shares = kaplan_meier([Reached(at_s=at, ever=ever) for at, ever in times])
+    assert (np.diff(instants) > 0).all()
+    for at, share in zip(instants, shares, strict=True):
+        assert share == pytest.approx(product_limit(times, at))
+
+
+def test_without_a_run_that_was_cut_off_it_is_the_share_of_runs():
+    times = [Reached(at_s=float(at), ever=True) for at in (1, 2, 2, 5)]
+    instants, shares = kaplan_meier(times)
+    assert instants.tolist() == [1.0, 2.0, 5.0]
+    assert shares == pytest.approx([0.25, 0.75, 1.0])

@@ -6,6 +6,8 @@ import pytest
 from browser import browsing, missing
 from made_run import HOSTILE, write_run
 
+from fedstale.comparison.analysis import analyse
+from fedstale.comparison.page import write as write_page
 from fedstale.reports.page import write_comparison
 from fedstale.reports.run import Run
 
@@ -161,6 +163,27 @@ def test_nothing_overflows_at_the_width_of_a_phone(tmp_path):
             assert browser.ask("return window.innerWidth") == 390
             assert browser.ask(OVERFLOW) <= 0
             assert browser.complaints() == []
+
+
+def test_the_table_of_a_comparison_shows_whole_on_a_desk(tmp_path):
+    runs = {
+        name: [Run(write_run(tmp_path / name / str(seed))) for seed in (1, 2)]
+        for name in ("FedAvg, as Flower has it", "FedBuff, ten at a time", "Gap-Aware")
+    }
+    for some in runs.values():
+        for seed, run in enumerate(some):
+            run.summary = {**run.summary, "seed": seed}
+    comparison = analyse(runs, reference="Gap-Aware", target="accuracy 0.8")
+    write_page(comparison, tmp_path)
+    hidden = """
+    const region = document.querySelector(".scroll");
+    return region.scrollWidth - region.clientWidth
+    """
+    with browsing(width=1280) as browser:
+        browser.open(tmp_path / "comparison.html")
+        assert browser.ask("return document.querySelectorAll('.scroll th').length") >= 8
+        assert browser.ask(hidden) <= 0
+        assert browser.complaints() == []
 
 
 def test_hostile_names_stay_text(tmp_path):
