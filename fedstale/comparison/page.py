@@ -240,7 +240,7 @@ def _times(comparison: Comparison) -> Figure:
             ends = np.array(list(ended.values()))
             heights = np.append(0.0, shares)[np.searchsorted(instants, ends, side="right")]
             text = [f"{one.name}, seed {seed}: its time was over" for seed in ended]
-            more = {"text": text, "hovertemplate": "%{text}"}
+            more: dict[str, Any] = {"text": text, "hovertemplate": "%{text}"}
             places = (ends / length_s).tolist(), heights.tolist()
             traces.append(marks(one.name, i, *places, "-open", **more))
     return Figure(
