@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+import tomli_w
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid
 from torch import nn
@@ -83,7 +84,8 @@ def watched(grid: Grid, context: Context, *, app: str) -> Iterator[Grid]:
     with ExitStack() as stack:
         stack.enter_context(own)
         if live:
-            board = Board(app, until=Until(rounds=int(config["num-server-rounds"])))
+            until = Until(rounds=int(config["num-server-rounds"]))
+            board = Board(app, until=until, settings=tomli_w.dumps(dict(config)))
             logger.info("live page: %s", stack.enter_context(serving(board, port=live)))
             observed(own, board)
         exporting = exported(own, metrics, app=app, run_id=context.run_id)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import click
+import tomli_w
 import typer
 from click.core import ParameterSource
 from rich.console import Console
@@ -224,7 +225,8 @@ def simulate(
         config,
         shown=not (quiet or as_json),
         events=events,
-        live_at=live_at or ("8760" if live else None),
+        live=live,
+        live_at=live_at,
         tensorboard=tensorboard,
     )
     free = stdout_kept_free() if as_json else nullcontext()
@@ -407,6 +409,7 @@ def _watching(
     *,
     shown: bool,
     events: Path | None,
+    live: bool,
     live_at: str | None,
     tensorboard: Path | None,
 ) -> Iterator[list["Callback"]]:
@@ -417,7 +420,10 @@ def _watching(
 
     callbacks: list[Callback] = []
     until = Until.parse(config.until)
-    of_rounds = _planned_rounds(config) if shown else None
+    is_live, of_rounds, settings = live or live_at is not None, None, ""
+    if shown or is_live:
+        resolved = _resolved(config)
+        of_rounds, settings = _planned_rounds(resolved), tomli_w.dumps(resolved.table())
     with ExitStack() as stack:
         if shown and not sys.stderr.isatty():
             callbacks.append(ProgressNotes(note, until, of_rounds=of_rounds))
@@ -444,23 +450,31 @@ def _watching(
             scalars = TensorBoard(tensorboard)
             stack.callback(scalars.close)
             callbacks.append(scalars)
-        if live_at is not None:
+        if is_live:
             # Only who asks for a page waits for it.
             from fedstale.live import Board, serving
-            from fedstale.live.server import parse_address
+            from fedstale.live.server import PORT, parse_address
 
-            board = Board(f"{config.app} on {config.traces}", until=until)
-            url = stack.enter_context(serving(board, *parse_address(live_at)))
+            title = f"{config.app} on {config.traces}"
+            board = Board(title, until=until, of_rounds=of_rounds, settings=settings)
+            # A second run beside one that is watched has a page of its own.
+            at = (*parse_address(live_at),) if live_at else ("127.0.0.1", PORT)
+            url = stack.enter_context(serving(board, *at, or_any=live_at is None))
             note(f"live page: {url}")
             callbacks.append(board)
         yield callbacks
 
 
-def _planned_rounds(config: "SimulationConfig") -> int | None:
-    """Return how many rounds the app will make, if its run config says so by the usual name."""
+def _resolved(config: "SimulationConfig") -> "SimulationConfig":
+    """Return settings with what the app says where they say nothing."""
     from fedstale.simulation.flower_app import FlowerApp
 
-    planned = FlowerApp.find(config.app).resolved(config).run_config.get("num-server-rounds")
+    return FlowerApp.find(config.app).resolved(config)
+
+
+def _planned_rounds(resolved: "SimulationConfig") -> int | None:
+    """Return how many rounds the app will make, if its run config says so by the usual name."""
+    planned = resolved.run_config.get("num-server-rounds")
     return planned if isinstance(planned, int) else None
 
 
@@ -478,7 +492,7 @@ def _show_outlook(config: "SimulationConfig", traces: "TraceSet", *, as_json: bo
     from fedstale.simulation.outlook import look_ahead
 
     found = look_ahead(config, traces)
-    planned = _planned_rounds(config)
+    planned = _planned_rounds(_resolved(config))
     if as_json:
         facts = asdict(found)
         lists = {name: facts[name].tolist() for name in ("online", "job_s")}

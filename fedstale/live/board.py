@@ -6,6 +6,7 @@ so that they always span the whole run.
 """
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from fedstale.reports.figure import (
     curve,
     metric_text,
     rows_of_bars,
+    time_text,
     time_unit,
 )
 from fedstale.simulation.stock_strategies import report_stock_strategies
@@ -34,6 +36,7 @@ FAILURES = 20
 """Failures that are listed, the latest first."""
 _METRICS = 64
 _CURVES = 8
+_DOTS = 60
 _BARS = 30
 _REASON = 200
 _NAMES = 100_000
@@ -69,16 +72,28 @@ class _Series:
 class Board(Watcher):
     """Remembers what a page shows of a run."""
 
-    def __init__(self, title: str, *, until: Until = NO_LIMIT, every_s: float = 0.25) -> None:
+    def __init__(
+        self,
+        title: str,
+        *,
+        until: Until = NO_LIMIT,
+        of_rounds: int | None = None,
+        settings: str = "",
+        every_s: float = 0.25,
+    ) -> None:
         """Begin with an empty board.
 
         Args:
             title: what is watched, in a few words.
             until: limit of the run, to show how much of it is done.
+            of_rounds: how many rounds the app makes, if that is known.
+            settings: of the run, as text.
             every_s: seconds of wall time from one look at the clock to the next.
         """
-        super().__init__(until, every_s=every_s)
-        self.title = title
+        super().__init__(until, of_rounds=of_rounds, every_s=every_s)
+        self.title, self.settings = title, settings
+        self._share: float | None = None
+        self._began_at = time.perf_counter()
         self._lock = threading.Lock()
         self._names: dict[str, str] = {}
         self._online, self._in_flight = _Series(), _Series()
@@ -125,6 +140,7 @@ class Board(Watcher):
         """Note where the run is."""
         now, online, in_flight = run.now(), run.n_online(), run.n_in_flight()
         with self._lock:
+            self._share = self.share(run)
             self._online.add(now, online)
             self._in_flight.add(now, in_flight)
 
@@ -152,12 +168,21 @@ class Board(Watcher):
                 "title": self.title,
                 "ended": self._ended,
                 "cards": self._cards(f"{now / length_s:.3g} {unit}"),
-                "share": self.until.share(now, self.rounds) if self._online.kept else None,
+                "share": self._share,
+                "left": self._left(),
+                "settings": self.settings,
                 "figures": [{**f.plot(), "about": f.about} for f in figures if f.traces],
                 "failures": [
                     [f"{at / length_s:.3g} {unit}", *words] for at, *words in self._failures
                 ],
             }
+
+    def _left(self) -> str:
+        """Return how long the run will go on, if the rest takes as long as what is done."""
+        if not self._share or self._ended:
+            return ""
+        left_s = (time.perf_counter() - self._began_at) * (1.0 - self._share) / self._share
+        return f"about {time_text(left_s)} left"
 
     def _cards(self, now: str) -> list[list[str]]:
         if not self._online.kept:
@@ -181,21 +206,34 @@ class Board(Watcher):
         def named(key: str) -> list[dict[str, Any]]:
             chosen = [names for names in sorted(self._metrics) if key in names[1].lower()]
             return [
-                curve(f"{SOURCES.get(source, source)}: {name}", i, **series.points(length_s))
+                curve(
+                    f"{SOURCES.get(source, source)}: {name}",
+                    i,
+                    **series.points(length_s),
+                    # A first point is no line yet.
+                    mode="lines+markers" if len(series.kept) <= _DOTS else "lines",
+                )
                 for i, (source, name) in enumerate(chosen[:_CURVES])
                 for series in (self._metrics[source, name],)
             ]
 
         devices = (("online", 2, self._online), ("jobs in flight", 1, self._in_flight))
-        counted = [curve(n, look, **s.points(length_s)) for n, look, s in devices if s.kept]
+        counted = [
+            {**own, "line": {**own["line"], "shape": "hv"}}
+            for name, look, series in devices
+            if series.kept
+            for own in (curve(name, look, **series.points(length_s)),)
+        ]
         as_reported = "as the app reports it."
         in_use = "Devices that are online, and jobs whose end the server has not seen."
         from_zero = {"yaxis": {"rangemode": "tozero"}}
+        is_share = all(0.0 <= y <= 1.0 for t in named("acc") for y in t["y"] if y is not None)
+        in_percent = {"yaxis": {"tickformat": ".0%"}} if is_share else {}
         x_title = f"device time ({unit})"
         return [
             Figure(id=key, title=title, about=about, traces=traces, x_title=x_title, layout=layout)
             for key, title, about, traces, layout in (
-                ("acc", "Accuracy", f"Accuracy, {as_reported}", named("acc"), {}),
+                ("acc", "Accuracy", f"Accuracy, {as_reported}", named("acc"), in_percent),
                 ("loss", "Loss", f"Loss, {as_reported}", named("loss"), {}),
                 ("devices", "Devices", in_use, counted, from_zero),
             )

@@ -13,6 +13,8 @@
     place("state").textContent = board.ended || "Running.";
     place("share").hidden = board.share === null;
     if (board.share !== null) place("share").value = board.share;
+    place("left").textContent = board.left;
+    place("settings").textContent = board.settings || "The app tells none.";
     place("cards").replaceChildren(...board.cards.map(([name, value]) => {
       const card = document.createElement("div");
       card.append(element("dt", name), element("dd", value));

@@ -52,7 +52,9 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 @contextmanager
-def serving(board: Board, host: str = "127.0.0.1", port: int = PORT) -> Iterator[str]:
+def serving(
+    board: Board, host: str = "127.0.0.1", port: int = PORT, *, or_any: bool = False
+) -> Iterator[str]:
     """Serve a board while the block runs; yields the address to open.
 
     Args:
@@ -60,16 +62,30 @@ def serving(board: Board, host: str = "127.0.0.1", port: int = PORT) -> Iterator
         host: address to listen at. Any but the loopback's makes a token, which is in the address
             that is yielded and without which no data is given out.
         port: TCP port; 0 takes a free one.
+        or_any: whether a free port will do as well where another program has this one.
 
     Raises:
         ConfigError: the address cannot be listened at.
     """
+    if or_any and not _is_free(host, port):
+        port = 0
     token = "" if is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
     handler = type("BoardHandler", (_BoardHandler,), {"board": board, "token": token})
     shown = "HOST" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     with listening(handler, host, port, setting="live-at") as bound:
         query = f"?token={token}" if token else ""
         yield f"http://{shown}:{bound}/{query}"
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        # As the server does: a port whose last connection was closed just now is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
 
 
 @contextmanager

@@ -110,3 +110,42 @@ def test_a_display_looks_at_once_and_then_no_more_often_than_it_wants(every_s, n
     for now in (1.0, 2.0, 3.0):
         told.moved(now)
     assert looks == [1.0, 2.0, 3.0][:n_looks]
+
+
+def test_the_board_tells_settings_and_how_long_the_rest_will_take(monkeypatch):
+    monkeypatch.setattr(board_module.time, "perf_counter", lambda: now[0])
+    now = [100.0]
+    board = Board("digits", until=Until(time_s=100.0), settings="seed = 3\n", every_s=0.0)
+    run = ToldRun(board)
+    run.moved(0.0)
+    assert board.snapshot()["left"] == ""
+    now[0] = 110.0
+    run.moved(25.0)
+    snapshot = board.snapshot()
+    assert (snapshot["share"], snapshot["left"]) == (0.25, "about 30 s left")
+    assert snapshot["settings"] == "seed = 3\n"
+    board.ended(run.runtime, "stopped", "at its limit")
+    assert board.snapshot()["left"] == ""
+
+
+def test_rounds_that_are_known_beforehand_are_a_share_too():
+    board = Board("digits", of_rounds=4, every_s=0.0)
+    run = ToldRun(board)
+    run.measured(1.0, 1, "server", "accuracy", 0.5)
+    run.runtime.trained = 1
+    run.measured(1.0, 1, "server", "accuracy", 0.5)
+    run.moved(2.0)
+    assert board.snapshot()["share"] == 0.25
+
+
+def test_a_first_point_is_a_mark_counts_are_steps_and_accuracies_percent():
+    board = Board("digits", every_s=0.0)
+    run = ToldRun(board)
+    run.moved(1.0)
+    run.measured(1.0, 1, "server", "accuracy", 0.5)
+    (accuracy,) = figure(board, "acc")["traces"]
+    assert accuracy["mode"] == "lines+markers"
+    assert figure(board, "acc")["layout"]["yaxis"]["tickformat"] == ".0%"
+    assert {t["line"]["shape"] for t in figure(board, "devices")["traces"]} == {"hv"}
+    run.measured(2.0, 2, "server", "accuracy", 50.0)
+    assert "tickformat" not in figure(board, "acc")["layout"]["yaxis"]

@@ -120,3 +120,17 @@ def test_an_address_is_read(text, expected):
 def test_an_address_that_is_none_is_one_sentence(text):
     with pytest.raises(ConfigError, match="expected a port"):
         parse_address(text)
+
+
+def test_a_second_run_gets_a_page_of_its_own_unless_a_port_was_asked_for():
+    with serving(Board("one"), port=0) as first:
+        port = int(first.rstrip("/").rsplit(":", 1)[1])
+        with serving(Board("two"), port=port, or_any=True) as second:
+            assert second != first
+        with (
+            pytest.raises(ConfigError, match="cannot be listened at"),
+            serving(Board("x"), port=port),
+        ):
+            pass
+    with serving(Board("four"), port=port, or_any=True) as again:
+        assert again == first
