@@ -1,4 +1,4 @@
-"""`fedstale runs`: list run folders, say how their settings differ, and remove them."""
+"""`fedstale runs`: list run folders, also on a page, say how they differ, and remove them."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from fedstale.cli.output import AsJson, note, one_sentence
+from fedstale.cli.output import AsJson, note, one_sentence, say
 
 app = typer.Typer(help="List run folders, compare their settings, remove them.")
 
@@ -53,6 +53,20 @@ def list_runs(
         table.add_row(str(run.folder), run.status, *cells)
     # Who reads it from a pipe wants whole rows.
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+
+
+@app.command(epilog="Example: fedstale runs page runs")
+@one_sentence()
+def page(
+    folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Write FOLDER/index.html: all runs in a table that sorts, with links to their reports."""
+    from fedstale.reports.shelf import shelved, write_index
+
+    runs = shelved(folder)
+    written = write_index(folder, runs)
+    say(f"page: {written}", written, as_json=as_json, runs=len(runs))
 
 
 @app.command(epilog="Example: fedstale runs diff runs/a runs/b")

@@ -297,7 +297,7 @@
       });
     });
   };
-  document.querySelectorAll("details table").forEach(sortable);
+  document.querySelectorAll("table").forEach((table) => { if (!table.tBodies[0].id) sortable(table); });
 
   // A page that watches a run has new figures every second.
   document.addEventListener("figures", (event) => {

@@ -7,6 +7,7 @@ JSON; scripts show it as text. The same run gives the same bytes.
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,15 @@ _ENDINGS = {
     "stuck": "got stuck",
     "interrupted": "was interrupted",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A cell of a table that leads to another page."""
+
+    text: str
+    href: str
+    """Address relative to the page, quoted."""
 
 
 def write_run(run: "Run", out: Path) -> Path:
@@ -113,7 +123,7 @@ def write_figures(
         figures: what is drawn, in this order.
         out: file to write.
         cards: names and values at the head of the page.
-        tables: tables of texts above the figures, by title.
+        tables: tables of texts and `Link`s above the figures, by title.
         timeline: what devices did, before all figures.
         hidden: what has no figure and why, in sentences.
         runs: runs whose settings stand below the figures.

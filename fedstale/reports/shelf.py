@@ -1,4 +1,4 @@
-"""The run folders below a folder: what is there, what distinguishes runs, and removing them."""
+"""The run folders below a folder: what is there, a page of it, what distinguishes runs, removal."""
 
 import json
 import shutil
@@ -7,15 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
 
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.files import is_held
 from fedstale.reports.folder import CONFIG, SUMMARY
 from fedstale.reports.last_call import LOCK
+from fedstale.reports.page import REPORT, Link, write_figures
 
 RUNNING, LOST = "running", "lost"
 """Status of a run that goes on, and of one whose process ended without a summary."""
+
+
+INDEX = "index.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,40 @@ def remove(folder: Path) -> None:
     if is_held(folder / LOCK):
         raise ConfigError(f"run = {str(folder)!r} goes on: stop it first")
     shutil.rmtree(folder)
+
+
+def write_index(root: Path, runs: Sequence[Shelved]) -> Path:
+    """Write a page that lists runs, with links to theirs, and return it.
+
+    Args:
+        root: the folder of the runs, in which the page is written.
+        runs: in this order.
+
+    Raises:
+        ConfigError: the page cannot be written.
+    """
+    metrics = sorted({name for run in runs for name in run.facts if name.startswith("server ")})
+    rows = []
+    for run in runs:
+        inside = run.folder.relative_to(root)
+        page = inside / REPORT if (run.folder / REPORT).is_file() else None
+        took = run.facts.get("virtual_s")
+        rows.append(
+            {
+                "run": Link(str(inside), quote(page.as_posix())) if page else str(inside),
+                "status": run.status,
+                **{name: str(run.facts.get(name, "-")) for name in ("app", "traces", "seed")},
+                "rounds": str(run.facts.get("rounds", "-")),
+                "device time (h)": "-" if took is None else f"{took / 3600.0:.4g}",
+                **{name: _value(run.facts.get(name)) for name in metrics},
+            }
+        )
+    first = f"{len(runs):,} runs in {root.resolve().name}. The heads of the table sort it."
+    return write_figures("Runs", first, [], root / INDEX, tables={"The runs": pd.DataFrame(rows)})
+
+
+def _value(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
 def _is_run(folder: Path) -> bool:

@@ -1,6 +1,8 @@
 """`fedstale runs`: what is listed, what differs, and what is removed."""
 
 import json
+import re
+from urllib.parse import unquote
 
 import pytest
 from typer.testing import CliRunner
@@ -92,3 +94,26 @@ def test_a_run_is_removed_and_nothing_else(place):
     assert called("runs", "remove", place / "d").exit_code == 1
     remove(place / "d")
     assert not (place / "d").exists()
+
+
+def test_a_page_lists_runs_and_leads_to_their_reports(place):
+    (place / "deeper" / "c" / "report.html").write_text("a report")
+    (place / "a" / "report.html").write_text("another")
+    hostile = made(place / '<b>bold & "quoted"', 0.1)
+    (hostile / "report.html").write_text("a third")
+    assert called("runs", "page").stdout == "page: runs/index.html\n"
+    page = (place / "index.html").read_text()
+    links = re.findall(r'<a href="([^"]*)">', page)
+    assert {unquote(link) for link in links} == {
+        "a/report.html",
+        "deeper/c/report.html",
+        f"{hostile.name}/report.html",
+    }
+    assert "<b>" not in page
+    for text in ("server accuracy", "0.9", "lost", "synthetic:5"):
+        assert text in page
+
+
+def test_a_folder_without_runs_gets_a_page_that_says_so(tmp_path):
+    assert called("runs", "page", tmp_path).exit_code == 0
+    assert "0 runs in" in (tmp_path / "index.html").read_text()
