@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-SOURCES := fedstale traces strategies agents tests benchmarks
+SOURCES := fedstale traces strategies agents tests benchmarks examples
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture profile table-agent table-forecasts table-strategies

@@ -1,0 +1,26 @@
+"""Simulate a built-in app on synthetic phones, and say what it reached and what it cost."""
+
+import fedstale
+
+if __name__ == "__main__":  # clients may train in processes of their own
+    run = fedstale.simulate(
+        "digits",
+        traces="synthetic:60",
+        until="1h",  # of the devices; the simulation takes seconds
+        seed=1,
+        run_config={"strategy": "fedbuff"},
+        out="runs/first",
+        overwrite=True,
+    )
+    print(f"{run.status}: {run.reason}")
+
+    times_s, accuracies = run.curve("accuracy", "server")
+    reached_s = times_s[accuracies >= 0.6].min()
+    print(f"accuracy 0.6 after {reached_s / 60:.0f} minutes")
+
+    print(f"{run.costs['jobs']:.0f} jobs, {run.costs['device_s'] / 3600:.1f} hours of device time")
+    print(f"{run.costs['device_time_wasted']:.0%} of it wasted:")
+    wasted = run.jobs[run.jobs["outcome"] == "wasted"]
+    print((wasted.groupby("status")["busy_s"].sum() / 3600).round(1).to_string(header=False))
+
+    print(f"report: {run.report()}")
