@@ -1,5 +1,6 @@
 """The calls behind `import fedstale`: simulate, compare and read_run."""
 
+import multiprocessing
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -69,6 +70,10 @@ def simulate(
     `fedstale report` and `fedstale simulate --resume`. The command `fedstale simulate` watches its
     run from another process, and keeps what was done.
 
+    Clients of an app in a directory move to processes of their own where that pays. Each of them
+    imports the script that it came from: a script calls this below `if __name__ == "__main__":`, as
+    everything that uses multiprocessing.
+
     Args:
         app: directory of a Flower app, name of a built-in one, a ClientApp to run under a strategy,
             or a ServerApp and a ClientApp. A run of objects cannot be repeated from its
@@ -108,6 +113,7 @@ def simulate(
     Raises:
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
+    _check_guarded()
     costs = {
         "work_per_example": work_per_example,
         "epochs": epochs,
@@ -198,6 +204,7 @@ def compare(
         ProtocolError: a file of a run cannot be read.
         KeyboardInterrupt: it was asked to stop; the runs keep what they have done.
     """
+    _check_guarded()
     if workers is not None and workers < 1:
         raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
     with ExitStack() as stack:
@@ -225,6 +232,18 @@ def read_run(folder: str | Path) -> Run:
         ProtocolError: a file in it cannot be read.
     """
     return Run(folder)
+
+
+def _check_guarded() -> None:
+    """Raise if a process that a call started makes the same call, by importing its script.
+
+    Otherwise it would run everything again, into the folder of the run that it belongs to.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "a process that trains clients imported this script and came to the same call: put "
+            'the calls of fedstale in a script below `if __name__ == "__main__":`'
+        )
 
 
 def _server(
