@@ -9,6 +9,7 @@ installed, or be at the same path, on every machine of the cluster.
 
 import faulthandler
 import multiprocessing
+import os
 import pickle
 import signal
 import time
@@ -179,6 +180,10 @@ class ProcessExecutor(WorkerExecutor[str]):
             workers: number of processes, >= 1.
             limit_s: wall-clock s after which a client that has not answered ends its worker; inf
                 if None. What Python did is on the worker's standard error then.
+
+        Raises:
+            ConfigError: no worker gets ready, for instance because the script that is run, which
+                each of them imports, does not keep its calls below `if __name__ == "__main__":`.
         """
         super().__init__(workers, parts_per_worker=_PARTS_PER_WORKER)
         self.description = f"{workers} processes"
@@ -212,13 +217,21 @@ class ProcessExecutor(WorkerExecutor[str]):
         return replies
 
     def _new_pool(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(
+        pool = ProcessPoolExecutor(
             self._workers,
             # Forking a process with threads (torch, Flower's telemetry) can deadlock.
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start_worker,
             initargs=(self._load, self._limit_s),
         )
+        try:
+            pool.submit(os.getpid).result()
+        except BrokenProcessPool:
+            # No call is to blame: every pool after this one would end the same way.
+            raise ConfigError(
+                "a process that trains clients ended before it was ready; what it said is above"
+            ) from None
+        return pool
 
     def _put(self, record: ArrayRecord) -> str:
         data = pickle.dumps(record, protocol=pickle.HIGHEST_PROTOCOL)
