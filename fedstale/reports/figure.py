@@ -31,7 +31,12 @@ SOURCES = {
 """Where a metric was measured, as figures call it, the source that decides first."""
 MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
 SHARES: dict[str, Any] = {
-    axis: {"tickformat": ".0%", "range": [-0.03, 1.03]} for axis in ("xaxis", "yaxis")
+    axis: {
+        "range": [-0.03, 1.03],
+        "tickvals": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0],
+        "ticktext": ["0%", "20%", "40%", "60%", "80%", "100%"],
+    }
+    for axis in ("xaxis", "yaxis")
 }
 """The layout of a figure of one share against another."""
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any
 
-from fedstale.reports.figure import MARKERS, Figure, curve, named_rows
+from fedstale.reports.figure import MARKERS, Figure, curve, named_rows, numbers
 
 LONGEST = 28
 """Characters of a name that are shown beside its row."""
@@ -64,7 +64,9 @@ def forest(
     for i, row in enumerate(rows):
         more: dict[str, Any] = {"text": [row.text], "hovertemplate": "%{text}"}
         if isfinite(row.low):
-            ends = {"array": [row.high - row.value], "arrayminus": [row.value - row.low]}
+            # Of rounded numbers, as the mark is: an interval from 0 must not begin below it.
+            value, low, high = (x or 0.0 for x in numbers([row.value, row.low, row.high]))
+            ends = {"array": [high - value], "arrayminus": [value - low]}
             more["error_x"] = {"type": "data", "symmetric": False, **ends}
         traces.append(marks(row.name, row.look, [row.value], [i], **more))
     if traces and level is not None:

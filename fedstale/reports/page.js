@@ -19,6 +19,8 @@
     solid: [], dash: [8, 4], dot: [2, 3], dashdot: [8, 3, 2, 3], longdash: [14, 5],
     longdashdot: [14, 4, 2, 4],
   };
+  // Chart.js only strokes these: without a border they are not there.
+  const STROKED = new Set(["cross", "crossRot", "star"]);
   const STEPS = { hv: "before", vh: "after", hvh: "middle" };
 
   const percent = (value, digits) => (100 * value).toFixed(digits) + "%";
@@ -39,14 +41,16 @@
     const value = colour(trace.meta), marker = trace.marker || {}, line = trace.line || {};
     const hasMarks = (trace.mode || "").includes("markers");
     const isHollow = (marker.symbol || "").endsWith("-open");
+    const symbol = SYMBOLS[(marker.symbol || "circle").replace("-open", "")];
     return {
       borderColor: value, backgroundColor: trace.fill ? value + "33" : value,
       stack: trace.stackgroup,
       borderWidth: line.width === undefined ? 2 : line.width, borderDash: DASHES[line.dash || "solid"],
       stepped: STEPS[line.shape] || false,
-      pointRadius: hasMarks ? (marker.size || 5) / 2 : 0, pointHitRadius: 8, pointBorderWidth: isHollow ? 2 : 0,
+      pointRadius: hasMarks ? (marker.size || 5) / 2 : 0, pointHitRadius: 8,
+      pointBorderWidth: isHollow || STROKED.has(symbol) ? 2 : 0,
       pointHoverRadius: hasMarks ? (marker.size || 5) / 2 + 1 : 3,
-      pointStyle: SYMBOLS[(marker.symbol || "circle").replace("-open", "")],
+      pointStyle: symbol,
       pointBackgroundColor: isHollow ? colour("card") : value, pointBorderColor: value,
       showLine: trace.mode !== "markers",
       fill: { tonexty: "-1", tozeroy: "origin" }[trace.fill] || false,
@@ -55,8 +59,11 @@
 
   const line = (trace) => ({
     ...looks(trace), label: trace.name, isNamed: trace.showlegend !== false && Boolean(trace.name),
-    data: trace.x.map((x, i) => ({ x, y: trace.y[i], i, trace })),
+    data: ordered(trace, trace.x.map((x, i) => ({ x, y: trace.y[i], i, trace }))),
   });
+
+  // Chart.js takes points to be in order: it looks at the ends for what an axis has to hold.
+  const ordered = (trace, points) => (trace.mode === "markers" ? points.sort((a, b) => a.x - b.x) : points);
 
   // An interval is a line through its mark, with a break behind it.
   const interval = (trace) => ({
@@ -169,8 +176,13 @@
       title: () => "",
       label: ({ raw }) => said({ ...raw, x: raw.middle ?? raw.x, y: raw.top ?? raw.y }),
     };
-    options.scales = { x: axis(layout.xaxis, { bounds: "data" }), y: axis(layout.yaxis, { stacked: isStacked }) };
-    if (traces.some((trace) => trace.type === "bar")) delete options.scales.x.bounds;
+    // Beside rows of marks, and under bars, values are read off the axis: it has round numbers, and
+    // room at its ends.
+    const isRead = layout.yaxis.tickvals || traces.some((trace) => trace.type === "bar");
+    options.scales = {
+      x: axis(layout.xaxis, { bounds: isRead ? "ticks" : "data" }),
+      y: axis(layout.yaxis, { stacked: isStacked }),
+    };
     return { type: "line", data: { datasets }, options };
   };
 
