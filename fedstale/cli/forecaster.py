@@ -6,15 +6,27 @@ on a device or an hour that it learnt from.
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstale.cli.output import UNITS_S, AsJson, Quiet, amount, note, one_sentence, say
+from fedstale.cli.output import (
+    UNITS_S,
+    AsJson,
+    Quiet,
+    Step,
+    amount,
+    one_sentence,
+    say,
+    steps,
+    table_text,
+)
 from fedstale.errors import ConfigError, TraceError
 
 if TYPE_CHECKING:
     from fedstale.traces import TraceSet
+    from fedstale.traces.forecast import Perceptron
+    from fedstale.traces.forecast.dataset import Examples
 
 Traces = Annotated[
     str, typer.Option("--traces", metavar="PATH|synthetic:N[@desktops]", help="Device traces.")
@@ -46,7 +58,10 @@ def train(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors."""
+    """Train a forecaster on traces; writes forecaster.toml and forecaster.safetensors.
+
+    Networks leave their losses as well, in losses.csv and on the page training.html.
+    """
     from fedstale.traces.forecast import Perceptron, forecaster_class
     from fedstale.traces.forecast.dataset import draw_parts
 
@@ -61,12 +76,14 @@ def train(
         raise ConfigError(f"{out}: holds a forecaster; expected a new folder")
     devices = recorded(traces, seed=seed)
     other = None if stop_on is None else recorded(stop_on, seed=seed)
-    training, held_out = draw_parts(devices, other, n=examples, seed=seed)
-    if isinstance(forecaster, Perceptron):
-        progress = None if quiet else _show_epoch
-        forecaster.fit(training, held_out, seed=seed, progress=progress)
-    else:
-        forecaster.fit(training, held_out, seed=seed)
+    epochs: list[tuple[str, int, float, float]] = []
+    with steps(is_shown=not (quiet or as_json)) as step:
+        step("drawing examples", 0, 1)
+        training, held_out = draw_parts(devices, other, n=examples, seed=seed)
+        if isinstance(forecaster, Perceptron):
+            epochs = _fitted(forecaster, training, held_out, seed, step)
+        else:
+            forecaster.fit(training, held_out, seed=seed)
     provenance = {
         "traces": Path(traces).name,
         "stop_on": "" if stop_on is None else Path(stop_on).name,
@@ -75,6 +92,8 @@ def train(
         "seed": seed,
     }
     forecaster.save(out, provenance)
+    if epochs:
+        _write_losses(epochs, out, provenance)
     say(f"forecaster: {out}", out, as_json=as_json, kind=kind, **provenance)
 
 
@@ -101,27 +120,30 @@ def backtest(
     examples: Annotated[int, typer.Option(min=100, help="Examples to fit on.")] = 40_000,
     seed: Seed = 0,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Test forecasters at rolling origins, on devices and hours that they did not learn from."""
-    from fedstale.reports.backtest import PAGE, figures
+    from fedstale.reports.backtest import PAGE, figures, hidden
     from fedstale.reports.page import write_figures
     from fedstale.traces import Job
-    from fedstale.traces.forecast.evaluation import SHOWN, backtested, wide
+    from fedstale.traces.forecast.evaluation import TITLES, backtested, printed, why_empty
 
     deadline_s, step_s = amount("deadline", deadline, UNITS_S), amount("step", step, UNITS_S)
     if step_s < 1.0:
         raise ConfigError(f"step = {step!r}: expected at least 1s")
     job = Job(work=work, download_bytes=download_bytes, upload_bytes=upload_bytes, ttl_s=deadline_s)
-    tables = backtested(
-        recorded(traces, seed=seed),
-        [name for name in forecasters.split(",") if name],
-        trained or [],
-        job,
-        step_s=step_s,
-        k=k,
-        examples=examples,
-        seed=seed,
-    )
+    with steps(is_shown=not (quiet or as_json)) as begin:
+        tables = backtested(
+            recorded(traces, seed=seed),
+            [name for name in forecasters.split(",") if name],
+            trained or [],
+            job,
+            step_s=step_s,
+            k=k,
+            examples=examples,
+            seed=seed,
+            watch=begin,
+        )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         for name, table in tables.items():
@@ -133,16 +155,59 @@ def backtest(
             f"{upload_bytes:,} bytes up, a deadline of {deadline_s:g} s.",
             figures(tables),
             out / PAGE,
+            hidden=hidden(tables),
         )
     if as_json:
         # pandas writes NaN as null; the standard library would write NaN, which is not JSON.
         parts = (f"{json.dumps(n)}: {t.to_json(orient='records')}" for n, t in tables.items())
         typer.echo("{" + ", ".join(parts) + "}")
     else:
-        for name, table in tables.items():
-            if name in SHOWN:
-                text = wide(name, table).to_string(float_format="{:.3f}".format)
-                typer.echo(f"\n{SHOWN[name]}\n\n{text}")
+        for title, table in printed(tables):
+            typer.echo(f"\n{title}\n\n{table_text(table)}")
+        for name, title in TITLES.items():
+            if why := why_empty(name, tables):
+                typer.echo(f"\n{title}\n\n{why}")
+
+
+def _fitted(
+    forecaster: "Perceptron", training: "Examples", held_out: "Examples", seed: int, step: Step
+) -> list[tuple[str, int, float, float]]:
+    """Fit the networks of a forecaster; return each one's losses after each epoch."""
+    from fedstale.traces.forecast.lstm_training import EPOCHS
+
+    total = EPOCHS * len(forecaster.learnable(training))
+    epochs: list[tuple[str, int, float, float]] = []
+
+    def watch(network: str, epoch: int, loss: float, validation: float) -> None:
+        epochs.append((network, epoch, loss, validation))
+        what = f"{network}, epoch {epoch}: loss {loss:.4f}, held out {validation:.4f}"
+        step(what, len(epochs), total)
+
+    forecaster.fit(training, held_out, seed=seed, progress=watch)
+    return epochs
+
+
+def _write_losses(
+    epochs: list[tuple[str, int, float, float]], out: Path, provenance: dict[str, Any]
+) -> None:
+    """Write what a training recorded, and the page of it."""
+    import pandas as pd
+
+    from fedstale.reports.backtest import LOSSES, TRAINING_PAGE, losses
+    from fedstale.reports.page import write_figures
+
+    columns = ["network", "epoch", "training", "validation"]
+    table = pd.DataFrame(epochs, columns=columns)
+    table.to_csv(out / LOSSES, index=False, float_format="%.6g")
+    traces, stop_on = provenance["traces"], provenance["stop_on"] or "a fifth of the devices"
+    write_figures(
+        "Training of a forecaster",
+        f"Networks that learnt from {provenance['examples']:,} examples of {traces} "
+        f"({provenance['devices']:,} devices, seed {provenance['seed']}); of each, the epoch is "
+        f"kept that is best on {stop_on}.",
+        losses(pd.read_csv(out / LOSSES)),
+        out / TRAINING_PAGE,
+    )
 
 
 def recorded(spec: str, *, seed: int) -> "TraceSet":
@@ -156,7 +221,3 @@ def recorded(spec: str, *, seed: int) -> "TraceSet":
             "by; expected a recording or synthetic:N"
         )
     return traces
-
-
-def _show_epoch(network: str, epoch: int, loss: float, held_out: float) -> None:
-    note(f"{network:8s}  epoch {epoch:2d}  loss {loss:.4f}  held out {held_out:.4f}")

@@ -22,6 +22,8 @@ import typer
 from fedstale.errors import ConfigError, FedstaleError, TraceError
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from fedstale.traces import TraceSet
 
 
@@ -158,9 +160,64 @@ def say_json(out: Path | None, **facts: object) -> None:
     typer.echo(json.dumps({"out": None if out is None else str(out), **facts}))
 
 
+def table_text(table: "DataFrame") -> str:
+    """Return a table for a terminal; a dash is what has no value."""
+    return table.to_string(float_format="{:.3f}".format, na_rep="-", index_names=False)
+
+
 def note(text: str) -> None:
     """Print what is no result, on stderr."""
     typer.echo(text, err=True)
+
+
+Step = Callable[[str, int, int], None]
+"""Called with what comes next, how many parts of the work are done, and how many there are."""
+
+
+@contextmanager
+def steps(*, is_shown: bool, every_s: float = 30.0) -> Iterator[Step]:
+    """Show how far long work is: a bar on a terminal, elsewhere a line every half minute.
+
+    Args:
+        is_shown: whether to show anything.
+        every_s: time between two lines.
+
+    Yields:
+        What is to be told before each part of the work.
+    """
+    if not is_shown:
+        yield lambda what, done, total: None
+        return
+    if not sys.stderr.isatty():
+        yield _said(every_s)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+
+    columns = BarColumn(bar_width=20), TaskProgressColumn(), TimeRemainingColumn()
+    text = "{task.description}"
+    with Progress(*columns, text, console=Console(stderr=True), transient=True) as bar:
+        row = bar.add_task("", total=None)
+        yield lambda what, done, total: bar.update(
+            row, description=what, completed=done, total=total
+        )
+
+
+def _said(every_s: float) -> Step:
+    """Return what says a line now and then, with the share that is done and the time left."""
+    began_at = time.perf_counter()
+    due_at = began_at + every_s
+
+    def step(what: str, done: int, total: int) -> None:
+        nonlocal due_at
+        now = time.perf_counter()
+        if now < due_at:
+            return
+        due_at = now + every_s
+        left = f", {(now - began_at) * (total - done) / done / 60:.1f} min left" if done else ""
+        note(f"{done / total:.0%} done, {what}{left}")
+
+    return step
 
 
 class _Stderr:

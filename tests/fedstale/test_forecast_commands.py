@@ -76,6 +76,19 @@ def test_a_forecaster_is_trained_and_tested(phones, tmp_path):
     assert {"survival.csv", "fan.csv"} <= {p.name for p in (tmp_path / "tables").iterdir()}
 
 
+def test_what_is_printed_fits_a_window_and_holds_no_nan(phones, tmp_path):
+    # Eight devices to test on are never twice ten, so that there is no round.
+    words = ("--forecasters", "last-value,hourly-markov,oracle", *FAST, "--k", 10)
+    tested = run("forecaster", "backtest", "--traces", phones, *words, "--out", tmp_path)
+    assert tested.exit_code == 0, tested.output
+    assert max(map(len, tested.stdout.splitlines())) <= 132
+    assert "NaN" not in tested.stdout
+    assert "At no instant were twice as many devices online" in tested.stdout
+    page = (tmp_path / "backtest.html").read_text()
+    assert "At no instant" not in page
+    assert "Picking the most reliable devices: at no instant were" in page
+
+
 def test_tables_as_json_are_one_object(phones):
     tested = run(
         "forecaster", "backtest", "--traces", phones, "--forecasters", "last-value", "--json", *FAST
@@ -91,7 +104,15 @@ def test_the_lstm_is_trained_and_its_checkpoint_removed(phones, tmp_path):
     assert {p.name for p in (tmp_path / "lstm").iterdir()} == {
         "forecaster.toml",
         "forecaster.safetensors",
+        "losses.csv",
+        "training.html",
     }
+    losses = pd.read_csv(tmp_path / "lstm" / "losses.csv")
+    assert losses.groupby("network")["epoch"].max().to_dict() == dict.fromkeys(
+        ("sessions", "compute", "downlink", "uplink"), 8
+    )
+    assert losses[["training", "validation"]].notna().all(axis=None)
+    assert "40 devices" in (tmp_path / "lstm" / "training.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,12 @@ class Perceptron(Forecaster):
             width=cls.width[name],
         )
 
+    @staticmethod
+    def learnable(training: Examples) -> list[str]:
+        """Return the names of the networks that examples hold something for, in order."""
+        channels = [name for i, name in enumerate(RATES) if np.isfinite(training.rates[:, i]).any()]
+        return [*([SESSIONS] if np.isfinite(training.survival).any() else []), *channels]
+
     def fit(
         self,
         training: Examples,
@@ -109,17 +115,18 @@ class Perceptron(Forecaster):
 
         self.fleet, self.around = FleetStatistics.of(training), HalfHours.of(training)
         self.networks = {}
+        learnt = self.learnable(training)
         parts = self, training, validation
         of_network = partial(lstm_training.NetworkTraining, seed=seed, progress=progress)
         threads = torch.get_num_threads()
         # So small networks are no faster on several threads, and sums in the same order on one.
         torch.set_num_threads(1)
         try:
-            if np.isfinite(training.survival).any():
+            if SESSIONS in learnt:
                 run = of_network(name=SESSIONS)
                 self.networks[SESSIONS] = lstm_training.train_sessions(*parts, run)
-            for channel, name in enumerate(RATES if channels is None else ()):
-                if np.isfinite(training.rates[:, channel]).any():
+            for name in RATES if channels is None else ():
+                if name in learnt:
                     run = of_network(name=name)
                     self.networks[name] = lstm_training.train_channel(*parts, run)
         finally:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedstale.reports.backtest import PAGE, figures
+from fedstale.reports.backtest import PAGE, figures, hidden, losses
 from fedstale.reports.page import write_figures
 
 KINDS = [f"kind-{i}" for i in range(9)]
@@ -81,3 +81,87 @@ def test_the_page_is_one_file_that_asks_for_nothing(tables, tmp_path):
     assert "<b>phone" not in text
     found = re.search(r'<script type="application/json" id="plots">(.*?)</script>', text)
     assert [plot["id"] for plot in json.loads(found[1])][-1] == "fan-downlink"
+
+
+def scores(quantity="online", metric="skill", **values):
+    rows = [
+        (name, quantity, horizon, metric, value, np.nan, np.nan, 9)
+        for name, some in values.items()
+        for horizon, value in zip((300.0, 3600.0, 86_400.0), some, strict=True)
+    ]
+    columns = ["forecaster", "quantity", "horizon_s", "metric", "value", "low", "high", "n"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def test_forecasters_are_ranked_by_their_median_and_every_horizon_is_a_mark():
+    table = scores(ewma=(0.9, 0.1, np.nan), lstm=(0.8, 0.7, -40.0))
+    (ranking,) = figures({"horizons": table})
+    assert ranking.id == "ranking-online"
+    assert ranking.layout["yaxis"]["ticktext"] == ["lstm", "ewma"]
+    horizons, median = ranking.traces[:2]
+    # What would hide all others stands at the edge, and says what it is.
+    assert horizons["x"] == [0.8, 0.7, -1.0]
+    assert horizons["text"][-1] == "at 24 h: -40.000"
+    assert median["x"] == [0.7]
+    assert ranking.traces[2]["x"] == [0.9, 0.1]
+    assert ranking.rows[1] == ["ewma", "0.500", "0.900", "0.100", "-"]
+    assert "right is better" in ranking.about
+
+
+def test_of_errors_the_least_is_on_top_and_stops_at_three():
+    table = scores("compute", "mase", ewma=(10.0, 0.9, 0.8), lstm=(0.5, 0.6, 0.7))
+    (ranking,) = figures({"horizons": table})
+    assert ranking.layout["yaxis"]["ticktext"] == ["lstm", "ewma"]
+    assert max(ranking.traces[2]["x"]) == 3.0
+    assert "left is better" in ranking.about
+
+
+def test_jobs_are_a_forest_with_the_best_on_top():
+    rows = [
+        ("ewma", "total_s", "pinball", 0.4, 0.3, 0.6, 50),
+        ("ewma", "total_s", "median_error_s", 1e9, np.nan, np.nan, 50),
+        ("lstm", "total_s", "pinball", 0.1, 0.0, 0.2, 50),
+        ("lstm", "total_s", "median_error_s", 90.0, np.nan, np.nan, 50),
+        ("lstm + own", "finish", "brier", 0.1, 0.0, 0.2, 50),
+        ("lstm", "finish", "brier", 0.1, 0.0, 0.2, 50),
+    ]
+    columns = ["forecaster", "quantity", "metric", "value", "low", "high", "n"]
+    table = pd.DataFrame(rows, columns=columns)
+    whole, finish = figures({"jobs": table})
+    assert [row[0] for row in whole.rows] == ["lstm", "ewma"]
+    assert whole.rows[0][1] == "0.100 [0.000, 0.200], median error 1.5 min"
+    assert whole.rows[1][1].endswith("median error > 1 day")
+    first = whole.traces[0]
+    assert first["x"][0] - first["error_x"]["arrayminus"][0] == 0.0
+    # A correction of times changes no chance.
+    assert [row[0] for row in finish.rows] == ["lstm"]
+
+
+def test_what_has_no_figure_is_told_with_its_reason(tables):
+    assert hidden(tables).startswith("By horizon: no origin has an outcome")
+    tables["reliability"]["n"] = 3.0
+    tables["fan"] = tables["fan"].iloc[:0]
+    tables["horizons"] = scores(ewma=(0.9, 0.1, 0.2))
+    tables["decision"] = pd.DataFrame({"rounds": [0]})
+    columns = ["forecaster", "quantity", "metric", "value", "low", "high", "n"]
+    tables["jobs"] = pd.DataFrame([("ewma", "finish", "brier", 0.1, 0.0, 0.2, 9)], columns=columns)
+    said = hidden(tables)
+    assert "Probability to finish: no bin has 10 forecasts." in said
+    assert "A forecast of rates: at no origin was a device online" in said
+    assert "Ranking of uplink: no forecast of it has an outcome in the record." in said
+    assert "Ranking of online" not in said
+    assert "twice as many devices online" in said
+    assert "stay online" not in said
+
+
+def test_losses_are_drawn_for_each_network_with_the_epoch_that_is_kept():
+    epochs = {"epoch": [1, 2, 3], "training": [3.0, 2.0, 1.0], "validation": [2.0, 1.5, 1.75]}
+    table = pd.concat(
+        [pd.DataFrame(epochs).assign(network=name) for name in ("sessions", "uplink")]
+    )
+    first, second = losses(table)
+    assert (first.id, second.id) == ("loss-sessions", "loss-uplink")
+    training, validation, kept = first.traces
+    assert (training["y"], validation["y"]) == ([3.0, 2.0, 1.0], [2.0, 1.5, 1.75])
+    assert (kept["x"], kept["y"]) == ([2.0], [1.5])
+    assert first.rows[1] == ["2", "2.0000", "1.5000"]

@@ -3,21 +3,23 @@
 from fedstale.traces.forecast.evaluation.backtest import by_horizon, mean_with_interval, rolling
 from fedstale.traces.forecast.evaluation.jobs import decision
 from fedstale.traces.forecast.evaluation.report import (
-    SHOWN,
+    TITLES,
     backtested,
     job_tables,
+    printed,
     process_tables,
-    wide,
+    why_empty,
 )
 
 __all__ = [
-    "SHOWN",
+    "TITLES",
     "backtested",
     "by_horizon",
     "decision",
     "job_tables",
     "mean_with_interval",
+    "printed",
     "process_tables",
     "rolling",
-    "wide",
+    "why_empty",
 ]

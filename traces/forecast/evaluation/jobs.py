@@ -106,7 +106,11 @@ def job_scores(
             "coverage": scores.covered(q, y),
             "width": np.where(np.isnan(y), np.nan, log_q[:, 2] - log_q[:, 0]),
         }
-        rows += scores.scored((name, phase), metrics, origins.devices, int(np.isfinite(y).sum()))
+        known = int(np.isfinite(y).sum())
+        # One forecast of never, 1e9 s, is the mean of all errors; it does not move the median.
+        middle = float(np.nanmedian(metrics["mae_s"])) if known else np.nan
+        rows.append((name, phase, "median_error_s", middle, np.nan, np.nan, known))
+        rows += scores.scored((name, phase), metrics, origins.devices, known)
     tried = int(np.isfinite(finished).sum())
     rules = {"brier": scores.brier, "log_loss": scores.log_loss}
     metrics = {metric: rule(forecast.p_finish, finished) for metric, rule in rules.items()}

@@ -5,7 +5,7 @@ online, how often devices remained; `fan` holds the history of one device and th
 rates, beside the rates that came.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,20 +30,49 @@ from fedstale.traces.forecast.sessions import HORIZONS_S
 from fedstale.traces.trace_set import TraceSet
 from fedstale.traces.trip import Job
 
-SHOWN = {
-    "horizons": "By horizon: Brier skill of remaining as now and of being online, MASE of rates",
+TITLES = {
+    "horizons": "By horizon",
     "per_device": "Error of the mean rate over 5 min, as a logarithm: quantiles over devices",
     "cold_start": "Cold start: pinball of rates and Brier of survival, by length of history",
-    "jobs": "The job: errors of its times, coverage of 80 % intervals, and its finish",
+    "jobs": "The job",
     "reliability": "Reliability of the probability to finish",
     "decision": "Picking the most reliable devices",
 }
 """Tables by name, and their titles; `survival` and `fan` are for plots alone."""
+Watch = Callable[[str, int, int], None]
+"""Called with what comes next, how many parts of a backtest are done, and how many there are."""
 SURVIVAL_S = (900.0, 3600.0)
 """Horizons whose survival is plotted, in s."""
 PAST_S = 7200.0
 """How much of the history a fan shows, in s."""
 _STEP_S = 300.0
+_SPANS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
+_LONGEST_SAID_S = 86_400.0
+"""Longer errors in s have no size: a forecast of never is 1e9 s."""
+_COUNTS = {"decision": "rounds", "reliability": "n", "survival": "n", "jobs": "n"}
+_WHY_EMPTY = {
+    "horizons": "No origin has an outcome that the record still holds.",
+    "jobs": "No device was online at an origin that the record holds the outcome of.",
+    "reliability": "Of no job is it known whether it was done by its deadline.",
+    "survival": "Of no device online is it known how long it stayed.",
+    "decision": "No round of the job is over before the record ends.",
+    "no choice": "At no instant were twice as many devices online as are picked: take more "
+    "devices, or a smaller k.",
+    "fan": "At no origin was a device online with two hours of history before it and of record "
+    "after it.",
+    "per_device": "The traces hold none of compute, downlink and uplink.",
+    "cold_start": "No forecaster was tested that does not read the future.",
+}
+_OF_HORIZONS = {
+    "skill": "Brier skill of remaining as now and of being online; 1 is perfect, 0 the mere share",
+    "mase": "MASE of rates; less is better, 1 is the error of the last value in training",
+}
+_OF_JOBS = {
+    "finish": "its probability to finish by the deadline",
+    "training_s": "its time to train; pinball and width of 80 % intervals are of logarithms",
+    "reporting_s": "its time to upload",
+    "total_s": "its whole time, if nothing interrupts",
+}
 
 
 def backtested(
@@ -56,6 +85,7 @@ def backtested(
     k: int,
     examples: int,
     seed: int,
+    watch: Watch | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of a backtest on the testing part of traces.
 
@@ -68,14 +98,28 @@ def backtested(
         k: devices picked in a round of the decision table.
         examples: number of examples to fit on.
         seed: of everything.
+        watch: is told what comes next.
 
     Raises:
         ConfigError: nothing is to be tested, or a trained one used another split of these traces.
     """
+    has_jobs = len(traces.known) == 4
+    n_tested = len(kinds) + len(trained)
+    # Drawing, then fits, the tables of processes, and for each forecaster its jobs; last, rounds.
+    done, total = 0, 1 + len(kinds) + 2 + (n_tested + 1) * has_jobs
+
+    def begin(what: str) -> None:
+        nonlocal done
+        if watch is not None:
+            watch(what, done, total)
+        done += 1
+
+    begin("drawing examples")
     parts = split(traces, seed=seed)
     training, held_out = draw_parts(traces, None, n=examples, seed=seed)
     fitted: dict[str, Forecaster] = {}
     for kind in kinds:
+        begin(f"fitting {kind}")
         if forecaster_class(kind) is Oracle:
             fitted[kind] = Oracle(traces)
         else:
@@ -92,13 +136,15 @@ def backtested(
     if not fitted:
         raise ConfigError("no forecaster: expected --forecasters or --trained")
     observer = TraceObserver(traces)
+    begin("scores by horizon and history")
     tested = backtest.rolling(
         observer, parts.testing, start=parts.turn, until=parts.end, step_s=step_s, seed=seed
     )
     tables = process_tables(fitted, observer, tested, parts.end, training)
+    begin("curves")
     tables["survival"] = survival(fitted, tested)
     tables["fan"] = fan(fitted, observer, tested, parts.end)
-    if len(traces.known) == 4:
+    if has_jobs:
         tables |= job_tables(
             fitted,
             observer,
@@ -109,6 +155,7 @@ def backtested(
             devices=parts.testing,
             k=k,
             seed=seed,
+            begin=begin,
         )
     return tables
 
@@ -140,6 +187,7 @@ def job_tables(
     devices: Index,
     k: int,
     seed: int,
+    begin: Callable[[str], None] | None = None,
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of a job: jobs, reliability and decision.
 
@@ -154,12 +202,15 @@ def job_tables(
         devices: to choose from in the decision table.
         k: devices picked in a round.
         seed: of random choices.
+        begin: is told what comes next.
     """
+    begin = begin or (lambda what: None)
     sent = origins.take(origins.online)
     times = jobs.true_times(observer.traces, sent, job, until)
     finished = jobs.finishes(observer.traces, sent, job, until)
     parts, curves = [], []
     for name, forecaster in fitted.items():
+        begin(f"jobs, {name}")
         forecast = forecaster.forecast_job(sent, job)
         parts.append(jobs.job_scores(name, forecast, sent, times, finished))
         curves.append(reliability(forecast.p_finish, finished).assign(forecaster=name))
@@ -178,6 +229,7 @@ def job_tables(
         "jobs": pd.concat(parts, ignore_index=True),
         "reliability": pd.concat(curves, ignore_index=True),
     }
+    begin("rounds")
     instants = _rounds(sent, until, job)
     if instants.size:
         tables["decision"] = jobs.decision(fitted, observer, devices, instants, job, k=k, seed=seed)
@@ -190,23 +242,103 @@ def _rounds(sent: Observation, until: float, job: Job) -> Array:
     return instants[instants + float(np.max(np.asarray(job.ttl_s))) <= until]
 
 
-def wide(name: str, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the part of a table that is printed: a row a forecaster."""
-    if name == "horizons":
-        shown = table[table["metric"].eq("skill") | table["metric"].eq("mase")]
-        return shown.pivot_table(
-            index=["quantity", "metric", "forecaster"], columns="horizon_s", values="value"
-        )
-    if name == "jobs":
-        shown = table.assign(what=table["quantity"] + " " + table["metric"])
-        return shown.pivot_table(index="forecaster", columns="what", values="value")
+def printed(tables: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Return titles and tables for a terminal; what there is no value for is in none.
+
+    Args:
+        tables: from `backtested`.
+    """
+    for name, title in TITLES.items():
+        table = tables.get(name)
+        if table is None or why_empty(name, tables):
+            continue
+        if name == "horizons":
+            for metric, what in _OF_HORIZONS.items():
+                part = table[table["metric"].eq(metric)].dropna(subset="value")
+                if len(part):
+                    found = part.pivot(
+                        index=["quantity", "forecaster"], columns="horizon_s", values="value"
+                    )
+                    yield f"{title}: {what}", found.rename(columns=span_text)
+        elif name == "jobs":
+            for quantity, what in _OF_JOBS.items():
+                part = table[table["quantity"].eq(quantity) & table["metric"].ne("mae_s")]
+                if quantity == "finish":
+                    # Corrections of times leave the probability as it is.
+                    part = part[~part["forecaster"].str.contains(" + ", regex=False)]
+                if part["value"].notna().any():
+                    yield f"{title}: {what}", _of_job(part)
+        else:
+            yield title, _whole(name, table)
+
+
+def _of_job(part: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores of a job's times or chances, a row a forecaster in the order of tests."""
+    names, metrics = part["forecaster"].unique(), part["metric"].unique()
+    found = part.pivot(index="forecaster", columns="metric", values="value").loc[names, metrics]
+    if "median_error_s" in found:
+        found["median_error_s"] = found["median_error_s"].map(error_text)
+    return found.rename(columns={"median_error_s": "median error"})
+
+
+def _whole(name: str, table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table that is printed as it is, a row a forecaster."""
     if name == "reliability":
-        return table[table["n"] > 0].set_index("forecaster")
+        counted = table[table["n"] > 0].astype({"n": np.int64})
+        return counted.set_index("forecaster")
     if name == "cold_start":
-        return table.pivot_table(index="forecaster", columns="history_s")
+        found = table.pivot(index="forecaster", columns="history_s")
+        return found.rename(columns=lambda x: span_text(x) if isinstance(x, float) else str(x))
     if name == "per_device":
-        return table.set_index(["channel", "forecaster"])
+        return table.set_index(["channel", "forecaster"]).sort_index(level=0, sort_remaining=False)
     return table.set_index("forecaster")
+
+
+def why_empty(name: str, tables: Mapping[str, pd.DataFrame]) -> str:
+    """Return why a table of a backtest has no values, in a sentence; nothing if it has some.
+
+    Args:
+        name: of the table, as in `TITLES`, or "survival" or "fan".
+        tables: from `backtested`.
+    """
+    table = tables.get(name)
+    if table is not None and name in _COUNTS and table[_COUNTS[name]].gt(0).any():
+        return ""
+    if table is not None and name not in _COUNTS and len(table):
+        return ""
+    if name in {"jobs", "reliability", "decision"} and "jobs" not in tables:
+        return "The traces do not hold all of availability, compute, downlink and uplink."
+    if name == "decision" and table is not None:
+        name = "no choice"
+    return _WHY_EMPTY[name]
+
+
+def span_text(span_s: float) -> str:
+    """Return a span in a unit that divides it.
+
+    Example:
+        >>> span_text(10.0), span_text(1800.0), span_text(86_400.0), span_text(0.0)
+        ('10 s', '30 min', '24 h', 'none')
+    """
+    if span_s == 0.0:
+        return "none"
+    unit, size = next((u, s) for s, u in _SPANS if span_s % s == 0 or s == 1.0)
+    return f"{span_s / size:g} {unit}"
+
+
+def error_text(error_s: float) -> str:
+    """Return an error of a time in words; that of a forecast of never has no size.
+
+    Example:
+        >>> error_text(12.34), error_text(5400.0), error_text(1e9), error_text(np.nan)
+        ('12.3 s', '1.5 h', '> 1 day', '-')
+    """
+    if not np.isfinite(error_s):
+        return "-"
+    if error_s > _LONGEST_SAID_S:
+        return "> 1 day"
+    unit, size = next(((u, s) for s, u in _SPANS[:2] if error_s >= s), ("s", 1.0))
+    return f"{error_s / size:.3g} {unit}"
 
 
 def survival(forecasters: Mapping[str, Forecaster], tested: Examples) -> pd.DataFrame:

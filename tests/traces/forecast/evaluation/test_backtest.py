@@ -22,7 +22,8 @@ from fedstale.traces.forecast.evaluation.jobs import (
     most_reliable,
     true_times,
 )
-from fedstale.traces.forecast.evaluation.report import backtested, wide
+from fedstale.traces.forecast.evaluation.report import backtested, printed, why_empty
+from fedstale.traces.forecast.survival import LONGEST_S
 
 DAY = 86_400.0
 JOB = Job(work=60.0, download_bytes=1_000_000, upload_bytes=1_000_000, ttl_s=1800.0)
@@ -173,8 +174,53 @@ def test_a_whole_backtest_has_every_table_and_is_the_same_again(fleet):
     for name in run[0]:
         assert run[0][name].equals(run[1][name])
         assert len(run[0][name])
-    for name in run[0].keys() - {"survival", "fan"}:
-        assert len(wide(name, run[0][name]))
+        # Of a dozen devices there are rarely four online.
+        assert name == "decision" or why_empty(name, run[0]) == ""
+    shown = dict(printed(run[0]))
+    # Two scores of horizons, four tables of the job, and of the others all but `decision`.
+    assert len(shown) == 2 + 4 + 3
+    for table in shown.values():
+        assert table.notna().any(axis=None)
+        assert max(map(len, table.to_string().splitlines())) <= 120
+
+
+def test_parts_of_a_backtest_are_told_before_they_begin(fleet):
+    told = []
+    kinds = ["last-value", "oracle"]
+    options = {"step_s": 7200.0, "k": 2, "examples": 300, "seed": 0}
+    backtested(fleet, kinds, [], JOB, **options, watch=lambda *part: told.append(part))
+    assert [done for _, done, _ in told] == list(range(told[0][2]))
+    assert {total for _, _, total in told} == {len(told)}
+    assert {f"fitting {kind}" for kind in kinds} <= {what for what, _, _ in told}
+
+
+def test_one_forecast_of_never_does_not_make_the_median_error(observer, origins, fleet):
+    some = origins.take(origins.online)
+    forecast = Oracle(fleet).forecast_job(some, JOB)
+    times, finished = true_times(fleet, some, JOB, 3 * DAY), finishes(fleet, some, JOB, 3 * DAY)
+    times_s = forecast.times_s.copy()
+    times_s[np.flatnonzero(np.isfinite(times[:, 2]))[0], 2] = LONGEST_S
+    table = job_scores("x", replace(forecast, times_s=times_s), some, times, finished)
+    got = table.set_index(["quantity", "metric"])["value"]
+    assert got["total_s", "mae_s"] > 1e5
+    assert got["total_s", "median_error_s"] < 60.0
+    shown = dict(printed({"jobs": table}))
+    (whole,) = (one for title, one in shown.items() if "whole time" in title)
+    assert whole.loc["x", "median error"].endswith(" s")
+    assert "mae_s" not in whole
+
+
+def test_rounds_without_a_choice_are_told_and_not_printed(observer, last, fleet):
+    devices = np.arange(40, 60)
+    table = decision(
+        {"last-value": last}, observer, devices, np.array([2 * DAY]), JOB, k=15, seed=0
+    )
+    assert table["valid_ratio"].isna().all()
+    tables = {"jobs": table, "decision": table}
+    assert "twice as many devices online" in why_empty("decision", tables)
+    assert "Picking the most reliable devices" not in dict(printed({"decision": table}))
+    del tables["decision"]
+    assert "over before the record ends" in why_empty("decision", tables)
 
 
 def test_traces_without_all_channels_are_tested_on_what_they_know(fleet):
@@ -190,6 +236,13 @@ def test_traces_without_all_channels_are_tested_on_what_they_know(fleet):
     )
     assert set(tables) == {"horizons", "per_device", "cold_start", "survival", "fan"}
     assert set(tables["horizons"]["quantity"]) == {"online", "offline", "available"}
+    assert len(dict(printed(tables))) == 2
+    for name in ("jobs", "reliability", "decision"):
+        assert "do not hold all of availability, compute" in why_empty(name, tables)
+    assert (
+        why_empty("per_device", tables) == "The traces hold none of compute, downlink and uplink."
+    )
+    assert why_empty("horizons", tables) == ""
 
 
 def test_errors_of_devices_are_quantiles_of_the_means_of_each_device(tested, last, training):
