@@ -351,8 +351,22 @@ def wide(table: pd.DataFrame) -> pd.DataFrame:
         for difference, low, high in found
     ]
     means.insert(1, "agent's advantage", interval)
-    means["wasted_s"] = means["wasted_s"].round(0)
     return means.rename_axis(columns=None)
+
+
+def undecided(table: pd.DataFrame) -> str:
+    """Return why a comparison decides nothing, in a sentence; nothing if it decides something.
+
+    Args:
+        table: as in `Evaluation`.
+    """
+    rewards = table[table["metric"].eq("reward") & table["contender"].ne(AGENT)]
+    if len(rewards) and rewards[["difference", "low", "high"]].eq(0.0).all(axis=None):
+        return (
+            "All contenders did the same in every window, so the windows decide nothing: there was "
+            "no choice where no more devices were online than jobs to send. Test on more devices."
+        )
+    return ""
 
 
 def faults(selector: Selector) -> list[str]:

@@ -18,11 +18,20 @@ import typer
 
 from fedstale import __version__
 from fedstale.cli.forecaster import Folder, Seed, Tables, Traces, recorded
-from fedstale.cli.output import AsJson, Quiet, note, one_sentence
+from fedstale.cli.output import AsJson, Quiet, Step, note, one_sentence, steps, table_text
 from fedstale.errors import ConfigError, FedstaleError
 
 if TYPE_CHECKING:
-    from fedstale.agents import Agent, Scenario, Scenarios, Training, TrainingProgress
+    import pandas as pd
+
+    from fedstale.agents import (
+        Agent,
+        Evaluation,
+        Scenario,
+        Scenarios,
+        Training,
+        TrainingProgress,
+    )
     from fedstale.parallel import Report
     from fedstale.traces.forecast import Forecaster
     from fedstale.traces.io.mapped import Shared
@@ -95,8 +104,12 @@ def train(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a selection agent on traces; writes agent.toml and agent.safetensors."""
+    """Train a selection agent on traces; writes agent.toml and agent.safetensors.
+
+    How the training went is on the page training.html, how the agent does on evaluation.html.
+    """
     from fedstale.agents import Training, save
+    from fedstale.reports.agent import write_training
     from fedstale.strategies.arrays import n_cores
 
     if not resume and (out / "agent.toml").exists():
@@ -109,10 +122,11 @@ def train(
         )
     # Of several fleets, each keeps its forecasts in a folder of its own.
     caches = [out / "cache" / str(i) for i in range(len(traces))]
-    fleets = [
-        _scenarios(name, by, seed, no_forecasts=no_forecasts, cache=cache)
-        for name, by, cache in zip(traces, cycle(forecasters), caches, strict=False)
-    ]
+    fleets = []
+    with steps(is_shown=is_shown) as step:
+        for i, (name, by) in enumerate(zip(traces, cycle(forecasters), strict=False)):
+            step(f"forecasts of {name}", i, len(traces))
+            fleets.append(_scenarios(name, by, seed, no_forecasts=no_forecasts, cache=caches[i]))
     trainings = {
         out / f"seed-{n}" if seeds > 1 else out: Training(
             updates=updates, seed=n, residual=not from_scratch
@@ -137,6 +151,7 @@ def train(
     best = _best(agents, list(trainings))
     if seeds > 1:
         save(best, out)
+    write_training({one.seed: folder for folder, one in trainings.items()}, out)
     tested = dict(zip(traces, (fleet.testing for fleet in fleets), strict=True))
     _evaluate(tested, agents, windows, seed, out=out, quiet=quiet, as_json=as_json)
     if not as_json:
@@ -178,7 +193,10 @@ def evaluate(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Let an agent and every other selector play the same held-out windows, and compare."""
+    """Let an agent and every other selector play the same held-out windows, and compare.
+
+    With --out, a page shows the comparison: evaluation.html.
+    """
     from fedstale.agents import Scenario
     from fedstale.agents.policy.scorer import embedded
     from fedstale.traces.forecast import split
@@ -196,7 +214,9 @@ def evaluate(
             cache=None if cache is None else cache / "forecasts-all.npz",
         )
     else:
-        testing = _scenarios(traces, forecaster, seed, cache=cache).testing
+        with steps(is_shown=not (quiet or as_json)) as step:
+            step(f"forecasts of {traces}", 0, 1)
+            testing = _scenarios(traces, forecaster, seed, cache=cache).testing
     if devices is not None:
         testing = testing.with_devices(devices)
     rivals: dict[str, Any] = {
@@ -221,18 +241,17 @@ def show(
     """Say what an agent was trained on and reached, and which simple tests of picks it fails."""
     from fedstale.agents import AgentSelector, faults
     from fedstale.agents.policy.scorer import FILES, embedded
+    from fedstale.reports.agent import facts_of
 
     folder = folder or embedded()
     about, found = FILES.describe(folder), faults(AgentSelector(folder))
-    facts = {"agent": str(folder), "parameters": about["parameters"], **about["provenance"]}
-    facts["made with fedstale"] = facts.pop("fedstale", "unknown")
     if as_json:
+        facts = {"agent": str(folder), "parameters": about["parameters"], **about["provenance"]}
+        facts["made with fedstale"] = facts.pop("fedstale", "unknown")
         typer.echo(json.dumps({**facts, "faults": found}))
         return
-    for name, value in facts.items():
-        for key, part in value.items() if isinstance(value, dict) else (("", value),):
-            text = ", ".join(map(str, part)) if isinstance(part, list) else str(part)
-            typer.echo(f"{f'{name} {key}'.strip().replace('_', ' ')}: {text}")
+    for name, text in [("agent", str(folder)), *facts_of(folder)]:
+        typer.echo(f"{name}: {text}")
     typer.echo(f"faults: {'; '.join(found) or 'none'}")
 
 
@@ -359,34 +378,75 @@ def _evaluate(
     """Let agents and all others play in each fleet, and write and print how they did."""
     import pandas as pd
 
-    from fedstale.agents import contenders, evaluate
-    from fedstale.agents.evaluation import wide
-
-    def watch(name: str, done: int, total: int) -> None:
-        if not (quiet or as_json):
-            note(f"evaluation {done + 1}/{total}: {name}")
-
     tables = []
-    for i, (traces, testing) in enumerate(tested.items()):
-        persistence = testing.with_forecasts("persistence")
-        playing = contenders(testing, agents, persistence=persistence, **rivals)
-        result = evaluate(playing, windows=windows, seed=seed, watch=watch)
+    with steps(is_shown=not (quiet or as_json)) as step:
+        results = [
+            _played(testing, agents, windows, seed, step, (i, len(tested)), rivals)
+            for i, testing in enumerate(tested.values())
+        ]
+    for i, (traces, result) in enumerate(zip(tested, results, strict=True)):
         tables.append(result.table.assign(traces=traces))
+        seeds = result.windows.groupby("contender")["training_seed"].nunique().max()
+        about = (
+            f"{Path(traces).name}: means over {result.table['windows'].max():.0f} held-out windows "
+            f"({seeds} training seed{'s' if seeds > 1 else ''})"
+        )
         if out is not None:
             folder = out if len(tested) == 1 else out / f"fleet-{i}"
-            folder.mkdir(parents=True, exist_ok=True)
-            result.table.to_csv(folder / "evaluation.csv", index=False)
-            result.windows.to_csv(folder / "windows.csv", index=False)
+            _write_evaluation(result, f"{about}; differences within windows.", folder)
         if not as_json:
-            seeds = result.windows.groupby("contender")["training_seed"].nunique().max()
-            typer.echo(
-                f"\n{traces}: means over {result.table['windows'].max():.0f} held-out windows "
-                f"({seeds} training seeds); advantage of the agent in reward, with its 95 % "
-                "interval\n\n" + wide(result.table).to_string(float_format="{:.3f}".format)
-            )
+            _print_evaluation(result.table, about)
     if as_json:
         # pandas writes NaN as null; the standard library would write what is no JSON.
         typer.echo(pd.concat(tables).to_json(orient="records"))
+
+
+def _played(
+    testing: "Scenario",
+    agents: Sequence["Agent"],
+    windows: int,
+    seed: int,
+    step: Step,
+    fleet: tuple[int, int],
+    rivals: Mapping[str, Sequence["Agent"]],
+) -> "Evaluation":
+    """Let agents and all others play in one fleet of several, and say how far they are."""
+    from fedstale.agents import contenders, evaluate
+
+    number, n_fleets = fleet
+    persistence = testing.with_forecasts("persistence")
+    playing = contenders(testing, agents, persistence=persistence, **rivals)
+
+    def watch(name: str, done: int, total: int) -> None:
+        step(f"playing: {name}", number * total + done, n_fleets * total)
+
+    return evaluate(playing, windows=windows, seed=seed, watch=watch)
+
+
+def _write_evaluation(result: "Evaluation", about: str, folder: Path) -> None:
+    from fedstale.reports.agent import write_evaluation
+
+    folder.mkdir(parents=True, exist_ok=True)
+    result.table.to_csv(folder / "evaluation.csv", index=False)
+    result.windows.to_csv(folder / "windows.csv", index=False)
+    write_evaluation(result, about, folder)
+
+
+def _print_evaluation(table: "pd.DataFrame", about: str) -> None:
+    """Print the rewards and their terms, and then what became of the jobs."""
+    from fedstale.agents.env.rounds import TERMS
+    from fedstale.agents.evaluation import undecided, wide
+
+    found = wide(table)
+    rewards = ["reward", "agent's advantage", *TERMS[1:]]
+    jobs = found.drop(columns=rewards)
+    jobs.insert(1, "wasted, device-h", jobs.pop("wasted_s") / 3600.0)
+    typer.echo(
+        f"\n{about}; advantage of the agent in reward, with its 95 % interval\n\n"
+        f"{table_text(found[rewards])}\n\nWhat became of the jobs\n\n{table_text(jobs)}"
+    )
+    if why := undecided(table):
+        typer.echo(f"\n{why}")
 
 
 @contextmanager
@@ -421,10 +481,12 @@ def _watching(out: Path, *, is_shown: bool, tensorboard: bool) -> Iterator[Watch
                 if "validation" in metrics:
                     bars.update(rows[seed], validation=f"held out {metrics['validation']:+.2f}")
             elif is_shown and "validation" in metrics:
+                is_over = progress.update == progress.updates
+                left = "" if is_over else f", {progress.left_s / 60:.1f} min left"
                 note(
                     f"seed {seed}  update {progress.update}/{progress.updates}  held out "
                     f"{metrics['validation']:+.3f} +- {metrics['validation_error']:.3f} over the "
-                    f"heuristic, {progress.left_s / 60:.1f} min left"
+                    f"heuristic{left}"
                 )
 
         yield watch

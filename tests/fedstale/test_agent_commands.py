@@ -82,6 +82,19 @@ def test_an_agent_without_rivals_to_beat_is_rejected(tmp_path):
     assert result.exit_code == 2
 
 
+def test_an_evaluation_leaves_a_page_and_prints_tables_that_fit(tmp_path):
+    options = ("--traces", "synthetic:40", "--windows", 10, "--devices", 8, "--out", tmp_path)
+    result = run("agent", "evaluate", *options)
+    assert result.exit_code == 0, result.output
+    assert "(1 training seed)" in result.stdout
+    tables = [line for line in result.stdout.splitlines() if not line.startswith(("syn", "All"))]
+    assert max(map(len, tables)) <= 100
+    assert "nan" not in result.stdout.lower()
+    page = (tmp_path / "evaluation.html").read_text()
+    assert "agent from scratch: no such agent was given (--scratch)." in page
+    assert {"evaluation.csv", "windows.csv"} <= {path.name for path in tmp_path.iterdir()}
+
+
 @pytest.fixture
 def small(monkeypatch):
     """Make trainings short."""
@@ -103,6 +116,8 @@ def test_two_seeds_are_trained_and_all_contenders_are_compared(tmp_path, small):
     assert result.exit_code == 0, result.output
     assert len(re.findall(r"seed \d  update \d/2  held out", result.stderr)) == 4
     assert HEURISTIC in result.stdout
+    assert "the best of 2 trainings" in (out / "training.html").read_text()
+    assert (out / "evaluation.html").is_file()
     assert "(2 training seeds)" in result.stdout
     best = scorer.load(out).provenance["validation"]
     each = [scorer.load(out / f"seed-{seed}").provenance["validation"] for seed in (0, 1)]
@@ -134,6 +149,7 @@ def test_one_agent_learns_on_two_fleets_and_is_tested_on_each(tmp_path, small):
     assert {row["traces"] for row in json.loads(result.stdout)} == set(fleets)
     assert scorer.load(out).provenance["traces"] == list(fleets)
     assert (out / "fleet-1" / "evaluation.csv").exists()
+    assert (out / "fleet-1" / "evaluation.html").exists()
 
 
 def test_forecasters_are_one_for_all_fleets_or_one_for_each(tmp_path):
