@@ -4,7 +4,7 @@ Training, validation and testing are three scenarios that share neither a device
 scenario draws episodes and makes the simulators that they are played in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -47,6 +47,9 @@ from fedstale.traces.forecast import (
 Mode = Literal["forecaster", "persistence", "oracle", "none"]
 MODES: tuple[Mode, ...] = ("forecaster", "persistence", "oracle", "none")
 """What devices report: a forecaster's forecast, that nothing changes, the truth, or nothing."""
+
+Watch = Callable[[str, int, int], None]
+"""Called with what comes next, how much is done, and how much there is."""
 
 # Share of the time for learning that validates.
 _VALIDATED = 0.2
@@ -342,6 +345,7 @@ class Scenarios:
         seed: int = 0,
         settings: EpisodeSettings | None = None,
         cache: str | Path | None = None,
+        watch: Watch | None = None,
     ) -> "Scenarios":
         """Divide one set of traces into the three scenarios.
 
@@ -357,19 +361,33 @@ class Scenarios:
             seed: of the division.
             settings: what episodes are drawn from.
             cache: folder to keep forecasts in.
+            watch: is told whose forecasts come next.
 
         Raises:
             TraceError: there are too few devices.
         """
         parts = split(traces, seed=seed)
         late = (1.0 - _VALIDATED) * parts.turn
+        spans = {
+            "training": (0.0, late),
+            "validation": (late, parts.turn),
+            "testing": (parts.turn, parts.end),
+        }
+        # Forecasts are made for every device and five minutes.
+        shares = [getattr(parts, n).size * (end - start) for n, (start, end) in spans.items()]
+        done = np.rint(1000 * np.cumsum([0.0, *shares]) / sum(shares)).astype(int).tolist()
         kinds = JobKinds.of_fleet(traces.take(parts.training))
         learning: Forecaster | Parts | None = forecaster
         if forecasts == "forecaster" and forecaster is None:
+            if watch is not None:
+                watch("fitting forecasters", 0, 1000)
             learning = cross_fitted(traces, parts.training, until=late, seed=seed)
             forecaster = learning[0][1]
 
-        def scenario(name: str, start: float, end: float) -> Scenario:
+        def scenario(name: str) -> Scenario:
+            start, end = spans[name]
+            if watch is not None:
+                watch(f"forecasts of {name}", done[list(spans).index(name)], 1000)
             return Scenario.of(
                 traces,
                 forecasts=forecasts,
@@ -383,7 +401,7 @@ class Scenarios:
             )
 
         return cls(
-            training=scenario("training", 0.0, late),
-            validation=scenario("validation", late, parts.turn),
-            testing=scenario("testing", parts.turn, parts.end),
+            training=scenario("training"),
+            validation=scenario("validation"),
+            testing=scenario("testing"),
         )

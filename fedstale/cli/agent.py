@@ -125,8 +125,10 @@ def train(
     fleets = []
     with steps(is_shown=is_shown) as step:
         for i, (name, by) in enumerate(zip(traces, cycle(forecasters), strict=False)):
-            step(f"forecasts of {name}", i, len(traces))
-            fleets.append(_scenarios(name, by, seed, no_forecasts=no_forecasts, cache=caches[i]))
+            among = _among(step, i, len(traces))
+            fleets.append(
+                _scenarios(name, by, seed, among, no_forecasts=no_forecasts, cache=caches[i])
+            )
     trainings = {
         out / f"seed-{n}" if seeds > 1 else out: Training(
             updates=updates, seed=n, residual=not from_scratch
@@ -215,8 +217,7 @@ def evaluate(
         )
     else:
         with steps(is_shown=not (quiet or as_json)) as step:
-            step(f"forecasts of {traces}", 0, 1)
-            testing = _scenarios(traces, forecaster, seed, cache=cache).testing
+            testing = _scenarios(traces, forecaster, seed, step, cache=cache).testing
     if devices is not None:
         testing = testing.with_devices(devices)
     rivals: dict[str, Any] = {
@@ -339,8 +340,19 @@ def _loaded(folder: Path) -> list["Agent"]:
     return [load(part.parent) for part in parts] or [load(folder)]
 
 
+def _among(step: Step, number: int, n: int) -> Step:
+    """Return what tells of one of several alike parts of the work, by its number."""
+    return lambda what, done, total: step(what, number * total + done, n * total)
+
+
 def _scenarios(
-    traces: str, forecaster: str, seed: int, *, no_forecasts: bool = False, cache: Path | None
+    traces: str,
+    forecaster: str,
+    seed: int,
+    watch: Step,
+    *,
+    no_forecasts: bool = False,
+    cache: Path | None,
 ) -> "Scenarios":
     from fedstale.agents import Scenarios
 
@@ -350,6 +362,7 @@ def _scenarios(
         forecasts="none" if no_forecasts else "forecaster",
         seed=seed,
         cache=cache,
+        watch=watch,
     )
 
 
@@ -381,7 +394,7 @@ def _evaluate(
     tables = []
     with steps(is_shown=not (quiet or as_json)) as step:
         results = [
-            _played(testing, agents, windows, seed, step, (i, len(tested)), rivals)
+            _played(testing, agents, windows, seed, _among(step, i, len(tested)), rivals)
             for i, testing in enumerate(tested.values())
         ]
     for i, (traces, result) in enumerate(zip(tested, results, strict=True)):
@@ -407,18 +420,16 @@ def _played(
     windows: int,
     seed: int,
     step: Step,
-    fleet: tuple[int, int],
     rivals: Mapping[str, Sequence["Agent"]],
 ) -> "Evaluation":
-    """Let agents and all others play in one fleet of several, and say how far they are."""
+    """Let agents and all others play, and say how far they are."""
     from fedstale.agents import contenders, evaluate
 
-    number, n_fleets = fleet
     persistence = testing.with_forecasts("persistence")
     playing = contenders(testing, agents, persistence=persistence, **rivals)
 
     def watch(name: str, done: int, total: int) -> None:
-        step(f"playing: {name}", number * total + done, n_fleets * total)
+        step(f"playing: {name}", done, total)
 
     return evaluate(playing, windows=windows, seed=seed, watch=watch)
 

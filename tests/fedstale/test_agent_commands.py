@@ -2,6 +2,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fedstale.agents.evaluation import HEURISTIC
 from fedstale.agents.policy import scorer
 from fedstale.agents.policy.scorer import initial
 from fedstale.cli import agent as agent_commands
+from fedstale.cli import output
 from fedstale.cli.main import app
 
 
@@ -157,3 +159,16 @@ def test_forecasters_are_one_for_all_fleets_or_one_for_each(tmp_path):
     result = run("agent", "train", *fleets, *("--forecaster", "embedded") * 2, "--out", tmp_path)
     assert result.exit_code == 2
     assert "2 forecasters for 3 traces: expected one, or one each" in result.stderr
+
+
+def test_an_evaluation_tells_how_far_it_is(monkeypatch):
+    # The clock of the lines, not of the work, moves a minute at each look.
+    now = iter(range(0, 100_000, 60))
+    monkeypatch.setattr(output, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    options = ("--traces", "synthetic:40", "--windows", 10, "--devices", 8)
+    result = run("agent", "evaluate", *options)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^75% done, forecasts of validation, \d+\.\d min left$", result.stderr, re.M)
+    assert re.search(r"^\d+% done, playing: LinUCB, \d+\.\d min left$", result.stderr, re.M)
+    silent = run("agent", "evaluate", *options, "--quiet")
+    assert "done, " not in silent.stderr

@@ -1,9 +1,12 @@
 import json
+import re
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from fedstale.cli import output
 from fedstale.cli.main import app
 from fedstale.traces import TraceSet
 from fedstale.traces.forecast import Forecaster
@@ -152,3 +155,16 @@ def test_nothing_to_test_is_one_sentence(phones):
     tested = run("forecaster", "backtest", "--traces", phones, "--forecasters", "", *FAST)
     assert tested.exit_code == 2
     assert "no forecaster" in tested.output
+
+
+def test_training_and_testing_tell_how_far_they_are(phones, tmp_path, monkeypatch):
+    now = iter(range(0, 100_000, 60))
+    monkeypatch.setattr(output, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    made = train(phones, tmp_path / "lstm")
+    assert re.search(r"^\d+% done, uplink, epoch 3: loss .*, \d+\.\d min left$", made.stderr, re.M)
+    tested = run("forecaster", "backtest", "--traces", phones, "--forecasters", "last-value", *FAST)
+    assert re.search(r"^\d+% done, jobs, last-value, \d+\.\d min left$", tested.stderr, re.M)
+    silent = run(
+        "forecaster", "backtest", "--traces", phones, "--forecasters", "last-value", *FAST, "-q"
+    )
+    assert silent.stderr == ""
