@@ -56,7 +56,7 @@ LAST = 5
 """Merges at the end over which accuracy is averaged."""
 
 CAPPED = Validation(examples_cap=1.5)
-"""As docs/security.md recommends where devices are not trusted."""
+"""As docs/validation.md recommends where devices are not trusted."""
 OF_RULES = Validation(examples_cap=1.5, norm_bound=None)
 """What a strategy makes of it where it has a robust rule."""
 UNCAPPED = "mean, examples uncapped"

@@ -1,4 +1,4 @@
-"""Write the tables of docs/security.md from benchmarks/results/attacks.json.
+"""Write the tables of docs/results/robustness.md from benchmarks/results/attacks.json.
 
 What stands between the markers is replaced; the words around them are kept.
 
@@ -12,7 +12,7 @@ from typing import Any
 from pages import filled
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "security.md"
+PAGE = HERE.parent / "docs" / "results" / "robustness.md"
 Row = dict[str, Any]
 
 

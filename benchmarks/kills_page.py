@@ -1,4 +1,4 @@
-"""Write the table of what kills have lost into docs/security.md, from results/kills.json.
+"""Write the table of what kills have lost, of results/kills.json, into its page of results.
 
 What stands between the markers is replaced; the words around them are kept.
 
@@ -12,7 +12,7 @@ from typing import Any
 from pages import filled
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "security.md"
+PAGE = HERE.parent / "docs" / "results" / "robustness.md"
 
 NAMES = {
     "superlink": "SuperLink",

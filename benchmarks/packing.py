@@ -4,7 +4,7 @@ A SuperLink and two SuperNodes run on this machine, with TLS and node keys. A ro
 a model there and back, and nobody trains. The first round, which unpacks the app and is not packed
 yet, does not count; of the others there are medians.
 
-The table is written into docs/deploy.md. Run it with: python benchmarks/packing.py [--quick]
+The table is written into docs/packing.md. Run it with: python benchmarks/packing.py [--quick]
 """
 
 import argparse
@@ -23,7 +23,7 @@ from results_file import write_result
 from fedstale.deployment.local import LocalDeployment, run_app
 
 NODES = 2
-PAGE = Path(__file__).parent.parent / "docs" / "deploy.md"
+PAGE = Path(__file__).parent.parent / "docs" / "packing.md"
 BYTES = (400_000, 30_000_000)
 FORMS = {
     "one array": "arrays=1 packed=false",

@@ -1,4 +1,4 @@
-"""The commands, units and services that docs/deploy.md shows are the ones that tests run."""
+"""The commands, units and services that the pages show are the ones that tests run."""
 
 import configparser
 import os
@@ -21,7 +21,10 @@ from fedstale.deployment.commands import Address, TlsFiles, write_private
 from fedstale.deployment.processes import ProcessGroup
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+PAGE = "\n".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("deploy.md", "operate.md", "services.md")
+)
 FILES = ROOT / "docs" / "deploy"
 UNITS = sorted(FILES.glob("*.service"))
 KEPT = "/of/superexec/run-1"

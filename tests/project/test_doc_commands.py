@@ -22,7 +22,7 @@ from fedstale.traces import TraceSet
 
 ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT.parent / "shared" / "traces"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 SHORT = {

@@ -20,7 +20,7 @@ def test_a_table_replaces_only_what_stands_in_its_place():
 
 
 def test_every_place_for_a_table_has_a_plan():
-    pages = [ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")]
     places = {
         name
         for page in pages

@@ -10,7 +10,7 @@ from fedstale.traces.sources import SOURCES, aibenchmark, fedscale, gnettrack, p
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "benchmarks"))
 
-PAGE = (ROOT / "docs" / "traces.md").read_text()
+PAGE = (ROOT / "docs" / "trace-sources.md").read_text()
 REAL = ROOT / ".." / "shared" / "traces"
 needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
 

@@ -283,7 +283,7 @@ def test_the_embedded_desktops_are_what_fit_finds(file):
 def test_the_tables_of_the_page_are_what_the_command_prints():
     if not SHARED.is_dir():
         pytest.skip("published recordings are not here")
-    page = (ROOT / "docs" / "traces.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "synthetic-devices.md").read_text(encoding="utf-8")
     shown = page.split("<!-- populations: begin -->\n")[1].split("\n<!-- populations: end -->")[0]
     command = [sys.executable, str(ROOT / "benchmarks" / "populations.py"), str(SHARED)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
