@@ -35,6 +35,8 @@ SHORT = {
 ELSEWHERE = {
     "fetch": "tests/fedstale/test_trace_commands.py",  # from a server on loopback
     "agent train": "tests/fedstale/test_agent_commands.py",
+    "agent evaluate": "tests/fedstale/test_agent_commands.py",
+    "agent show": "tests/fedstale/test_agent_commands.py",
     "up": "tests/deployment/test_check_app.py",
     "--resume": "tests/fedstale/simulation/test_resume.py",  # after a kill
     "--server": "tests/deployment/test_stranger.py",
@@ -51,6 +53,9 @@ ELSEWHERE = {
 }
 """Commands and options that another test runs."""
 
+IN_ORDER = {"first-app.md"}
+"""Pages whose commands run one after the other, in `test_doc_pages.py`."""
+
 LONG = {"waiting.toml"}
 ALIASES = {
     "flash-days.json": "cached_timers.json",
@@ -62,7 +67,7 @@ ALIASES = {
 def shown():
     """Yield each command of fedstale in the text blocks of the pages, once."""
     commands = {}
-    for page in PAGES:
+    for page in (page for page in PAGES if page.name not in IN_ORDER):
         for block in BLOCK.findall(page.read_text(encoding="utf-8")):
             for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True) if line.startswith("fedstale ") else []

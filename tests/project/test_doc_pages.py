@@ -1,0 +1,161 @@
+"""The pages are ordered by kind, short, up to date with the code, and their anchors are there."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+sys.path.append(str(DOCS))
+
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+KINDS = ["Tutorials", "How to", "Reference", "Explanation", "Results"]
+NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+MOST_LINES = 250
+
+
+def pages_in(entry):
+    """Return the pages of a part of the nav, however deep."""
+    if isinstance(entry, str):
+        return [entry]
+    parts = entry.values() if isinstance(entry, dict) else entry
+    return [page for part in parts for page in pages_in(part)]
+
+
+def sections():
+    """Return the pages of each section of the nav, by its title."""
+    return {title: pages_in(part) for entry in NAV for title, part in entry.items()}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("results/")])
+def test_a_page_can_be_read_in_one_sitting(page):
+    assert len((DOCS / page).read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+def test_every_page_has_one_place_and_is_of_one_kind():
+    assert list(sections()) == ["Start", *KINDS]
+    assert sections()["Start"] == ["index.md"]
+    assert Counter(pages_in(NAV)) == Counter(PAGES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_map_shows_every_page_under_its_kind(kind):
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    part = re.search(rf"^### {kind}$(.*?)(?=^### |\Z)", index, re.MULTILINE | re.DOTALL)[1]
+    shown = re.findall(r"\]\(([\w/.-]+\.md)\)", part)
+    # The page of decisions lists those of its rooms.
+    mapped = [page for page in sections()[kind] if not page.startswith("decisions/")]
+    assert Counter(shown) == Counter(mapped)
+
+
+def test_the_page_of_commands_is_what_the_commands_say():
+    from commands_page import PAGE, page
+
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python docs/commands_page.py"
+
+
+def test_the_page_of_commands_has_every_command_and_option():
+    from commands_page import page
+    from typer.testing import CliRunner
+
+    from fedstale.cli.main import app
+
+    text = page()
+    rows = {
+        tuple(re.match(r"\| `fedstale ([a-z-]+(?: [a-z-]+)?)", line)[1].split()): line
+        for line in text.splitlines()
+        if line.startswith("| `fedstale ")
+    }
+    assert len(rows) > 30
+    for words, row in rows.items():
+        if words in {("node",), ("flwr",), ("deploy", "superlink"), ("deploy", "superexec")}:
+            continue  # Flower's own program answers.
+        result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+        assert result.exit_code == 0, words
+        lines = re.findall(r"^│ (?:\* )? *(--[a-z-]+)", result.output, re.MULTILINE)
+        assert set(re.findall(r"`(--[a-z-]+)`", row)) == set(lines) - {"--help"}, words
+        needed = re.findall(r"^│ \* +(--[a-z-]+)", result.output, re.MULTILINE)
+        assert set(re.findall(r"\*\*`(--[a-z-]+)`\*\*", row)) == set(needed), words
+    # Their own options are explained on the page, since their help is Flower's.
+    for option in ("--socket", "--hold", "--user"):
+        assert re.search(rf"^\| `{option}` \| [A-Z].*\. \|", text, re.MULTILINE), option
+
+
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def anchors_of(path):
+    """Return the anchors of a page's headings, as the site and GitHub name them."""
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    slugs = [re.sub(r"[^\w\s-]", "", title).strip().lower() for title in titles]
+    return {re.sub(r"\s", "-", slug) for slug in slugs}
+
+
+def test_an_anchor_is_made_as_the_site_makes_it(tmp_path):
+    (page := tmp_path / "a.md").write_text(
+        "# What `up` starts\n```sh\n# no title\n```\n## FADAS, x\n"
+    )
+    assert anchors_of(page) == {"what-up-starts", "fadas-x"}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *(DOCS / page for page in PAGES)], ids=str)
+def test_anchors_of_links_are_there(page):
+    links = re.findall(r"\]\(([\w/.-]*?)#([\w-]+)\)", page.read_text(encoding="utf-8"))
+    for target, anchor in links:
+        path = page.parent / target if target else page
+        assert anchor in anchors_of(path), f"{target}#{anchor}"
+
+
+def test_pages_that_code_and_units_name_are_there():
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a clone")
+    named = set()
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.suffix in {".py", ".toml", ".md", ".yaml", ".yml", ".service"} and path.is_file():
+            text = path.read_text(encoding="utf-8")
+            named |= set(re.findall(r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?", text))
+    assert ("docs/formats.md", "") in named
+    for page, anchor in named:
+        assert (ROOT / page).is_file(), page
+        assert not anchor or anchor in anchors_of(ROOT / page), f"{page}#{anchor}"
+
+
+TUTORIAL = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def cells(line):
+    """Return what stands in a line, without the borders of a table."""
+    return [cell.strip() for cell in line.strip("│ ").split("│")]
+
+
+def test_the_first_app_prints_what_its_page_shows(tmp_path):
+    """Each block of output is part of what the command before it prints."""
+    page = (DOCS / "first-app.md").read_text(encoding="utf-8")
+    printed, compared = "", 0
+    for block in TUTORIAL.findall(page):
+        if block.startswith("fedstale "):
+            run = subprocess.run(
+                [sys.executable, "-m", *shlex.split(block)],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert run.returncode == 0, f"{block}\n{run.stderr}"
+            printed = run.stdout
+        else:
+            for line in block.splitlines():
+                assert cells(line) in [cells(shown) for shown in printed.splitlines()], printed
+            compared += 1
+    assert compared == 4
