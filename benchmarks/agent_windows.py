@@ -32,7 +32,7 @@ from fedstale.agents.evaluation import (
     evaluate,
 )
 from fedstale.agents.policy.scorer import Score, embedded, score
-from fedstale.cli.learn import train_all
+from fedstale.cli.agent import train_all
 from fedstale.strategies.arrays import n_cores
 
 FLEETS = ("phones", "desktops", "cars", "mixed")

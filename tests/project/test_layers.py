@@ -146,3 +146,16 @@ def test_no_small_file_is_a_fragment_of_its_only_user():
         if len(users[path]) == 1 and len(path.read_text().splitlines()) < 100
     ]
     assert [f for f in fragments if str(Path(f).parent) not in ONE_OF_A_KIND] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda p: p.stem)
+def test_a_benchmark_imports_names_that_exist(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedstale"):
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                known = {
+                    found.name for found in pkgutil.iter_modules(getattr(module, "__path__", []))
+                }
+                assert hasattr(module, alias.name) or alias.name in known, inside
