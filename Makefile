@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := fedstale traces strategies agents tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture profile table-agent table-forecasts table-strategies
+.PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture profile screenshots table-agent table-forecasts table-strategies
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -93,6 +93,9 @@ table-strategies: setup ## measure strategies on the records in RECORDINGS and r
 
 picture: setup ## draw the picture of the README from three runs
 	$(BIN)/python benchmarks/picture.py
+
+screenshots: setup ## draw the pictures of docs/report.md; needs chromium
+	$(BIN)/python docs/screenshots.py
 
 $(VENV)/docs.stamp: $(VENV)/dev.stamp
 	$(PIP) -c constraints.txt -e ".[docs]"

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import struct
 import subprocess
 import sys
 from collections import Counter
@@ -159,3 +160,33 @@ def test_the_first_app_prints_what_its_page_shows(tmp_path):
                 assert cells(line) in [cells(shown) for shown in printed.splitlines()], printed
             compared += 1
     assert compared == 4
+
+
+def size_of(picture):
+    """Return width and height of a PNG, in pixels."""
+    content = picture.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", content[16:24])
+
+
+def test_every_screenshot_is_drawn_by_the_script_and_shown():
+    from screenshots import SHOTS
+
+    shown = set(re.findall(r"images/([\w-]+)\.png", (DOCS / "report.md").read_text()))
+    assert shown == set(SHOTS) == {path.stem for path in (DOCS / "images").glob("*.png")}
+    for name, shot in SHOTS.items():
+        picture = DOCS / "images" / f"{name}.png"
+        assert picture.stat().st_size < 250_000
+        # A phone has two pixels for one of CSS.
+        assert size_of(picture)[0] == shot["width"] * (1 if shot["width"] >= 500 else 2)
+
+
+@pytest.mark.slow
+def test_the_script_draws_all_screenshots(tmp_path):
+    from screenshots import SHOTS, main, missing
+
+    if why := missing():
+        pytest.skip(why)
+    main(tmp_path)
+    for name in SHOTS:
+        assert size_of(tmp_path / f"{name}.png") == size_of(DOCS / "images" / f"{name}.png")

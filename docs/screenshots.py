@@ -1,0 +1,74 @@
+"""Draw the pictures of docs/report.md: pages of real runs in a browser, at a desk and on a phone.
+
+Needs chromium and chromedriver; on Debian, apt-get install chromium chromium-driver.
+
+Run it with: python docs/screenshots.py [FOLDER], or make screenshots
+"""
+
+import base64
+import sys
+import tempfile
+from pathlib import Path
+
+import fedstale
+from fedstale.reports.run import Run
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "tests" / "fedstale" / "reports"))
+
+from browser import browsing, missing  # noqa: E402 - the browser of the tests
+
+SHOTS = {
+    "report": {"page": "report", "width": 1280, "height": 1060, "dark": False},
+    "report-dark": {"page": "report", "width": 1280, "height": 1060, "dark": True},
+    "report-phone": {"page": "report", "width": 390, "height": 844, "dark": False},
+    "comparison": {"page": "comparison", "width": 1280, "height": 1060, "dark": False},
+}
+"""Each picture: what it shows, its size in CSS pixels, and whether it is dark."""
+PLAN = {
+    "app": "digits",
+    "traces": "synthetic:60",
+    "until": "3h",
+    "seeds": [1, 2, 3],
+    "target": "accuracy 0.75",
+    "variants": {
+        "FedAvg": {"run-config": {"strategy": "fedavg"}},
+        "FedBuff": {"run-config": {"strategy": "fedbuff"}},
+        "Gap-Aware": {"run-config": {"strategy": "gap-aware"}},
+    },
+}
+
+
+def pages(folder: Path) -> dict[str, Path]:
+    """Compare three strategies over seeds, and return the pages to show."""
+    fedstale.compare(PLAN, out=folder / "compared")
+    first = sorted((folder / "compared" / "runs").rglob("config.toml"))[-3].parent
+    return {"report": Run(first).report(), "comparison": folder / "compared" / "comparison.html"}
+
+
+def draw(page: Path, out: Path, *, width: int, height: int, dark: bool) -> None:
+    """Write a picture of the top of a page."""
+    with browsing(width=width, dark=dark) as browser:
+        if width >= 500:
+            browser.call("POST", "/window/rect", {"width": width, "height": height})
+        browser.open(page)
+        browser.wait(
+            "const one = document.getElementById('timeline');"
+            "return !one || one.dataset.drawn === 'yes'"
+        )
+        out.write_bytes(base64.b64decode(browser.call("GET", "/screenshot")))
+
+
+def main(folder: Path) -> None:
+    """Write all pictures into a folder."""
+    if why := missing():
+        raise SystemExit(why)
+    with tempfile.TemporaryDirectory() as place:
+        shown = pages(Path(place))
+        for name, shot in SHOTS.items():
+            size = {key: shot[key] for key in ("width", "height", "dark")}
+            draw(shown[shot["page"]], folder / f"{name}.png", **size)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "images")
