@@ -14,9 +14,7 @@ if __name__ == "__main__":  # clients may train in processes of their own
     )
     print(f"{run.status}: {run.reason}")
 
-    times_s, accuracies = run.curve("accuracy", "server")
-    reached_s = times_s[accuracies >= 0.6].min()
-    print(f"accuracy 0.6 after {reached_s / 60:.0f} minutes")
+    print(f"accuracy 0.6 after {run.time_to('accuracy 0.6') / 60:.0f} minutes")
 
     print(f"{run.costs['jobs']:.0f} jobs, {run.costs['device_s'] / 3600:.1f} hours of device time")
     print(f"{run.costs['device_time_wasted']:.0%} of it wasted:")

@@ -261,10 +261,9 @@ def reached(run: Run, target: Until, source: str, horizon_s: float) -> Reached:
         source: of the metric.
         horizon_s: what counts where nothing has cut the run off; no run is longer.
     """
-    metric = str(target.metric)
-    for time, value in zip(*run.curve(metric, source), strict=True):
-        if target.is_reached(0, {metric: float(value)}):
-            return Reached(at_s=float(time), ever=True)
+    at_s = run.time_to(target, source=source)
+    if np.isfinite(at_s):
+        return Reached(at_s=at_s, ever=True)
     return Reached(at_s=run.limit_s if np.isfinite(run.limit_s) else horizon_s, ever=False)
 
 

@@ -6,6 +6,7 @@ import logging
 import tomllib
 from collections.abc import Mapping
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from fedstale.config import Until
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.reports import learning, page
 from fedstale.reports.costs import COST_COLUMNS, with_costs
-from fedstale.reports.figure import Array
+from fedstale.reports.figure import SOURCES, Array
 from fedstale.reports.folder import (
     CONFIG,
     EVENTS,
@@ -166,6 +167,29 @@ class Run:
         """Return instants in s and values of a metric, each of shape (measurements,)."""
         rows = self.metrics[(self.metrics["name"] == metric) & (self.metrics["source"] == source)]
         return rows["time_s"].to_numpy(np.float64), rows["value"].to_numpy(np.float64)
+
+    def time_to(self, target: str | Until, *, source: str | None = None) -> float:
+        """Return when the run first reached a target, in s of virtual time; inf if it never did.
+
+        Args:
+            target: a metric and its value, such as "accuracy 0.9"; losses and errors reach it from
+                above.
+            source: of the metric, whether the run has it or not; the first of server, evaluate and
+                train that has it if None.
+
+        Raises:
+            ConfigError: it names no metric that the run measured.
+        """
+        until = Until.parse(target) if isinstance(target, str) else target
+        metric = str(until.metric)
+        source = source or next((s for s in SOURCES if len(self.curve(metric, s)[0])), None)
+        if source is None:
+            names = learning.measured_names([self])
+            raise ConfigError(f"target = {target!r}: expected one of {names} and a value")
+        points = zip(*self.curve(metric, source), strict=True)
+        return next(
+            (float(at_s) for at_s, y in points if until.is_reached(0, {metric: float(y)})), inf
+        )
 
     def last(self, source: str) -> dict[str, float]:
         """Return the last value of every metric from a source: server, evaluate or train."""

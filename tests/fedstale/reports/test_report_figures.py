@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from made_run import write_run
 
 from fedstale.config import SimulationConfig
+from fedstale.errors import ConfigError
 from fedstale.reports import costs, devices, learning
 from fedstale.reports.run import Run
 
@@ -260,3 +261,15 @@ def test_versions_are_listed_with_what_was_measured(record):
     assert [row[0] for row in rows] == [str(v) for v in sorted(run.metrics["version"].unique())]
     accuracy = run.metrics[(run.metrics["version"] == 5) & (run.metrics["name"] == "accuracy")]
     assert rows[1][header.index("accuracy")] == f"{accuracy['value'].iloc[0]:.4g}"
+
+
+def test_a_run_tells_when_it_reached_a_target(record):
+    run = record()
+    at_s, losses = run.curve("loss", "server")
+    assert run.time_to("loss 0.1") == at_s[losses <= 0.1][0]
+    accuracies = run.curve("accuracy", "server")[1]
+    assert run.time_to("accuracy 0.9") == at_s[accuracies >= 0.9][0]
+    assert run.time_to("accuracy 1.5") == np.inf
+    for wrong in ("acuracy 0.9", "100 rounds"):
+        with pytest.raises(ConfigError, match=r"expected one of .*'accuracy'"):
+            run.time_to(wrong)
