@@ -95,11 +95,10 @@ def test_digits_are_trained_as_inline_within_a_millionth(built_in, n, batch_size
 # Steps make a difference of roundings larger, and one may put a unit on the other side of a ReLU:
 # after one epoch in the arrays of a client or two, after ten in many.
 @pytest.mark.parametrize(
-    ("batch_size", "epochs", "usual", "most"),
-    [(1000, 1, 1e-6, 1e-6), (9, 1, 1e-6, 5e-3), (9, 10, 5e-3, 5e-3)],
+    ("batch_size", "epochs", "usual"), [(1000, 1, 1e-6), (9, 1, 1e-6), (9, 10, 5e-3)]
 )
 def test_fashion_is_trained_as_inline_but_for_rounding(
-    built_in, tmp_path, batch_size, epochs, usual, most
+    built_in, tmp_path, batch_size, epochs, usual
 ):
     write_clothes(tmp_path / "clothes")
     settings = {"data": str(tmp_path / "clothes"), "batch_size": batch_size}
@@ -107,7 +106,7 @@ def test_fashion_is_trained_as_inline_but_for_rounding(
     ours = BatchedExecutor(client, parts).run(calls)
     found = differences(ours, InlineExecutor(client).run(calls))
     assert np.quantile(found, 0.75) < usual
-    assert found.max() < most
+    assert found.max() < 5e-3
 
 
 def test_replies_are_addressed_as_inline(built_in):
