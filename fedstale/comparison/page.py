@@ -14,7 +14,7 @@ import numpy as np
 from fedstale import __version__
 from fedstale.comparison.analysis import Comparison, Variant
 from fedstale.comparison.statistics import Estimate, estimate, kaplan_meier
-from fedstale.reports.figure import Array, Figure, curve, time_unit
+from fedstale.reports.figure import Array, Figure, band, curve, stepped, time_unit
 from fedstale.reports.forest import Row, forest, marks
 from fedstale.reports.page import write_figures, write_text
 from fedstale.reports.run import Run
@@ -189,12 +189,10 @@ def _curves(comparison: Comparison, metric: str, number: int) -> Figure:
             instants[at] / length_s,
         )
         if has_bands and len(one.runs) > 1:
-            hidden = {"hoverinfo": "skip", "showlegend": False, "line": {"width": 0}}
             # An interval of Student's knows no share above 1 and no loss below 0.
             low, high = _range_of(metric, values)
             lows, highs = (np.clip([getattr(m, e) for m in means], low, high) for e in _ENDS)
-            traces.append(curve("", i, x, lows, **hidden))
-            traces.append(curve("", i, x, highs, **hidden, fill="tonexty"))
+            traces += band("", i, x, lows, highs)
         traces.append(curve(one.name, i, x, [m.mean for m in means]))
     bands = (
         " Bands hold the mean with 95% confidence at each instant by itself." if has_bands else ""
@@ -233,8 +231,7 @@ def _times(comparison: Comparison) -> Figure:
         instants, shares = kaplan_meier(one.times.values())
         x = np.concatenate([[0.0], instants, [max(comparison.horizon_s, instants[-1])]]) / length_s
         y = np.concatenate([[0.0], shares, shares[-1:]])
-        step = curve(one.name, i, x, y, hovertemplate="%{y:.0%} at %{x:.4~g}")
-        traces.append({**step, "line": {**step["line"], "shape": "hv"}})
+        traces.append(stepped(one.name, i, x, y, hovertemplate="%{y:.0%} at %{x:.4~g}"))
         ended = {seed: time.at_s for seed, time in one.times.items() if not time.ever}
         if ended:
             ends = np.array(list(ended.values()))

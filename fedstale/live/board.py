@@ -20,8 +20,10 @@ from fedstale.reports.figure import (
     SOURCES,
     Figure,
     curve,
+    line_mode,
     metric_text,
     rows_of_bars,
+    stepped,
     time_text,
     time_unit,
 )
@@ -36,7 +38,6 @@ FAILURES = 20
 """Failures that are listed, the latest first."""
 _METRICS = 64
 _CURVES = 8
-_DOTS = 60
 _BARS = 30
 _REASON = 200
 _NAMES = 100_000
@@ -210,8 +211,7 @@ class Board(Watcher):
                     f"{SOURCES.get(source, source)}: {name}",
                     i,
                     **series.points(length_s),
-                    # A first point is no line yet.
-                    mode="lines+markers" if len(series.kept) <= _DOTS else "lines",
+                    mode=line_mode(len(series.kept)),
                 )
                 for i, (source, name) in enumerate(chosen[:_CURVES])
                 for series in (self._metrics[source, name],)
@@ -219,10 +219,9 @@ class Board(Watcher):
 
         devices = (("online", 2, self._online), ("jobs in flight", 1, self._in_flight))
         counted = [
-            {**own, "line": {**own["line"], "shape": "hv"}}
+            stepped(name, look, **series.points(length_s))
             for name, look, series in devices
             if series.kept
-            for own in (curve(name, look, **series.points(length_s)),)
         ]
         as_reported = "as the app reports it."
         in_use = "Devices that are online, and jobs whose end the server has not seen."

@@ -67,30 +67,17 @@ def serving(
     Raises:
         ConfigError: the address cannot be listened at.
     """
-    if or_any and not _is_free(host, port):
-        port = 0
     token = "" if is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
     handler = type("BoardHandler", (_BoardHandler,), {"board": board, "token": token})
     shown = "HOST" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    with listening(handler, host, port, setting="live-at") as bound:
+    with listening(handler, host, port, setting="live-at", or_any=or_any) as bound:
         query = f"?token={token}" if token else ""
         yield f"http://{shown}:{bound}/{query}"
 
 
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        # As the server does: a port whose last connection was closed just now is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
 @contextmanager
 def listening(
-    handler: "type[LocalHandler]", host: str, port: int, *, setting: str
+    handler: "type[LocalHandler]", host: str, port: int, *, setting: str, or_any: bool = False
 ) -> Iterator[int]:
     """Answer requests in threads of their own while the block runs; yields the port.
 
@@ -99,19 +86,25 @@ def listening(
         host: address to listen at.
         port: TCP port; 0 takes a free one.
         setting: that the address comes from, for errors.
+        or_any: whether a free port will do as well where another program has this one.
 
     Raises:
         ConfigError: the address cannot be listened at.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     kind = type("OwnServer", (ThreadingHTTPServer,), {"address_family": family})
-    try:
-        server = kind((host, port), handler)
-    except OSError as problem:
+    why: str | None = None
+    for candidate in (port, 0) if or_any else (port,):
+        try:
+            server = kind((host, candidate), handler)
+            break
+        except OSError as problem:
+            why = problem.strerror
+    else:
         raise ConfigError(
-            f"{setting} = {f'{host}:{port}'!r} cannot be listened at ({problem.strerror}): "
+            f"{setting} = {f'{host}:{port}'!r} cannot be listened at ({why}): "
             "expected an address of this machine with a free port, or port 0 for any"
-        ) from None
+        )
     thread = threading.Thread(
         target=server.serve_forever, args=(0.1,), name="fedstale-live", daemon=True
     )

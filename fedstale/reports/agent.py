@@ -15,7 +15,7 @@ import pandas as pd
 from fedstale.agents.evaluation import AGENT, METRICS, Evaluation, undecided
 from fedstale.agents.policy.scorer import FILES
 from fedstale.agents.training import PROGRESS
-from fedstale.reports.figure import Figure, curve
+from fedstale.reports.figure import Figure, band, curve
 from fedstale.reports.forest import Row, forest
 from fedstale.reports.page import write_figures
 
@@ -109,10 +109,7 @@ def _advantage(validated: pd.DataFrame) -> Figure:
         x, y = one["update"], one["validation"].to_numpy(dtype=np.float64)
         half = _NORMAL * one["validation_error"].to_numpy(dtype=np.float64)
         if len(seeds) <= _BANDS:
-            unseen: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
-            unseen["line"] = {"width": 0}
-            traces.append(curve("", i, x, y - half, **unseen))
-            traces.append(curve("", i, x, y + half, **unseen, fill="tonexty"))
+            traces += band("", i, x, y - half, y + half)
         words = {
             "text": [f"± {h:.3f}" for h in half],
             "hovertemplate": f"seed {seed}, update %{{x}}: %{{y}} %{{text}}",

@@ -12,10 +12,11 @@ from fedstale.reports.figure import (
     Figure,
     Index,
     curve,
+    stepped,
     thinned,
     time_unit,
 )
-from fedstale.reports.timeline import PHASES, started
+from fedstale.reports.timeline import PHASES
 from fedstale.simulation.jobs import IN_FLIGHT, UNCLAIMED
 from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces.arrays import DAY_S
@@ -33,7 +34,6 @@ FEWEST = 5
 """Jobs behind a point of that curve at least; fewer say more about chance than about a forecast."""
 _STEPS = 200
 _HOUR_S = 3600.0
-_STEPPED = {"width": 2, "shape": "hv"}
 _FINISHED = (REPORTED, REJECTED, UNCLAIMED)
 
 
@@ -62,9 +62,7 @@ def used_jobs(run: "Run") -> Index:
 
     A device that was never used counts 0; shape (devices,).
     """
-    events = run.jobs
-    is_training = events["kind"].str.startswith("train").to_numpy(bool)
-    used = events.loc[is_training & (events["outcome"] == "used"), "device_id"].value_counts()
+    used = _used(run)
     counts = np.zeros(max(int(run.summary["devices"]), len(used)), dtype=np.int64)
     counts[: len(used)] = used.to_numpy()
     return counts
@@ -154,7 +152,7 @@ def _table(
 
 def states(run: "Run") -> Figure | None:
     """Return in what states devices were over time, or None if none ever worked."""
-    jobs = started(run)
+    jobs = run.started
     if jobs.empty or not run.end_s:
         return None
     step_s = _step(run.end_s)
@@ -235,7 +233,7 @@ def _step(span_s: float) -> float:
 
 def durations(run: "Run") -> Figure | None:
     """Return how long the phases of used jobs took, as shares of jobs; None if none was used."""
-    jobs = started(run)
+    jobs = run.started
     at = jobs.loc[jobs["state"] == 0, list(PHASES)].to_numpy(np.float64)
     spans = {
         name: np.sort(at[:, i + 1] - at[:, i])
@@ -252,7 +250,7 @@ def durations(run: "Run") -> Figure | None:
             continue
         kept = thinned(len(positive), _STEPS)
         share = (np.searchsorted(span, positive[kept], side="right")) / len(span)
-        traces.append(curve(name, name, positive[kept] / length_s, share, line=_STEPPED))
+        traces.append(stepped(name, name, positive[kept] / length_s, share))
         levels = np.quantile(span, (0.1, 0.5, 0.9)) / length_s
         rows.append([name, *(f"{value:.3g}" for value in levels)])
     return Figure(

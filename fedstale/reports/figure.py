@@ -41,6 +41,7 @@ SHARES: dict[str, Any] = {
 """The layout of a figure of one share against another."""
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _N_COLOURS = 7
+_FEW_POINTS = 60
 _TIME_UNITS = ((2 * 86_400.0, "days", 86_400.0), (2 * 3600.0, "h", 3600.0), (120.0, "min", 60.0))
 _BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -126,6 +127,31 @@ def curve(
         }
     xy = {"x": numbers(x), "y": numbers(y)}
     return {"type": "scatter", "mode": "lines", **style, "name": name, **xy, **more}
+
+
+def stepped(
+    name: str, look: str | int, x: npt.ArrayLike, y: npt.ArrayLike, **more: object
+) -> dict[str, Any]:
+    """Return a trace that keeps each height until the next position; arguments as of `curve`."""
+    own = curve(name, look, x, y, **more)
+    return {**own, "line": {**own["line"], "shape": "hv"}}
+
+
+def band(
+    name: str, look: str | int, x: npt.ArrayLike, low: npt.ArrayLike, high: npt.ArrayLike
+) -> list[dict[str, Any]]:
+    """Return the traces of an area between two heights; without a name it is not in the legend."""
+    unseen: dict[str, Any] = {"hoverinfo": "skip", "line": {"width": 0}}
+    legend: dict[str, Any] = {} if name else {"showlegend": False}
+    return [
+        curve("", look, x, low, **unseen, showlegend=False),
+        curve(name, look, x, high, **unseen, **legend, fill="tonexty"),
+    ]
+
+
+def line_mode(n_points: int) -> str:
+    """Return the mode of a curve: where points are few, a mark at each; one alone is no line."""
+    return "lines+markers" if n_points <= _FEW_POINTS else "lines"
 
 
 def bars(

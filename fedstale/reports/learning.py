@@ -14,9 +14,11 @@ from fedstale.reports.figure import (
     SOURCES,
     Array,
     Figure,
+    band,
     bars,
     byte_unit,
     curve,
+    line_mode,
     numbers,
     thinned,
     time_unit,
@@ -139,7 +141,7 @@ def metric(
     }
     (x_title, positions), *others = axes.values()
     traces = [
-        curve(name, look, x, points["value"], mode="lines+markers" if len(x) <= 60 else "lines")
+        curve(name, look, x, points["value"], mode=line_mode(len(x)))
         for (name, look, points), x in zip(kept, positions, strict=False)
     ]
     for target in targets:
@@ -238,15 +240,13 @@ def _over_time(run: "Run", staleness: Array, ended: Array) -> list[Figure]:
     by_step = pd.Series(staleness).groupby(step)
     middle = (edges[:-1] + edges[1:])[np.sort(np.unique(step))] / 2 / length_s
     low, mid, high = (by_step.quantile(q).to_numpy(np.float64) for q in (0.1, 0.5, 0.9))
-    hidden: dict[str, Any] = {"hoverinfo": "skip", "line": {"width": 0}}
     return [
         Figure(
             id="staleness-over-time",
             title="Staleness over time",
             about="Median of the updates whose devices were done at that time, and the middle 80%.",
             traces=[
-                curve("", "series-0", middle, low, **hidden, showlegend=False),
-                curve("middle 80%", "series-0", middle, high, **hidden, fill="tonexty"),
+                *band("middle 80%", "series-0", middle, low, high),
                 curve("median", "series-0", middle, mid),
             ],
             x_title=f"device time ({unit})",

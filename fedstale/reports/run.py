@@ -34,7 +34,9 @@ from fedstale.reports.folder import (
     SUMMARY,
 )
 from fedstale.reports.last_call import told
-from fedstale.reports.timeline import TRACE, perfetto
+from fedstale.reports.timeline import PHASES, TRACE, perfetto
+from fedstale.simulation.jobs import IN_FLIGHT
+from fedstale.strategies.server.runtime import REPORTED
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -118,6 +120,23 @@ class Run:
         ways; and `outcome`: used, wasted or in-flight.
         """
         return with_costs(self._table(EVENTS, _JOB_COLUMNS))
+
+    @cached_property
+    def started(self) -> pd.DataFrame:
+        """The jobs that a device started, with four instants in s (PHASES) and a state each.
+
+        The state is 0 if the job was used, 1 if it was lost, 2 if it went on at the end of the run.
+        The instants of the last two are those of the start and, three times, of the end.
+        """
+        jobs = self.jobs[np.isfinite(self.jobs["started_at"].to_numpy(np.float64))]
+        state = np.select([jobs["status"] == REPORTED, jobs["status"] == IN_FLIGHT], [0, 2], 1)
+        instants = jobs[list(PHASES)].to_numpy(np.float64).copy()
+        end = np.minimum(jobs["ended_at"].to_numpy(np.float64), self.end_s)
+        instants[state != 0, 1:] = end[state != 0, np.newaxis]
+        # A job may have been under way when the run ended, and rounding must not turn phases round.
+        instants = np.maximum.accumulate(np.clip(instants, 0.0, self.end_s), axis=1)
+        counts = {"is_used": state == 0, "is_lost": state == 1}
+        return jobs.assign(state=state, **counts, **dict(zip(PHASES, instants.T, strict=True)))
 
     @cached_property
     def metrics(self) -> pd.DataFrame:

@@ -18,8 +18,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from fedstale.reports.figure import Array, Index, thinned, time_unit
-from fedstale.simulation.jobs import IN_FLIGHT
-from fedstale.strategies.server.runtime import REPORTED
 
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
@@ -65,7 +63,7 @@ class Timeline:
 
 def timeline(run: "Run") -> Timeline | None:
     """Return the timeline of a run, or None if no device ever started a job."""
-    jobs = started(run)
+    jobs = run.started
     if jobs.empty or not run.end_s:
         return None
     table = jobs.groupby("device_id").agg(used=("is_used", "sum"), lost=("is_lost", "sum"))
@@ -97,10 +95,9 @@ def timeline(run: "Run") -> Timeline | None:
         shape = {"rows": len(rasters[0]), "columns": COLUMNS, "states": STATES, "levels": _LEVELS}
         data |= {"raster": shape, "packed": [_packed(one) for one in rasters]}
         return Timeline(about=about, height=_MOST_PX, orders=orders, data=data)
-    about = f"One row a device. {about} Click on a job to read it."
     windows = _windows(run, table.index)
-    if windows is not None:
-        about = about.replace("One row a device.", "One row a device, grey while it was online.")
+    grey = "" if windows is None else ", grey while it was online"
+    about = f"One row a device{grey}. {about} Click on a job to read it."
     rows = table.index.get_indexer(pd.Index(jobs["device_id"]))
     ticks = np.round(jobs[list(PHASES)].to_numpy(np.float64) / run.end_s * _TICKS)
     columns = [jobs["job_id"], rows, ticks[:, 0], *np.diff(ticks, axis=1).T, jobs["state"]]
@@ -134,23 +131,6 @@ def _windows(run: "Run", names: "pd.Index[Any]") -> tuple[Array, Array, Array] |
     ends = end[np.append(np.flatnonzero(is_first)[1:] - 1, len(end) - 1)]
     begin = np.round(start[is_first] / run.end_s * _TICKS)
     return rows[is_first], begin, np.round(ends / run.end_s * _TICKS) - begin
-
-
-def started(run: "Run") -> pd.DataFrame:
-    """Return the jobs that a device started, with four instants in s and a state each.
-
-    The state is 0 if the job was used, 1 if it was lost, 2 if it went on at the end of the run. The
-    instants of the last two are those of the start and, three times, of the end.
-    """
-    jobs = run.jobs[np.isfinite(run.jobs["started_at"].to_numpy(np.float64))]
-    state = np.select([jobs["status"] == REPORTED, jobs["status"] == IN_FLIGHT], [0, 2], 1)
-    instants = jobs[list(PHASES)].to_numpy(np.float64).copy()
-    end = np.minimum(jobs["ended_at"].to_numpy(np.float64), run.end_s)
-    instants[state != 0, 1:] = end[state != 0, np.newaxis]
-    # A job may have been under way when the run ended, and rounding must not turn phases round.
-    instants = np.maximum.accumulate(np.clip(instants, 0.0, run.end_s), axis=1)
-    counts = {"is_used": state == 0, "is_lost": state == 1}
-    return jobs.assign(state=state, **counts, **dict(zip(PHASES, instants.T, strict=True)))
 
 
 def _brightened(shares: Array) -> Array:
@@ -224,7 +204,7 @@ def perfetto(run: "Run") -> str:
 
 
 def _trace_events(run: "Run") -> Iterator[dict[str, Any]]:
-    jobs = started(run)
+    jobs = run.started
     threads = {name: i for i, name in enumerate(sorted(jobs["device_id"].unique()), start=1)}
     yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": run.name}}
     for name, thread in threads.items():

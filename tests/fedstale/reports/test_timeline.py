@@ -66,7 +66,7 @@ def test_a_crowd_is_drawn_as_shares_that_sum_to_what_it_worked(record, monkeypat
     drawn = timeline(run)
     assert drawn.is_raster
     assert set(drawn.orders) == {"used", "lost"}
-    jobs = module.started(run)
+    jobs = run.started
     order = jobs["device_id"].drop_duplicates()
     shares = raster(run, jobs, pd.Index(order))
     assert shares.shape == (50, COLUMNS, len(STATES))
