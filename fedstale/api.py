@@ -46,6 +46,8 @@ def simulate(
     seed: int = 0,
     out: str | Path | None = None,
     overwrite: bool = False,
+    resume: bool = False,
+    pause_at: str | None = None,
     devices: int | None = None,
     run_config: Mapping[str, bool | int | float | str] | None = None,
     work_per_example: float | None = None,
@@ -88,6 +90,10 @@ def simulate(
         seed: of everything that is random.
         out: folder of the run; None takes a temporary one, which goes with the returned object.
         overwrite: whether an earlier run in the folder may be removed.
+        resume: whether to go on with the run in `out`: one that was interrupted, killed or paused,
+            or one that stopped at its limit, to a later one of the same kind. All else that is
+            passed is what it was.
+        pause_at: virtual time, such as 20m, at which the run is interrupted, to go on later.
         devices: how many devices of the traces to enrol, drawn with the seed; None enrols all.
         run_config: overrides of the app's run config; with objects, the whole of it.
         work_per_example: work units to train one example once; one is a second of the median phone.
@@ -114,6 +120,11 @@ def simulate(
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
     _check_guarded()
+    paused = Until.parse(pause_at)
+    if pause_at is not None and paused.time_s == np.inf:
+        raise ConfigError(f"pause_at = {pause_at!r}: expected a virtual time such as 20m")
+    if (resume or pause_at is not None) and out is None:
+        raise ConfigError("resume and pause_at: expected out, the folder of the run that goes on")
     costs = {
         "work_per_example": work_per_example,
         "epochs": epochs,
@@ -165,6 +176,8 @@ def simulate(
             app=objects,
             traces=traces,
             overwrite=overwrite,
+            resume=resume,
+            pause_at=paused.time_s,
             callbacks=callbacks,
         )
         weakref.finalize(run, stack.pop_all().close)

@@ -71,6 +71,19 @@ class Until:
             return min(1.0, rounds / self.rounds) if self.rounds else 1.0
         return min(1.0, now / self.time_s) if self.time_s < inf else None
 
+    def goes_beyond(self, before: "Until") -> bool:
+        """Return whether a run that has come to an earlier limit can go on to this one.
+
+        Both are of one kind: whether an accuracy comes after an hour, no one knows before.
+        """
+        if self.metric is not None and self.metric == before.metric:
+            # What reaches this target has reached the other before.
+            is_harder = before.is_reached(0, {self.metric: self.target})
+            return is_harder and self.target != before.target
+        if self.rounds is not None and before.rounds is not None:
+            return self.rounds > before.rounds
+        return before.time_s < self.time_s < inf
+
     def is_reached(self, rounds: int, metrics: Mapping[str, float]) -> bool:
         """Return whether a round, or a metric just measured, ends the run."""
         if self.rounds is not None and rounds >= self.rounds:

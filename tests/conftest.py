@@ -1,7 +1,8 @@
-"""What all tests share: compiled files, log levels, and which tests one process runs."""
+"""What all tests share: compiled files, signals, log levels, and which tests one process runs."""
 
 import logging
 import os
+import signal
 import sys
 
 import pytest
@@ -9,6 +10,11 @@ import pytest
 # Tests start many processes: all of them load what the first one compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell starts what runs in its background with Ctrl-C ignored, and children inherit that; tests
+# interrupt theirs.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST_FIRST = (
     "tests/deployment/",

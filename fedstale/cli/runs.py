@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from fedstale.traces import TraceSet
 
 _BESIDE_RESUME = {
-    *("resume", "executor", "workers", "checkpoint_every", "client_limit_s"),
+    *("resume", "until", "executor", "workers", "checkpoint_every", "client_limit_s"),
     *("live", "live_at", "tensorboard", "events", "log_file", "as_json", "quiet", "verbose"),
 }
-"""Options of a run that goes on: none of them changes what comes out."""
+"""Options of a run that goes on: none changes what comes out, but how far it goes."""
 
 _WORDS = {"failed": "failed", "stuck": "got stuck", "interrupted": "was interrupted"}
 
@@ -125,7 +125,10 @@ def simulate(
     overwrite: Annotated[bool, typer.Option(help="Replace an earlier run in the folder.")] = False,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Go on with the run in this folder, which was interrupted or killed."),
+        typer.Option(
+            help="Go on with the run in this folder, which was interrupted or killed, or stopped "
+            "before this --until."
+        ),
     ] = None,
     epochs: Annotated[
         str | None, typer.Option(help="Passes over a client's data, or a run-config key.")
@@ -202,8 +205,6 @@ def simulate(
         costs=stated(costs),
         overhead=overhead if "overhead" in options else None,
     )
-    if resume is not None and (others := before.differing(config)):
-        raise ConfigError(f"--resume {resume} holds a run with {others}: it keeps its settings")
     name = Path(config.app).resolve().name if Path(config.app).is_dir() else config.app
     out = out or Path("runs") / f"{name}-{config.seed}"
     if resume is not None and (lost := told(resume)):

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +18,7 @@ import tomli_w
 from flwr.app import ArrayRecord
 from safetensors.numpy import save
 
-from fedstale.config import SimulationConfig
+from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError
 from fedstale.files import hold
 from fedstale.reports.last_call import LOCK
@@ -115,11 +116,17 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def resume(cls, path: Path) -> "RunFolder":
-        """Open the folder of a run that did not come to its end, or whose process was lost.
+    def resume(cls, path: Path, config: SimulationConfig) -> "RunFolder":
+        """Open the folder of a run that did not come to its end, or stopped at an earlier limit.
+
+        Args:
+            path: of the folder.
+            config: what the run goes on with: the settings that it had, with its limit or a later
+                one.
 
         Raises:
-            ConfigError: it is no folder of a run, or the run in it is over or still going on.
+            ConfigError: it is no folder of a run, the run in it is over or still going on, or it
+                has other settings.
         """
         if not (path / CONFIG).is_file():
             raise ConfigError(
@@ -128,8 +135,9 @@ class RunFolder:
             )
         with ExitStack() as stack:
             folder = stack.enter_context(cls(path))
+            goes_further = _goes_further(path, config)
             if (path / SUMMARY).is_file():
-                _require_unfinished(path)
+                _require_unfinished(path, goes_further=goes_further)
             stack.pop_all()
         return folder
 
@@ -139,6 +147,10 @@ class RunFolder:
     def __exit__(self, *problem: object) -> None:
         """Let others have the folder."""
         self._lock.close()
+
+    def reopen(self) -> None:
+        """Forget how the run ended, because it goes on; what it measured stays until it ends."""
+        (self.path / SUMMARY).unlink(missing_ok=True)
 
     def write_config(self, config: SimulationConfig) -> None:
         """Write the resolved settings."""
@@ -195,7 +207,23 @@ def make_folder(path: Path) -> None:
         raise ConfigError(f"out = {str(path)!r} cannot be made: {problem.strerror}") from None
 
 
-def _require_unfinished(path: Path) -> None:
+def _goes_further(path: Path, config: SimulationConfig) -> bool:
+    """Return whether settings are those of the run in a folder, but for a later limit."""
+    before = SimulationConfig.read(path / CONFIG)
+    if others := replace(before, until=config.until).differing(config):
+        raise ConfigError(
+            f"resume = {str(path)!r} holds a run with {others}: it keeps its settings"
+        )
+    old, new = Until.parse(before.until), Until.parse(config.until)
+    if new != old and not new.goes_beyond(old):
+        raise ConfigError(
+            f"until = {config.until!r}: the run in {str(path)!r} ends at "
+            f"{before.until or 'no limit'}; expected a later limit of the same kind"
+        )
+    return new != old
+
+
+def _require_unfinished(path: Path, *, goes_further: bool) -> None:
     try:
         summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
         status = summary["status"]
@@ -204,8 +232,14 @@ def _require_unfinished(path: Path) -> None:
             f"resume = {str(path)!r}: {SUMMARY} cannot be read ({type(problem).__name__}); remove "
             "it to go on with the run"
         ) from None
-    if status != "interrupted" and not (status == "failed" and summary.get("crash")):
+    if status == "interrupted" or (status == "failed" and summary.get("crash")):
+        return
+    if status != "stopped":
         raise ConfigError(
             f"resume = {str(path)!r}: that run has come to its end ({status}); expected one that "
-            "was interrupted or killed"
+            "was interrupted or killed, or stopped at its limit"
+        )
+    if not goes_further:
+        raise ConfigError(
+            f"resume = {str(path)!r}: that run has stopped at its limit; expected a later until"
         )

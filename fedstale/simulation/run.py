@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ def simulate(
     app: FlowerApp | None = None,
     overwrite: bool = False,
     resume: bool = False,
+    pause_at: float = np.inf,
     callbacks: Iterable[Callback] = (),
     box: BlackBox | None = None,
 ) -> Run:
@@ -79,8 +80,9 @@ def simulate(
         traces: the devices that `config.traces` names.
         app: an app of objects; None finds the one that `config.app` names.
         overwrite: whether an earlier run in the folder may be removed.
-        resume: whether to go on with the run in the folder, which has the same settings, from its
-            last checkpoint; without one it begins anew.
+        resume: whether to go on with the run in the folder, which has the same settings or an
+            earlier limit, from its last checkpoint; without one it begins anew.
+        pause_at: virtual instant in s at which to interrupt the run, to go on later.
         callbacks: told what happens in the run, besides what its folder needs.
         box: what a supervisor of this process reads if it is lost; None leaves a note in the folder
             alone, which the next command on it reads.
@@ -97,7 +99,9 @@ def simulate(
     traces = enrolled(traces, config)
     metrics = RunMetrics(Until.parse(config.until))
     _require_end(metrics.until, traces, costs := Costs.from_table(config.costs))
-    with app.importable():
+    with ExitStack() as stack, app.importable():
+        # Before anything is built that would refuse other settings in other words.
+        folder = stack.enter_context(RunFolder.resume(out, config)) if resume else None
         server, client, work = app.load_server(), app.load_client(), app.load_work()
         if work is None:
             check_costs(client, costs)
@@ -115,7 +119,7 @@ def simulate(
                 seed=config.seed,
                 run_config=run_config,
                 on_interrupt=config.on_interrupt,
-                until_s=metrics.until.time_s,
+                until_s=min(metrics.until.time_s, pause_at),
                 work=work,
                 box=box,
             )
@@ -123,9 +127,10 @@ def simulate(
             executor.watch = box
             for callback in (box, metrics, messages, *callbacks):
                 grid.runtime.add(callback)
-            opened = RunFolder.resume(out) if resume else RunFolder.create(out, overwrite=overwrite)
+            folder = folder or stack.enter_context(RunFolder.create(out, overwrite=overwrite))
             about = {"app": app.name, "executor": executor.description}
-            with opened as folder, box.open(folder, limit_s, about):
+            with box.open(folder, limit_s, about):
+                folder.reopen()
                 folder.write_config(config)
                 grid.runtime.checkpointer = SimulationCheckpointer(
                     folder.checkpoints,
@@ -144,6 +149,8 @@ def simulate(
                 ):
                     context = Context(1, 1, {}, RecordDict(), run_config)
                     status, reason = _outcome(lambda: server(grid, context), app.directory)
+                if status == "stopped" and pause_at <= grid.now() < metrics.until.time_s:
+                    status, reason = "interrupted", f"paused at {pause_at:,.0f} s of virtual time"
                 wall_s = time.perf_counter() - started
                 messages.finish(grid.runtime)
                 if status == "finished":
@@ -165,7 +172,7 @@ def simulate(
                     "wall_s": round(wall_s, 3),
                 }
                 run = write_run(folder, grid.runtime, metrics, facts)
-                if status != "interrupted":
+                if status not in ("interrupted", "stopped"):
                     shutil.rmtree(folder.checkpoints, ignore_errors=True)
                 return run
 
@@ -206,8 +213,10 @@ class SimulationCheckpointer(Checkpointer):
         self._due_at, self._n_starts = 0.0, 0
         self._state: State | None = None
         if resume:
-            with suppress(ResumeError):
+            try:
                 self._state = read_checkpoint(folder)
+            except ResumeError:
+                logger.warning("there is no checkpoint of this run: it begins anew")
 
     def restored(self) -> State | None:
         """Take the run back to its checkpoint, and return the strategy's state."""

@@ -262,10 +262,11 @@ def test_killing_the_command_kills_its_run_and_leaves_the_folder_to_the_next(tmp
     process = in_a_long_run(tmp_path)
     process.kill()
     process.communicate()
+    config = SimulationConfig.read(tmp_path / "run" / "config.toml")
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
-            RunFolder.resume(tmp_path / "run").__exit__()
+            RunFolder.resume(tmp_path / "run", config).__exit__()
             break
         except ConfigError as problem:
             assert "in use" in str(problem)  # noqa: PT017 - it is while the run dies

@@ -157,7 +157,8 @@ def test_beside_resume_an_option_takes_effect_or_is_refused_by_name(unfinished, 
         return
     if name not in free:
         assert result.exit_code == 2
-        assert f"fedstale: {flag} beside --resume" in result.stderr
+        words = "expected a later limit" if name == "until" else f"fedstale: {flag} beside --resume"
+        assert words in result.stderr
         assert result.stderr.count("\n") == 1
         assert not (unfinished / "summary.json").exists()
         return
@@ -179,6 +180,24 @@ def test_an_executor_that_rounds_otherwise_is_refused_beside_resume(unfinished):
     result = called("simulate", "--resume", unfinished, "--executor", "batched")
     assert result.exit_code == 2
     assert "executor = 'exact' instead of 'batched'" in result.stderr
+
+
+def test_a_run_goes_on_to_a_later_limit_by_the_command(tmp_path):
+    devices = ["--traces", "synthetic:12"]
+    app = write_small_app(tmp_path / "app")
+    for name, until in (("run", "1 rounds"), ("whole", "3 rounds")):
+        words = ["-c", "rounds=9", "--until", until, "--out", tmp_path / name]
+        assert called("simulate", app, *devices, *words).exit_code == 0
+    refused = called("simulate", "--resume", tmp_path / "run")
+    assert refused.exit_code == 2
+    assert "has stopped at its limit; expected a later until" in refused.stderr
+    again = called("simulate", "--resume", tmp_path / "run", "--until", "3 rounds", "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["reason"] == "reached 3 rounds"
+    # A strategy of Flower begins anew, and says so before it works.
+    assert "begins anew" in again.stderr
+    for name in ("events.parquet", "metrics.parquet"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_an_overhead_can_be_taken_back(tmp_path, earlier):

@@ -14,6 +14,7 @@ from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.reports.folder import RunFolder
 from fedstale.simulation import jobs, run
+from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 
@@ -102,7 +103,7 @@ def test_a_run_on_ideal_devices_goes_on_too(tmp_path, monkeypatch):
 
 def test_a_run_without_a_checkpoint_begins_anew(tmp_path, traces, whole):
     with RunFolder.create(tmp_path / "run") as folder:
-        folder.write_config(CONFIG)
+        folder.write_config(FlowerApp.find(CONFIG.app).resolved(CONFIG))
     simulate(CONFIG, tmp_path / "run", traces=traces, resume=True)
     assert (tmp_path / "run" / "events.parquet").read_bytes() == whole["events.parquet"]
 
@@ -113,12 +114,12 @@ def test_what_cannot_be_resumed_is_refused(tmp_path, traces):
     with RunFolder.create(tmp_path / "run") as folder:
         folder.write_config(CONFIG)
         with pytest.raises(ConfigError, match="in use by a run that goes on"):
-            RunFolder.resume(tmp_path / "run")
+            RunFolder.resume(tmp_path / "run", CONFIG)
         with pytest.raises(ConfigError, match="in use by a run that goes on"):
             RunFolder.create(tmp_path / "run", overwrite=True)
         folder.write_summary({"status": "finished"})
     with pytest.raises(ConfigError, match="has come to its end"):
-        RunFolder.resume(tmp_path / "run")
+        RunFolder.resume(tmp_path / "run", CONFIG)
 
 
 def fedstale(*words):
