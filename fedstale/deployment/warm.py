@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 
 _OTHERS = 3
 _MOST_BYTES = 10_000_000
-_POLL_S, _IDLE_POLL_S, _IDLE_AFTER_S = 0.1, 1.0, 30.0
+_POLL_S, _LONGEST_POLL_S, _POLL_SHARE = 0.1, 1.0, 0.05
+"""Time between two questions for work: a share of the time since something happened."""
 _GPUS = "/dev/nvidia", "/dev/kfd", "/dev/dri"
 
 
@@ -135,6 +136,7 @@ class WarmExecutor(SubprocessExecutor):
         """
         for pid, status in _ended():
             if pid in self._apps:
+                self._busy_at = time.monotonic()
                 with closing(self._apps.pop(pid)) as app:
                     self._try(_told(app.imported))
                     if leaves_waiting(app.stage.fileno()):
@@ -145,8 +147,9 @@ class WarmExecutor(SubprocessExecutor):
                 self._share(names, is_harmless=status == 0)
         if self._is_worn() and not self._apps and self._trial is None:
             raise SystemExit(0)
-        if time.monotonic() > self._busy_at + _IDLE_AFTER_S:
-            time.sleep(_IDLE_POLL_S - _POLL_S)
+        # Flower's own pause comes on top.
+        quiet_s = (time.monotonic() - self._busy_at) * _POLL_SHARE
+        time.sleep(min(max(quiet_s, _POLL_S), _LONGEST_POLL_S) - _POLL_S)
 
     def _try(self, names: list[str]) -> None:
         """Let a fork import libraries."""

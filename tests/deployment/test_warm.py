@@ -396,6 +396,25 @@ def test_what_is_installed_meanwhile_is_there_for_the_next_message(said):
     assert found == [{"new": "a"}, {"end": 0}]
 
 
+def test_the_longer_nothing_comes_the_less_often_it_asks(said):
+    (found,) = said("""
+        def app(): pass
+        executor, naps = warm.WarmExecutor(), []
+        for quiet_s in (0.0, 2.0, 10.0, 20.0, 1e6):
+            executor._busy_at = time.monotonic() - quiet_s
+            with patch.object(time, "sleep", naps.append):
+                executor.reconcile()
+        # The end of a ClientApp is something that happens.
+        launched(executor, "app")
+        executor._busy_at = 0.0
+        settle(executor)
+        tell(naps=[round(nap, 2) for nap in naps], quiet=time.monotonic() - executor._busy_at)
+        """)
+    # Flower's pause of 0.1 s comes on top.
+    assert found["naps"] == [0.0, 0.0, 0.4, 0.9, 0.9]
+    assert found["quiet"] < 30.0
+
+
 def test_no_process_to_be_had_is_said_and_not_an_end(said):
     found = said("""
         executor = warm.WarmExecutor()
