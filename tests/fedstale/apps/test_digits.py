@@ -1,11 +1,14 @@
 """The digits app: its data, its two sides, and the whole under Flower's own engine."""
 
 import importlib
+import io
+import zipfile
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from flwr.cli.build import build_fab_from_disk
 from flwr.serverapp.strategy import FedAvg
 
 from fedstale.apps import classification
@@ -32,6 +35,20 @@ def answer(digits, ask):
 def task(digits):
     digits.load_client()
     return importlib.import_module("digits_app.task")
+
+
+def test_the_digits_are_those_of_scikit_learn_bit_for_bit(task):
+    datasets = pytest.importorskip("sklearn.datasets")
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    own_pixels, own_labels = task.read_digits()
+    assert own_pixels.shape == pixels.shape
+    assert own_pixels.astype(pixels.dtype).tobytes() == pixels.tobytes()
+    assert own_labels.tobytes() == labels.astype(np.int64).tobytes()
+
+
+def test_the_bundle_of_the_app_has_the_digits_with_it(digits):
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(digits.directory))) as archive:
+        assert "digits_app/digits.json" in archive.namelist()
 
 
 @pytest.mark.parametrize("n", [1, 2, 10, 333, 1438])
