@@ -18,7 +18,7 @@ $(VENV)/torch.stamp: constraints.txt
 	@touch $@
 
 $(VENV)/run.stamp: $(VENV)/torch.stamp pyproject.toml
-	$(PIP) -c constraints.txt -e ".[server]"
+	$(PIP) -c constraints.txt -e ".[server,torch]"
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp

@@ -10,6 +10,26 @@ Each text says which field, what value it had, what would be accepted and what t
 imports nothing, so every layer may import it.
 """
 
+_EXTRAS = {
+    **dict.fromkeys(("jinja2", "pandas", "pyarrow", "scipy"), "server"),
+    **dict.fromkeys(("sklearn", "torch"), "torch"),
+    **dict.fromkeys(("gymnasium", "stable_baselines3"), "agents"),
+}
+
+
+def not_installed(problem: ModuleNotFoundError) -> str | None:
+    """Return which extra of fedstale brings a package that is missing; None if none does.
+
+    Example:
+        >>> not_installed(ModuleNotFoundError(name="torch.nn"))
+        "needs torch, which is not installed: pip install 'fedstale[torch]'"
+    """
+    package = (problem.name or "").partition(".")[0]
+    if package not in _EXTRAS:
+        return None
+    extra = _EXTRAS[package]
+    return f"needs {package}, which is not installed: pip install 'fedstale[{extra}]'"
+
 
 class FedstaleError(Exception):
     """Root of all errors that fedstale raises on purpose."""

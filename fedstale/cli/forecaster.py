@@ -74,6 +74,9 @@ def train(
         )
     if (out / "forecaster.toml").exists():
         raise ConfigError(f"{out}: holds a forecaster; expected a new folder")
+    if isinstance(forecaster, Perceptron):
+        # Where torch is missing, that is said before the work.
+        import fedstale.traces.forecast.lstm_training  # noqa: F401
     devices = recorded(traces, seed=seed)
     other = None if stop_on is None else recorded(stop_on, seed=seed)
     epochs: list[tuple[str, int, float, float]] = []

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
 
-from fedstale.errors import ConfigError, FedstaleError, TraceError
+from fedstale.errors import ConfigError, FedstaleError, TraceError, not_installed
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 _SAME_S = 1.0
-_OF_THE_SERVER = {"jinja2", "pandas", "pyarrow", "scipy", "sklearn", "torch"}
-"""What the extra `server` brings and a device does without."""
 
 
 @contextmanager
@@ -43,12 +41,10 @@ def one_sentence() -> Iterator[None]:
         note(f"fedstale: {problem}")
         raise typer.Exit(2) from None
     except ModuleNotFoundError as problem:
-        if problem.name not in _OF_THE_SERVER:
+        needed = not_installed(problem)
+        if needed is None:
             raise
-        note(
-            f"fedstale: this needs {problem.name}, which a device has not: "
-            "pip install 'fedstale[server]'"
-        )
+        note(f"fedstale: this {needed}")
         raise typer.Exit(2) from None
 
 

@@ -21,7 +21,7 @@ from flwr.serverapp import ServerApp
 from flwr.supercore.object_ref import load_app as load_reference
 
 from fedstale.config import Costs, SimulationConfig, nearest
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, not_installed
 from fedstale.simulation.costs import WorkHook
 
 _App = TypeVar("_App", ServerApp, ClientApp)
@@ -319,7 +319,7 @@ def _function(reference: str, directory: Path, key: str) -> Callable[..., Any]:
     try:
         function = load_reference(reference, ConfigError, directory)
     except Exception as problem:
-        raise ConfigError(f"{where} cannot be imported: {problem}") from problem
+        raise ConfigError(f"{where} {_why_not(problem)}") from problem
     if not callable(function):
         kind = type(function).__name__
         raise ConfigError(f"{where} is a {kind}: expected a function or a class")
@@ -337,9 +337,13 @@ def _load(reference: str | _App, directory: Path, kind: type[_App]) -> _App:
             f"{reference} has no such attribute: expected a {kind.__name__}"
         ) from None
     except Exception as problem:
-        raise ConfigError(
-            f"{reference} cannot be imported: {type(problem).__name__}: {problem}"
-        ) from problem
+        raise ConfigError(f"{reference} {_why_not(problem)}") from problem
     if not isinstance(app, kind):
         raise ConfigError(f"{reference} is a {type(app).__name__}: expected a flwr {kind.__name__}")
     return app
+
+
+def _why_not(problem: Exception) -> str:
+    """Return why something of an app cannot be imported."""
+    needed = not_installed(problem) if isinstance(problem, ModuleNotFoundError) else None
+    return needed or f"cannot be imported: {type(problem).__name__}: {problem}"

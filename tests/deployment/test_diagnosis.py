@@ -121,7 +121,7 @@ LOGS = {
     "Path argument `--ssl-ca-certfile` does not point to a file.": "--ssl-ca-certfile names a file",
     "('127.0.0.1', 48655): address already in use": "port is taken",
     "Option `--insecure` was set. Starting\nx\nConnection attempt failed, retrying": "plain HTTP",
-    "ModuleNotFoundError: No module named 'sklearn'": "needs the package sklearn",
+    "ModuleNotFoundError: No module named 'torch'": "needs the package torch",
 }
 
 

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale.config import ExecutorKind
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, not_installed
 from fedstale.simulation.compat import own_copy, with_content
 from fedstale.simulation.executors.base import ClientCall, ClientReply, Executor, InlineExecutor
 from fedstale.simulation.executors.workers import ProcessExecutor, RayExecutor
@@ -163,7 +163,10 @@ def _batched(app: FlowerApp, client: ClientApp) -> Executor:
             "in [tool.fedstale.batched] of its pyproject.toml"
         )
     functions = BatchedFunctions.load(app.batched, app.directory)
-    import torch  # noqa: PLC0415 - an app without torch should not pay for it
+    try:
+        import torch  # noqa: PLC0415 - an app without torch should not pay for it
+    except ModuleNotFoundError as problem:
+        raise ConfigError(f"executor = 'batched' {not_installed(problem)}") from None
 
     # Imported here for the same reason.
     from fedstale.simulation.executors.batched import BatchedExecutor  # noqa: PLC0415

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-from sklearn.metrics import average_precision_score
 
 from fedstale.errors import TraceError
 from fedstale.traces.arrays import Array, Index
@@ -304,7 +303,11 @@ def average_precision(p: Array, happened: Array) -> float:
     known = ~np.isnan(happened)
     if happened[known].sum() == 0:
         return float("nan")
-    return float(average_precision_score(happened[known], p[known]))
+    order = np.argsort(-p[known])
+    p, hits = p[known][order], np.cumsum(happened[known][order])
+    # Equal chances are one threshold, so their order does not matter.
+    last = np.flatnonzero(np.append(np.diff(p) != 0, True))
+    return float(np.diff(hits[last], prepend=0.0) @ (hits[last] / (last + 1)) / hits[-1])
 
 
 def skill(p: Array, happened: Array) -> float:
