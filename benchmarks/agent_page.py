@@ -1,6 +1,7 @@
-"""Write the tables of docs/results/agent.md: of windows, of real training, and of sizes.
+"""Write the tables of two pages on the agent from benchmarks/results.
 
-What stands between the markers of a table is replaced; the words around them are kept.
+docs/results/agent.md has windows and sizes, docs/results/agent-training.md real training. What
+stands between the markers of a table is replaced; the words around them are kept.
 
 Run it with: python benchmarks/agent_page.py
 """
@@ -10,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pages import filled
+from pages import refilled, rewrite
 from training_tables import AGENT, lies_cost
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "results" / "agent.md"
+PAGES = [HERE.parent / "docs" / "results" / name for name in ("agent.md", "agent-training.md")]
 RESULTS = HERE / "results"
 Row = dict[str, Any]
 BOUNDS = {"exact": "", "at least": "≥ ", "at most": "≤ ", "unknown": "? "}
@@ -179,31 +180,26 @@ TABLES: dict[str, dict[str, Callable[[Sequence[Row]], list[str]]]] = {
     "agent_training": {"real-overview": overview, "real-apps": by_app, "real-lies": lies},
     "agent_sizes": {"sizes": sizes},
 }
-"""By result: the tables of the page and who writes them."""
+"""By result: the tables of the pages and who writes them."""
 
 
-def replaced(text: str, result: str, rows: Sequence[Row]) -> str:
-    """Return a page with the tables of one result written anew.
-
-    Raises:
-        ValueError: the page lacks the markers of a table.
-    """
-    for name, table in TABLES[result].items():
-        text = filled(text, name, "\n".join(["", *table(rows), ""]))
-    return text
+def tables_of(result: str, rows: Sequence[Row]) -> dict[str, str]:
+    """Return the tables of one result by their names."""
+    return {name: "\n".join(["", *table(rows), ""]) for name, table in TABLES[result].items()}
 
 
-def written(text: str) -> str:
-    """Return a page with all of its tables written from the results."""
+def written() -> dict[Path, str]:
+    """Return the pages with all of their tables written from the results."""
+    tables: dict[str, str] = {}
     for result in TABLES:
         stored = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
-        text = replaced(text, result, stored["rows"])
-    return text
+        tables |= tables_of(result, stored["rows"])
+    return refilled(PAGES, tables)
 
 
 def main() -> None:
     """Write the tables."""
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    rewrite(written())
 
 
 if __name__ == "__main__":

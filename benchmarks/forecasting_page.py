@@ -1,7 +1,8 @@
-"""Write the tables of docs/results/forecasting.md from recorded results.
+"""Write the tables of two pages on forecasting from recorded results.
 
-What stands between the markers of a table is replaced; the words around them are kept. The best
-number of a column is bold.
+docs/results/forecasting.md has the chances to be online, docs/results/forecasting-times.md rates
+and times of jobs. What stands between the markers of a table is replaced; the words around them are
+kept. The best number of a column is bold.
 
 Run it with: python benchmarks/forecasting_page.py
 """
@@ -10,10 +11,12 @@ import json
 from pathlib import Path
 
 import pandas as pd
-from pages import filled
+from pages import refilled, rewrite
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "results" / "forecasting.md"
+PAGES = [
+    HERE.parent / "docs" / "results" / name for name in ("forecasting.md", "forecasting-times.md")
+]
 HORIZONS_S = {
     "online": (900.0, 1800.0, 3600.0, 14_400.0, 86_400.0),
     "offline": (3600.0, 14_400.0, 86_400.0),
@@ -142,8 +145,8 @@ def speed(rows: pd.DataFrame) -> str:
     return markdown(found, digits=1) + observed
 
 
-def main() -> None:
-    """Rewrite the tables of the page."""
+def written() -> dict[Path, str]:
+    """Return the pages with all of their tables written from the results."""
     recorded = {
         name: pd.DataFrame(json.loads((HERE / "results" / f"{name}.json").read_text())["rows"])
         for name in ("forecasting", "forecasting_speed", "own_outcomes")
@@ -172,10 +175,12 @@ def main() -> None:
     for channel in ("compute", "downlink"):
         for metric in ("pinball", "coverage"):
             tables[f"{channel} {metric}"] = rates(phones, channel, metric)
-    page = PAGE.read_text()
-    for name, text in tables.items():
-        page = filled(page, name, text)
-    PAGE.write_text(page)
+    return refilled(PAGES, tables)
+
+
+def main() -> None:
+    """Write the tables."""
+    rewrite(written())
 
 
 if __name__ == "__main__":

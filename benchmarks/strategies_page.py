@@ -1,6 +1,7 @@
-"""Write the tables of docs/results/strategies.md from benchmarks/results.
+"""Write the tables of two pages on strategies from benchmarks/results.
 
-What stands between the markers of a result is replaced; the words around them are kept.
+docs/results/strategies.md has recorded devices, docs/results/strategies-papers.md the papers' own
+settings. What stands between the markers of a result is replaced; the words around them are kept.
 
 Run it with: python benchmarks/strategies_page.py
 """
@@ -10,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pages import filled
+from pages import refilled, rewrite
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "results" / "strategies.md"
+PAGES = [
+    HERE.parent / "docs" / "results" / name for name in ("strategies.md", "strategies-papers.md")
+]
 Row = dict[str, Any]
 
 
@@ -142,19 +145,20 @@ TABLES: dict[str, Callable[[list[Row]], list[str]]] = {
 }
 
 
-def written(text: str) -> str:
-    """Return the page with every table made anew whose result is there."""
+def written() -> dict[Path, str]:
+    """Return the pages with every table made anew whose result is there."""
+    tables = {}
     for name, table in TABLES.items():
         path = HERE / "results" / f"{name}.json"
         if path.is_file():
-            inside = "\n".join(table(json.loads(path.read_text(encoding="utf-8"))["rows"]))
-            text = filled(text, name, inside)
-    return text
+            rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+            tables[name] = "\n".join(table(rows))
+    return refilled(PAGES, tables)
 
 
 def main() -> None:
     """Replace the tables."""
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    rewrite(written())
 
 
 if __name__ == "__main__":

@@ -471,18 +471,26 @@ def test_gini_of_counts(bench):
     assert bench.gini(counts) == pytest.approx(by_hand)
 
 
-def test_the_page_says_what_the_result_says(bench):
+def test_the_page_says_what_the_result_says(bench, tmp_path):
     import agent_page
+    from pages import refilled
     from training_tables import tables
 
     runs = [row("agent", seed, 1.0) for seed in (1, 2)]
     runs += [row("x", 1, 1.5), row("x", 2, 4.0, reached=False)]
     runs += [row("agent", seed, 3.0, lies="loss") for seed in (1, 2)]
-    page = "Before.\n" + "\n".join(
-        f"<!-- {name}: begin -->\nold\n<!-- {name}: end -->\nBetween."
-        for name in agent_page.TABLES["agent_training"]
+    (page := tmp_path / "page.md").write_text(
+        "Before.\n"
+        + "\n".join(
+            f"<!-- {name}: begin -->\nold\n<!-- {name}: end -->\nBetween."
+            for name in agent_page.TABLES["agent_training"]
+        )
     )
-    text = agent_page.replaced(page, "agent_training", [*tables(runs), *runs])
+    (other := tmp_path / "other.md").write_text("No table.")
+    made = agent_page.tables_of("agent_training", [*tables(runs), *runs])
+    texts = refilled([page, other], made)
+    assert texts[other] == "No table."
+    text = texts[page]
     assert "old" not in text
     assert text.count("Between.") == 3
     mean = np.sqrt(1.5 * 4.0)
@@ -490,19 +498,11 @@ def test_the_page_says_what_the_result_says(bench):
     assert "| x | 1 of 2 | 2.75 | ≥ 2.45 [" in text
     assert "| agent | 2 of 2 | 1.00 | - | 2.0 | - |" in text
     assert "| agent | loss | 2 of 2 | 3.00 [3.00, 3.00] | 3.00 [3.00, 3.00] | 0.800 |" in text
-    assert agent_page.replaced(text, "agent_training", [*tables(runs), *runs]) == text
-    with pytest.raises(ValueError, match="real-overview"):
-        agent_page.replaced("", "agent_training", runs)
-
-
-def test_the_page_has_the_places_of_the_tables():
-    page = (ROOT / "docs" / "results" / "agent.md").read_text(encoding="utf-8")
-    for name in ("real-overview", "real-apps", "real-lies"):
-        assert page.count(f"<!-- {name}: begin -->") == page.count(f"<!-- {name}: end -->") == 1
-
-
-def test_the_page_is_what_the_results_say():
-    import agent_page
-
-    text = agent_page.PAGE.read_text(encoding="utf-8")
-    assert agent_page.written(text) == text
+    page.write_text(text)
+    assert refilled([page, other], made) == texts
+    # A table without a place, or with two, is an error.
+    with pytest.raises(ValueError, match=r"real-overview: .* on other\.md, found 0"):
+        refilled([other], made)
+    other.write_text(text)
+    with pytest.raises(ValueError, match="found 2"):
+        refilled([page, other], made)

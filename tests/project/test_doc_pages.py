@@ -1,5 +1,6 @@
 """The pages are ordered by kind, short, up to date with the code, and their anchors are there."""
 
+import importlib
 import re
 import shlex
 import struct
@@ -34,7 +35,7 @@ def sections():
     return {title: pages_in(part) for entry in NAV for title, part in entry.items()}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("results/")])
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_can_be_read_in_one_sitting(page):
     assert len((DOCS / page).read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
@@ -53,6 +54,16 @@ def test_the_map_shows_every_page_under_its_kind(kind):
     # The page of decisions lists those of its rooms.
     mapped = [page for page in sections()[kind] if not page.startswith("decisions/")]
     assert Counter(shown) == Counter(mapped)
+
+
+@pytest.mark.parametrize("name", ["strategies_page", "agent_page", "forecasting_page"])
+def test_pages_of_results_are_what_the_results_say(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = importlib.import_module(name)
+    written = module.written()
+    assert len(written) == 2
+    for page, text in written.items():
+        assert page.read_text(encoding="utf-8") == text, f"run: python benchmarks/{name}.py"
 
 
 def test_the_page_of_commands_is_what_the_commands_say():
