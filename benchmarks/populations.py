@@ -1,12 +1,15 @@
-"""Print how generated devices come and go beside the recorded ones, as the page on traces shows it.
+"""Print generated devices beside the recorded ones, as the page on synthetic devices shows them.
 
-A population is drawn once (seed 0), as many devices and days as below, from its embedded numbers;
-the recordings are looked at as far as their logs reach.
+A population is drawn once (seed 0), as many devices and days as below, from its embedded numbers.
+How devices come and go is compared with recordings, as far as their logs reach; links, loads and
+speeds of phones with what their file states of the recordings.
 
-Run it with: python benchmarks/populations.py RECORDINGS
+Run it with: python benchmarks/populations.py RECORDINGS, or --channels, which needs none
 """
 
 import sys
+import tomllib
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,14 @@ import pandas as pd
 from fedstale.errors import TraceError
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import DAY_S
-from fedstale.traces.synthetic.fit import LEVELS, availability_marginal, persistence
+from fedstale.traces.synthetic.fit import (
+    LEVELS,
+    availability_marginal,
+    link_marginal,
+    load_marginal,
+    persistence,
+    speed_marginal,
+)
 
 LAGS_S = (1800.0, 7200.0, DAY_S, 3 * DAY_S, 7 * DAY_S)
 WEEK_S = 7 * DAY_S
@@ -68,6 +78,38 @@ def tables(recordings: Path) -> str:
     )
 
 
+def channels() -> str:
+    """Return two tables in Markdown of the links, loads and speeds of phones."""
+    file = resources.files("fedstale.traces.synthetic") / "synthetic.toml"
+    recorded = tomllib.loads(file.read_text(encoding="utf-8"))["targets"]
+    n, days = GENERATED["phones"]
+    traces = TraceSet.synthetic(n, days=days, seed=0)
+    generated = {
+        "downlink": link_marginal(traces.channel("downlink")),
+        "uplink": link_marginal(traces.channel("uplink")),
+        "background": load_marginal(traces.channel("compute")),
+        "speed": speed_marginal(traces.channel("compute").scales),
+    }
+    kinds = {"recorded": recorded, "generated": generated}
+    quantiles = " | ".join(f"{level:.0%}" for level in LEVELS)
+    lines = [f"| | {quantiles} |", "|---|---:|---:|---:|---:|---:|"]
+    for channel, key, unit, per in (
+        ("downlink", "bit_per_s", "Mbit/s", 1e6),
+        ("uplink", "bit_per_s", "Mbit/s", 1e6),
+        ("background", "load", "share of the processor", 1.0),
+        ("speed", "work_per_s", "work units a second", 1.0),
+    ):
+        for kind, found in kinds.items():
+            cells = " | ".join(f"{x / per:.2f}" for x in found[channel][key])
+            lines.append(f"| {channel}, {kind}, {unit} | {cells} |")
+    lines += ["", "| | out | after 1 s | after 10 s | after 60 s |", "|---|---:|---:|---:|---:|"]
+    for channel in ("downlink", "uplink"):
+        for kind, found in kinds.items():
+            cells = " | ".join(f"{x:.2f}" for x in found[channel]["autocorrelation"])
+            lines.append(f"| {channel}, {kind} | {found[channel]['out']:.2f} | {cells} |")
+    return "\n".join(lines)
+
+
 def _about(traces: TraceSet) -> dict[str, list[float]]:
     epoch = pd.Timestamp(traces.epoch or "nat")
     epoch_s = epoch.weekday() * DAY_S + (traces.midnight_s or 0.0)
@@ -107,8 +149,8 @@ def _week(recorded: list[float], generated: list[float]) -> list[str]:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python benchmarks/populations.py RECORDINGS")
+        sys.exit("usage: python benchmarks/populations.py RECORDINGS|--channels")
     try:
-        print(tables(Path(sys.argv[1])))
+        print(channels() if sys.argv[1] == "--channels" else tables(Path(sys.argv[1])))
     except TraceError as error:
         sys.exit(f"error: {error}")
