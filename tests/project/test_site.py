@@ -208,12 +208,14 @@ def test_the_site_is_searched_from_the_disk(site):
 
 
 @pytest.mark.slow
-def test_a_browser_draws_the_formulas(site):
+def test_a_browser_draws_the_formulas_within_a_phone(site):
     if why := missing():
         pytest.skip(why)
     with browsing(width=390) as browser:
+        for page in (page for page in PAGES if n_formulas(page)[0]):
+            browser.call("POST", "/url", {"url": (site / page).with_suffix(".html").as_uri()})
+            assert browser.ask("return document.documentElement.scrollWidth <= innerWidth"), page
         browser.call("POST", "/url", {"url": (site / "weightings.html").as_uri()})
-        assert browser.ask("return document.documentElement.scrollWidth <= innerWidth")
         sizes = browser.ask(
             "return [...document.querySelectorAll('math')].map((m) => m.getBoundingClientRect())"
             ".map((box) => [box.width, box.height])"
