@@ -28,7 +28,7 @@ def list_runs(
 ) -> None:
     """List the runs in a folder and below it."""
     from fedstale.live.watching import duration
-    from fedstale.reports.shelf import ranked, shelved
+    from fedstale.reports.shelf import ranked, server_metrics, shelved
 
     runs = shelved(folder)
     runs = runs if sort is None else ranked(runs, sort)
@@ -36,8 +36,7 @@ def list_runs(
         rows = [{"run": str(r.folder), "status": r.status, **r.facts} for r in runs]
         typer.echo(json.dumps(rows))
         return
-    # Clients' own metrics are many, and say less than the server's.
-    metrics = sorted({n for run in runs for n in run.facts if n.startswith("server ")} - {sort})
+    metrics = [name for name in server_metrics(runs) if name != sort]
     names = ["app", "traces", "seed", "rounds", "virtual_s", *metrics]
     names = names if sort in {None, *names} else [*names, str(sort)]
     left = [Column(name, no_wrap=True) for name in ("run", "status", *names[:2])]

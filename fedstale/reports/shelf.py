@@ -61,6 +61,14 @@ def ranked(runs: Sequence[Shelved], by: str) -> list[Shelved]:
     return sorted(have, key=lambda run: -run.facts[by]) + [run for run in runs if run not in have]
 
 
+def server_metrics(runs: Sequence[Shelved]) -> list[str]:
+    """Return the names of what the server has measured in some runs.
+
+    Clients' own metrics are many, and say less.
+    """
+    return sorted({name for run in runs for name in run.facts if name.startswith("server ")})
+
+
 def differences(folders: Sequence[Path]) -> dict[str, list[object]]:
     """Return the settings that are not the same in all of some runs, each with its value in each.
 
@@ -104,8 +112,7 @@ def write_index(root: Path, runs: Sequence[Shelved]) -> Path:
     Raises:
         ConfigError: the page cannot be written.
     """
-    metrics = sorted({name for run in runs for name in run.facts if name.startswith("server ")})
-    rows = []
+    metrics, rows = server_metrics(runs), []
     for run in runs:
         inside = run.folder.relative_to(root)
         page = inside / REPORT if (run.folder / REPORT).is_file() else None
