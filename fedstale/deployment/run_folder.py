@@ -96,7 +96,7 @@ class JobLog(JobTable):
     def name(self, job: JobRow, message_id: str) -> None:
         """Give a job the id of its message, which is empty if the message could not be sent."""
         if job.kind.startswith("train"):
-            job.reported_p_finish = self.reported_p_finish.get(job.node_id, UNKNOWN)
+            self.note_reported_by(job.node_id, job.row)
         if message_id:
             self._by_message[message_id] = job.row
         else:

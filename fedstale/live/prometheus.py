@@ -23,7 +23,7 @@ from fedstale.simulation.costs import content_bytes
 from fedstale.simulation.stock_strategies import report_stock_strategies
 from fedstale.strategies.server.runtime import REPORTED, Limit, Runtime
 from fedstale.strategies.server.superlink import SuperLinkGrid, connected
-from fedstale.strategies.server.validation import p_finish_in
+from fedstale.strategies.server.validation import next_job_in
 from fedstale.strategies.weighting.base import ClientUpdate
 
 PHASES = ("send", "train", "evaluate", "query", "other", "buffer", "aggregate", "test", "version")
@@ -181,7 +181,7 @@ class Exporter(Watcher):
         if reply.has_error():
             return
         self._time(kind, run.now() - sent.at)
-        if (reported := p_finish_in(reply)) is not None:
+        if (reported := next_job_in(reply).p_finish) is not None:
             self._forecasts[sent.node_id] = reported
         if kind == "train":
             self._arrived[message_id] = run.now()

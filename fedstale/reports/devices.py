@@ -1,6 +1,6 @@
 """How many devices worked, who took part how often, and whether forecasts came true."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from fedstale.reports.figure import (
     time_unit,
 )
 from fedstale.reports.timeline import PHASES
-from fedstale.simulation.jobs import IN_FLIGHT, UNCLAIMED
+from fedstale.simulation.jobs import IN_FLIGHT, LATE, UNCLAIMED
 from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces.arrays import DAY_S
 
@@ -32,7 +32,10 @@ BINS = 10
 """Intervals of the reported chance to finish in the curve of reliability."""
 FEWEST = 5
 """Jobs behind a point of that curve at least; fewer say more about chance than about a forecast."""
+DOTS = 500
+"""Jobs that the figure of forecast durations draws at most."""
 _STEPS = 200
+_GROUPS = 5
 _HOUR_S = 3600.0
 _FINISHED = (REPORTED, REJECTED, UNCLAIMED)
 
@@ -308,4 +311,64 @@ def reliability(run: "Run") -> Figure | None:
         layout=SHARES,
         header=("reported", "finished", "jobs"),
         rows=[(f"{r.reported:.2f}", f"{r.finished:.2f}", f"{r.n:,}") for r in table.itertuples()],
+    )
+
+
+def forecast_durations(run: "Run") -> Figure | None:
+    """Return how long training jobs took against what their devices had forecast.
+
+    A job takes from its sending to the last byte of its reply; on real devices, whose server sees
+    no more, to the delivery. Jobs of which nothing ever arrived, and those in which the app failed,
+    took no time that could be compared. None if no job that arrived had a forecast, or the run was
+    written before the column was.
+    """
+    if "reported_duration_s" not in run.jobs:
+        return None
+    jobs = run.jobs[np.isfinite(run.jobs["reported_duration_s"].to_numpy(np.float64))]
+    forecast = jobs["reported_duration_s"].to_numpy(np.float64)
+    sent, reported, delivered = (
+        jobs[name].to_numpy(np.float64) for name in ("sent_at", "reported_at", "delivered_at")
+    )
+    took = np.where(np.isfinite(reported), reported, delivered) - sent
+    arrived = np.isin(jobs["status"].to_numpy(object).astype(str), (*_FINISHED, LATE))
+    known = arrived & np.isfinite(took) & (took > 0)
+    if not known.any():
+        return None
+    n_jobs, forecast, took = len(forecast), forecast[known], took[known]
+    low, middle, high = np.quantile(took / forecast, (0.25, 0.5, 0.75))
+    about = (
+        f"Of {n_jobs:,} training jobs whose devices had forecast the duration {len(took):,} "
+        f"arrived; {np.mean(took > forecast):.0%} of these took longer than forecast. The "
+        f"middle half took {low:.3g} to {high:.3g} times as long, the median {middle:.3g}. Jobs "
+        "that never arrived have no duration."
+    )
+    kept = thinned(len(took), DOTS)
+    if len(kept) < len(took):
+        about += f" {DOTS:,} jobs are drawn, evenly spread."
+    ends = np.array([min(forecast.min(), took.min()), max(forecast.max(), took.max())])
+    unit, length_s = time_unit(float(ends[1]))
+    hover = f"forecast %{{x}} {unit}, took %{{y}} {unit}"
+    dots: dict[str, Any] = {"mode": "markers", "marker": {"size": 5}, "hovertemplate": hover}
+    dashed = {"hoverinfo": "skip", "line": {"width": 1, "dash": "dash"}}
+    groups = np.array_split(np.argsort(forecast, kind="stable"), min(_GROUPS, len(took)))
+    return Figure(
+        id="forecast-durations",
+        title="Forecast durations",
+        about=about,
+        traces=[
+            curve("jobs", "series-0", *(at[kept] / length_s for at in (forecast, took)), **dots),
+            curve("as forecast", "still", ends / length_s, ends / length_s, **dashed),
+        ],
+        x_title=f"forecast ({unit})",
+        y_title=f"took ({unit})",
+        layout={"xaxis": {"type": "log"}, "yaxis": {"type": "log"}},
+        header=(f"forecast ({unit})", "jobs", f"took, 10 % ({unit})", "median", "90 %"),
+        rows=[
+            (
+                " to ".join(f"{forecast[end] / length_s:.3g}" for end in (group[0], group[-1])),
+                f"{len(group):,}",
+                *(f"{q / length_s:.3g}" for q in np.quantile(took[group], (0.1, 0.5, 0.9))),
+            )
+            for group in groups
+        ],
     )

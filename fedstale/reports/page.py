@@ -61,6 +61,7 @@ def write_run(run: "Run", out: Path) -> Path:
         devices.durations(run),
         *learning.aggregation(run),
         devices.reliability(run),
+        devices.forecast_durations(run),
     ]
     drawn = [figure for figure in figures if figure is not None]
     return write_figures(

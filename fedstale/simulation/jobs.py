@@ -41,7 +41,7 @@ from fedstale.strategies.server.runtime import (
     Callback,
     Runtime,
 )
-from fedstale.strategies.server.validation import p_finish_in
+from fedstale.strategies.server.validation import NextJob, next_job_in
 from fedstale.strategies.state import State, Stateful
 from fedstale.strategies.weighting.base import ClientUpdate
 from fedstale.traces import Status
@@ -176,6 +176,8 @@ class JobRow:
     """Weight of the update in the server step."""
     reported_p_finish = Column(float, UNKNOWN)
     """Chance to finish the next job that the device had last reported, at the sending."""
+    reported_duration_s = Column(float, UNKNOWN)
+    """How long the next job takes, in s, as the device had last reported."""
 
     asked_work = Column(float, UNKNOWN, is_event=False)
     """What the job asks of its device: work units, bytes down and up, and s to report in. Until the
@@ -227,6 +229,7 @@ _ALL: Mapping[str, Column[Any]] = {
 }
 COLUMNS: Mapping[str, type] = {name: c.kind for name, c in _ALL.items() if c.is_event}
 """Names and types of what is known of a job when it is over, in the order of events.parquet."""
+_REPORTED = [f"reported_{name}" for name in NextJob._fields]
 ASKED = ("asked_work", "asked_download_bytes", "asked_upload_bytes", "asked_ttl_s")
 _DTYPES: Mapping[object, str] = {float: "f8", int: "i8", str: "i8"}
 _LAYOUT = np.dtype([(name, _DTYPES[column.kind]) for name, column in _ALL.items()])
@@ -238,7 +241,7 @@ _SCHEMA = pa.schema([(name, _ARROW[kind]) for name, kind in COLUMNS.items()])
 class JobTable(Stateful, Callback):
     """The jobs of a run by number and by message; a callback that notes what becomes of replies."""
 
-    saved = ("_words", "reported_p_finish")
+    saved = ("_words", "reported")
 
     def __init__(
         self,
@@ -258,8 +261,8 @@ class JobTable(Stateful, Callback):
         self._n = 0
         self.messages: dict[int, Message] = {}
         """The messages that have not been answered, by job id."""
-        self.reported_p_finish: dict[int, float] = {}
-        """The chance to finish its next job that each node has last reported."""
+        self.reported: dict[str, dict[int, float]] = {name: {} for name in _REPORTED}
+        """What each node has last reported of its next job, by column."""
         self._words: list[str] = []
         self._numbers: dict[str, int] = {}
         self._map(np.zeros(0, _LAYOUT))
@@ -343,20 +346,23 @@ class JobTable(Stateful, Callback):
         self.messages.pop(job.row, None)
 
     def learn(self, node_id: int, reply: Message) -> None:
-        """Take in the chance to finish its next job that a device reports with a reply."""
-        reported = p_finish_in(reply)
-        if reported is not None:
-            self.reported_p_finish[node_id] = reported
+        """Take in what a device reports of its next job with a reply."""
+        for by_node, reported in zip(self.reported.values(), next_job_in(reply), strict=True):
+            if reported is not None:
+                by_node[node_id] = reported
 
     def note_reported(self, rows: Iterable[int], messages: Iterable[Message]) -> None:
         """Write into jobs that train what their devices have last reported, if any has."""
-        if not self.reported_p_finish:
+        if not any(self.reported.values()):
             return
         for row, message in zip(rows, messages, strict=True):
-            metadata = message.metadata
-            reported = self.reported_p_finish.get(metadata.dst_node_id)
-            if reported is not None and metadata.message_type.startswith("train"):
-                self.columns["reported_p_finish"][row] = reported
+            if message.metadata.message_type.startswith("train"):
+                self.note_reported_by(message.metadata.dst_node_id, row)
+
+    def note_reported_by(self, node_id: int, row: int) -> None:
+        """Write into a job that trains what its device has last reported."""
+        for name, by_node in self.reported.items():
+            self.columns[name][row] = by_node.get(node_id, UNKNOWN)
 
     def aggregated(self, run: Runtime, update: ClientUpdate, version: int) -> None:
         """Note that a reply went into a model version."""

@@ -393,13 +393,26 @@ def forecast_in(reply: Message) -> Forecast:
     return kept
 
 
-def p_finish_in(reply: Message) -> float | None:
-    """Return the chance to finish its next job that a client reports; None if it reports none."""
+class NextJob(NamedTuple):
+    """What a client reports of its next job; None for what it does not report."""
+
+    p_finish: float | None = None
+    """Chance to finish it."""
+    duration_s: float | None = None
+    """Time from the sending to the last byte of the reply if nothing interrupts, > 0."""
+
+
+def next_job_in(reply: Message) -> NextJob:
+    """Return what a client reports of its next job, as far as it can be meant."""
     # Asked of every reply, and a look at what is not there takes ten times as long.
     if reply.has_error() or FORECAST_RECORD not in reply.content:
-        return None
-    stated = forecast_in(reply).get("p_finish")
-    return stated if isinstance(stated, float) and 0.0 <= stated <= 1.0 else None
+        return NextJob()
+    forecast = forecast_in(reply)
+    p, s = (forecast.get(name) for name in NextJob._fields)
+    return NextJob(
+        p if isinstance(p, float) and 0.0 <= p <= 1.0 else None,
+        s if isinstance(s, float) and s > 0.0 else None,
+    )
 
 
 def records_in(content: RecordDict, kind: type[Record]) -> dict[str, Record]:

@@ -2,7 +2,8 @@
 
 golden.toml holds the settings of each run and what came of it: how many of its jobs ended in which
 way, and digests of its events, its metrics and its model. Everything counts that a run computes;
-names of columns and the wording of reasons do not (see `digest` and `outcome`).
+names of columns, columns that came later and the wording of reasons do not (see `digest` and
+`outcome`).
 
 A change of a digest must be meant, and be explained in its commit. It is recorded by
 
@@ -73,6 +74,8 @@ STATUS = {
 """What a digest takes for a status: where one is renamed, only the key here changes."""
 FREE_TEXT = ("reason",)
 """Columns of events that no digest holds, since their wording may improve."""
+LATER = ("reported_duration_s",)
+"""Columns of events that came after the digests, which show that nothing else has changed since."""
 
 PYPROJECT = """
 [project]
@@ -405,13 +408,13 @@ def outcome(folder):
     """Return what golden.toml keeps of a run: its jobs by status, and its digests.
 
     Events are hashed in the order of their columns, statuses in the words of `STATUS`, and
-    `FREE_TEXT` left out; metrics likewise; a model as the names of its arrays and their values, in
-    the order of the names.
+    `FREE_TEXT` and `LATER` left out; metrics likewise; a model as the names of its arrays and their
+    values, in the order of the names.
     """
     events = {
         name: column.to_numpy()
         for name, column in zip(*columns_of(folder / "events.parquet"), strict=True)
-        if name not in FREE_TEXT
+        if name not in (*FREE_TEXT, *LATER)
     }
     events["status"] = [STATUS[word] for word in events["status"]]
     model = dict(sorted(load_file(folder / "model.safetensors").items()))

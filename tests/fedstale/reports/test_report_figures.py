@@ -157,6 +157,55 @@ def test_jobs_that_are_out_say_nothing_about_reliability(record):
     assert devices.reliability(run) is None
 
 
+def test_forecast_durations_are_held_against_what_jobs_took(record):
+    run = record()
+    assert devices.forecast_durations(run) is None  # no device forecast anything
+    status = run.jobs["status"]
+    # Every made job arrives 95 s after its sending, if it does.
+    run.jobs["reported_duration_s"] = np.where(status.eq("reported"), 50.0, np.nan)
+    run.jobs.loc[status.eq("late"), "reported_duration_s"] = 190.0
+    run.jobs.loc[status.isin(["interrupted", "expired"]), "reported_duration_s"] = 10.0
+    figure = devices.forecast_durations(run)
+    used, late = (status == "reported").sum(), (status == "late").sum()
+    points = np.unique([figure.traces[0]["x"], figure.traces[0]["y"]], axis=1).T.tolist()
+    assert figure.x_title == "forecast (min)"
+    assert points == [pytest.approx([50 / 60, 95 / 60]), pytest.approx([190 / 60, 95 / 60])]
+    n = run.jobs["reported_duration_s"].notna().sum()
+    assert f"Of {n} training jobs" in figure.about
+    assert f"{used + late} arrived; {used / (used + late):.0%} of these took longer" in figure.about
+    assert "the median 1.9. Jobs" in figure.about
+    assert sum(int(row[1]) for row in figure.rows) == used + late
+    assert figure.rows[0] == ("0.833 to 0.833", "8", "1.58", "1.58", "1.58")
+
+
+def test_on_real_devices_a_job_takes_until_its_delivery(record):
+    run = record()
+    run.jobs["reported_duration_s"] = 95.0
+    run.jobs["delivered_at"] = run.jobs["sent_at"] + 190.0
+    run.jobs["reported_at"] = np.nan
+    figure = devices.forecast_durations(run)
+    used_or_late = run.jobs["status"].isin(["reported", "late"]).sum()
+    assert f"{used_or_late} arrived; 100% of these" in figure.about
+    assert "the median 2. Jobs" in figure.about
+
+
+def test_of_many_forecast_durations_some_are_drawn(record):
+    run = record(n_jobs=2100)
+    run.jobs["reported_duration_s"] = 95.0
+    figure = devices.forecast_durations(run)
+    assert len(figure.traces[0]["x"]) == devices.DOTS
+    assert f"{devices.DOTS} jobs are drawn" in figure.about
+
+
+def test_jobs_that_never_arrived_have_no_duration(record):
+    run = record()
+    arrived = run.jobs["status"].isin(["reported", "late"])
+    run.jobs["reported_duration_s"] = np.where(arrived, np.nan, 95.0)
+    assert devices.forecast_durations(run) is None
+    del run.jobs["reported_duration_s"]
+    assert devices.forecast_durations(run) is None
+
+
 def test_a_strategy_without_staleness_has_no_such_figures(record):
     assert learning.aggregation(record(stale=False)) == []
 

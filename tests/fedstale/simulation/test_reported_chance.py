@@ -7,26 +7,26 @@ from tiny import COSTS, fleet, message_to
 from fedstale.simulation.trace_grid import TraceGrid
 
 
-def saying(p_finish):
+def saying(p_finish, **more):
     app = ClientApp()
 
     @app.train()
     def train(message, context):
         arrays = ArrayRecord(message.content["arrays"].to_numpy_ndarrays())
         metrics = MetricRecord({"num-examples": 10})
-        said = ConfigRecord({} if p_finish is None else {"p_finish": p_finish})
+        said = ConfigRecord({**({} if p_finish is None else {"p_finish": p_finish}), **more})
         content = {"arrays": arrays, "metrics": metrics, "fedstale.forecast": said}
         return Message(RecordDict(content), reply_to=message)
 
     return app
 
 
-def stated(app, n=2):
+def stated(app, n=2, column="reported_p_finish"):
     grid = TraceGrid(fleet([[(0.0, 1000.0)]]), app, costs=COSTS)
     with grid.running():
         for _ in range(n):
             list(grid.send_and_receive([message_to(1000)]))
-    return grid, grid.events()["reported_p_finish"].to_pylist()
+    return grid, grid.events()[column].to_pylist()
 
 
 def test_a_job_holds_what_its_device_said_before():
@@ -40,11 +40,25 @@ def test_what_is_no_chance_is_not_held_against_a_device(said):
     assert np.isnan(stated(saying(said))[1]).all()
 
 
+def test_a_job_holds_how_long_its_device_said_that_it_would_take():
+    _, column = stated(saying(None, duration_s=30.0), 3, "reported_duration_s")
+    assert np.isnan(column[0])
+    assert column[1:] == [30.0, 30.0]
+
+
+@pytest.mark.parametrize("said", [0.0, -1.0, float("inf"), float("nan"), "soon", [30.0]])
+def test_what_is_no_duration_is_not_held_against_a_device(said):
+    app = saying(0.5, duration_s=said)
+    assert np.isnan(stated(app, column="reported_duration_s")[1]).all()
+    assert stated(app)[1][1:] == [0.5]
+
+
 def test_a_checkpoint_holds_what_was_said():
-    grid, _ = stated(saying(0.75), 1)
+    grid, _ = stated(saying(0.75, duration_s=30.0), 1)
     state = grid.state_dict()
     other = TraceGrid(fleet([[(0.0, 1000.0)]]), saying(0.75), costs=COSTS)
     other.load_state_dict(state)
     with other.running():
         list(other.send_and_receive([message_to(1000)]))
     assert other.events()["reported_p_finish"].to_pylist()[-1] == 0.75
+    assert other.events()["reported_duration_s"].to_pylist()[-1] == 30.0
