@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from fedstale.machine import processor
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -33,7 +35,7 @@ def write_result(
         "command": command,
         "commit": commit(),
         "versions": {"python": platform.python_version()} | _versions(),
-        "hardware": {"cpu": _cpu(), "cores": os.cpu_count(), "naive_clients_per_s": speed},
+        "hardware": {"cpu": processor(), "cores": os.cpu_count(), "naive_clients_per_s": speed},
         "load_average": os.getloadavg(),
     }
     # A row a line, so that changes can be read.
@@ -76,10 +78,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -12,6 +12,7 @@ import typer
 
 from fedstale import __version__
 from fedstale.cli.output import AsJson
+from fedstale.machine import system
 
 _PACKAGES = (
     *("flwr", "numpy", "psutil", "pandas", "pyarrow", "scipy", "scikit-learn", "torch", "plotly"),
@@ -39,7 +40,7 @@ def described() -> dict[str, str]:
     facts = {
         "fedstale": __version__,
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": system(),
         "libc": " ".join(platform.libc_ver()),
         "cores": str(n_cores()),
         "memory": _memory(),

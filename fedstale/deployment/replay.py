@@ -165,7 +165,7 @@ class ReplayedServerApp(ServerApp):
                 until_s=metrics.until.time_s,
             )
             replay.runtime.add(metrics)
-            facts = partial(self._facts, replay)
+            facts = partial(self._facts, replay, traces.epoch)
             with (
                 suppress(RunEnded),
                 written_at_end(folder, replay.runtime, replay.events, metrics, facts),
@@ -173,7 +173,7 @@ class ReplayedServerApp(ServerApp):
             ):
                 self._app(replay, context)
 
-    def _facts(self, replay: ReplayGrid) -> dict[str, Any]:
+    def _facts(self, replay: ReplayGrid, epoch: str | None) -> dict[str, Any]:
         def middle(seconds: list[float]) -> float | None:
             return round(median(seconds), 3) if seconds else None
 
@@ -181,6 +181,7 @@ class ReplayedServerApp(ServerApp):
             "app": Path(self._simulation.app).name,
             "devices": len(self._nodes),
             "seed": self._simulation.seed,
+            "epoch": epoch,
             "executor": f"{len(self._nodes)} SuperNodes",
             "speed_up": self._speed_up,
             # Real seconds by which replies were late, and that Flower took for a message.

@@ -26,6 +26,7 @@ from fedstale.traces.io.atomic import replacing
 
 CONFIG, EVENTS, METRICS = "config.toml", "events.parquet", "metrics.parquet"
 MODEL, SUMMARY = "model.safetensors", "summary.json"
+WALL = "wall.parquet"
 ONLINE = "online.parquet"
 CHECKPOINTS = "checkpoints"
 DEPLOYED = "SuperNodes"
@@ -40,6 +41,7 @@ METRICS_SCHEMA = pa.schema(
         ("value", pa.float64()),
     ]
 )
+WALL_SCHEMA = pa.schema([("wall_s", pa.float64())])
 ONLINE_SCHEMA = pa.schema(
     [
         ("device_id", pa.string()),
@@ -183,6 +185,14 @@ class RunFolder:
         named = [dict(zip(METRICS_SCHEMA.names, row, strict=True)) for row in rows]
         with replacing(self.path / METRICS) as file:
             pq.write_table(pa.Table.from_pylist(named, schema=METRICS_SCHEMA), file)
+
+    def write_wall(self, wall_s: Sequence[float]) -> None:
+        """Write the wall time of each row of the metrics, or remove it where it is not known."""
+        if not wall_s:
+            (self.path / WALL).unlink(missing_ok=True)
+            return
+        with replacing(self.path / WALL) as file:
+            pq.write_table(pa.table([pa.array(wall_s)], schema=WALL_SCHEMA), file)
 
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write the last model."""

@@ -36,9 +36,11 @@ AXES = {
     "versions": "versions of the model",
     "bytes": "traffic",
     "device_s": "work of all devices",
+    "clock": "local clock",
+    "wall": "wall time",
 }
 """What metrics can be drawn against."""
-Against = Literal["time", "versions", "bytes", "device_s"]
+Against = Literal["time", "versions", "bytes", "device_s", "clock", "wall"]
 ROWS = 100
 """Versions that a table lists at most."""
 BOOKKEEPING = {"num-examples", "num_examples"}
@@ -91,6 +93,20 @@ def by_kind(names: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     return accuracies, losses, [n for n in names if n not in accuracies and n not in losses]
 
 
+def axes_of(runs: "Sequence[Run]") -> list[str]:
+    """Return the axes of `AXES` that all of some runs know.
+
+    The local clock is that of the traces, and a comparison has it if its runs began at one instant.
+    """
+    epochs = {run.epoch for run in runs}
+    left_out = set()
+    if None in epochs or len(epochs) != 1:
+        left_out.add("clock")
+    if any(run.wall_s is None for run in runs):
+        left_out.add("wall")
+    return [which for which in AXES if which not in left_out]
+
+
 def spent_by(run: "Run", column: str, instants: Array) -> Array:
     """Return what all devices had spent by each instant.
 
@@ -137,42 +153,56 @@ def metric(
     targets = targets if len(targets) == 1 else set()
     axes = {
         which: _axis(which, [points for *_, points in kept], has_target=bool(targets))
-        for which in (against, *(each for each in AXES if each != against))
+        for which in (against, *(each for each in axes_of(runs) if each != against))
     }
-    (x_title, positions), *others = axes.values()
+    (x_axis, positions), *others = axes.values()
     traces = [
-        curve(name, look, x, points["value"], mode=line_mode(len(x)))
+        {**curve(name, look, x, points["value"], mode=line_mode(len(x))), "x": _told(x_axis, x)}
         for (name, look, points), x in zip(kept, positions, strict=False)
     ]
     for target in targets:
         dashed: dict[str, Any] = {"hoverinfo": "skip", "line": {"width": 1, "dash": "dash"}}
-        traces.append(curve("target", "still", positions[-1], [target, target], **dashed))
+        line = curve("target", "still", positions[-1], [target, target], **dashed)
+        traces.append({**line, "x": _told(x_axis, positions[-1])})
     return Figure(
         id=f"metric-{number}",
         title=title,
         about=about + ".",
         traces=traces,
-        x_title=x_title,
+        x_title=x_axis["title"]["text"],
         y_title=title.lower() if number < 2 else title,
-        others=[(what, [numbers(x) for x in each]) for what, each in others],
-        layout={"yaxis": {"tickformat": ".0%"}} if is_share else {},
+        others=[(axis, [_told(axis, x) for x in each]) for axis, each in others],
+        layout={"xaxis": x_axis, **({"yaxis": {"tickformat": ".0%"}} if is_share else {})},
     )
 
 
 def _axis(
     which: str, lines: Sequence[pd.DataFrame], *, has_target: bool
-) -> tuple[str, list[Array]]:
-    """Return what a horizontal axis shows, and the positions of each line's points on it."""
+) -> tuple[dict[str, Any], list[Array]]:
+    """Return a horizontal axis in the words of plotly, and the positions of each line's points."""
     largest = max((float(points[which].max()) for points in lines), default=0.0)
+    if which == "clock":
+        instants = [points[which].to_numpy(np.float64) for points in lines]
+        ends = [np.array([instants[0].min(), largest])] if has_target else []
+        # Plotly takes milliseconds since 1970.
+        positions = [1000.0 * np.round(each) for each in (*instants, *ends)]
+        return {"title": {"text": AXES[which]}, "type": "date"}, positions
     unit, size = {
         "time": time_unit(largest),
         "versions": ("", 1.0),
         "bytes": byte_unit(largest),
         "device_s": ("device-hours", 3600.0),
+        "wall": time_unit(largest),
     }[which]
     positions = [points[which].to_numpy(np.float64) / size for points in lines]
     ends = [np.array([0.0, largest / size])] if has_target else []
-    return f"{AXES[which]} ({unit})" if unit else AXES[which], [*positions, *ends]
+    text = f"{AXES[which]} ({unit})" if unit else AXES[which]
+    return {"title": {"text": text}}, [*positions, *ends]
+
+
+def _told(axis: dict[str, Any], x: Array) -> list[float | None]:
+    """Return positions for JSON; a date has more digits than other numbers need."""
+    return [int(at) for at in x.tolist()] if axis.get("type") == "date" else numbers(x)
 
 
 def _lines(
@@ -186,13 +216,17 @@ def _lines(
     ranks = {source: rank for rank, source in enumerate(SOURCES)}
     groups: list[tuple[Any, pd.DataFrame]] = list(rows.groupby(["source", "name"]))
     groups.sort(key=lambda group: (ranks.get(group[0][0], len(ranks)), group[0][1]))
-    lines = []
+    began = np.nan if run.epoch is None else run.epoch.value / 1e9
+    lines, wall_s = [], run.wall_s
     for number, ((source, name), group) in enumerate(groups):
         what = f"{SOURCES.get(source, source)}: {name}"
         label, look = (what, number) if n_runs == 1 else (run.name, position)
         at = group["time_s"].to_numpy(np.float64)
         moved, busy = (spent_by(run, column, at) for column in ("moved_bytes", "busy_s"))
-        points = group.assign(time=at, versions=group["version"], bytes=moved, device_s=busy)
+        more = {"clock": at + began, "wall": np.nan if wall_s is None else wall_s[group.index]}
+        points = group.assign(
+            time=at, versions=group["version"], bytes=moved, device_s=busy, **more
+        )
         lines.append((label, look, points))
     return lines
 

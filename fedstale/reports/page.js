@@ -21,16 +21,24 @@
   };
   // Chart.js only strokes these: without a border they are not there.
   const STROKED = new Set(["cross", "crossRot", "star"]);
+  const MINUTE = 60e3, DAY = 1440 * MINUTE;
+  const CLOCK_STEPS = [...[1, 2, 5, 15, 30, 60, 120, 180, 360, 720].map((n) => n * MINUTE), ...[1, 2, 7, 14, 28, 91, 364].map((n) => n * DAY)];
   const STEPS = { hv: "before", vh: "after", hvh: "middle" };
 
   const percent = (value, digits) => (100 * value).toFixed(digits) + "%";
   const plain = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : value);
+  // A clock's instants are milliseconds since 1970 as it shows them, so no zone is added.
+  const onClock = (value) => {
+    const [day, date, month, , time] = new Date(value).toUTCString().replace(",", "").split(" ");
+    return [time.slice(0, 5), `${day} ${Number(date)} ${month}`];
+  };
   const grouped = (value) => (Math.abs(value) >= 1e4 ? value.toLocaleString("en") : plain(value));
 
   // What is said of a point: the words of its trace, with {x}, {y}, {text} and {customdata} in them.
   const said = ({ trace, x, y, i }) => {
     const at = { x, y, text: trace.text && trace.text[i], customdata: trace.customdata && trace.customdata[i] };
-    if (!trace.hovertemplate) return `${trace.name ? trace.name + ": " : ""}${grouped(x)}, ${grouped(y)}`;
+    const where = trace.isOnClock ? onClock(x).reverse().join(" ") : grouped(x);
+    if (!trace.hovertemplate) return `${trace.name ? trace.name + ": " : ""}${where}, ${grouped(y)}`;
     return trace.hovertemplate.replace("<extra></extra>", "").replace(
       /%\{(\w+)(?::([^}]*))?\}/g,
       (_, name, format) => (format && format.endsWith("%") ? percent(at[name], 0) : plain(at[name])),
@@ -102,6 +110,18 @@
         const isWide = all[all.length - 1].value > 1000 * all[0].value;
         return (isWide ? leading === 1 : [1, 1.5, 2, 3, 5, 7].includes(leading)) ? plain(value) : "";
       };
+    }
+    if (own.type === "date") {
+      // As many round times of day as there is room for, each with its day below.
+      made.afterBuildTicks = (scale) => {
+        const room = Math.max(scale.width / 90, 2), span = scale.max - scale.min;
+        const step = CLOCK_STEPS.find((one) => span / one <= room) || span;
+        scale.ticks = [];
+        // Weeks begin on a Monday, and 1970 began on a Thursday.
+        const first = Math.ceil((scale.min - 4 * DAY) / step) * step + 4 * DAY;
+        for (let at = first; at <= scale.max; at += step) scale.ticks.push({ value: at });
+      };
+      made.ticks.callback = onClock;
     }
     if (own.range) {
       const [from, to] = own.range;
@@ -194,9 +214,9 @@
   const against = (figure) => {
     const other = figure.others && figure.others[(chosenAxis.get(figure.id) || 0) - 1];
     if (!other) return figure;
-    const [text, positions] = other;
-    const xaxis = { ...figure.layout.xaxis, title: { text } };
-    const traces = figure.traces.map((trace, i) => ({ ...trace, x: positions[i] }));
+    const [own, positions] = other;
+    const xaxis = { ...figure.layout.xaxis, ...own };
+    const traces = figure.traces.map((trace, i) => ({ ...trace, x: positions[i], isOnClock: own.type === "date" }));
     return { ...figure, traces, layout: { ...figure.layout, xaxis } };
   };
   for (const select of document.querySelectorAll("select[data-plot]")) {

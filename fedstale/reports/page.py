@@ -153,6 +153,7 @@ def write_figures(
         texts=texts or {},
         version=__version__,
         clock=_clock(runs) if runs else "",
+        made_on=_made_on,
         plots=[figure.plot() for figure in figures],
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         scripts=[(_HERE / name).read_text(encoding="utf-8") for name in scripts],
@@ -254,6 +255,21 @@ def _facts(run: "Run") -> dict[str, str]:
         "device time wasted": f"{run.costs['device_time_wasted']:.0%}",
         "traffic": f"{n_bytes / size:.3g} {unit}",
     }
+
+
+def _made_on(run: "Run") -> str:
+    """Return in a sentence with which releases and on what a run was made, if it says so."""
+    releases, machine = (dict(run.summary.get(key) or {}) for key in ("versions", "machine"))
+    parts = [
+        ", ".join(f"{name} {release}" for name, release in releases.items()),
+        ", ".join(
+            f"{value} cores" if name == "cores" else str(value)
+            for name, value in machine.items()
+            if value
+        ),
+    ]
+    words = [f"{word} {part}" for word, part in zip(("with", "on"), parts, strict=True) if part]
+    return f" Made {' '.join(words)}." if words else ""
 
 
 def _clock(runs: "Sequence[Run]") -> str:

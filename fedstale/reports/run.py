@@ -32,6 +32,8 @@ from fedstale.reports.folder import (
     ONLINE,
     ONLINE_SCHEMA,
     SUMMARY,
+    WALL,
+    WALL_SCHEMA,
 )
 from fedstale.reports.last_call import told
 from fedstale.reports.timeline import PHASES, TRACE, perfetto
@@ -101,6 +103,15 @@ class Run:
         return float(self.summary["virtual_s"])
 
     @property
+    def epoch(self) -> pd.Timestamp | None:
+        """Local calendar time of instant 0 on the traces' clock; None if it is not known."""
+        told = self.summary.get("epoch")
+        try:
+            return None if told is None else pd.Timestamp(str(told)).tz_localize(None)
+        except ValueError:
+            return None
+
+    @property
     def until(self) -> Until:
         """What ended the run, if its app did not."""
         return Until.parse(tomllib.loads(self.config_text).get("until"))
@@ -142,6 +153,14 @@ class Run:
     def metrics(self) -> pd.DataFrame:
         """One row a measured value: time_s, version, source, name, value."""
         return self._table(METRICS, set(METRICS_SCHEMA.names))
+
+    @cached_property
+    def wall_s(self) -> Array | None:
+        """Wall time in s of each row of `metrics`, since the run began; None if it is not known."""
+        if not (self.folder / WALL).is_file():
+            return None
+        wall_s = self._table(WALL, set(WALL_SCHEMA.names))["wall_s"].to_numpy(np.float64)
+        return wall_s if len(wall_s) == len(self.metrics) else None
 
     @cached_property
     def online(self) -> pd.DataFrame | None:
@@ -225,15 +244,19 @@ class Run:
 
         Args:
             metric: its name, as the app reports it.
-            against: device time, versions of the model, the bytes that all devices have moved, or
-                the seconds that they have spent, in hours.
+            against: device time, versions of the model, the bytes that all devices have moved, the
+                seconds that they have spent, in hours, the local clock of the traces, or wall time.
 
         Raises:
-            ConfigError: the run did not measure the metric, or plotly is not installed.
+            ConfigError: the run did not measure the metric, or does not know the axis, or plotly is
+                not installed.
         """
         names = learning.measured_names([self])
         if metric not in names:
             raise ConfigError(f"metric = {metric!r}: expected one of {names}")
+        axes = list(learning.axes_of([self]))
+        if against not in axes:
+            raise ConfigError(f"against = {against!r}: expected one of {axes}")
         return learning.metric([self], metric, [metric], against=against).plotly()
 
     def report(self, out: Path | None = None) -> Path:

@@ -4,6 +4,7 @@ Strategies report their rounds. What an app does without one, `MessageRounds` re
 messages.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 
 from fedstale.config import Until
 from fedstale.errors import FedstaleError
+from fedstale.machine import processor, system, versions
 from fedstale.reports.costs import (
     COST_COLUMNS,
     ERROR_COLUMNS,
@@ -26,6 +28,7 @@ from fedstale.reports.folder import RunFolder
 from fedstale.reports.run import Run, report_at_end
 from fedstale.simulation.devices import round_of
 from fedstale.simulation.stock_strategies import numbers
+from fedstale.strategies.arrays import n_cores
 from fedstale.strategies.server.metrics import Sums, add_metrics, means_of
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
@@ -62,6 +65,10 @@ class RunMetrics(Stateful, Callback):
         default_factory=lambda: {"capped": {}, "clipped": {}}
     )
     """How often numbers of examples were capped and norms clipped, of each node."""
+    began: float | None = None
+    """Instant of `time.perf_counter` at which the run began; None measures no wall time."""
+    wall_s: list[float] = field(default_factory=list)
+    """Wall time in s of each of the rows, if it is measured; no checkpoint holds it."""
 
     def limited(self, run: Runtime, node_id: int, kind: Limit) -> None:
         """Count what validation has limited."""
@@ -82,6 +89,8 @@ class RunMetrics(Stateful, Callback):
         for name, value in values.items():
             self.rows.append((now, version, source, name, value))
             self.latest[f"{source} {name}"] = value
+        if self.began is not None:
+            self.wall_s += [round(time.perf_counter() - self.began, 3)] * len(values)
         self.rounds = run.rounds
         self.server_evaluates |= source == "server" and bool(values)
         # A client's own metric decides only where the server evaluates nothing.
@@ -245,11 +254,14 @@ def write_run(
         facts: for the summary: status, reason, app, devices, seed and the like.
     """
     folder.write_metrics(metrics.rows)
+    folder.write_wall(metrics.wall_s)
     if metrics.arrays is not None:
         folder.write_model(metrics.arrays)
     folder.write_summary(
         {
             **facts,
+            "versions": versions(),
+            "machine": {"processor": processor(), "cores": n_cores(), "system": system()},
             "virtual_s": run.now(),
             "rounds": metrics.rounds,
             **ledger(events := folder.read_events((*COST_COLUMNS, "kind"))),

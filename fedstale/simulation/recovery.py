@@ -82,6 +82,7 @@ def recovered(kept: Kept, pid: int, status: int, *, used_bytes: int) -> Run | No
             "app": about["app"],
             "devices": traces.n_devices,
             "seed": config.seed,
+            "epoch": traces.epoch,
             "executor": about["executor"],
             "trained_for_nothing": 0,
             "wall_s": round(time.time() - (folder / CONFIG).stat().st_mtime, 3),

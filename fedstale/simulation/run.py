@@ -142,6 +142,8 @@ def simulate(
                 )
                 _seed_server(config.seed)
                 started = time.perf_counter()
+                # Of what was measured before a checkpoint nobody knows the wall time.
+                metrics.began = None if resume else started
                 with (
                     grid.running(*app.packages),
                     stock_strategies_reporting(),
@@ -167,6 +169,7 @@ def simulate(
                     "app": app.name,
                     "devices": traces.n_devices,
                     "seed": config.seed,
+                    "epoch": traces.epoch,
                     "executor": executor.description,
                     "trained_for_nothing": grid.n_ahead,
                     "wall_s": round(wall_s, 3),

@@ -52,6 +52,8 @@ def write_run(
     reason="",
     executor="inline",
     online=None,
+    wall_s=(),
+    about=None,
 ):
     """Write a run's folder and return its path."""
     rng = np.random.default_rng(1)
@@ -80,6 +82,7 @@ def write_run(
         folder.write_config(SimulationConfig(app=app, traces="given"))
         folder.write_events(events)
         folder.write_metrics(metrics)
+        folder.write_wall(wall_s)
         if online is not None:
             rows = [dict(zip(ONLINE_SCHEMA.names, row, strict=True)) for row in online]
             folder.write_online(pa.Table.from_pylist(rows, schema=ONLINE_SCHEMA))
@@ -90,6 +93,7 @@ def write_run(
                 **dict(virtual_s=30.0 * n_jobs + 60.0, wall_s=1.0, rounds=n_jobs // 5),
                 **ledger(events),
                 "metrics": {},
+                **(about or {}),
             }
         )
     return path

@@ -72,6 +72,19 @@ def test_a_report_says_how_to_run_it_again_and_with_what_settings(page_of):
     assert 'traces = "given"' in text
 
 
+def test_a_report_says_with_what_and_on_what_a_run_was_made(page_of):
+    about = {
+        "versions": {"fedstale": "1.0", "python": "3.11.2", "numpy": "2.4.6"},
+        "machine": {"processor": "<Fast> 9", "cores": 2, "system": "Linux 6.1 x86_64"},
+    }
+    text = "".join(Seen(page_of(about=about)).text)
+    assert "Made with fedstale 1.0, python 3.11.2, numpy 2.4.6 on <Fast> 9, 2 cores, Linux" in text
+
+
+def test_a_run_that_does_not_say_on_what_it_was_made_has_a_report(page_of):
+    assert "clients: inline.fedstale simulate config.toml" in "".join(Seen(page_of()).text)
+
+
 def test_the_same_run_gives_the_same_bytes(tmp_path):
     folder = write_run(tmp_path / "run")
     first = Run(folder).report().read_bytes()

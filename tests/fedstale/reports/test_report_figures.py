@@ -63,7 +63,8 @@ def test_bytes_count_from_the_instant_at_which_a_device_is_done(record):
 def test_a_metric_can_be_drawn_against_time_versions_and_costs(record):
     run = record()
     loss = learning.metrics([run])[1]
-    assert [title.split(" (")[0] for title, _ in loss.others] == [
+    titles = [axis["title"]["text"] for axis, _ in loss.others]
+    assert [title.split(" (")[0] for title in titles] == [
         "versions of the model",
         "traffic",
         "work of all devices",
@@ -75,6 +76,66 @@ def test_a_metric_can_be_drawn_against_time_versions_and_costs(record):
     assert traffic[0] == pytest.approx(moved / 1e6)
     busy = learning.spent_by(run, "busy_s", rows["time_s"].to_numpy())
     assert work[0] == pytest.approx(busy / 3600.0)
+
+
+CLOCK = {"epoch": "2024-01-01T06:00:00"}
+
+
+def axes_of(figure):
+    return {axis["title"]["text"]: positions for axis, positions in figure.others}
+
+
+def test_the_local_clock_is_what_the_clock_of_the_traces_showed(record):
+    run = record(about=CLOCK)
+    run.config_text = f'until = "loss 1"\n{run.config_text}'
+    shown = axes_of(learning.metrics([run])[1])["local clock"]
+    instants = run.curve("loss", "server")[0]
+    began = np.datetime64("2024-01-01T06:00:00", "ms").astype(int)
+    assert shown[0] == (began + 1000 * instants).tolist()
+    # The line of the target goes from the first instant to the last.
+    assert shown[-1] == [shown[0][0], shown[0][-1]]
+
+
+def test_a_notebook_shows_the_clock_as_dates(record):
+    go = pytest.importorskip("plotly.graph_objects")
+    shown = record(about=CLOCK).plot("loss", against="clock")
+    assert isinstance(shown, go.Figure)
+    assert shown.layout.xaxis.type == "date"
+    at = np.array(shown.data[0].x[:2], np.int64).astype("datetime64[ms]").astype(str).tolist()
+    assert at == ["2024-01-01T06:00:00.000", "2024-01-01T06:02:30.000"]
+
+
+@pytest.mark.parametrize("epoch", [None, "no date"])
+def test_devices_without_a_common_clock_have_no_such_axis(record, epoch):
+    run = record(about={"epoch": epoch})
+    assert run.epoch is None
+    assert "local clock" not in axes_of(learning.metrics([run])[0])
+    with pytest.raises(ConfigError, match=r"against = 'clock': expected one of \['time', .*\]"):
+        run.plot("loss", against="clock")
+
+
+def test_runs_are_compared_by_the_clock_if_they_began_at_one_instant(tmp_path):
+    later = {"epoch": "2024-01-02T06:00:00"}
+    given = {"one": CLOCK, "same": CLOCK, "later": later, "none": {}}
+    runs = {name: Run(write_run(tmp_path / name, about=about)) for name, about in given.items()}
+    found = {name: learning.axes_of([runs["one"], run]) for name, run in runs.items()}
+    assert [name for name, axes in found.items() if "clock" in axes] == ["one", "same"]
+
+
+def test_wall_time_is_that_of_each_measurement(record):
+    # As many values as write_run makes up: three at each of fourteen versions.
+    wall_s = [0.5 * i for i in range(42)]
+    run = record(wall_s=wall_s)
+    rows = run.metrics[(run.metrics["source"] == "server") & (run.metrics["name"] == "loss")]
+    shown = axes_of(learning.metrics([run])[1])["wall time (s)"]
+    assert shown[0] == [wall_s[i] for i in rows.index]
+    assert run.plot("loss", against="wall").layout.xaxis.title.text == "wall time (s)"
+
+
+def test_wall_times_of_other_measurements_are_not_shown(record):
+    run = record(wall_s=[0.5, 1.0])
+    assert run.wall_s is None
+    assert learning.axes_of([run]) == ["time", "versions", "bytes", "device_s"]
 
 
 def test_the_value_that_a_run_aims_at_is_a_line(record):

@@ -1,6 +1,7 @@
 import os
 import shutil
 import time
+from datetime import UTC, datetime
 
 import pytest
 from browser import browsing, missing
@@ -107,6 +108,41 @@ def test_a_metric_is_drawn_against_what_is_chosen(tmp_path):
         select.dispatchEvent(new Event("change"));
         """)
         assert browser.ask(title).startswith("traffic")
+        assert browser.complaints() == []
+
+
+@pytest.mark.parametrize(("width", "n_least"), [(390, 2), (1280, 4)])
+def test_the_local_clock_has_times_of_day_with_their_days(tmp_path, width, n_least):
+    run = Run(write_run(tmp_path / "run", n_jobs=7000, about={"epoch": "2024-01-01T06:00:00"}))
+    labels = """
+    const { chart } = document.getElementById("plot-metric-1");
+    return chart.scales.x.ticks.map((tick) => [tick.value, tick.label]);
+    """
+    choose = """
+    const select = document.querySelector("select[data-plot=metric-1]");
+    select.selectedIndex = [...select.options].findIndex((one) => one.text === arguments[0]);
+    select.dispatchEvent(new Event("change"));
+    """
+    told = """
+    const { chart } = document.getElementById("plot-metric-1");
+    const raw = chart.data.datasets[0].data[1];
+    return chart.options.plugins.tooltip.callbacks.label({ raw });
+    """
+    with browsing(width=width) as browser:
+        browser.open(run.report())
+        browser.see("plot-metric-1")
+        browser.ask(choose, "local clock")
+        ticks = browser.ask(labels)
+        assert len(ticks) >= n_least
+        for value, (hour, day) in ticks:
+            at = datetime.fromtimestamp(value / 1000, UTC)
+            assert (hour, day) == (f"{at:%H:%M}", f"{at:%a} {at.day} {at:%b}")
+            assert at.minute == 0
+        assert "Mon 1 Jan 06:05, " in browser.ask(told)
+        browser.ask(choose, "versions of the model")
+        assert "server" not in browser.ask(told)
+        assert "Jan" not in browser.ask(told)
+        assert browser.ask(OVERFLOW) <= 0
         assert browser.complaints() == []
 
 

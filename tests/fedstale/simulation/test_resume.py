@@ -67,6 +67,8 @@ def test_a_run_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(
         simulate(CONFIG, tmp_path / "run", traces=traces)
     assert not (tmp_path / "run" / "summary.json").exists()
     monkeypatch.setattr(run.SimulationCheckpointer, "keep", keep)
+    # A run that was interrupted in peace has measured the wall time of its first half.
+    (tmp_path / "run" / "wall.parquet").touch()
     result = simulate(
         SimulationConfig.read(tmp_path / "run" / "config.toml"),
         tmp_path / "run",
@@ -76,6 +78,7 @@ def test_a_run_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(
     assert result.status == "finished"
     for name in SAME:
         assert (tmp_path / "run" / name).read_bytes() == whole[name], name
+    assert not (tmp_path / "run" / "wall.parquet").exists()
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

@@ -1,7 +1,11 @@
 import hashlib
 import json
+import os
+import platform
 import sys
 import types
+from dataclasses import replace
+from importlib.metadata import version
 
 import numpy as np
 import pandas as pd
@@ -117,6 +121,31 @@ def test_the_same_seed_gives_byte_identical_files(run, options):
     for name in ("events.parquet", "metrics.parquet", "model.safetensors"):
         assert digest(first.folder / name) == digest(second.folder / name)
     assert digest(first.folder / "events.parquet") != digest(other.folder / "events.parquet")
+
+
+def test_a_summary_says_with_what_and_on_what_it_was_made(run):
+    summary = run(run_config={"rounds": 2}).summary
+    for package in ("flwr", "numpy"):
+        assert summary["versions"][package] == version(package)
+    assert summary["versions"]["python"] == platform.python_version()
+    assert summary["machine"]["cores"] == len(os.sched_getaffinity(0))
+    assert summary["machine"]["system"].startswith(platform.system())
+    assert platform.node() not in str(summary["machine"])
+
+
+def test_a_summary_says_when_the_traces_began(run):
+    result = run(replace(TraceSet.ideal(2), epoch="2024-01-01T06:00:00"), run_config={"rounds": 1})
+    assert result.summary["epoch"] == "2024-01-01T06:00:00"
+    assert run(TraceSet.ideal(2), run_config={"rounds": 1}).summary["epoch"] is None
+
+
+def test_wall_time_is_measured_beside_the_metrics_and_not_in_them(run):
+    result = run(run_config={"rounds": 4})
+    assert len(result.wall_s) == len(result.metrics) > 0
+    assert (np.diff(result.wall_s) >= 0).all()
+    # What was measured after the last reply may be told when the app is over.
+    assert 0 < result.wall_s[0] <= result.summary["wall_s"] + 0.01
+    assert not [name for name in [*result.jobs, *result.metrics] if "wall" in name]
 
 
 def test_an_ideal_fleet_loses_nothing_and_takes_no_time(run):
