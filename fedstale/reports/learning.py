@@ -151,11 +151,15 @@ def metric(
     # Where its runs aim at a value of the metric, a line shows it.
     targets = {until.target for run in runs if (until := run.until).metric in members}
     targets = targets if len(targets) == 1 else set()
-    axes = {
-        which: _axis(which, [points for *_, points in kept], has_target=bool(targets))
-        for which in (against, *(each for each in axes_of(runs) if each != against))
-    }
-    (x_axis, positions), *others = axes.values()
+    drawn = [points for *_, points in kept]
+    axes = {which: _axis(which, drawn, has_target=bool(targets)) for which in axes_of(runs)}
+    x_axis, positions = axes.pop(against)
+    others: list[Any] = []
+    for which, (axis, each) in axes.items():
+        follows = which == "clock" and against == "time"
+        others.append(
+            (axis, _clock_of(runs[0], drawn) if follows else [_told(axis, x) for x in each])
+        )
     traces = [
         {**curve(name, look, x, points["value"], mode=line_mode(len(x))), "x": _told(x_axis, x)}
         for (name, look, points), x in zip(kept, positions, strict=False)
@@ -171,7 +175,7 @@ def metric(
         traces=traces,
         x_title=x_axis["title"]["text"],
         y_title=title.lower() if number < 2 else title,
-        others=[(axis, [_told(axis, x) for x in each]) for axis, each in others],
+        others=others,
         layout={"xaxis": x_axis, **({"yaxis": {"tickformat": ".0%"}} if is_share else {})},
     )
 
@@ -198,6 +202,13 @@ def _axis(
     ends = [np.array([0.0, largest / size])] if has_target else []
     text = f"{AXES[which]} ({unit})" if unit else AXES[which]
     return {"title": {"text": text}}, [*positions, *ends]
+
+
+def _clock_of(run: "Run", lines: Sequence[pd.DataFrame]) -> tuple[float, float]:
+    """Return the instant of device time 0 on the clock, and the unit that it is drawn in, in ms."""
+    assert run.epoch is not None
+    unit_s = time_unit(max(float(points["time"].max()) for points in lines))[1]
+    return round(run.epoch.value / 1e6), 1000.0 * unit_s
 
 
 def _told(axis: dict[str, Any], x: Array) -> list[float | None]:

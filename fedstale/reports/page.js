@@ -29,7 +29,7 @@
   const plain = (value) => (typeof value === "number" ? String(Number(value.toPrecision(4))) : value);
   // A clock's instants are milliseconds since 1970 as it shows them, so no zone is added.
   const onClock = (value) => {
-    const [day, date, month, , time] = new Date(value).toUTCString().replace(",", "").split(" ");
+    const [day, date, month, , time] = new Date(1000 * Math.round(value / 1000)).toUTCString().replace(",", "").split(" ");
     return [time.slice(0, 5), `${day} ${Number(date)} ${month}`];
   };
   const grouped = (value) => (Math.abs(value) >= 1e4 ? value.toLocaleString("en") : plain(value));
@@ -216,7 +216,9 @@
     if (!other) return figure;
     const [own, positions] = other;
     const xaxis = { ...figure.layout.xaxis, ...own };
-    const traces = figure.traces.map((trace, i) => ({ ...trace, x: positions[i], isOnClock: own.type === "date" }));
+    const [start, unit] = positions;
+    const at = typeof start === "number" ? ({ x }) => x.map((value) => start + unit * value) : (_, i) => positions[i];
+    const traces = figure.traces.map((trace, i) => ({ ...trace, x: at(trace, i), isOnClock: own.type === "date" }));
     return { ...figure, traces, layout: { ...figure.layout, xaxis } };
   };
   for (const select of document.querySelectorAll("select[data-plot]")) {

@@ -10,6 +10,8 @@ from fedstale.reports.folder import ONLINE_SCHEMA, RunFolder
 from fedstale.simulation.jobs import COLUMNS, EXPIRED, IN_FLIGHT, INTERRUPTED, LATE, JobRow, table
 from fedstale.strategies.server.runtime import REPORTED
 
+EVERYTHING = {"forecasts": True, "about": {"epoch": "2024-01-01T06:00:00"}}
+"""What a run of devices with a clock that forecast themselves has, besides."""
 ENDINGS = [REPORTED, REPORTED, REPORTED, INTERRUPTED, LATE, EXPIRED, IN_FLIGHT]
 HOSTILE = "</script><script>window.hurt = 1</script><img src=x onerror='window.hurt=1'>"
 
@@ -53,6 +55,7 @@ def write_run(
     executor="inline",
     online=None,
     wall_s=(),
+    forecasts=False,
     about=None,
 ):
     """Write a run's folder and return its path."""
@@ -64,6 +67,9 @@ def write_run(
         if stale and status == REPORTED:
             staleness = float(rng.integers(0, 6))
             extra |= {"staleness": staleness, "weight": 1 / np.sqrt(1 + staleness)}
+        if forecasts:
+            chance, duration_s = rng.uniform(), rng.lognormal(np.log(95.0), 0.5)
+            extra |= {"reported_p_finish": chance, "reported_duration_s": duration_s}
         device = int(rng.integers(n_devices)) if n_jobs else 0
         jobs.append(job(number, device=device, status=status, sent_at=30.0 * number, **extra))
     ids = pd.Index(names or [f"phone-{i}" for i in range(n_devices)])

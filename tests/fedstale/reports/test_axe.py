@@ -8,7 +8,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "live"))
 
 from browser import browsing, missing
-from made_run import write_run
+from made_run import EVERYTHING, write_run
 from told_run import ToldRun
 
 from fedstale.live import Board, serving
@@ -35,7 +35,7 @@ def problems(browser):
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_pages_of_runs_break_no_rule(tmp_path, dark):
-    folders = [write_run(tmp_path / name) for name in ("one", "two")]
+    folders = [write_run(tmp_path / name, **EVERYTHING) for name in ("one", "two")]
     pages = [
         Run(folders[0]).report(),
         write_comparison([Run(folder) for folder in folders], tmp_path / "both.html"),

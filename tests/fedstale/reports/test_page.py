@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from importlib import resources
 
 import pytest
-from made_run import HOSTILE, write_run
+from made_run import EVERYTHING, HOSTILE, write_run
 
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.live.board import Board
@@ -193,9 +193,12 @@ def test_a_page_of_ten_thousand_jobs_has_half_a_megabyte(tmp_path):
     online = [
         (name, start, start + 7000.0 + k % 97, True) for k, (name, start) in enumerate(starts)
     ]
-    options = {"n_jobs": 10_000, "n_devices": 500, "online": online}
-    many = Run(write_run(tmp_path / "many", **options)).report()
-    assert "grey while it was online" in many.read_text()
+    options = {"n_jobs": 10_000, "n_devices": 500, "online": online, **EVERYTHING}
+    wall_s = [0.123 * i for i in range(6000)]
+    many = Run(write_run(tmp_path / "many", **options, wall_s=wall_s)).report()
+    for words in ("grey while it was online", "<option>local clock", "<option>wall time"):
+        assert words in many.read_text()
+    assert {"reliability", "forecast-durations"} <= set(plots_of(many.read_text()))
     assert len(many.read_bytes()) < 500_000
     # Of still more devices shares are drawn, and no longer every job.
     crowd = Run(write_run(tmp_path / "crowd", n_jobs=120_000, n_devices=100_000)).report()

@@ -88,12 +88,17 @@ def axes_of(figure):
 def test_the_local_clock_is_what_the_clock_of_the_traces_showed(record):
     run = record(about=CLOCK)
     run.config_text = f'until = "loss 1"\n{run.config_text}'
-    shown = axes_of(learning.metrics([run])[1])["local clock"]
+    figure = learning.metrics([run])[1]
+    start, unit = axes_of(figure)["local clock"]
     instants = run.curve("loss", "server")[0]
     began = np.datetime64("2024-01-01T06:00:00", "ms").astype(int)
-    assert shown[0] == (began + 1000 * instants).tolist()
+    assert start + unit * np.array(figure.traces[0]["x"]) == pytest.approx(
+        began + 1000 * instants, abs=10
+    )
+    by_clock = learning.metric([run], "Loss", ["loss"], against="clock").traces
+    assert by_clock[0]["x"] == (began + 1000 * instants).tolist()
     # The line of the target goes from the first instant to the last.
-    assert shown[-1] == [shown[0][0], shown[0][-1]]
+    assert by_clock[-1]["x"] == [by_clock[0]["x"][0], by_clock[0]["x"][-1]]
 
 
 def test_a_notebook_shows_the_clock_as_dates(record):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 from browser import browsing, missing
-from made_run import HOSTILE, write_run
+from made_run import EVERYTHING, HOSTILE, write_run
 
 from fedstale.comparison.analysis import analyse
 from fedstale.comparison.page import write as write_page
@@ -42,7 +42,8 @@ def opened(browser, page):
 
 
 def test_a_run_of_ten_thousand_jobs_opens_from_disk_in_silence(tmp_path):
-    page = Run(write_run(tmp_path / "run", n_jobs=10_000, n_devices=500)).report()
+    options = {"n_jobs": 10_000, "n_devices": 500, **EVERYTHING}
+    page = Run(write_run(tmp_path / "run", **options)).report()
     with browsing() as browser:
         opened_s = []
         for _ in range(3):  # the first also starts the browser's processes
@@ -55,7 +56,7 @@ def test_a_run_of_ten_thousand_jobs_opens_from_disk_in_silence(tmp_path):
         assert browser.complaints() == []
         assert browser.requests() == []
         assert browser.ask(EMPTY_PLOTS) == []
-        assert browser.ask("return document.querySelectorAll('.plot').length") >= 10
+        assert browser.ask("return document.querySelectorAll('.plot').length") >= 12
         spots = browser.ask(f"{TIMELINE}spots().length")
         assert spots == 8572  # of seven jobs one expired before it began
 
@@ -186,7 +187,7 @@ def test_the_page_follows_the_system_and_the_toggle(tmp_path, dark):
 def test_nothing_overflows_at_the_width_of_a_phone(tmp_path):
     long = "a-name-without-any-space-" * 8
     names = [f"{long}{i}" for i in range(7)]
-    folder = write_run(tmp_path / "run", names=names, app=long, reason=long)
+    folder = write_run(tmp_path / "run", names=names, app=long, reason=long, **EVERYTHING)
     other = write_run(tmp_path / "other", app=long)
     pages = [
         Run(folder).report(),
