@@ -145,6 +145,17 @@ def test_a_loop_of_the_app_with_named_actions_has_rounds_metrics_and_models(simu
     np.testing.assert_array_equal(weights(run), [FIRST[-1]] * 3)
 
 
+def test_pushed_training_whose_replies_no_one_asks_for_changes_the_state_before_the_next_query(
+    simulated,
+):
+    run = finished(simulated("pushed"), 3)
+    assert values(run, "query", "times") == {1: 0, 2: 1, 3: 2}
+    steps = run.jobs[run.jobs.kind == "train.step"]
+    assert steps["status"].tolist() == ["unclaimed"] * 8 + ["in-flight"] * 4
+    assert run.summary["messages"]["train.step"]["reported"] == 0
+    assert run.summary["trained_for_nothing"] == 8
+
+
 @pytest.mark.parametrize(("until", "model"), [("2 rounds", FIRST[1]), ("accuracy 0.74", FIRST[1])])
 def test_a_loop_of_the_app_stops_with_the_model_that_it_had_made(simulated, until, model):
     run = simulated("own_loop", constants={"ROUNDS": 1000}, until=until)
