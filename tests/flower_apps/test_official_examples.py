@@ -11,6 +11,7 @@ prints the table of docs/flower-apps.md.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,27 +25,38 @@ import pytest
 from fedstale.traces import Availability, Series, TraceSet
 
 HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "flower-apps.md"
 REPOSITORY, TAG = "https://github.com/adap/flower", "v1.41.0"
 VARIABLE = "FLOWER_EXAMPLES"
 
 EXAMPLES = {
     "quickstart-numpy": "message API, no data",
     "quickstart-pytorch": "message API",
-    "app-pytorch": "message API",
+    "quickstart-sklearn": "message API",
+    "fl-tabular": "message API",
+    "federated-vae": "message API",
+    "quickstart-xgboost": "FedXgbBagging",
+    "quickstart-catboost": "a loop of its own, trees as bytes",
     "advanced-pytorch": "`start` of its own, Context state",
     "custom-mods": "mods of its own",
     "quickstart-pandas": "analytics, no strategy",
     "federated-analytics": "analytics, no strategy",
+    "federated-kaplan-meier-fitter": "analytics, no strategy",
+    "vertical-fl": "named actions in a loop of its own, Context state",
+    "flower-secure-aggregation": "client_fn, SecAgg+ workflow",
+    "fl-dp-sa": "client_fn, differential privacy and SecAgg+",
+    "opacus": "client_fn and server_fn, a privacy engine",
     "sklearn-logreg-mnist": "client_fn and server_fn",
-    "flower-secure-aggregation": "SecAgg+ workflow",
-    "fl-dp-sa": "differential privacy and SecAgg+",
-    "pytorch-federated-variational-autoencoder": "message API",
-    "vertical-fl": "named actions, `start` of its own",
-    "xgboost-quickstart": "FedXgbBagging",
 }
-DEVICES = {"vertical-fl": 3}
-NEEDS = {"xgboost-quickstart": "xgboost"}
-SHORTER = {"num-server-rounds": 2, "num_server_rounds": 2, "local-epochs": 1}
+DEVICES = {"vertical-fl": 3, "federated-kaplan-meier-fitter": 2, "fl-dp-sa": 50}
+NEEDS = {
+    "quickstart-xgboost": "xgboost",
+    "quickstart-catboost": "catboost",
+    "custom-mods": "tensorboard",
+    "opacus": "opacus",
+    "federated-kaplan-meier-fitter": "lifelines",
+}
+SHORTER = {"num-server-rounds": 2, "num_server_rounds": 2, "local-epochs": 1, "timeout": 5.0}
 COSTS = {
     "work-per-example": 0.01,
     "evaluate-work-per-example": 0.005,
@@ -140,19 +152,39 @@ def test_an_official_example_runs_unchanged(examples, name, tmp_path):
     assert summary["client_errors"] == []
 
 
+def asked_for(app):
+    """Return the versions of Flower that an example asks for."""
+    project = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (flower,) = (one for one in project["dependencies"] if re.match(r"flwr(?![\w-])", one))
+    return re.sub(r"^flwr(\[\w+\])?", "", flower)
+
+
 def table(folder):
     """Return the rows of the table of docs/flower-apps.md, for the examples in a folder."""
     rows = []
     for name, shape in EXAMPLES.items():
+        needed = NEEDS.get(name)
         if not (folder / name / "pyproject.toml").is_file():
+            continue
+        if needed is not None and find_spec(needed) is None:
             continue
         with tempfile.TemporaryDirectory() as made:
             summary = simulated(folder / name, Path(made))
         ending = f"{summary['status']}: {summary['reason'].strip().splitlines()[-1]}"
         ending += "; ".join(["", *(error["error"] for error in summary.get("client_errors", []))])
         sent = ", ".join(f"{n['sent']} {kind}" for kind, n in summary.get("messages", {}).items())
-        rows.append(f"| `{name}` | {shape} | {ending} | {sent} |")
+        rows.append(f"| `{name}` | {shape} | {asked_for(folder / name)} | {ending} | {sent} |")
     return rows
+
+
+def test_the_page_tells_of_each_example_whether_it_was_run():
+    _, _, page = PAGE.read_text(encoding="utf-8").partition("\n## Flower's examples\n")
+    section, _, _ = page.partition("\n## ")
+    rows = re.findall(r"^\| `([\w-]+)` \| (.+?) \|.* \| finished: ", section, flags=re.MULTILINE)
+    assert dict(rows).items() <= EXAMPLES.items()
+    not_run = re.search(r"The test also names (.+?), which have not been run", section, re.DOTALL)
+    assert not_run is not None
+    assert set(re.findall(r"`([\w-]+)`", not_run[1])) == EXAMPLES.keys() - dict(rows).keys()
 
 
 if __name__ == "__main__":

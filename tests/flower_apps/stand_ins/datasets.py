@@ -33,6 +33,13 @@ class Dataset:
         batch = batch if self._transform is None else self._transform(batch)
         return {name: values[0] for name, values in batch.items()}
 
+    @classmethod
+    def from_pandas(cls, table):
+        return cls({name: table[name].to_numpy() for name in table.columns})
+
+    def select_columns(self, names):
+        return Dataset({name: self._columns[name] for name in names}, self._transform, self._kind)
+
     def select(self, places):
         places = np.asarray(list(places))
         chosen = {name: values[places] for name, values in self._columns.items()}
@@ -50,6 +57,9 @@ class Dataset:
 
     def with_format(self, kind=None, **_):
         return Dataset(self._columns, self._transform, kind)
+
+    def set_format(self, kind=None, **_):
+        self._kind = kind
 
     def to_pandas(self):
         return pd.DataFrame(self._columns)
@@ -73,17 +83,67 @@ def _images(size, n_channels):
     return pictures, digits.target.astype(np.int64)
 
 
+def _iris(names):
+    iris = load_iris(as_frame=True).frame.sample(frac=1.0, random_state=0)
+    return {name: iris.iloc[:, place].to_numpy() for place, name in enumerate(names)}
+
+
+def _higgs(rng, n):
+    inputs = rng.normal(size=(n, 28)).astype(np.float32)
+    return {"label": (inputs[:, 0] > 0).astype(np.float32), "inputs": inputs}
+
+
+def _incomes(rng, n):
+    hours = rng.integers(10, 60, n)
+    table = {"age": rng.integers(17, 90, n), "hours.per.week": hours}
+    table |= {name: rng.integers(0, 9999, n) for name in ("fnlwgt", "capital.gain", "capital.loss")}
+    table["education.num"] = rng.integers(1, 17, n)
+    words = (
+        "workclass",
+        "education",
+        "marital.status",
+        "occupation",
+        "relationship",
+        "race",
+        "sex",
+        "native.country",
+    )
+    for name in words:
+        table[name] = rng.choice(["A", "B", "C"], n)
+    return table | {"income": np.where(hours > 40, ">50K", "<=50K")}
+
+
+def _passengers(rng, n):
+    women = rng.random(n) < 0.4
+    return {
+        "Survived": (rng.random(n) < np.where(women, 0.7, 0.2)).astype(np.int64),
+        "Age": rng.uniform(1.0, 80.0, n),
+        "Sex": np.where(women, "female", "male"),
+        "Fare": rng.uniform(5.0, 200.0, n),
+        "Siblings/Spouses Aboard": rng.integers(0, 4, n),
+        "Name": np.where(women, "Mrs. Anna Doe", "Mr. John Doe"),
+        "Parents/Children Aboard": rng.integers(0, 4, n),
+        "Pclass": rng.integers(1, 4, n),
+    }
+
+
 def _all_of(name):
+    rng = np.random.default_rng(0)
     if "cifar" in name:
         pictures, labels = _images(32, 3)
         return {"img": pictures, "label": labels}
     if "mnist" in name:
         pictures, labels = _images(28, 1)
         return {"image": pictures, "label": labels}
-    if "iris" in name:
-        iris = load_iris(as_frame=True).frame
-        names = ["SepalLengthCm", "SepalWidthCm", "PetalLengthCm", "PetalWidthCm", "Species"]
-        return {name: iris.iloc[:, i].to_numpy() for i, name in enumerate(names)}
+    if name == "scikit-learn/iris":
+        names = ("SepalLengthCm", "SepalWidthCm", "PetalLengthCm", "PetalWidthCm", "Species")
+        return _iris(names)
+    if name == "hitorilabs/iris":
+        return _iris(("sepal_length", "sepal_width", "petal_length", "petal_width", "species"))
+    tables = {"higgs": _higgs, "income": _incomes, "titanic": _passengers}
+    for word, table in tables.items():
+        if word in name:
+            return table(rng, 600)
     raise ValueError(f"no stand-in for the data set {name!r}")
 
 

@@ -14,8 +14,7 @@ class FederatedDataset:
         }
 
     def load_partition(self, partition_id, split="train"):
-        data = self._parts[split]
-        return data.select(self.partitioners[split].places(data, partition_id))
+        return self.partitioners[split].part(self._parts[split], partition_id)
 
     def load_split(self, split):
         return self._parts[split]
