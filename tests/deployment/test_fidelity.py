@@ -10,6 +10,7 @@ import pytest
 
 from fedstale.config import FLOWER_OVERHEAD
 from fedstale.reports.run import Run
+from fedstale.traces import TraceSet
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from fidelity import RESULTS, compare, measure, order
@@ -44,7 +45,8 @@ def test_real_processes_follow_the_simulation(tmp_path):
     assert found["same_status"] > 0.7, found
     record = Run(tmp_path / "deployment" / "run")
     assert record.summary["status"] == "finished"
-    assert record.summary["speed_up"] == 12.0
+    assert record.summary["speed_up"] == 4.0
+    assert record.summary["epoch"] == TraceSet.load("synthetic:3@desktops", seed=11).epoch
     assert (tmp_path / "deployment" / "run" / "report.html").is_file()
 
 
