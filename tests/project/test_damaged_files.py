@@ -189,6 +189,12 @@ examples = 10
 APP = (BUILT_IN / "digits" / "pyproject.toml").read_text()
 EMBEDDED = Path(population.__file__).with_name("synthetic.toml").read_text("utf-8")
 
+
+def resume(run):
+    """Go on with a run as the command does."""
+    RunFolder.resume(run, SimulationConfig.read(run / "config.toml")).__exit__(None, None, None)
+
+
 READERS = {
     "traces": Reader(
         lambda folder: constant().write(folder / "t.parquet"),
@@ -229,7 +235,7 @@ READERS = {
     "run, measured": Reader(write_run, read_measured),
     "run, to resume": Reader(
         lambda folder: write_run(folder, "interrupted"),
-        lambda folder: RunFolder.resume(folder / "run").__exit__(None, None, None),
+        lambda folder: resume(folder / "run"),
     ),
     "config": Reader(text("c.toml", CONFIG), lambda f: SimulationConfig.read(f / "c.toml")),
     "plan": Reader(text("p.toml", PLAN), lambda f: read_plan(f / "p.toml")),
