@@ -44,6 +44,14 @@ def test_the_workflow_runs_what_a_change_must_pass():
     assert python == PROJECT["requires-python"].removeprefix(">=")
 
 
+def test_the_readme_says_how_each_python_of_the_classifiers_was_tested():
+    pythons = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    assert pythons
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    said = text.partition("\n## Install\n")[2].partition("\n## ")[0]
+    assert re.findall(r"Python (3\.\d+)", said) == pythons
+
+
 def test_hooks_before_a_commit_are_targets():
     hooks = [hook for repo in read(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
     assert {hook["entry"].removeprefix("make ") for hook in hooks} == {"lint", "typecheck"}
