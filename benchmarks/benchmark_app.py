@@ -4,7 +4,7 @@ from pathlib import Path
 
 _PYPROJECT = """
 [project]
-name = "{name}"
+name = "{project}"
 version = "1.0.0"
 license = "Apache-2.0"
 dependencies = ["fedstale", "flwr>=1.41", "numpy>=2.0", "psutil>=6.0"]
@@ -38,7 +38,10 @@ def write_app(
     """
     package = folder / name
     package.mkdir(parents=True)
-    pyproject = _PYPROJECT.format(name=name, config=config.strip(), tables=tables.strip())
+    # Flower takes no underscore in the name of a project.
+    pyproject = _PYPROJECT.format(
+        project=name.replace("_", "-"), name=name, config=config.strip(), tables=tables.strip()
+    )
     (folder / "pyproject.toml").write_text(pyproject, encoding="utf-8")
     (package / "__init__.py").touch()
     (package / "server_app.py").write_text(server, encoding="utf-8")
