@@ -91,9 +91,19 @@ class Until:
         value = metrics.get(self.metric) if self.metric is not None else None
         if value is None or self.metric is None:
             return False
-        if any(word in self.metric.lower() for word in _LOWER_IS_BETTER):
+        if is_lower_better(self.metric):
             return value <= self.target
         return value >= self.target
+
+
+def is_lower_better(metric: str) -> bool:
+    """Return whether a metric is a loss or an error, by its name.
+
+    Example:
+        >>> is_lower_better("eval_loss"), is_lower_better("accuracy")
+        (True, False)
+    """
+    return any(word in metric.lower() for word in _LOWER_IS_BETTER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Settings of a federated run searched on device time, and judged on held-out seeds and devices."""

@@ -1,0 +1,143 @@
+"""What a search makes better: a metric, the time to a target, the devices' time, or traffic.
+
+It is the mean over seeds of what runs have come to at one instant of device time. A metric is the
+last value measured in an evaluation, of the server if there is one. A run that never reached its
+target counts with the whole time that it could have had, and is counted as such.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from fedstale.config import Until, is_lower_better, nearest
+from fedstale.errors import ConfigError
+from fedstale.reports.learning import BOOKKEEPING
+from fedstale.reports.run import Run
+
+_TIME_TO = "time to "
+_DECIDING = ("server", "evaluate")
+_METRIC = re.compile(r"[A-Za-z][\w.-]*")
+_HOUR_S = 3600.0
+
+Kind = Literal["metric", "time", "device-hours", "bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the runs of a configuration have come to."""
+
+    value: float
+    """Mean over seeds; NaN if a run has none."""
+    n_never: int = 0
+    """How many runs have not reached the target, and count with all of their time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """One quantity that a search makes larger or smaller."""
+
+    text: str
+    """As it was asked for."""
+    kind: Kind
+    target: Until = field(default_factory=Until)
+    """The metric, and of a time the value that it is to reach."""
+
+    @classmethod
+    def parse(cls, text: object) -> "Objective":
+        """Read an objective.
+
+        Raises:
+            ConfigError: it is none.
+
+        Example:
+            >>> Objective.parse("time to accuracy 0.8").target.target
+            0.8
+            >>> Objective.parse("loss").is_lower_better
+            True
+        """
+        if text in ("device-hours", "bytes"):
+            return cls(text=str(text), kind="device-hours" if text == "device-hours" else "bytes")
+        if isinstance(text, str) and _METRIC.fullmatch(text):
+            return cls(text=text, kind="metric", target=Until(metric=text))
+        if isinstance(text, str) and text.startswith(_TIME_TO):
+            goal = text.removeprefix(_TIME_TO)
+            # A limit in time or rounds is a limit, and no goal.
+            if re.match(r"\s*[A-Za-z]", goal) and (target := Until.parse(goal)).metric is not None:
+                return cls(text=text, kind="time", target=target)
+        raise ConfigError(
+            f"objective = {text!r}: expected a metric such as 'accuracy', 'time to accuracy 0.8', "
+            "'device-hours' or 'bytes'"
+        )
+
+    @property
+    def is_lower_better(self) -> bool:
+        """Whether less is better: of times and costs, and of metrics that are losses by name."""
+        return self.kind != "metric" or is_lower_better(str(self.target.metric))
+
+    @property
+    def unit(self) -> str:
+        """The name with its unit, for axes and tables."""
+        return f"{self.text} (s)" if self.kind == "time" else self.text
+
+    def of(self, runs: Sequence[Run], until_s: float) -> Measured:
+        """Return what runs have come to by now.
+
+        Args:
+            runs: of one configuration, one a seed, as far as they are.
+            until_s: virtual time in s that a run can have at most.
+        """
+        values = [self._of_run(run) for run in runs]
+        n_never = sum(value == np.inf for value in values) if self.kind == "time" else 0
+        if self.kind == "time":
+            values = [min(value, until_s) for value in values]
+        # An infinite loss is no number to go by either.
+        mean = float(np.mean(values)) if np.isfinite(values).all() else np.nan
+        return Measured(value=mean, n_never=n_never)
+
+    def require_measured(self, runs: Sequence[Run], *, at_end: bool) -> None:
+        """Check that the app measures what is asked for.
+
+        Args:
+            runs: of the first configuration.
+            at_end: whether nothing more will be measured.
+
+        Raises:
+            ConfigError: it measures other things, or nothing at its end.
+        """
+        if self.target.metric is None or any(_source(run, self.target) for run in runs):
+            return
+        known = sorted(
+            {
+                name
+                for run in runs
+                for name in run.metrics.loc[run.metrics["source"].isin(_DECIDING), "name"]
+                if name not in BOOKKEEPING
+            }
+        )
+        if known or at_end:
+            accepted = nearest(self.target.metric, known) if known else "an app that evaluates"
+            raise ConfigError(
+                f"objective = {self.text!r}: the app measures no {self.target.metric!r} in an "
+                f"evaluation; expected {accepted}"
+            )
+
+    def _of_run(self, run: Run) -> float:
+        if self.kind == "device-hours":
+            return run.costs["device_s"] / _HOUR_S
+        if self.kind == "bytes":
+            return run.costs["bytes"]
+        source = _source(run, self.target)
+        if source is None:
+            return np.inf if self.kind == "time" else np.nan
+        if self.kind == "time":
+            return run.time_to(self.target, source=source)
+        return float(run.curve(str(self.target.metric), source)[1][-1])
+
+
+def _source(run: Run, target: Until) -> str | None:
+    """Return where a run measured a metric, the server first; None if it did not yet."""
+    metric = str(target.metric)
+    return next((source for source in _DECIDING if len(run.curve(metric, source)[0])), None)
