@@ -7,14 +7,17 @@ if TYPE_CHECKING:
     from fedstale.comparison.analysis import Comparison
     from fedstale.comparison.plan import Plan
     from fedstale.reports.run import Run
+    from fedstale.tuning.outcome import Tuning, tune
 
-__all__ = ["Comparison", "Plan", "Run", "compare", "read_run", "simulate"]
+__all__ = ["Comparison", "Plan", "Run", "Tuning", "compare", "read_run", "simulate", "tune"]
 __version__ = "0.1.0"
 
 _PLACES = {
     "Comparison": "fedstale.comparison.analysis",
     "Plan": "fedstale.comparison.plan",
     "Run": "fedstale.reports.run",
+    "Tuning": "fedstale.tuning.outcome",
+    "tune": "fedstale.tuning.outcome",
 }
 
 

@@ -1,0 +1,246 @@
+"""Configurations run side by side by Ray Tune, each in an actor that runs one after the other.
+
+Ray keeps nothing that is needed again: run folders and the ledger have all. So a search that was
+killed is a new one to Ray, which begins with what was not over. This file imports Ray, and is
+imported once everything has been checked.
+
+Reference:
+    Liaw, Liang, Nishihara, Moritz, Gonzalez, Stoica. Tune: A Research Platform for Distributed
+    Model Selection and Training. ICML AutoML Workshop 2018.
+"""
+
+import json
+import logging
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.tune import (
+    CheckpointConfig,
+    FailureConfig,
+    RunConfig,
+    Stopper,
+    Trainable,
+    TuneConfig,
+    Tuner,
+    with_parameters,
+)
+from ray.tune.search import Searcher
+
+from fedstale.errors import ConfigError
+from fedstale.reports.last_call import told
+from fedstale.tuning.proposals import SCORE, Proposals, result_of
+from fedstale.tuning.space import Parameters, Space
+from fedstale.tuning.trials import Report, Trial, reach, trial_folder
+
+Watch = Callable[[Trial], None]
+"""Called whenever a configuration has begun, has reported, or is over."""
+
+_REPORT = "report"
+_QUIET = {
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray lets its workers wait for everything else, as 15 less important.
+    "RAY_worker_niceness": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # An interrupt is ours to hear.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    # Nothing of Ray's own state is needed again.
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000",
+}
+
+
+def run_trials(proposals: Proposals, folder: Path, watch: Watch) -> None:
+    """Try configurations until there are enough.
+
+    Args:
+        proposals: what to try.
+        folder: of the search, as a whole path; it exists.
+        watch: is told of each configuration.
+
+    Raises:
+        ConfigError: no configuration can be judged by the objective.
+        KeyboardInterrupt: it was asked to stop; the same call goes on.
+    """
+    searcher = _Searcher(proposals, folder, watch)
+    with _quiet_ray(proposals.how.workers) as storage:
+        actor = with_parameters(_Actor, space=proposals.space, folder=folder)
+        Tuner(
+            actor,
+            tune_config=TuneConfig(
+                search_alg=searcher,
+                scheduler=proposals.scheduler,
+                num_samples=-1,
+                # Importing everything takes seconds.
+                reuse_actors=True,
+                trial_dirname_creator=lambda trial: str(trial.trial_id),
+            ),
+            run_config=RunConfig(
+                name="trials",
+                storage_path=storage,
+                verbose=0,
+                stop=_Refused(searcher),
+                checkpoint_config=CheckpointConfig(checkpoint_at_end=False),
+                failure_config=FailureConfig(max_failures=0),
+            ),
+        ).fit()
+    if searcher.refusal:
+        raise ConfigError(searcher.refusal)
+
+
+class _Actor(Trainable):
+    """Runs a configuration from rung to rung; Ray ends it where ASHA says so."""
+
+    # Both arguments come by `with_parameters`.
+    def setup(  # type: ignore[override]
+        self, config: dict[str, Any], *, space: Space, folder: Path
+    ) -> None:
+        """Begin with the first configuration."""
+        self._space, self._folder = space, folder
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take another configuration in the same process."""
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        self._number, self._rung = int(new_config["number"]), 0
+        self._parameters: Parameters = json.loads(new_config["parameters"])
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Go on to the next rung, whose folders are whole before it is reported."""
+        place = self._number, self._parameters, self._folder, self._rung
+        report = reach(self._space, *place)
+        self._rung += 1
+        is_last = self._rung == len(self._space.instants_s)
+        done = is_last or bool(report.failure)
+        found = json.dumps(report.table())
+        return {**result_of(self._space, report), _REPORT: found, "done": done}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Save nothing: run folders have it."""
+
+
+class _Searcher(Searcher):
+    """Hands out what is proposed, and takes in what comes of it."""
+
+    def __init__(self, proposals: Proposals, folder: Path, watch: Watch) -> None:
+        super().__init__(metric=SCORE, mode="max")
+        self._proposals, self._folder, self._watch = proposals, folder, watch
+        self._running: dict[str, Trial] = {}
+        self.refusal = ""
+        """Why no configuration can be judged; empty if they can."""
+
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: object
+    ) -> bool:
+        """Take what Ray says; it is known already."""
+        return True
+
+    def suggest(self, trial_id: str) -> Any:  # noqa: ANN401 - a text ends it, whatever Ray says
+        """Return the next configuration; None while all workers are busy."""
+        if len(self._running) >= self._proposals.how.workers:
+            return None
+        trial = None if self.refusal else self._proposals.next()
+        if trial is None:
+            return Searcher.FINISHED
+        self._running[trial_id] = trial
+        self._watch(trial)
+        # As a text: Ray takes inner tables and lists for searches of its own.
+        return {"number": trial.number, "parameters": json.dumps(dict(trial.parameters))}
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Take in a report of a configuration that goes on."""
+        trial, report = self._running[trial_id], Report.from_table(json.loads(result[_REPORT]))
+        self.refusal = self.refusal or report.refusal
+        self._proposals.reported(trial, report)
+        self._watch(trial)
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Take in the last report, and that a configuration is over."""
+        trial = self._running.pop(trial_id)
+        if self.refusal:
+            return
+        if error:
+            self._proposals.ended(trial, self._lost(trial))
+        else:
+            assert result is not None
+            report = Report.from_table(json.loads(result[_REPORT]))
+            self.refusal = report.refusal
+            if self.refusal:
+                return
+            self._proposals.reported(trial, report)
+            self._proposals.ended(trial)
+        self._watch(trial)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Save nothing: the ledger has it."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Restore nothing."""
+
+    def _lost(self, trial: Trial) -> str:
+        """Return why a process is gone that ran a configuration, as far as its runs tell."""
+        own = trial_folder(self._folder, trial.number)
+        found = (told(own / f"seed-{seed}") for seed in self._proposals.space.seeds)
+        return next(filter(None, found), "its process ended")
+
+
+class _Refused(Stopper):
+    """Ends all once nothing can be judged."""
+
+    def __init__(self, searcher: _Searcher) -> None:
+        self._searcher = searcher
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        """Return whether to end all."""
+        return bool(self._searcher.refusal)
+
+
+@contextmanager
+def _quiet_ray(workers: int) -> Iterator[str]:
+    """Start Ray on this machine alone and without a word, and yield a folder for its files."""
+    before = {name: os.environ.get(name) for name in _QUIET}
+    os.environ.update(_QUIET)
+    log, is_ours = logging.getLogger("ray"), not ray.is_initialized()
+    level, terminated = log.level, signal.getsignal(signal.SIGTERM)
+    in_main = threading.current_thread() is threading.main_thread()
+    # Ray's sockets need a short path: the folder of the search may have a long one.
+    with tempfile.TemporaryDirectory(prefix="fedstale-", ignore_cleanup_errors=True) as place:
+        try:
+            if is_ours:
+                ray.init(
+                    address="local",
+                    num_cpus=workers,
+                    include_dashboard=False,
+                    logging_level=logging.CRITICAL,
+                    log_to_driver=False,
+                    _temp_dir=f"{place}/ray",
+                )
+                # Ray takes the place of who asked to hear it.
+                if in_main:
+                    signal.signal(signal.SIGTERM, terminated)
+            log.setLevel(logging.CRITICAL)
+            yield f"{place}/results"
+        finally:
+            if is_ours:
+                ray.shutdown()
+            log.setLevel(level)
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

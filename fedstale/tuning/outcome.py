@@ -1,0 +1,342 @@
+"""`fedstale.tune`: search, then judge what was found on seeds and devices that did not tune.
+
+The best configuration of the search, its runner-up and the app's own defaults are compared as
+`fedstale compare` does it. Only this comparison says what is best.
+"""
+
+import html
+import logging
+import tempfile
+import tomllib
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import tomli_w
+
+from fedstale.comparison.analysis import Comparison, Variant
+from fedstale.comparison.plan import Watch
+from fedstale.comparison.statistics import Estimate, difference
+from fedstale.config import read_toml
+from fedstale.errors import ConfigError
+from fedstale.files import hold
+from fedstale.reports.folder import make_folder
+from fedstale.reports.page import write_text
+from fedstale.strategies.arrays import n_cores
+from fedstale.tuning.objective import Objective
+from fedstale.tuning.page import write_page
+from fedstale.tuning.space import Search, Space, Stop
+from fedstale.tuning.trials import Ledger, Trial
+
+CSV, BEST, PLAN, PAGE, HELD_OUT = "trials.csv", "best.toml", "plan.toml", "tuning.html", "held-out"
+_ASKED, _LOCK = "search.toml", ".lock"
+_BEST, _NEXT, _DEFAULTS = "best", "runner-up", "defaults"
+_GROWING = ("trials", "budget")
+"""Keys that may be others when a search goes on: they say only when it is enough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+class Tuning:
+    """What a search found, and how it does on held-out seeds and devices."""
+
+    space: Space
+    folder: Path
+    tried: tuple[Trial, ...]
+    """All configurations, by number."""
+    comparison: Comparison
+    """On held-out seeds and devices: `best`, `runner-up` and `defaults`, the reference."""
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """Configurations that came to the end, best first in the first objective."""
+        return _ranked(self.space, self.tried)
+
+    @property
+    def best(self) -> Trial:
+        """The configuration that was best in the search; `verdict` says what that is worth."""
+        return self.ranked[0]
+
+    @property
+    def trials(self) -> pd.DataFrame:
+        """One row a configuration, as in trials.csv."""
+        return table_of(self.space, self.tried)
+
+    @property
+    def front(self) -> pd.DataFrame:
+        """The rows of configurations that no other one beats in all objectives."""
+        front = {trial.number for trial in _front(self.space, self.tried)}
+        return self.trials[self.trials["trial"].isin(front)].reset_index(drop=True)
+
+    @property
+    def gain(self) -> Estimate:
+        """Best minus defaults in the first objective, paired by held-out seed."""
+        return _gain(self.space.objectives[0], self.comparison)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the best configuration is better than the defaults, in sentences."""
+        objective, gain = self.space.objectives[0], self.gain
+        name = f"Configuration {self.best.number}"
+        if gain.n < 2:
+            return f"{name} cannot be judged: too few held-out runs came to their end."
+        where = f"on {gain.n} held-out seeds its {objective.unit} minus the defaults' is "
+        where += gain.ends()
+        is_good = gain.high < 0 if objective.is_lower_better else gain.low > 0
+        is_bad = gain.low > 0 if objective.is_lower_better else gain.high < 0
+        if is_good:
+            return f"{name} is best: {where}, which leaves out 0."
+        if is_bad:
+            return f"{name} is worse than the defaults, which are best: {where}."
+        return (
+            f"{name} was best in the search, and is not shown to be better than the defaults: "
+            f"{where}, which holds 0."
+        )
+
+    @property
+    def worst_seeds(self) -> list[str]:
+        """The worst held-out seed of each variant in the first objective, in sentences."""
+        objective = self.space.objectives[0]
+        choose = max if objective.is_lower_better else min
+        found = []
+        for one in self.comparison.variants:
+            values = _values(objective, one, self.comparison)
+            if values:
+                seed = choose(values, key=lambda seed: values[seed])
+                found.append(f"{one.name}: {values[seed]:.4g} with seed {seed}")
+        return found
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and the configurations, as notebooks show them."""
+        return f"<p>{html.escape(self.verdict)}</p>{self.trials.to_html(index=False)}"
+
+
+def tune(
+    space: str | Path | Mapping[str, Any] | Space,
+    *,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    search: Search = "tpe",
+    stop: Stop | None = None,
+    seed: int = 0,
+    watch: Callable[[Trial], None] | None = None,
+    watch_held_out: Watch | None = None,
+) -> Tuning:
+    """Search settings of a simulation on device time, and judge them on held-out seeds and devices.
+
+    What is done is kept, so the same call goes on after an interrupt or a kill. Runs are processes
+    of their own: a script calls this below `if __name__ == "__main__":`.
+
+    Args:
+        space: what to search, its TOML file or its table.
+        out: folder of everything that is written; None takes a temporary one, which goes with the
+            returned object.
+        workers: configurations at a time; None takes one for each core. With one, the same call
+            gives the same result.
+        search: what proposes configurations: tpe (NSGA-II for several objectives), random or grid.
+        stop: asha stops those that are behind at the rungs, none stops nothing; None is asha for
+            one objective.
+        seed: of all proposals.
+        watch: called whenever a configuration begins, has reported, or is over.
+        watch_held_out: called as by `fedstale.compare`.
+
+    Raises:
+        ConfigError: the space cannot be, the folder has another search, or nothing can be judged.
+        KeyboardInterrupt: it was asked to stop; what is done is kept.
+    """
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ConfigError(f"seed = {seed!r}: expected a whole number >= 0")
+    space = Space.read(space)
+    stops = space.check(search, stop)
+    _require_installed()
+    for note in space.notes:
+        logging.getLogger(__name__).warning("%s", note)
+    with ExitStack() as stack:
+        if out is None:
+            made = tempfile.TemporaryDirectory(prefix="fedstale-", ignore_cleanup_errors=True)
+            out = stack.enter_context(made)
+        folder = Path(out).resolve()
+        with ExitStack() as held:
+            _take(folder, space, {"search": search, "stop": stops, "seed": seed}, held)
+            ledger = Ledger(folder)
+            # Ray and Optuna take seconds to import.
+            from fedstale.tuning.proposals import How, Proposals  # noqa: PLC0415
+
+            how = How(search=search, stop=stops, seed=seed, workers=workers or n_cores())
+            proposals = Proposals(space, how, ledger)
+            if not proposals.is_over:
+                from fedstale.tuning.engine import run_trials  # noqa: PLC0415 - imports Ray
+
+                run_trials(proposals, folder, watch or (lambda trial: None))
+            found = _judged(space, folder, ledger, how.workers, watch_held_out)
+        weakref.finalize(found, stack.pop_all().close)
+    return found
+
+
+def table_of(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
+    """Return one row a configuration: parameters, values at each rung, and how it ended."""
+    rows = []
+    for trial in trials:
+        row: dict[str, object] = {"trial": trial.number, **trial.parameters}
+        by_rung = {report.rung: report for report in trial.reports}
+        for i, objective in enumerate(space.objectives):
+            for rung, at_s in enumerate(space.instants_s):
+                report = by_rung.get(rung)
+                row[f"{objective.unit} at {at_s:.10g} s"] = (
+                    np.nan if report is None else report.values[i]
+                )
+            if objective.kind == "time":
+                row[f"never: {objective.text}"] = trial.last.n_never[i] if trial.last else 0
+        last = trial.last
+        stopped = trial.status == "stopped" and last is not None
+        row["status"] = trial.status
+        row["stopped_at_s"] = space.instants_s[last.rung] if stopped and last else np.nan
+        rows.append({**row, "reason": trial.reason, "wall_s": round(trial.wall_s, 3)})
+    return pd.DataFrame(rows)
+
+
+def _judged(
+    space: Space, folder: Path, ledger: Ledger, workers: int, watch: Watch | None
+) -> Tuning:
+    """Compare what was found with the defaults, and write everything."""
+    from fedstale.api import compare  # noqa: PLC0415 - which leads back here
+
+    write_text(
+        table_of(space, ledger.trials).to_csv(index=False, lineterminator="\n"), folder / CSV
+    )
+    chosen = _chosen(space, ledger.trials)
+    variants = {name: trial.parameters for name, trial in chosen.items()}
+    plan = space.plan({**variants, _DEFAULTS: {}}, held_out=True, reference=_DEFAULTS)
+    write_text(tomli_w.dumps(plan.table()), folder / PLAN)
+    own = space.plan(variants, held_out=False, reference=_BEST).config(_BEST, space.seeds[0])
+    write_text(tomli_w.dumps(replace(own, executor="auto").table()), folder / BEST)
+    comparison = compare(plan, out=folder / HELD_OUT, workers=workers, watch=watch)
+    found = Tuning(space=space, folder=folder, tried=tuple(ledger.trials), comparison=comparison)
+    write_page(
+        space,
+        found.tried,
+        folder / PAGE,
+        lead=f"{found.verdict} Worst held-out seeds: {'; '.join(found.worst_seeds)}.",
+        table=found.trials,
+        front={trial.number for trial in _front(space, found.tried)},
+        held_out=comparison.words,
+        texts={"What was searched": tomli_w.dumps(dict(space.table))},
+    )
+    return found
+
+
+def _chosen(space: Space, trials: Sequence[Trial]) -> dict[str, Trial]:
+    """Return the configurations that are to be judged, by the names of their variants.
+
+    Of several objectives they are on the front, and best in the first.
+    """
+    over = _ranked(space, _front(space, trials))
+    if not over:
+        failures = [trial.reason for trial in trials if trial.reason]
+        why = f"; the first: {failures[0]}" if failures else ""
+        raise ConfigError(
+            f"{len(failures)} of {len(trials)} configurations failed and none came to its end{why}"
+        )
+    first = space.objectives[0]
+    n_seeds = len(space.seeds)
+    if first.kind == "time" and all(t.reports[-1].n_never[0] == n_seeds for t in over):
+        raise ConfigError(
+            f"objective = {first.text!r}: no configuration reached it in any run until "
+            f"{space.until_s:,.0f} s; expected a nearer target or a later until"
+        )
+    return dict(zip((_BEST, _NEXT), over, strict=False))
+
+
+def _ranked(space: Space, trials: Sequence[Trial]) -> list[Trial]:
+    sign = 1.0 if space.objectives[0].is_lower_better else -1.0
+    over = [trial for trial in trials if trial.status == "complete"]
+    return sorted(over, key=lambda trial: (sign * trial.reports[-1].values[0], trial.number))
+
+
+def _front(space: Space, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the configurations that came to the end and that none beats in all objectives.
+
+    Of one objective all are kept, since a runner-up is wanted.
+    """
+    over = [trial for trial in trials if trial.status == "complete"]
+    if len(space.objectives) == 1:
+        return over
+    signs = np.array([1.0 if o.is_lower_better else -1.0 for o in space.objectives])
+    costs = np.array([trial.reports[-1].values for trial in over]).reshape(-1, signs.size) * signs
+    beaten = [any((other <= own).all() and (other < own).any() for other in costs) for own in costs]
+    return [trial for trial, is_beaten in zip(over, beaten, strict=True) if not is_beaten]
+
+
+def _values(objective: Objective, one: Variant, comparison: Comparison) -> Mapping[int, float]:
+    """Return what the runs of a variant came to, by seed."""
+    if objective.kind == "time":
+        return {seed: time.at_s for seed, time in one.times.items()}
+    if objective.kind == "device-hours":
+        return {seed: value / 3600.0 for seed, value in one.values.get("device_s", {}).items()}
+    if objective.kind == "bytes":
+        return one.values.get("bytes", {})
+    metric = str(objective.target.metric)
+    return one.values.get(comparison.key(metric), {}) if metric in comparison.sources else {}
+
+
+def _gain(objective: Objective, comparison: Comparison) -> Estimate:
+    by_name = {one.name: _values(objective, one, comparison) for one in comparison.variants}
+    return difference(by_name[_BEST], by_name[_DEFAULTS])
+
+
+def _take(folder: Path, space: Space, how: Mapping[str, Any], stack: ExitStack) -> None:
+    """Take a folder for a search, new or the one that is in it.
+
+    Raises:
+        ConfigError: it holds something else, or a search that goes on.
+    """
+    asked = {"how": dict(how), "space": dict(space.table)}
+    path = folder / _ASKED
+    if path.is_file():
+        before = read_toml(path)
+        changed = _differences(before, asked)
+        if changed:
+            raise ConfigError(
+                f"out = {str(folder)!r} holds another search, with {', '.join(changed)}: choose "
+                "another folder"
+            )
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(
+            f"out = {str(folder)!r} holds something that is no search: expected an empty folder "
+            "or none"
+        )
+    make_folder(folder)
+    lock = stack.enter_context((folder / _LOCK).open("w", encoding="utf-8"))
+    if owner := hold(lock.fileno()):
+        raise ConfigError(f"out = {str(folder)!r} is in use by a search, of {owner}: wait for it")
+    write_text(tomli_w.dumps(asked), path)
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return in words which settings were others."""
+    found = []
+    for part in ("how", "space"):
+        # As they are read back: a tuple is a list in TOML.
+        old, new = before.get(part, {}), tomllib.loads(tomli_w.dumps(dict(now[part])))
+        found += [
+            f"{key} = {old.get(key)!r} instead of {new.get(key)!r}"
+            for key in dict.fromkeys([*old, *new])
+            if key not in _GROWING and old.get(key) != new.get(key)
+        ]
+    return found
+
+
+def _require_installed() -> None:
+    """Check that Ray Tune and Optuna are there, without importing them."""
+    for name in ("ray", "optuna"):
+        if find_spec(name) is None:
+            raise ConfigError(
+                f"a search needs {name}, which is not installed: pip install 'fedstale[tune]'"
+            )

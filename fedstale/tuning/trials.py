@@ -1,0 +1,252 @@
+"""Configurations that are tried: how far each is, and the file that remembers it.
+
+The runs of a configuration are ordinary run folders, which pause at each rung. What they have come
+to there is kept beside them, so that nothing is run or measured twice, whatever ends the search.
+"""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from fedstale.comparison.plan import PlannedRun, state_of
+from fedstale.errors import ConfigError, FedstaleError
+from fedstale.files import is_held
+from fedstale.reports.last_call import LOCK
+from fedstale.reports.page import write_text
+from fedstale.reports.run import Run
+from fedstale.simulation.run import simulate
+from fedstale.traces import TraceSet
+from fedstale.tuning.space import Parameters, Space
+
+TRIALS, REPORTS = "trials", "reports.json"
+STATE = "trials.json"
+_FORMAT = 1
+_RELEASED_S, _LOOK_S = 60.0, 0.2
+
+Status = Literal["open", "complete", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a configuration has come to at a rung, or at the end."""
+
+    rung: int
+    """Number of the instant: `Space.instants_s` has them."""
+    values: tuple[float, ...]
+    """Of each objective; NaN if a run failed."""
+    n_never: tuple[int, ...]
+    """Of each objective, how many runs have not reached its target."""
+    failure: str = ""
+    """Why a run failed; empty if none did."""
+    refusal: str = ""
+    """Why no configuration can be judged; empty if it can."""
+    wall_s: float = 0.0
+    """What the way from the rung before took."""
+    arrival: int = -1
+    """Place among the reports of all configurations; -1 before it has come."""
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any]) -> "Report":
+        """Return a report that was written down; JSON has no NaN."""
+        values = tuple(math.nan if value is None else float(value) for value in table["values"])
+        return cls(**{**table, "values": values, "n_never": tuple(table["n_never"])})
+
+    def table(self) -> dict[str, Any]:
+        """Return the report as `from_table` reads it."""
+        values = [value if math.isfinite(value) else None for value in self.values]
+        return {**asdict(self), "values": values}
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """One configuration."""
+
+    number: int
+    parameters: Parameters
+    reports: list[Report] = field(default_factory=list)
+    status: Status = "open"
+    """open while it goes on, complete at the end, stopped at a rung, or failed."""
+    reason: str = ""
+    """Why it failed."""
+    began: int = 0
+    """How many were over when it began."""
+    ended: int = -1
+    """How many were over before it; -1 while it goes on."""
+
+    @property
+    def last(self) -> Report | None:
+        """The last report, if there is one."""
+        return self.reports[-1] if self.reports else None
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that it took."""
+        return sum(report.wall_s for report in self.reports)
+
+
+class Ledger:
+    """All configurations of a search, in a file that is whole whenever the search is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read what an earlier call has done, if there was one.
+
+        Configurations that were not over go on: what they had reported comes again, in the order in
+        which they go on.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        self._path = folder / STATE
+        self.trials: list[Trial] = []
+        if not self._path.is_file():
+            return
+        try:
+            table = json.loads(self._path.read_text(encoding="utf-8"))
+            for one in table["trials"]:
+                reports = [Report.from_table(report) for report in one["reports"]]
+                is_open = one["status"] == "open"
+                self.trials.append(Trial(**{**one, "reports": [] if is_open else reports}))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
+            raise ConfigError(
+                f"{str(self._path)!r} cannot be read ({type(problem).__name__}): choose another "
+                "folder, or remove it to search again; runs that are done are not repeated"
+            ) from None
+
+    @property
+    def arrivals(self) -> list[tuple[Trial, Report]]:
+        """All reports, as they came."""
+        pairs = [(trial, report) for trial in self.trials for report in trial.reports]
+        return sorted(pairs, key=lambda pair: pair[1].arrival)
+
+    @property
+    def unfinished(self) -> list[Trial]:
+        """Configurations that are to go on, in the order in which they began."""
+        return [trial for trial in self.trials if trial.status == "open"]
+
+    @property
+    def ended(self) -> list[Trial]:
+        """Configurations that are over, in the order in which they ended."""
+        return sorted((t for t in self.trials if t.status != "open"), key=lambda t: t.ended)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that all have taken, one after the other."""
+        return sum(trial.wall_s for trial in self.trials)
+
+    def write(self) -> None:
+        """Write everything, whole or not at all."""
+        trials = [
+            {**asdict(trial), "reports": [report.table() for report in trial.reports]}
+            for trial in self.trials
+        ]
+        write_text(json.dumps({"format": _FORMAT, "trials": trials}, indent=1) + "\n", self._path)
+
+
+def trial_folder(folder: Path, number: int) -> Path:
+    """Return where the runs of a configuration are."""
+    return folder / TRIALS / f"{number:03}"
+
+
+def reach(space: Space, number: int, parameters: Parameters, folder: Path, rung: int) -> Report:
+    """Let all runs of a configuration go on to an instant, and return what they have come to.
+
+    What was reached before is read and not run again.
+
+    Args:
+        space: that the configuration is of.
+        number: of the configuration.
+        parameters: of the configuration.
+        folder: of the whole search.
+        rung: number of the instant.
+    """
+    own = trial_folder(folder, number)
+    known = _reports(own)
+    if rung < len(known):
+        return known[rung]
+    started = time.perf_counter()
+    report = _reached(space, number, parameters, own, rung)
+    report = replace(report, wall_s=round(time.perf_counter() - started, 3))
+    tables = [one.table() for one in (*known, report)]
+    write_text(json.dumps(tables, indent=1) + "\n", own / REPORTS)
+    return report
+
+
+def _reached(space: Space, number: int, parameters: Parameters, own: Path, rung: int) -> Report:
+    at_s, is_last = space.instants_s[rung], rung == len(space.rungs_s)
+    runs: list[Run] = []
+    failure = refusal = ""
+    own.mkdir(parents=True, exist_ok=True)
+    try:
+        for planned in space.runs(parameters, own):
+            run = _at(planned, at_s)
+            if run.status == "failed":
+                failure = f"seed {run.seed}: {run.reason or 'it failed'}"
+                break
+            runs.append(run)
+    except FedstaleError as problem:
+        failure = str(problem)
+    if failure:
+        n = len(space.objectives)
+        return Report(rung=rung, values=(math.nan,) * n, n_never=(0,) * n, failure=failure)
+    if number == 0:
+        try:
+            for objective in space.objectives:
+                objective.require_measured(runs, at_end=is_last)
+        except ConfigError as problem:
+            refusal = str(problem)
+    found = [objective.of(runs, space.until_s) for objective in space.objectives]
+    pairs = zip(space.objectives, found, strict=True)
+    without = [objective.text for objective, one in pairs if math.isnan(one.value)]
+    if without:
+        failure = f"{without[0]} is not a number, or was not measured, at {at_s:,.0f} s"
+    return Report(
+        rung=rung,
+        values=tuple(one.value for one in found),
+        n_never=tuple(one.n_never for one in found),
+        failure=failure,
+        refusal=refusal,
+    )
+
+
+def _at(planned: PlannedRun, at_s: float) -> Run:
+    """Let a run go on to an instant, unless it is over; and return it."""
+    # The actor of a search that was killed may need a moment to be gone.
+    until = time.monotonic() + _RELEASED_S
+    while is_held(planned.folder / LOCK) and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+    state = state_of(planned)
+    if state == "done":
+        return Run(planned.folder)
+    return simulate(
+        planned.config,
+        planned.folder,
+        traces=_traces(planned),
+        overwrite=state == "failed",
+        resume=state == "half",
+        pause_at=at_s,
+    )
+
+
+_held: dict[tuple[str, int], TraceSet] = {}
+
+
+def _traces(planned: PlannedRun) -> TraceSet:
+    """Return the devices of a run, which the next configuration needs again."""
+    spec, seed = planned.config.traces, planned.config.seed
+    key = spec, seed if TraceSet.is_synthetic(spec) else 0
+    if key not in _held:
+        _held[key] = TraceSet.load(spec, seed=seed)
+    return _held[key]
+
+
+def _reports(own: Path) -> list[Report]:
+    """Return the rungs that a configuration has come to, as far as they can be read."""
+    try:
+        tables = json.loads((own / REPORTS).read_text(encoding="utf-8"))
+        return [Report.from_table(table) for table in cast("Sequence[dict[str, Any]]", tables)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

@@ -1,0 +1,179 @@
+"""What may be tuned, and the sentences that say what may not, before Ray starts."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedstale
+from fedstale.errors import ConfigError, FedstaleError
+from fedstale.tuning import outcome
+from fedstale.tuning.space import Space
+
+sys.path.append(str(Path(__file__).parent))
+
+from spaces import TABLE, space, table
+
+
+def test_ranges_and_lists_make_a_grid_with_the_last_key_changing_fastest():
+    grid = space(
+        search={
+            "strategy": ["fedbuff", "gap-aware"],
+            "concurrency": {"from": 5, "to": 16, "step": 5},
+        },
+        run_config={},
+    ).grid()
+    assert [tuple(one.values()) for one in grid] == [
+        (name, size) for name in ("fedbuff", "gap-aware") for size in (5, 10, 15)
+    ]
+    assert all(type(one["concurrency"]) is int for one in grid)
+
+
+def test_rungs_are_an_eighth_a_quarter_and_half_unless_they_are_said():
+    assert space(rungs=None, until="4h").instants_s == (1800.0, 3600.0, 7200.0, 14400.0)
+    assert space(rungs=[]).instants_s == (720.0,)
+
+
+def test_keys_of_inner_tables_have_dots():
+    found = space(search={"privacy": {"clip-norm": {"from": 0.1, "to": 1.0}}})
+    assert list(found.domains) == ["privacy.clip-norm"]
+
+
+def test_every_run_of_a_configuration_has_its_seed_and_its_parameters(tmp_path):
+    runs = space().runs({"concurrency": 10, "learning-rate": 0.5}, tmp_path)
+    assert [run.folder.name for run in runs] == ["seed-1", "seed-2"]
+    assert [run.config.run_config["seed"] for run in runs] == [1, 2]
+    assert {run.config.run_config["learning-rate"] for run in runs} == {0.5}
+    assert {run.config.run_config["buffer-size"] for run in runs} == {2}
+
+
+def test_the_defaults_keep_what_is_fixed_and_nothing_that_is_searched():
+    plan = space(objective="time to accuracy 0.8").plan(
+        {"best": {"concurrency": 15}, "defaults": {}}, held_out=True, reference="defaults"
+    )
+    assert (plan.seeds, plan.target) == ((11, 12), "accuracy 0.8")
+    config = plan.config("defaults", 11).run_config
+    assert (config["buffer-size"], config["concurrency"], config["learning-rate"]) == (2, 10, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"search": {"learning-rat": [0.1]}}, "is unknown: expected 'learning-rate'"),
+        ({"search": {"until": ["1h"]}}, "cannot be tuned: it is a setting of all runs"),
+        ({"search": {"executor": ["inline"]}}, "cannot be tuned: it is a setting of all runs"),
+        ({"search": {"seed": [1, 2]}}, "cannot be tuned: it is the seed of a run"),
+        ({"search": {"buffer-size": [2]}}, "stands in run-config already"),
+        ({"search": {"strategy": ["fedbuf"]}, "run_config": {}}, "expected 'fedbuff'"),
+        ({"search": {}}, "search is missing"),
+        ({"search": {"alpha": {"from": 1.0, "to": 0.5}}}, "from = 1.0 is above to = 0.5"),
+        ({"search": {"alpha": {"from": 0.0, "to": 0.5, "log": True}}}, "expected a number > 0"),
+        ({"search": {"alpha": {"from": -1, "to": 0.5, "log": True}}}, "log with from = -1"),
+        ({"search": {"alpha": {"from": 0.1}}}, "to is missing"),
+        ({"search": {"alpha": {"from": 0.1, "to": float("nan")}}}, "expected a number"),
+        ({"search": {"alpha": {"from": 0.1, "to": 1.0, "steps": 2}}}, "expected 'step'"),
+        ({"search": {"alpha": {"from": 0.1, "to": 1.0, "step": 0}}}, "expected a number > 0"),
+        ({"search": {"alpha": {"from": 0, "to": 1}}}, "write them as 0.0 and 1.0"),
+        ({"search": {"forecasts": {"from": 0, "to": 1}}}, "expected a list of values"),
+        ({"search": {"alpha": []}}, "expected a list of values, or a range"),
+        ({"search": {"alpha": [1.0, 1.0]}}, "expected each value once"),
+        ({"held_out": {"seeds": [2, 3]}}, "seed 2 on 'synthetic:20', which also tunes"),
+        ({"held_out": {"seeds": [3]}}, "held-out.seeds = [3]: expected at least 2"),
+        ({"held_out": {"seed": [3, 4]}}, "held-out has unknown key 'seed'"),
+        ({"held_out": None}, "held-out is missing"),
+        ({"held_out": {"traces": "nowhere.parquet", "seeds": [1, 2]}}, "no such file"),
+        ({"traces": "nowhere.parquet"}, "no such file"),
+        ({"rungs": ["6m", "3m"]}, "expected rising instants before until"),
+        ({"rungs": ["6m", "12m"]}, "expected rising instants before until"),
+        ({"rungs": ["3 rounds"]}, "expected a time such as 30m"),
+        ({"until": "100 rounds"}, "until = '100 rounds': expected a time"),
+        ({"until": "accuracy 0.9"}, "expected a time"),
+        ({"until": None}, "until = None: expected a time"),
+        ({"budget": "soon"}, "budget = 'soon': expected a time"),
+        ({"seeds": []}, "seeds = []: expected at least 1"),
+        ({"seeds": [1, 1]}, "expected each once"),
+        ({"objective": None}, "objective is missing"),
+        ({"objective": "time to 0.8"}, "objective = 'time to 0.8': expected a metric"),
+        ({"objective": "time to 30m"}, "objective = 'time to 30m': expected a metric"),
+        ({"objective": ["bytes", "bytes"]}, "expected each once"),
+        ({"trials": 0}, "trials = 0: expected a whole number >= 1"),
+        ({"trials": None}, "trials is missing: expected a number of configurations, or a budget"),
+        ({"keep": 1.0}, "keep = 1.0: expected a share above 0 and below 1"),
+        ({"executor": "ray"}, "executor = 'ray': configurations run side by side already"),
+        ({"objectiv": "loss"}, "unknown key 'objectiv': expected 'objective'"),
+        ({"run_config": {"concurency": 1}}, "expected 'concurrency'"),
+        ({"app": "digit"}, "expected a directory with a Flower app"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence_before_ray_starts(
+    changes, words, tmp_path, monkeypatch
+):
+    # Whatever imports the engine imports Ray.
+    monkeypatch.setitem(sys.modules, "fedstale.tuning.engine", None)
+    with pytest.raises(FedstaleError) as refused:
+        fedstale.tune(table(**changes), out=tmp_path / "out", workers=1)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "changes", "words"),
+    [
+        ({"search": "grid"}, {}, "search.learning-rate has no step"),
+        ({"search": "bayes"}, {}, "search = 'bayes': expected one of"),
+        ({"stop": "asha"}, {"objective": ["accuracy", "bytes"]}, "expected 'none'"),
+        (
+            {"search": "grid"},
+            {"search": {"concurrency": [1, 2, 3, 4, 5]}},
+            "trials = 4: the grid has 5 configurations",
+        ),
+        ({"workers": 0}, {}, "workers = 0: expected a number of processes >= 1"),
+        ({"seed": -1}, {}, "seed = -1: expected a whole number >= 0"),
+    ],
+)
+def test_a_way_of_searching_that_does_not_fit_is_refused(how, changes, words, tmp_path):
+    with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
+        fedstale.tune(table(**changes), out=tmp_path / "out", **how)
+
+
+def test_the_same_seeds_on_other_devices_and_other_seeds_on_the_same_are_held_out():
+    assert space(held_out={"traces": "synthetic:21", "seeds": [1, 2]}).held_out["seeds"] == (1, 2)
+    assert space(held_out={"seeds": [3, 4]}).held_out["traces"] == "synthetic:20"
+
+
+def test_one_seed_is_warned_of():
+    assert "one seed alone may prefer what diverges on others" in space(seeds=[1]).notes[0]
+    assert space().notes == []
+
+
+def test_without_the_extra_its_name_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(outcome, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedstale\[tune\]'"):
+        fedstale.tune(TABLE, out=tmp_path / "out")
+
+
+def test_a_folder_of_another_space_is_refused_and_says_what_differs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fedstale.tuning.engine", None)
+    # The engine is missing, so that each search ends once its folder is its own.
+    with pytest.raises(ImportError):
+        fedstale.tune(TABLE, out=tmp_path, workers=1)
+    with pytest.raises(ConfigError, match="holds another search, with seeds = "):
+        fedstale.tune(table(seeds=[1, 3]), out=tmp_path, workers=1)
+    with pytest.raises(ConfigError, match="seed = 0 instead of 1"):
+        fedstale.tune(TABLE, out=tmp_path, workers=1, seed=1)
+    with pytest.raises(ImportError):
+        fedstale.tune(table(trials=9), out=tmp_path, workers=1)
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigError, match="holds something that is no search"):
+        fedstale.tune(TABLE, out=tmp_path, workers=1)
+
+
+def test_a_space_is_read_from_its_file(tmp_path):
+    path = tmp_path / "space.toml"
+    path.write_text('app = "digits"\ntraces = ', encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be read as TOML"):
+        Space.read(path)

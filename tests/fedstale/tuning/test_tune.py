@@ -1,0 +1,218 @@
+"""Searches by Ray: what they find, what they write, and that they go on."""
+
+import gc
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import tomli_w
+
+import fedstale
+from fedstale.config import SimulationConfig
+from fedstale.errors import ConfigError
+from fedstale.simulation.run import simulate
+from fedstale.traces import TraceSet
+from fedstale.tuning.trials import Ledger, Report, Trial
+
+sys.path.append(str(Path(__file__).parent))
+
+from spaces import space, table
+
+ASKED = {"until": "8m", "rungs": ["2m", "4m"], "trials": 6, "seeds": [1, 2]}
+SAME = ("events.parquet", "metrics.parquet", "model.safetensors")
+
+# Ray leaves the ends of its processes to the collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """Return a search with one worker and its folder."""
+    folder = tmp_path_factory.mktemp("tuned") / "out"
+    return fedstale.tune(table(**ASKED), out=folder, workers=1, seed=5), folder
+
+
+def decisions(folder):
+    """Return all that was proposed, reported and decided, without how long it took."""
+    trials = json.loads((folder / "trials.json").read_text(encoding="utf-8"))["trials"]
+    for trial in trials:
+        for report in trial["reports"]:
+            del report["wall_s"]
+    return trials
+
+
+def test_a_grid_is_a_plain_loop_of_simulations_byte_for_byte(tmp_path):
+    search = {"strategy": ["fedbuff", "gap-aware"], "concurrency": [6]}
+    own = {"num-server-rounds": 1000, "buffer-size": 2}
+    given = table(search=search, run_config=own, trials=None, until="8m", rungs=["3m"])
+    found = fedstale.tune(given, out=tmp_path / "grid", search="grid", stop="none", workers=2)
+    assert list(found.trials["status"]) == ["complete"] * 2
+    for number, parameters in enumerate(space(**given).grid()):
+        for seed in (1, 2):
+            config = SimulationConfig(
+                app="digits",
+                traces="synthetic:20",
+                until="8m",
+                seed=seed,
+                executor="inline",
+                run_config={**own, **parameters, "seed": seed},
+            )
+            plain = tmp_path / f"plain-{number}-{seed}"
+            simulate(config, plain, traces=TraceSet.load(config.traces, seed=seed))
+            tuned = tmp_path / "grid" / "trials" / f"{number:03}" / f"seed-{seed}"
+            for name in SAME:
+                assert (tuned / name).read_bytes() == (plain / name).read_bytes()
+
+
+def test_a_search_stops_some_and_reports_the_mean_over_seeds(searched):
+    found, folder = searched
+    assert set(found.trials["status"]) == {"complete", "stopped"}
+    for trial in found.tried:
+        own = folder / "trials" / f"{trial.number:03}"
+        ends = [fedstale.read_run(own / f"seed-{seed}") for seed in (1, 2)]
+        assert {run.end_s for run in ends} == {found.space.instants_s[trial.last.rung]}
+        mean = sum(run.last("server")["accuracy"] for run in ends) / 2
+        assert trial.last.values[0] == pytest.approx(mean)
+
+
+def test_everything_is_written_and_what_is_best_was_held_out(searched):
+    found, folder = searched
+    written = pd.read_csv(folder / "trials.csv")
+    assert len(written) == len(found.trials) == 6
+    complete = written[written["status"] == "complete"]
+    assert found.best.number == complete.loc[complete["accuracy at 480 s"].idxmax(), "trial"]
+    assert set(written.loc[written["status"] == "stopped", "stopped_at_s"]) <= {120.0, 240.0}
+    held_out = found.comparison
+    assert {one.name for one in held_out.variants} <= {"best", "runner-up", "defaults"}
+    assert {run.seed for one in held_out.variants for run in one.runs} == {11, 12}
+    # The plan is one of `fedstale compare`, and the settings are those of a run.
+    plan = tomllib.loads((folder / "plan.toml").read_text(encoding="utf-8"))
+    assert fedstale.Plan.from_table(plan, where="plan.toml").reference == "defaults"
+    best = SimulationConfig.read(folder / "best.toml")
+    assert best.run_config["learning-rate"] == found.best.parameters["learning-rate"]
+    assert (
+        fedstale.Plan.from_table(plan, where="plan").config("best", 11).run_config["concurrency"]
+        == (found.best.parameters["concurrency"])
+    )
+    page = (folder / "tuning.html").read_text(encoding="utf-8")
+    for words in ("accuracy at the rungs", "stopped at a rung", "On held-out seeds and devices"):
+        assert words in page
+    assert found.verdict.split(":")[0] in page
+    assert found.verdict.split(":")[0] in found._repr_html_()
+
+
+def test_the_verdict_follows_the_interval(searched):
+    found, _ = searched
+    gain = found.gain
+    holds = gain.low <= 0 <= gain.high
+    assert ("is not shown to be better" in found.verdict) == holds
+    assert ("which leaves out 0" in found.verdict) == (gain.low > 0)
+    assert gain.n == 2
+    assert "with seed 1" in found.worst_seeds[0]
+
+
+@pytest.mark.slow
+def test_one_worker_and_a_seed_give_the_same_trials_and_decisions_again(searched, tmp_path):
+    _, folder = searched
+    fedstale.tune(table(**ASKED), out=tmp_path, workers=1, seed=5)
+    assert decisions(tmp_path) == decisions(folder)
+
+
+def test_a_search_that_is_over_runs_nothing_again(searched, monkeypatch):
+    found, folder = searched
+    # Whatever starts Ray is not there.
+    monkeypatch.setitem(sys.modules, "fedstale.tuning.engine", None)
+    again = fedstale.tune(table(**ASKED), out=folder, workers=1, seed=5)
+    assert again.verdict == found.verdict
+
+
+def test_a_metric_that_is_never_measured_is_said_after_the_first_rung(tmp_path):
+    given = table(**{**ASKED, "objective": "acuracy"})
+    with pytest.raises(ConfigError, match=r"measures no 'acuracy'.*expected 'accuracy'"):
+        fedstale.tune(given, out=tmp_path, workers=1)
+    assert [path.name for path in (tmp_path / "trials").iterdir()] == ["000"]
+    assert fedstale.read_run(tmp_path / "trials" / "000" / "seed-1").end_s == 120.0
+
+
+def over(given, folder, trials, monkeypatch):
+    """Return what comes of a search all of whose configurations are over."""
+    monkeypatch.setitem(sys.modules, "fedstale.tuning.engine", None)
+    # The first call takes the folder, and misses the engine.
+    with pytest.raises(ImportError):
+        fedstale.tune(given, out=folder, workers=1)
+    ledger = Ledger(folder)
+    ledger.trials = trials
+    ledger.write()
+    return fedstale.tune(given, out=folder, workers=1)
+
+
+def test_if_all_fail_the_first_reason_is_said(tmp_path, monkeypatch):
+    report = Report(rung=0, values=(math.nan,), n_never=(0,), failure="no memory", arrival=0)
+    words = {"parameters": {"concurrency": 5}, "status": "failed", "reason": "no memory"}
+    trials = [Trial(number=0, reports=[report], ended=0, **words)]
+    with pytest.raises(ConfigError, match=r"1 of 1 configurations failed.*no memory"):
+        over(table(search={"concurrency": [5]}, trials=1), tmp_path, trials, monkeypatch)
+    (row,) = pd.read_csv(tmp_path / "trials.csv").to_dict("records")
+    assert (row["status"], row["reason"]) == ("failed", "no memory")
+    assert math.isnan(row["accuracy at 180 s"])
+
+
+def test_a_target_that_none_reaches_is_said(tmp_path, monkeypatch):
+    reports = [Report(rung=i, values=(720.0,), n_never=(2,), arrival=i) for i in range(3)]
+    trials = [
+        Trial(number=0, parameters={"concurrency": 5}, reports=reports, status="complete", ended=0)
+    ]
+    given = table(search={"concurrency": [5]}, trials=1, objective="time to accuracy 0.999")
+    with pytest.raises(ConfigError, match="no configuration reached it in any run until 720 s"):
+        over(given, tmp_path, trials, monkeypatch)
+    (row,) = pd.read_csv(tmp_path / "trials.csv").to_dict("records")
+    assert row["never: time to accuracy 0.999"] == 2
+
+
+@pytest.mark.slow
+def test_a_search_that_was_killed_goes_on_and_repeats_no_finished_run(searched, tmp_path):
+    _, whole = searched
+    (tmp_path / "space.toml").write_text(tomli_w.dumps(table(**ASKED)), encoding="utf-8")
+    words = "import fedstale.cli.main; fedstale.cli.main.app()"
+    command = [sys.executable, "-c", words, "tune", "space.toml", "-o", "out"]
+    command += ["--workers", "1", "--seed", "5", "--quiet"]
+    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    out, until = tmp_path / "out", time.monotonic() + 200
+    while time.monotonic() < until:
+        time.sleep(0.02)
+        done = decisions(out) if (out / "trials.json").is_file() else []
+        if any(trial["status"] == "complete" for trial in done):
+            break
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    done = [trial["number"] for trial in decisions(out) if trial["status"] == "complete"]
+    assert 0 < len(decisions(out)) < 6 + 1
+    kept = {
+        path: path.stat().st_mtime_ns
+        for number in done
+        for path in (out / "trials" / f"{number:03}").rglob("summary.json")
+    }
+    assert len(kept) == 2 * len(done) > 0
+    again = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert again.returncode == 0, again.stderr
+    assert decisions(out) == decisions(whole)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
