@@ -5,7 +5,18 @@ from typing import Annotated
 import typer
 
 from fedstale import __version__
-from fedstale.cli import agent, apps, deploy, doctor, enrolment, forecaster, runs, shelf, traces
+from fedstale.cli import (
+    agent,
+    apps,
+    deploy,
+    doctor,
+    enrolment,
+    forecaster,
+    runs,
+    shelf,
+    traces,
+    tune,
+)
 from fedstale.cli.supervision import SUPERVISED
 
 app = typer.Typer(
@@ -36,6 +47,10 @@ app.command(
     epilog="Examples: fedstale compare waiting.toml  |  "
     "fedstale compare runs/a runs/b --target 'accuracy 0.9'",
 )(runs.compare)
+app.command(
+    rich_help_panel=_ANALYSE,
+    epilog="Example: fedstale tune space.toml --workers 4 --out tunings/phones",
+)(tune.tune)
 app.add_typer(shelf.app, name="runs", rich_help_panel=_ANALYSE)
 app.add_typer(forecaster.app, name="forecaster", rich_help_panel=_LEARN)
 app.add_typer(agent.app, name="agent", rich_help_panel=_LEARN)

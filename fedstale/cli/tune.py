@@ -1,0 +1,129 @@
+"""`fedstale tune`: search settings of a simulation on device time."""
+
+import logging
+from contextlib import nullcontext
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedstale.cli.output import (
+    AsJson,
+    Quiet,
+    app_log,
+    end_on_signals,
+    note,
+    one_sentence,
+    say_json,
+    stdout_kept_free,
+)
+
+if TYPE_CHECKING:
+    from fedstale.tuning.outcome import Tuning
+    from fedstale.tuning.trials import Trial
+
+
+@one_sentence()
+def tune(
+    space: Annotated[
+        Path, typer.Argument(metavar="SPACE.toml", help="What to search, and on what to judge it.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder; default tunings/SPACE.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Configurations at a time; default one for each core. With 1, the same command "
+            "gives the same result."
+        ),
+    ] = None,
+    search: Annotated[
+        Literal["tpe", "random", "grid"],
+        typer.Option(
+            help="What proposes configurations; tpe is NSGA-II where there are several objectives."
+        ),
+    ] = "tpe",
+    stop: Annotated[
+        Literal["asha", "none"] | None,
+        typer.Option(
+            help="What stops configurations that are behind at a rung; default asha, and none of "
+            "several objectives."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of all proposals.")] = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search settings on device time, then judge them on held-out seeds and devices.
+
+    What is done is kept: the same command goes on after an interrupt or a kill.
+    """
+    from fedstale.tuning.outcome import tune as tune_space
+
+    folder = out or Path("tunings") / space.stem
+    free = stdout_kept_free() if as_json else nullcontext()
+    with end_on_signals(), free, app_log(quiet=True, verbose=False):
+        # What an app logs of each configuration would hide what comes of them.
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        try:
+            found = tune_space(
+                space,
+                out=folder,
+                workers=workers,
+                search=search,
+                stop=stop,
+                seed=seed,
+                watch=None if quiet or as_json else _show,
+            )
+        except KeyboardInterrupt:
+            note("fedstale: interrupted; the same command goes on")
+            raise typer.Exit(130) from None
+    if as_json:
+        say_json(
+            folder,
+            verdict=found.verdict,
+            best={"trial": found.best.number, "parameters": dict(found.best.parameters)},
+            gain={
+                name: value if isfinite(value) else None
+                for name, value in asdict(found.gain).items()
+            },
+            worst_seeds=found.worst_seeds,
+        )
+    else:
+        _show_end(found, folder)
+    if failures := found.comparison.failures:
+        variant, own_seed, reason = failures[0]
+        note(
+            f"fedstale: {len(failures)} of the held-out runs failed; the first: {variant}, seed "
+            f"{own_seed}: {reason}"
+        )
+        raise typer.Exit(1)
+
+
+def _show_end(found: "Tuning", folder: Path) -> None:
+    """Say what is best, if anything is."""
+    from fedstale.tuning.outcome import BEST, PAGE
+
+    front = "" if len(found.space.objectives) == 1 else f"{len(found.front)} on the front\n"
+    typer.echo(f"{front}{found.verdict}")
+    typer.echo(f"worst held-out seeds: {'; '.join(found.worst_seeds)}")
+    typer.echo(f"settings: {folder / BEST}")
+    typer.echo(f"report: {folder / PAGE}")
+
+
+def _show(trial: "Trial") -> None:
+    """Say what a configuration has come to."""
+    if trial.last is None and trial.status == "open":
+        words = ", ".join(f"{key}={value}" for key, value in trial.parameters.items())
+        note(f"configuration {trial.number}: {words}")
+    elif trial.status != "open":
+        last = trial.last
+        values = ", ".join(f"{value:.4g}" for value in last.values) if last is not None else "-"
+        why = f" ({trial.reason})" if trial.reason else ""
+        note(f"configuration {trial.number} {_ENDS[trial.status]}: {values}{why}")
+
+
+_ENDS = {"complete": "came to the end", "stopped": "was stopped at a rung", "failed": "failed"}
