@@ -12,6 +12,7 @@ Reference:
 import json
 import logging
 import os
+import secrets
 import signal
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._raylet import AuthenticationTokenLoader, Config
 from ray.tune import (
     CheckpointConfig,
     FailureConfig,
@@ -213,8 +215,10 @@ class _Refused(Stopper):
 @contextmanager
 def _quiet_ray(workers: int) -> Iterator[str]:
     """Start Ray on this machine alone and without a word, and yield a folder for its files."""
-    before = {name: os.environ.get(name) for name in _QUIET}
-    os.environ.update(_QUIET)
+    # Ray's ports are open to the network, and whom they let in may run code.
+    own = {**_QUIET, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
     log, is_ours = logging.getLogger("ray"), not ray.is_initialized()
     level, terminated = log.level, signal.getsignal(signal.SIGTERM)
     in_main = threading.current_thread() is threading.main_thread()
@@ -222,6 +226,7 @@ def _quiet_ray(workers: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="fedstale-", ignore_cleanup_errors=True) as place:
         try:
             if is_ours:
+                _read_settings()
                 ray.init(
                     address="local",
                     num_cpus=workers,
@@ -244,3 +249,11 @@ def _quiet_ray(workers: int) -> Iterator[str]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+            if is_ours:
+                _read_settings()
+
+
+def _read_settings() -> None:
+    """Let Ray read its settings anew, which it has read when it was imported."""
+    AuthenticationTokenLoader.instance().reset_cache()
+    Config.initialize("")

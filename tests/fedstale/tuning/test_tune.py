@@ -4,6 +4,7 @@ import gc
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import ray
 import tomli_w
 
 import fedstale
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
+from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 from fedstale.tuning.trials import Ledger, Report, Trial
@@ -216,3 +219,41 @@ def test_a_search_that_was_killed_goes_on_and_repeats_no_finished_run(searched, 
     assert again.returncode == 0, again.stderr
     assert decisions(out) == decisions(whole)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+@pytest.mark.slow
+def test_a_configuration_that_ends_its_process_is_the_worst_and_the_others_go_on(tmp_path):
+    app = tmp_path / "digits"
+    shutil.copytree(BUILT_IN / "digits", app)
+    client = app / "digits_app" / "client_app.py"
+    words = '    if context.run_config["learning-rate"] > 0.8:\n        os._exit(3)\n'
+    text = client.read_text(encoding="utf-8")
+    begin = text.index("def job(")
+    body = text.index('"""\n', text.index('"""', begin) + 3) + 4
+    client.write_text("import os\n" + text[:body] + words + text[body:], encoding="utf-8")
+    given = table(
+        app=str(app), search={"learning-rate": [0.9, 0.1]}, trials=None, until="4m", rungs=["2m"]
+    )
+    found = fedstale.tune(given, out=tmp_path / "out", search="grid", workers=1)
+    assert list(found.trials["status"]) == ["failed", "complete"]
+    assert "ended" in found.trials["reason"][0]
+    assert found.best.number == 1
+
+
+@pytest.mark.slow
+def test_who_has_no_token_is_not_let_in(tmp_path):
+    from fedstale.tuning.engine import _quiet_ray
+
+    script = "import ray, sys; ray.init(address=sys.argv[1]); print('is in')"
+    with _quiet_ray(1):
+        address = ray.get_runtime_context().gcs_address
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
+        with pytest.raises((subprocess.TimeoutExpired, subprocess.CalledProcessError)) as out:
+            subprocess.run(
+                [sys.executable, "-c", script, address],
+                env=environment,
+                capture_output=True,
+                timeout=30,
+                check=True,
+            )
+    assert b"InvalidAuthToken" in out.value.stderr
