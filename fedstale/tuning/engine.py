@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._raylet import AuthenticationTokenLoader, Config
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # of Cython
 from ray.tune import (
     CheckpointConfig,
     FailureConfig,
