@@ -119,7 +119,7 @@ def simulate(
     Raises:
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
-    _check_guarded()
+    check_guarded()
     paused = Until.parse(pause_at)
     if pause_at is not None and paused.time_s == np.inf:
         raise ConfigError(f"pause_at = {pause_at!r}: expected a virtual time such as 20m")
@@ -217,7 +217,7 @@ def compare(
         ProtocolError: a file of a run cannot be read.
         KeyboardInterrupt: it was asked to stop; the runs keep what they have done.
     """
-    _check_guarded()
+    check_guarded()
     if workers is not None and workers < 1:
         raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
     with ExitStack() as stack:
@@ -247,7 +247,7 @@ def read_run(folder: str | Path) -> Run:
     return Run(folder)
 
 
-def _check_guarded() -> None:
+def check_guarded() -> None:
     """Raise if a process that a call started makes the same call, by importing its script.
 
     Otherwise it would run everything again, into the folder of the run that it belongs to.

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
+from fedstale.api import check_guarded, compare
 from fedstale.comparison.analysis import Comparison, Variant
 from fedstale.comparison.plan import Watch
 from fedstale.comparison.statistics import Estimate, difference
@@ -54,7 +55,10 @@ class Tuning:
 
     @property
     def ranked(self) -> list[Trial]:
-        """Configurations that came to the end, best first in the first objective."""
+        """Configurations that came to the end, best first in the first objective.
+
+        Of several objectives only those that none beats.
+        """
         return _ranked(self.space, self.tried)
 
     @property
@@ -69,7 +73,7 @@ class Tuning:
 
     @property
     def front(self) -> pd.DataFrame:
-        """The rows of configurations that no other one beats in all objectives."""
+        """The rows of configurations that no other beats."""
         front = {trial.number for trial in _front(self.space, self.tried)}
         return self.trials[self.trials["trial"].isin(front)].reset_index(drop=True)
 
@@ -149,6 +153,7 @@ def tune(
         ConfigError: the space cannot be, the folder has another search, or nothing can be judged.
         KeyboardInterrupt: it was asked to stop; what is done is kept.
     """
+    check_guarded()
     if workers is not None and workers < 1:
         raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -206,8 +211,6 @@ def _judged(
     space: Space, folder: Path, ledger: Ledger, workers: int, watch: Watch | None
 ) -> Tuning:
     """Compare what was found with the defaults, and write everything."""
-    from fedstale.api import compare  # noqa: PLC0415 - which leads back here
-
     write_text(
         table_of(space, ledger.trials).to_csv(index=False, lineterminator="\n"), folder / CSV
     )
@@ -237,7 +240,7 @@ def _chosen(space: Space, trials: Sequence[Trial]) -> dict[str, Trial]:
 
     Of several objectives they are on the front, and best in the first.
     """
-    over = _ranked(space, _front(space, trials))
+    over = _ranked(space, trials)
     if not over:
         failures = [trial.reason for trial in trials if trial.reason]
         why = f"; the first: {failures[0]}" if failures else ""
@@ -255,19 +258,19 @@ def _chosen(space: Space, trials: Sequence[Trial]) -> dict[str, Trial]:
 
 
 def _ranked(space: Space, trials: Sequence[Trial]) -> list[Trial]:
-    sign = 1.0 if space.objectives[0].is_lower_better else -1.0
+    """Return what may be held out, best first in the first objective."""
     over = [trial for trial in trials if trial.status == "complete"]
+    over = over if len(space.objectives) == 1 else _front(space, trials)
+    sign = 1.0 if space.objectives[0].is_lower_better else -1.0
     return sorted(over, key=lambda trial: (sign * trial.reports[-1].values[0], trial.number))
 
 
 def _front(space: Space, trials: Sequence[Trial]) -> list[Trial]:
-    """Return the configurations that came to the end and that none beats in all objectives.
+    """Return the configurations that came to the end and that none beats.
 
-    Of one objective all are kept, since a runner-up is wanted.
+    One beats another that is at least as good in all objectives and better in one.
     """
     over = [trial for trial in trials if trial.status == "complete"]
-    if len(space.objectives) == 1:
-        return over
     signs = np.array([1.0 if o.is_lower_better else -1.0 for o in space.objectives])
     costs = np.array([trial.reports[-1].values for trial in over]).reshape(-1, signs.size) * signs
     beaten = [any((other <= own).all() and (other < own).any() for other in costs) for own in costs]

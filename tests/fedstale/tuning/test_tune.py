@@ -61,6 +61,7 @@ def decisions(folder):
     return trials
 
 
+@pytest.mark.slow
 def test_a_grid_is_a_plain_loop_of_simulations_byte_for_byte(tmp_path):
     search = {"strategy": ["fedbuff", "gap-aware"], "concurrency": [6]}
     own = {"num-server-rounds": 1000, "buffer-size": 2}

@@ -1,0 +1,110 @@
+"""What is said of a search, and what is held out, of trials and runs that are written by hand."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedstale.comparison.analysis import analyse
+from fedstale.reports.run import Run
+from fedstale.tuning.objective import Objective
+from fedstale.tuning.outcome import Tuning
+from fedstale.tuning.trials import Report, Trial
+
+sys.path.append(str(Path(__file__).parents[1] / "comparison"))
+sys.path.append(str(Path(__file__).parent))
+
+from compared_runs import write_finished
+from spaces import space
+
+BASE = space()
+
+
+def trial(number, *values, status="complete"):
+    report = Report(rung=2, values=values, n_never=(0,) * len(values))
+    own = {"concurrency": 5 + number}
+    return Trial(number=number, parameters=own, reports=[report], status=status)
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Return a function that makes a search whose held-out runs measured some accuracies."""
+
+    def make(best, defaults, objective="accuracy", tried=None):
+        runs = {
+            name: [
+                Run(write_finished(tmp_path / name / str(seed), seed=seed, accuracies=curve))
+                for seed, curve in enumerate(curves, start=11)
+            ]
+            for name, curves in (("best", best), ("defaults", defaults))
+        }
+        one = Objective.parse(objective)
+        target = objective.removeprefix("time to ") if one.kind == "time" else None
+        found = analyse(runs, reference="defaults", target=target)
+        own = replace(BASE, objectives=(one,))
+        return Tuning(space=own, folder=tmp_path, tried=tried or (trial(0, 0.5),), comparison=found)
+
+    return make
+
+
+def ended(*values):
+    """Return curves that begin at 0 and end at some values."""
+    return [[(0.0, 0.0), (600.0, value)] for value in values]
+
+
+def test_an_interval_above_the_defaults_makes_the_best(judged):
+    found = judged(ended(0.8, 0.9, 0.85), ended(0.5, 0.61, 0.54))
+    assert found.verdict.startswith("Configuration 0 is best: on 3 held-out seeds its accuracy ")
+    assert found.verdict.endswith("which leaves out 0.")
+    assert found.gain.mean == pytest.approx(0.3)
+    assert found.worst_seeds == ["best: 0.8 with seed 11", "defaults: 0.5 with seed 11"]
+
+
+def test_an_interval_that_holds_zero_makes_none(judged):
+    found = judged(ended(0.8, 0.5, 0.7), ended(0.5, 0.8, 0.6))
+    assert "is not shown to be better than the defaults" in found.verdict
+    assert "is best" not in found.verdict
+    assert found.verdict.endswith("which holds 0.")
+
+
+def test_what_is_worse_than_the_defaults_is_said_to_be(judged):
+    found = judged(ended(0.5, 0.61, 0.54), ended(0.8, 0.9, 0.85))
+    assert "is worse than the defaults, which are best" in found.verdict
+
+
+def test_of_times_the_shorter_is_better_and_the_longest_is_the_worst_seed(judged):
+    def curves(*instants):
+        return [[(0.0, 0.0), (at_s, 0.9)] for at_s in instants]
+
+    found = judged(curves(100.0, 130.0, 90.0), curves(900.0, 990.0, 880.0), "time to accuracy 0.8")
+    assert found.verdict.startswith("Configuration 0 is best")
+    assert found.gain.high < 0
+    assert found.worst_seeds[0] == "best: 130 with seed 12"
+
+
+def test_costs_are_compared_in_their_own_units(judged):
+    found = judged(ended(0.8, 0.9), ended(0.5, 0.6), "device-hours")
+    run = found.comparison.variants[0].runs[0]
+    assert found.worst_seeds[0].startswith(f"best: {run.costs['device_s'] / 3600.0:.4g}")
+
+
+def test_one_held_out_run_judges_nothing(judged):
+    assert "cannot be judged" in judged(ended(0.8), ended(0.5)).verdict
+
+
+def test_the_front_holds_what_none_beats_and_is_ranked_by_the_first_objective(judged):
+    tried = (
+        trial(0, 0.7, 10.0),
+        trial(1, 0.9, 30.0),
+        trial(2, 0.7, 20.0),
+        trial(3, 0.9, 40.0),
+        trial(4, 0.99, 1.0, status="failed"),
+        trial(5, 0.8, 15.0),
+    )
+    objectives = tuple(map(Objective.parse, ("accuracy", "bytes")))
+    own = replace(BASE, objectives=objectives)
+    found = replace(judged(ended(0.8), ended(0.5), tried=tried), space=own)
+    assert list(found.front["trial"]) == [0, 1, 5]
+    assert [one.number for one in found.ranked] == [1, 5, 0]
+    assert found.best.number == 1
