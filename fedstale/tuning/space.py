@@ -132,9 +132,17 @@ class Space:
                     f"{where}: {key} = {given[key]!r}: configurations run side by side already, "
                     "each in one process; leave it out"
                 )
+        for key in ("app", "traces"):
+            if not isinstance(given.get(key), str):
+                raise ConfigError(f"{where}: {key} is missing: expected a text")
         until_s = _instant(given.get("until"), f"{where}: until")
         space = cls(
-            shared={key: value for key, value in given.items() if key not in _OWN},
+            # Whole paths: a configuration runs in a process that may be elsewhere.
+            shared={
+                **{key: value for key, value in given.items() if key not in _OWN},
+                "app": _place(given["app"]) if Path(given["app"]).is_dir() else given["app"],
+                "traces": _place(given["traces"]),
+            },
             domains=_domains(given.get("search"), f"{where}: search"),
             seeds=_seeds(given.get("seeds"), f"{where}: seeds", least=1),
             objectives=_objectives(given.get("objective"), where),
@@ -151,7 +159,7 @@ class Space:
         )
         space._check_separate(where)
         space._check_app(where)
-        for traces in {given["traces"], space.held_out["traces"]}:
+        for traces in {space.shared["traces"], space.held_out["traces"]}:
             TraceSet.load(traces, seed=0)
         return space
 
@@ -243,10 +251,10 @@ class Space:
         ]
 
     def _pairs(self) -> set[tuple[str, int]]:
-        return {(_place(self.shared["traces"]), seed) for seed in self.seeds}
+        return {(self.shared["traces"], seed) for seed in self.seeds}
 
     def _held_out_pairs(self) -> set[tuple[str, int]]:
-        return {(_place(self.held_out["traces"]), seed) for seed in self.held_out["seeds"]}
+        return {(self.held_out["traces"], seed) for seed in self.held_out["seeds"]}
 
     def _check_separate(self, where: str) -> None:
         """Check that nothing that judges also tunes."""
@@ -416,9 +424,6 @@ def _seeds(value: object, where: str, *, least: int) -> tuple[int, ...]:
 
 
 def _held_out(given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    for key in ("app", "traces"):
-        if not isinstance(given.get(key), str):
-            raise ConfigError(f"{where}: {key} is missing")
     table = given.get("held-out")
     if not isinstance(table, Mapping):
         raise ConfigError(
@@ -434,7 +439,7 @@ def _held_out(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(traces, str):
         raise ConfigError(f"{where}: held-out.traces = {traces!r}: expected a text")
     seeds = _seeds(table.get("seeds"), f"{where}: held-out.seeds", least=_BEST_OF)
-    return {"traces": traces, "seeds": seeds}
+    return {"traces": _place(traces), "seeds": seeds}
 
 
 def _trials(value: object, where: str) -> int | None:
@@ -449,6 +454,6 @@ def _share(value: object, where: str) -> float:
     return float(value)
 
 
-def _place(traces: str) -> str:
-    """Return traces by one name, however their path is spelt."""
-    return str(Path(traces).resolve()) if Path(traces).exists() else traces
+def _place(name: str) -> str:
+    """Return an app or traces by one name, however and from wherever their path is spelt."""
+    return str(Path(name).resolve()) if Path(name).exists() else name

@@ -1,6 +1,7 @@
 """What may be tuned, and the sentences that say what may not, before Ray starts."""
 
 import re
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 
 import fedstale
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.simulation.flower_app import BUILT_IN
+from fedstale.traces import TraceSet
 from fedstale.tuning import outcome
 from fedstale.tuning.space import Space
 
@@ -47,6 +50,24 @@ def test_every_run_of_a_configuration_has_its_seed_and_its_parameters(tmp_path):
     assert [run.config.run_config["seed"] for run in runs] == [1, 2]
     assert {run.config.run_config["learning-rate"] for run in runs} == {0.5}
     assert {run.config.run_config["buffer-size"] for run in runs} == {2}
+
+
+def test_paths_mean_the_same_from_any_folder(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copytree(BUILT_IN / "digits", tmp_path / "my_app")
+    TraceSet.synthetic(3, seed=0, days=1).write(tmp_path / "phones.parquet")
+    monkeypatch.chdir(tmp_path)
+    held_out = {"traces": "./elsewhere/../phones.parquet", "seeds": [3, 4]}
+    found = space(app="my_app", traces="phones.parquet", held_out=held_out)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (run, _) = found.runs({}, tmp_path)
+    assert Path(run.config.app) == tmp_path / "my_app"
+    assert Path(run.config.traces) == tmp_path / "phones.parquet"
+    with pytest.raises(ConfigError, match="which also tunes"):
+        space(
+            traces=str(tmp_path / "phones.parquet"),
+            held_out={**held_out, "traces": "../phones.parquet", "seeds": [1, 9]},
+        )
 
 
 def test_the_defaults_keep_what_is_fixed_and_nothing_that_is_searched():
@@ -91,6 +112,8 @@ def test_the_defaults_keep_what_is_fixed_and_nothing_that_is_searched():
         ({"until": "100 rounds"}, "until = '100 rounds': expected a time"),
         ({"until": "accuracy 0.9"}, "expected a time"),
         ({"until": None}, "until = None: expected a time"),
+        ({"app": None}, "app is missing"),
+        ({"traces": 5}, "traces is missing: expected a text"),
         ({"budget": "soon"}, "budget = 'soon': expected a time"),
         ({"seeds": []}, "seeds = []: expected at least 1"),
         ({"seeds": [1, 1]}, "expected each once"),
