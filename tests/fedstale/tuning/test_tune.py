@@ -242,11 +242,14 @@ def test_a_configuration_that_ends_its_process_is_the_worst_and_the_others_go_on
 
 
 @pytest.mark.slow
-def test_who_has_no_token_is_not_let_in(tmp_path):
+def test_who_has_no_token_is_not_let_in_and_nothing_is_told_to_others():
+    from ray._common.usage import usage_lib
+
     from fedstale.tuning.engine import _quiet_ray
 
     script = "import ray, sys; ray.init(address=sys.argv[1]); print('is in')"
     with _quiet_ray(1):
+        assert not usage_lib.usage_stats_enabled()
         address = ray.get_runtime_context().gcs_address
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
         with pytest.raises((subprocess.TimeoutExpired, subprocess.CalledProcessError)) as out:
