@@ -109,7 +109,8 @@ def measured(deployment: LocalDeployment, app: Path, rounds: int) -> tuple[list[
 def page(text: str, rows: Sequence[Row]) -> str:
     """Return a page with the table of rows between its markers."""
     lines = [
-        "| the ClientApp imports | nodes as | s a round | CPU s a message | MB at rest | MB at work |",
+        "| the ClientApp imports | nodes as | s a round | CPU s a message "
+        "| MB at rest | MB at work |",
         "|---|---|---:|---:|---:|---:|",
     ]
     lines += [
