@@ -50,6 +50,7 @@ def simulate(
     pause_at: str | None = None,
     devices: int | None = None,
     run_config: Mapping[str, bool | int | float | str] | None = None,
+    changes: Sequence[Mapping[str, Any]] = (),
     work_per_example: float | None = None,
     epochs: int | str | None = None,
     examples: float | None = None,
@@ -96,6 +97,9 @@ def simulate(
         pause_at: virtual time, such as 20m, at which the run is interrupted, to go on later.
         devices: how many devices of the traces to enrol, drawn with the seed; None enrols all.
         run_config: overrides of the app's run config; with objects, the whole of it.
+        changes: what of it is another from some instant on, such as
+            [{"at": "30m", "run-config": {"learning-rate": 0.05}}], made with the first new version
+            at or after that instant, and for a strategy of fedstale alone.
         work_per_example: work units to train one example once; one is a second of the median phone.
         epochs: passes over a client's data, or the run-config key that holds them.
         examples: examples of a client until its first reply states them.
@@ -165,6 +169,7 @@ def simulate(
         gpus=gpus,
         checkpoint_every=checkpoint_every,
         run_config=dict(run_config or {}),
+        changes=changes,
         costs=stated(costs),
     )
     if not isinstance(traces, TraceSet):

@@ -68,8 +68,8 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     for panel, settings in (("Settings", SimulationConfig), ("Costs", Costs)):
         kinds, words = get_type_hints(settings), _words_below(settings)
         for field in fields(settings):
-            # A table of costs stands in the app's pyproject.toml.
-            if field.name in (*options, "costs", "work"):
+            # Tables stand in files: of costs in the app's pyproject.toml.
+            if field.name in (*options, "costs", "work", "changes"):
                 continue
             option = typer.Option(help=words[field.name], rich_help_panel=panel)
             options[field.name] = Parameter(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedstale.config import SimulationConfig, Until, flat, nearest
+from fedstale.config import Change, SimulationConfig, Until, flat, nearest
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.live.watching import Watcher
 from fedstale.parallel import Report, WorkerPool
@@ -127,6 +127,8 @@ class Plan:
                 from fedstale.apps.registry import check  # noqa: PLC0415
 
                 check(resolved.run_config)
+                for change in map(Change.parse, resolved.changes):
+                    check({**resolved.run_config, **change.run_config})
             return resolved
         except ConfigError as problem:
             raise ConfigError(f"variant {variant!r}: {problem}") from None

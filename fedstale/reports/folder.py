@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ import tomli_w
 from flwr.app import ArrayRecord
 from safetensors.numpy import save
 
-from fedstale.config import SimulationConfig, Until
+from fedstale.config import Change, SimulationConfig, Until
 from fedstale.errors import ConfigError
 from fedstale.files import hold
 from fedstale.reports.last_call import LOCK
@@ -220,7 +221,8 @@ def make_folder(path: Path) -> None:
 def _goes_further(path: Path, config: SimulationConfig) -> bool:
     """Return whether settings are those of the run in a folder, but for a later limit."""
     before = SimulationConfig.read(path / CONFIG)
-    if others := replace(before, until=config.until).differing(config):
+    _require_later_changes(path, before, config)
+    if others := replace(before, until=config.until, changes=config.changes).differing(config):
         raise ConfigError(
             f"resume = {str(path)!r} holds a run with {others}: it keeps its settings"
         )
@@ -231,6 +233,22 @@ def _goes_further(path: Path, config: SimulationConfig) -> bool:
             f"{before.until or 'no limit'}; expected a later limit of the same kind"
         )
     return new != old
+
+
+def _require_later_changes(path: Path, before: SimulationConfig, config: SimulationConfig) -> None:
+    """Check that changes that a run did not have come after all that it has done."""
+    had, wanted = (list(map(Change.parse, each.changes)) for each in (before, config))
+    if had == wanted:
+        return
+    try:
+        end_s = float(json.loads((path / SUMMARY).read_text(encoding="utf-8"))["virtual_s"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        end_s = inf
+    if wanted[: len(had)] != had or any(change.at_s < end_s for change in wanted[len(had) :]):
+        raise ConfigError(
+            f"resume = {str(path)!r} holds a run with changes = {[c.table() for c in had]}: it "
+            "keeps them, and takes others at or after the instant at which it was paused"
+        )
 
 
 def _require_unfinished(path: Path, *, goes_further: bool) -> None:

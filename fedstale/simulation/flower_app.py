@@ -20,7 +20,7 @@ from flwr.common.config import flatten_dict, get_project_config, parse_config_ar
 from flwr.serverapp import ServerApp
 from flwr.supercore.object_ref import load_app as load_reference
 
-from fedstale.config import Costs, SimulationConfig, nearest
+from fedstale.config import Change, Costs, SimulationConfig, nearest
 from fedstale.errors import ConfigError, not_installed
 from fedstale.simulation.costs import WorkHook
 
@@ -209,6 +209,8 @@ class FlowerApp:
             ConfigError: a key is not one of the app's or of costs, or a cost is none.
         """
         run_config = self.run_config(config.run_config)
+        for change in config.changes:
+            self.run_config(Change.parse(change).run_config)
         costs = Costs.from_table({**self.costs.table(), **config.costs}).resolved(run_config)
         # An app of objects has no place, and one that comes with fedstale is known by its name.
         has_place = isinstance(self.client, str) and Path(config.app).is_dir()

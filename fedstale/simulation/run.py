@@ -6,8 +6,9 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from flwr.app import ArrayRecord, Context, RecordDict
 
-from fedstale.config import Costs, SimulationConfig, Until
+from fedstale.config import Change, Costs, SimulationConfig, Until
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.reports.figure import thinned
 from fedstale.reports.folder import ONLINE_SCHEMA, RunFolder
@@ -56,6 +57,10 @@ _SERVER_SEED, _DEVICES_SEED = 2, 3
 _ONLINE, _WINDOWS = 2_000, 200_000
 """Devices, and windows of them, of which a run tells at most when they were online."""
 _PROBED = 50
+_NO_CHANGE = (
+    "changes were not made: expected an app that starts one strategy of fedstale, which can go on "
+    "with other settings"
+)
 _LARGEST_SHARE = 0.05
 """Of the wall time of a run that may be spent on checkpoints."""
 
@@ -80,8 +85,8 @@ def simulate(
         traces: the devices that `config.traces` names.
         app: an app of objects; None finds the one that `config.app` names.
         overwrite: whether an earlier run in the folder may be removed.
-        resume: whether to go on with the run in the folder, which has the same settings or an
-            earlier limit, from its last checkpoint; without one it begins anew.
+        resume: whether to go on with the run in the folder, which has the same settings, an earlier
+            limit or fewer changes, from its last checkpoint; without one it begins anew.
         pause_at: virtual instant in s at which to interrupt the run, to go on later.
         callbacks: told what happens in the run, besides what its folder needs.
         box: what a supervisor of this process reads if it is lost; None leaves a note in the folder
@@ -94,14 +99,45 @@ def simulate(
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
     app, box = app or FlowerApp.find(config.app), box or BlackBox()
-    config = app.resolved(config)
-    run_config = dict(config.run_config)
+    config, heard = app.resolved(config), (*callbacks,)
     traces = enrolled(traces, config)
+    for _ in range(len(config.changes) + 1):
+        run = _until_change(
+            *(config, out, traces, app, heard, box),
+            overwrite=overwrite,
+            resume=resume,
+            pause_at=pause_at,
+        )
+        if run is not None:
+            return run
+        # The next settings go on from the checkpoint that the last have left.
+        overwrite, resume = False, True
+    raise FedstaleError(
+        f"settings cannot change, because no checkpoint can be written in {str(out)!r}"
+    )
+
+
+def _until_change(  # noqa: PLR0917 - those of `simulate`, resolved
+    config: SimulationConfig,
+    out: Path,
+    traces: TraceSet,
+    app: FlowerApp,
+    callbacks: Sequence[Callback],
+    box: BlackBox,
+    *,
+    overwrite: bool,
+    resume: bool,
+    pause_at: float,
+) -> Run | None:
+    """Run until the settings change, and return None; or to the end, and write what came out."""
     metrics = RunMetrics(Until.parse(config.until))
-    _require_end(metrics.until, traces, costs := Costs.from_table(config.costs))
+    _require_end(metrics.until, traces, Costs.from_table(config.costs))
     with ExitStack() as stack, app.importable():
         # Before anything is built that would refuse other settings in other words.
         folder = stack.enter_context(RunFolder.resume(out, config)) if resume else None
+        state = _last_checkpoint(folder) if folder else None
+        run_config, change_at = _in_force(config, state)
+        costs = _costs(app, config, run_config)
         server, client, work = app.load_server(), app.load_client(), app.load_work()
         if work is None:
             check_costs(client, costs)
@@ -132,14 +168,17 @@ def simulate(
             with box.open(folder, limit_s, about):
                 folder.reopen()
                 folder.write_config(config)
-                grid.runtime.checkpointer = SimulationCheckpointer(
+                grid.runtime.checkpointer = keeper = SimulationCheckpointer(
                     folder.checkpoints,
                     grid,
                     metrics,
                     every=config.checkpoint_every,
-                    resume=resume,
+                    state=state,
+                    change_at=change_at,
+                    changes_settings=bool(config.changes),
                     box=box,
                 )
+                del state
                 _seed_server(config.seed)
                 started = time.perf_counter()
                 # Of what was measured before a checkpoint nobody knows the wall time.
@@ -151,21 +190,15 @@ def simulate(
                 ):
                     context = Context(1, 1, {}, RecordDict(), run_config)
                     status, reason = _outcome(lambda: server(grid, context), app.directory)
+                if keeper.is_change_due:
+                    return None
                 if status == "stopped" and pause_at <= grid.now() < metrics.until.time_s:
                     status, reason = "interrupted", f"paused at {pause_at:,.0f} s of virtual time"
                 wall_s = time.perf_counter() - started
                 messages.finish(grid.runtime)
-                if status == "finished":
-                    reason = end_of_app(grid.runtime)
-                grid.runtime.ended(status, reason)
-                folder.write_events(grid.event_tables())
-                folder.write_online(online(traces, folder, grid.now()))
-                if status == "finished":
-                    problem = _verdict(folder.read_events(["status", "reason"]))
-                    status, reason = ("failed", problem) if problem else (status, reason)
+                if keeper.n_starts != 1 and grid.now() >= change_at and status != "failed":
+                    status, reason = "failed", _NO_CHANGE
                 facts = {
-                    "status": status,
-                    "reason": reason,
                     "app": app.name,
                     "devices": traces.n_devices,
                     "seed": config.seed,
@@ -174,10 +207,32 @@ def simulate(
                     "trained_for_nothing": grid.n_ahead,
                     "wall_s": round(wall_s, 3),
                 }
-                run = write_run(folder, grid.runtime, metrics, facts)
-                if status not in ("interrupted", "stopped"):
-                    shutil.rmtree(folder.checkpoints, ignore_errors=True)
-                return run
+                return _written(folder, grid, traces, metrics, (status, reason), facts)
+
+
+def _written(  # noqa: PLR0917 - what a run has come to
+    folder: RunFolder,
+    grid: TraceGrid,
+    traces: TraceSet,
+    metrics: RunMetrics,
+    how: tuple[str, str],
+    facts: Mapping[str, Any],
+) -> Run:
+    """Write what a run has come to, and tell those who watch how it ended: status and reason."""
+    status, reason = how
+    if status == "finished":
+        reason = end_of_app(grid.runtime)
+    grid.runtime.ended(status, reason)
+    folder.write_events(grid.event_tables())
+    folder.write_online(online(traces, folder, grid.now()))
+    if status == "finished":
+        problem = _verdict(folder.read_events(["status", "reason"]))
+        status, reason = ("failed", problem) if problem else (status, reason)
+    ended = {"status": status, "reason": reason}
+    run = write_run(folder, grid.runtime, metrics, {**ended, **facts})
+    if status not in ("interrupted", "stopped"):
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    return run
 
 
 class SimulationCheckpointer(Checkpointer):
@@ -198,7 +253,9 @@ class SimulationCheckpointer(Checkpointer):
         metrics: RunMetrics,
         *,
         every: int,
-        resume: bool,
+        state: State | None,
+        change_at: float,
+        changes_settings: bool,
         box: BlackBox,
     ) -> None:
         """Keep a run.
@@ -208,22 +265,22 @@ class SimulationCheckpointer(Checkpointer):
             grid: of the run.
             metrics: of the run.
             every: versions from one checkpoint to the next; 0 writes none.
-            resume: whether to go on from the last whole checkpoint, if there is one.
+            state: the checkpoint to go on from, if there is one.
+            change_at: virtual instant in s; the first version at or after it is kept, and ends the
+                run, whose settings change.
+            changes_settings: whether the checkpoint to go on from may be of other settings.
             box: is told what was measured before.
         """
         self._grid, self._metrics, self._box = grid, metrics, box
-        self._checkpoints = Checkpoints(folder, every=every) if every else Checkpointer()
-        self._due_at, self._n_starts = 0.0, 0
-        self._state: State | None = None
-        if resume:
-            try:
-                self._state = read_checkpoint(folder)
-            except ResumeError:
-                logger.warning("there is no checkpoint of this run: it begins anew")
+        self._checkpoints = Checkpoints(folder) if every else Checkpointer()
+        self._every, self._change_at = every, change_at
+        self._due_at, self.n_starts = 0.0, 0
+        self.changes_settings, self.is_change_due = changes_settings, False
+        self._state = state
 
     def restored(self) -> State | None:
         """Take the run back to its checkpoint, and return the strategy's state."""
-        self._n_starts += 1
+        self.n_starts += 1
         state, self._state = self._state, None
         if state is None:
             return None
@@ -244,7 +301,9 @@ class SimulationCheckpointer(Checkpointer):
         Python's stack: it goes on from the last checkpoint of the first.
         """
         started = time.perf_counter()
-        if started < self._due_at or self._n_starts > 1:
+        is_change = self._grid.now() >= self._change_at
+        is_due = started >= self._due_at and self._every and version % self._every == 0
+        if not (is_due or is_change) or self.n_starts > 1:
             return
         self._checkpoints.keep(
             version,
@@ -257,6 +316,40 @@ class SimulationCheckpointer(Checkpointer):
         )
         now = time.perf_counter()
         self._due_at = now + (now - started) / _LARGEST_SHARE
+        if is_change:
+            self.is_change_due = True
+            raise RunEnded("its settings change")
+
+
+def _last_checkpoint(folder: RunFolder) -> State | None:
+    """Return what a run that goes on has left; None if it begins anew."""
+    try:
+        return read_checkpoint(folder.checkpoints)
+    except ResumeError:
+        logger.warning("there is no checkpoint of this run: it begins anew")
+        return None
+
+
+def _in_force(config: SimulationConfig, state: State | None) -> tuple[dict[str, Any], float]:
+    """Return the run config at a checkpoint, or at the beginning, and when the next change is.
+
+    A change is made at the first version at or after its instant: a checkpoint is of a version.
+    """
+    now = -np.inf if state is None else float(state["strategy"]["now"])
+    run_config = dict(config.run_config)
+    for change in map(Change.parse, config.changes):
+        if change.at_s > now:
+            return run_config, change.at_s
+        run_config |= change.run_config
+    return run_config, np.inf
+
+
+def _costs(app: FlowerApp, config: SimulationConfig, run_config: Mapping[str, Any]) -> Costs:
+    """Return the costs under a run config that may have changed since the beginning."""
+    costs, key = Costs.from_table(config.costs), app.costs.epochs
+    if isinstance(key, str) and costs.epochs == config.run_config.get(key):
+        return replace(costs, epochs=key).resolved(run_config)
+    return costs
 
 
 def _outcome(serve: Callable[[], None], directory: Path) -> tuple[str, str]:

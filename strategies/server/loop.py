@@ -547,9 +547,11 @@ class EventLoop(Stateful):
                     "resume with the app and settings that wrote it"
                 )
         now, before = self._settings(), state["settings"]
+        level = logging.INFO if self.checkpointer.changes_settings else logging.WARNING
         for name in sorted(now.keys() | before.keys()):
             if now.get(name) != before.get(name):
-                logger.warning(
+                logger.log(
+                    level,
                     "the checkpoint was written with %s = %s, and this run goes on with %s",
                     *(name, before.get(name, "its default"), now.get(name, "its default")),
                 )

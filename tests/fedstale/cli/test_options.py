@@ -23,7 +23,12 @@ FLAGS = {
     command: {option.name: option.opts[0] for option in COMMANDS[command].params if option.opts}
     for command in ("simulate", "compare")
 }
-SETTINGS = {field.name for field in fields(SimulationConfig)} - {"app", "run_config", "costs"}
+SETTINGS = {field.name for field in fields(SimulationConfig)} - {
+    "app",
+    "run_config",
+    "changes",
+    "costs",
+}
 COSTS = {field.name for field in fields(Costs)} - {"work"}
 SHOWN = {"live", "live_at", "tensorboard", "events", "log_file", "as_json", "quiet", "verbose"}
 """Options of simulate that change what is seen of a run, and where."""

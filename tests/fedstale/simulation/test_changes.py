@@ -1,0 +1,211 @@
+"""A run whose settings change at instants: one run, whatever interrupts it or forks it."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedstale
+from fedstale.comparison.plan import Plan
+from fedstale.config import SimulationConfig
+from fedstale.errors import ConfigError
+from fedstale.simulation import run
+from fedstale.simulation.flower_app import FlowerApp
+from fedstale.simulation.run import simulate
+from fedstale.traces import TraceSet
+
+DIGITS = SimulationConfig(
+    app="digits",
+    traces="synthetic:30",
+    until="40m",
+    run_config={
+        "strategy": "fedbuff",
+        "num-server-rounds": 1000,
+        "concurrency": 8,
+        "buffer-size": 3,
+    },
+)
+SAME = ("events.parquet", "metrics.parquet", "online.parquet", "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def traces():
+    return TraceSet.synthetic(30, days=7, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def checkpoints_at_every_version(monkeypatch):
+    monkeypatch.setattr(run, "_LARGEST_SHARE", np.inf)
+
+
+def at(instant, **run_config):
+    values = {key.replace("_", "-"): value for key, value in run_config.items()}
+    return {"at": instant, "run-config": values}
+
+
+def with_changes(*changes, until="40m"):
+    return replace(DIGITS, changes=changes, until=until)
+
+
+def files(folder):
+    return {name: (folder / name).read_bytes() for name in SAME}
+
+
+def in_flight(events, instant):
+    return ((events["sent_at"] <= instant) & (events["ended_at"] > instant)).sum()
+
+
+def test_a_change_holds_from_the_first_version_at_or_after_its_instant(tmp_path, traces, caplog):
+    plain = simulate(with_changes(), tmp_path / "plain", traces=traces)
+    changed = simulate(with_changes(at("15m", concurrency=2)), tmp_path / "run", traces=traces)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    before, after = (each.jobs for each in (plain, changed))
+    versions = plain.metrics.drop_duplicates("version").set_index("version")["time_s"]
+    turn = versions[versions >= 900.0].min()
+    assert turn > 900.0
+    # Nothing else until then, and no longer eight at a time once the last eight are back.
+    pd.testing.assert_frame_equal(
+        before[before["ended_at"] < turn].reset_index(drop=True)[["job_id", "ended_at"]],
+        after[after["ended_at"] < turn].reset_index(drop=True)[["job_id", "ended_at"]],
+    )
+    late = range(1800, 2400, 60)
+    assert max(in_flight(before, instant) for instant in late) > 2
+    assert max(in_flight(after, instant) for instant in late) == 2
+
+
+def test_a_change_of_epochs_changes_what_jobs_cost(tmp_path, traces):
+    changes = at("10m", local_epochs=1), at("20m", local_epochs=10)
+    events = simulate(with_changes(*changes), tmp_path, traces=traces).jobs
+    done = events[events["status"] == "reported"]
+    parts = [
+        done[(done["sent_at"] > a) & (done["sent_at"] < b)] for a, b in ((700, 1200), (1300, 2400))
+    ]
+    few, many = (part["compute_s"].mean() for part in parts)
+    assert many > 5 * few
+
+
+def test_a_fork_is_the_run_that_had_the_change_from_the_beginning(tmp_path, traces):
+    change = at("20m", learning_rate=0.3, buffer_size=5)
+    whole = simulate(with_changes(change), tmp_path / "whole", traces=traces)
+    simulate(with_changes(), tmp_path / "run", traces=traces, pause_at=1200.0)
+    shutil.copytree(tmp_path / "run", tmp_path / "fork")
+    simulate(with_changes(change), tmp_path / "fork", traces=traces, resume=True)
+    assert files(tmp_path / "fork") == files(tmp_path / "whole")
+    # What it was forked from goes its own way.
+    simulate(with_changes(), tmp_path / "run", traces=traces, resume=True)
+    assert files(tmp_path / "run") != files(tmp_path / "whole")
+    again = fedstale.read_run(tmp_path / "fork")
+    assert again.status == whole.status == "stopped"
+
+
+class PowerCutError(BaseException):
+    """Nothing of the process runs after this."""
+
+
+@pytest.mark.parametrize("dies_after", [300.0, 650.0, 1300.0])
+def test_a_run_with_changes_that_is_killed_goes_on_byte_for_byte(
+    tmp_path, traces, monkeypatch, dies_after
+):
+    asked = with_changes(at("10m", concurrency=3), at("20m", buffer_size=6, concurrency=9))
+    simulate(asked, tmp_path / "whole", traces=traces)
+    keep = run.SimulationCheckpointer.keep
+
+    def keep_and_die(self, version, state):
+        keep(self, version, state)
+        if self._grid.now() > dies_after:
+            raise PowerCutError
+
+    monkeypatch.setattr(run.SimulationCheckpointer, "keep", keep_and_die)
+    with pytest.raises(PowerCutError):
+        simulate(asked, tmp_path / "run", traces=traces)
+    monkeypatch.setattr(run.SimulationCheckpointer, "keep", keep)
+    simulate(asked, tmp_path / "run", traces=traces, resume=True)
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+def test_a_config_with_changes_reads_back_and_runs_from_its_file(tmp_path, traces):
+    asked = with_changes(at("10m", learning_rate=0.3), until="15m")
+    simulate(asked, tmp_path / "run", traces=traces)
+    back = SimulationConfig.read(tmp_path / "run" / "config.toml")
+    assert not back.differing(FlowerApp.find("digits").resolved(asked))
+    assert back.differing(replace(back, changes=()))
+
+
+def test_from_python_and_in_a_plan(tmp_path):
+    options = {"traces": "synthetic:30", "until": "40m", "run_config": DIGITS.run_config}
+    change = at("10m", buffer_size=1)
+    found = fedstale.simulate("digits", **options, changes=[change], out=tmp_path / "one")
+    table = {
+        "app": "digits",
+        "traces": "synthetic:30",
+        "until": "40m",
+        "seeds": [0],
+        "seed-key": "",
+        "run-config": dict(DIGITS.run_config),
+        "variants": {"changed": {"changes": [change]}, "plain": {}},
+    }
+    plan = Plan.from_table(table, where="plan")
+    assert Plan.from_table(plan.table(), where="again").config("changed", 0).changes
+    compared = fedstale.compare(table, out=tmp_path / "all", workers=1)
+    changed, plain = (tmp_path / "all" / "runs" / name / "0" for name in ("changed", "plain"))
+    assert not compared.failures
+    assert files(changed) == files(tmp_path / "one")
+    assert files(plain) != files(changed)
+    assert found.status == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([{"at": "10m"}], "expected { at = '30m', run-config"),
+        ([at("10 rounds", concurrency=2)], "expected a virtual time such as 30m"),
+        ([at("0s", concurrency=2)], "expected a virtual time such as 30m"),
+        ([at("20m", concurrency=2), at("10m", concurrency=3)], "expected rising instants"),
+        ("10m", "expected a list of tables"),
+        ([{"at": "10m", "run-config": {"concurrency": [1]}}], "run-config = "),
+    ],
+)
+def test_what_is_no_change_is_refused(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        replace(DIGITS, changes=changes)
+
+
+def test_changes_need_checkpoints():
+    with pytest.raises(ConfigError, match="changes need checkpoints"):
+        replace(DIGITS, changes=[at("10m", concurrency=2)], checkpoint_every=0)
+
+
+def test_a_key_that_the_app_has_not_is_refused_before_anything_runs(tmp_path, traces):
+    with pytest.raises(ConfigError, match="concurrencys"):
+        simulate(with_changes(at("10m", concurrencys=2)), tmp_path / "run", traces=traces)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_kind_of_strategy_cannot_go_on(tmp_path, traces):
+    asked = with_changes(at("10m", strategy="fedavg"))
+    found = simulate(asked, tmp_path, traces=traces)
+    assert found.status == "failed"
+    assert "written with strategy FedBuff, and this run has FedAvg" in found.reason
+
+
+def test_flowers_strategies_keep_nothing_to_go_on_from_and_say_so(tmp_path, traces):
+    own = {**DIGITS.run_config, "strategy": "flower-fedavg"}
+    asked = replace(with_changes(at("5m", learning_rate=0.3), until="15m"), run_config=own)
+    found = simulate(asked, tmp_path, traces=traces)
+    assert found.status == "failed"
+    assert "expected an app that starts one strategy of fedstale" in found.reason
+
+
+def test_a_run_keeps_its_changes_and_takes_no_others_for_what_is_done(tmp_path, traces):
+    simulate(with_changes(at("5m", concurrency=3)), tmp_path, traces=traces, pause_at=1200.0)
+    for others in (
+        [],
+        [at("5m", concurrency=4)],
+        [at("5m", concurrency=3), at("19m", concurrency=4)],
+    ):
+        with pytest.raises(ConfigError, match="it keeps them, and takes others at or after"):
+            simulate(with_changes(*others), tmp_path, traces=traces, resume=True)
+    later = [at("5m", concurrency=3), at("20m", concurrency=4)]
+    assert simulate(with_changes(*later), tmp_path, traces=traces, resume=True).status == "stopped"
