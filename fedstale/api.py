@@ -177,7 +177,7 @@ def simulate(
     with ExitStack() as stack:
         run = simulate_config(
             config,
-            _folder(out, stack),
+            result_folder(out, stack),
             app=objects,
             traces=traces,
             overwrite=overwrite,
@@ -226,7 +226,7 @@ def compare(
     if workers is not None and workers < 1:
         raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
     with ExitStack() as stack:
-        folder = _folder(out, stack)
+        folder = result_folder(out, stack)
         text = ""
         if isinstance(source, Sequence) and not isinstance(source, str):
             found = _of_runs(source, target, reference)
@@ -341,7 +341,7 @@ def _plan(
     return Plan.from_table({**table, **given}, where=where)
 
 
-def _folder(out: str | Path | None, stack: ExitStack) -> Path:
+def result_folder(out: str | Path | None, stack: ExitStack) -> Path:
     """Return where results go; a temporary folder is removed when the stack is closed."""
     if out is not None:
         return Path(out)

@@ -272,7 +272,8 @@ class SimulationCheckpointer(Checkpointer):
             box: is told what was measured before.
         """
         self._grid, self._metrics, self._box = grid, metrics, box
-        self._checkpoints = Checkpoints(folder) if every else Checkpointer()
+        # The folder of the run is held, and only while it goes on.
+        self._checkpoints = Checkpoints(folder, is_held=True) if every else Checkpointer()
         self._every, self._change_at = every, change_at
         self._due_at, self.n_starts = 0.0, 0
         self.changes_settings, self.is_change_due = changes_settings, False

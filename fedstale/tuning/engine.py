@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from ray.tune.search import Searcher
 from fedstale.errors import ConfigError
 from fedstale.reports.last_call import told
 from fedstale.tuning.proposals import SCORE, Proposals, result_of
-from fedstale.tuning.space import Parameters, Space
+from fedstale.tuning.space import Space
 from fedstale.tuning.trials import Report, Trial, reach, trial_folder
 
 Watch = Callable[[Trial], None]
@@ -113,17 +114,16 @@ class _Actor(Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take another configuration in the same process."""
         logging.getLogger("flwr").setLevel(logging.ERROR)
-        self._number, self._rung = int(new_config["number"]), 0
-        self._parameters: Parameters = json.loads(new_config["parameters"])
+        self._number = int(new_config["number"])
+        self._rung, self._last = int(new_config["first"]), int(new_config["last"])
+        self._variant: dict[str, Any] = json.loads(new_config["variant"])
         return True
 
     def step(self) -> dict[str, Any]:
         """Go on to the next rung, whose folders are whole before it is reported."""
-        place = self._number, self._parameters, self._folder, self._rung
-        report = reach(self._space, *place)
+        report = reach(self._space, self._number, self._variant, self._folder, self._rung)
+        done = self._rung == self._last or bool(report.failure)
         self._rung += 1
-        is_last = self._rung == len(self._space.instants_s)
-        done = is_last or bool(report.failure)
         found = json.dumps(report.table())
         return {**result_of(self._space, report), _REPORT: found, "done": done}
 
@@ -153,11 +153,14 @@ class _Searcher(Searcher):
             return None
         trial = None if self.refusal else self._proposals.next()
         if trial is None:
-            return Searcher.FINISHED
+            is_over = self.refusal or self._proposals.is_over
+            return Searcher.FINISHED if is_over else None
         self._running[trial_id] = trial
         self._watch(trial)
+        variant = self._proposals.space.variant(trial.parameters, trial.changes)
         # As a text: Ray takes inner tables and lists for searches of its own.
-        return {"number": trial.number, "parameters": json.dumps(dict(trial.parameters))}
+        asked = {"number": trial.number, "variant": json.dumps(variant)}
+        return asked | asdict(self._proposals.steps(trial))
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Take in a report of a configuration that goes on."""

@@ -89,13 +89,16 @@ class Objective:
             runs: of one configuration, one a seed, as far as they are.
             until_s: virtual time in s that a run can have at most.
         """
-        values = [self._of_run(run) for run in runs]
-        n_never = sum(value == np.inf for value in values) if self.kind == "time" else 0
-        if self.kind == "time":
-            values = [min(value, until_s) for value in values]
+        values = [self.of_run(run, until_s) for run in runs]
+        never = [self.kind == "time" and self._of_run(run) == np.inf for run in runs]
         # An infinite loss is no number to go by either.
         mean = float(np.mean(values)) if np.isfinite(values).all() else np.nan
-        return Measured(value=mean, n_never=n_never)
+        return Measured(value=mean, n_never=sum(never))
+
+    def of_run(self, run: Run, until_s: float) -> float:
+        """Return what one run has come to by now; a time that it never came to is `until_s`."""
+        value = self._of_run(run)
+        return min(value, until_s) if self.kind == "time" else value
 
     def require_measured(self, runs: Sequence[Run], *, at_end: bool) -> None:
         """Check that the app measures what is asked for.

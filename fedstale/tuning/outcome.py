@@ -6,7 +6,6 @@ The best configuration of the search, its runner-up and the app's own defaults a
 
 import html
 import logging
-import tempfile
 import tomllib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 import pandas as pd
 import tomli_w
 
-from fedstale.api import check_guarded, compare
+from fedstale.api import check_guarded, compare, result_folder
 from fedstale.comparison.analysis import Comparison, Variant
 from fedstale.comparison.plan import Watch
 from fedstale.comparison.statistics import Estimate, difference
@@ -30,7 +29,6 @@ from fedstale.files import hold
 from fedstale.reports.folder import make_folder
 from fedstale.reports.page import write_text
 from fedstale.strategies.arrays import n_cores
-from fedstale.tuning.objective import Objective
 from fedstale.tuning.page import write_page
 from fedstale.tuning.space import Search, Space, Stop
 from fedstale.tuning.trials import Ledger, Trial
@@ -80,13 +78,14 @@ class Tuning:
     @property
     def gain(self) -> Estimate:
         """Best minus defaults in the first objective, paired by held-out seed."""
-        return _gain(self.space.objectives[0], self.comparison)
+        by_name = {one.name: _values(self.space, one) for one in self.comparison.variants}
+        return difference(by_name[_BEST], by_name[_DEFAULTS])
 
     @property
     def verdict(self) -> str:
         """Whether the best configuration is better than the defaults, in sentences."""
         objective, gain = self.space.objectives[0], self.gain
-        name = f"Configuration {self.best.number}"
+        name = f"{'Schedule' if self.best.changes else 'Configuration'} {self.best.number}"
         if gain.n < 2:
             return f"{name} cannot be judged: too few held-out runs came to their end."
         where = f"on {gain.n} held-out seeds its {objective.unit} minus the defaults' is "
@@ -109,7 +108,7 @@ class Tuning:
         choose = max if objective.is_lower_better else min
         found = []
         for one in self.comparison.variants:
-            values = _values(objective, one, self.comparison)
+            values = _values(self.space, one)
             if values:
                 seed = choose(values, key=lambda seed: values[seed])
                 found.append(f"{one.name}: {values[seed]:.4g} with seed {seed}")
@@ -143,8 +142,8 @@ def tune(
         workers: configurations at a time; None takes one for each core. With one, the same call
             gives the same result.
         search: what proposes configurations: tpe (NSGA-II for several objectives), random or grid.
-        stop: asha stops those that are behind at the rungs, none stops nothing; None is asha for
-            one objective.
+        stop: asha stops those that are behind at the rungs, pbt replaces them by forks of the best
+            with other numbers, none stops nothing; None is asha for one objective.
         seed: of all proposals.
         watch: called whenever a configuration begins, has reported, or is over.
         watch_held_out: called as by `fedstale.compare`.
@@ -164,18 +163,20 @@ def tune(
     for note in space.notes:
         logging.getLogger(__name__).warning("%s", note)
     with ExitStack() as stack:
-        if out is None:
-            made = tempfile.TemporaryDirectory(prefix="fedstale-", ignore_cleanup_errors=True)
-            out = stack.enter_context(made)
-        folder = Path(out).resolve()
+        folder = result_folder(out, stack).resolve()
         with ExitStack() as held:
             _take(folder, space, {"search": search, "stop": stops, "seed": seed}, held)
             ledger = Ledger(folder)
             # Ray and Optuna take seconds to import.
+            from fedstale.tuning.population import Population  # noqa: PLC0415
             from fedstale.tuning.proposals import How, Proposals  # noqa: PLC0415
 
             how = How(search=search, stop=stops, seed=seed, workers=workers or n_cores())
-            proposals = Proposals(space, how, ledger)
+            proposals = (
+                Population(space, how, ledger, folder)
+                if stops == "pbt"
+                else Proposals(space, how, ledger)
+            )
             if not proposals.is_over:
                 from fedstale.tuning.engine import run_trials  # noqa: PLC0415 - imports Ray
 
@@ -186,10 +187,20 @@ def tune(
 
 
 def table_of(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
-    """Return one row a configuration: parameters, values at each rung, and how it ended."""
-    rows = []
+    """Return one row a configuration: parameters, values at each rung, and how it ended.
+
+    Where configurations were forked, also which from, and what changed when on the way.
+    """
+    rows, is_forked = [], any(trial.parent >= 0 for trial in trials)
     for trial in trials:
         row: dict[str, object] = {"trial": trial.number, **trial.parameters}
+        if is_forked:
+            row["forked_from"] = trial.parent if trial.parent >= 0 else ""
+            row["changes"] = "; ".join(
+                f"at {space.instants_s[rung]:.10g} s "
+                + ", ".join(f"{key}={value}" for key, value in own.items())
+                for rung, own in trial.changes
+            )
         by_rung = {report.rung: report for report in trial.reports}
         for i, objective in enumerate(space.objectives):
             for rung, at_s in enumerate(space.instants_s):
@@ -215,7 +226,7 @@ def _judged(
         table_of(space, ledger.trials).to_csv(index=False, lineterminator="\n"), folder / CSV
     )
     chosen = _chosen(space, ledger.trials)
-    variants = {name: trial.parameters for name, trial in chosen.items()}
+    variants = {n: space.variant(t.parameters, t.changes) for n, t in chosen.items()}
     plan = space.plan({**variants, _DEFAULTS: {}}, held_out=True, reference=_DEFAULTS)
     write_text(tomli_w.dumps(plan.table()), folder / PLAN)
     own = space.plan(variants, held_out=False, reference=_BEST).config(_BEST, space.seeds[0])
@@ -277,21 +288,10 @@ def _front(space: Space, trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial, is_beaten in zip(over, beaten, strict=True) if not is_beaten]
 
 
-def _values(objective: Objective, one: Variant, comparison: Comparison) -> Mapping[int, float]:
-    """Return what the runs of a variant came to, by seed."""
-    if objective.kind == "time":
-        return {seed: time.at_s for seed, time in one.times.items()}
-    if objective.kind == "device-hours":
-        return {seed: value / 3600.0 for seed, value in one.values.get("device_s", {}).items()}
-    if objective.kind == "bytes":
-        return one.values.get("bytes", {})
-    metric = str(objective.target.metric)
-    return one.values.get(comparison.key(metric), {}) if metric in comparison.sources else {}
-
-
-def _gain(objective: Objective, comparison: Comparison) -> Estimate:
-    by_name = {one.name: _values(objective, one, comparison) for one in comparison.variants}
-    return difference(by_name[_BEST], by_name[_DEFAULTS])
+def _values(space: Space, one: Variant) -> dict[int, float]:
+    """Return what the runs of a variant came to in the first objective, by seed."""
+    found = ((run, space.objectives[0].of_run(run, space.until_s)) for run in one.runs)
+    return {run.seed: value for run, value in found if np.isfinite(value)}
 
 
 def _take(folder: Path, space: Space, how: Mapping[str, Any], stack: ExitStack) -> None:

@@ -57,12 +57,13 @@ class Checkpoints(Checkpointer):
         {'w': array([0., 0.]), 'version': 3}
     """
 
-    def __init__(self, folder: str | Path, *, every: int = 1) -> None:
+    def __init__(self, folder: str | Path, *, every: int = 1, is_held: bool = False) -> None:
         """Write into a folder, which is made if it does not exist.
 
         Args:
             folder: where; checkpoints of an earlier run in it are replaced as new ones come.
             every: versions from one checkpoint to the next, >= 1.
+            is_held: whether whoever calls keeps other processes out already, and for less long.
 
         Raises:
             ConfigError: a setting is out of range, the folder cannot be made, another process
@@ -76,7 +77,8 @@ class Checkpoints(Checkpointer):
             raise ConfigError(
                 f"checkpoints = {str(folder)!r} cannot be made: {problem.strerror}"
             ) from None
-        _hold(self.folder, "checkpoints")
+        if not is_held:
+            _hold(self.folder, "checkpoints")
 
     def keep(self, version: int, state: Callable[[], State]) -> None:
         """Write a checkpoint; one that cannot be written is logged, and training goes on.

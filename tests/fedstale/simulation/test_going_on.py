@@ -1,6 +1,8 @@
 """A run that stopped at its limit goes on to a later one, as if the limit had been that one."""
 
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -259,3 +261,22 @@ def test_of_python_a_run_goes_on_only_in_a_folder_of_its_own():
             fedstale.simulate("digits", traces="synthetic:5", until="10m", **how)
     with pytest.raises(ConfigError, match="expected a virtual time such as 20m"):
         fedstale.simulate("digits", traces="synthetic:5", pause_at="3 rounds", out="never")
+
+
+def test_another_process_may_go_on_while_the_first_still_lives(tmp_path, traces):
+    simulate(to("40m"), tmp_path / "run", traces=traces, pause_at=600.0)
+    simulate(to("40m"), tmp_path / "whole", traces=traces)
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from fedstale.config import SimulationConfig\n"
+        "from fedstale.simulation.run import simulate\n"
+        "from fedstale.traces import TraceSet\n"
+        "folder = Path(sys.argv[1])\n"
+        "traces = TraceSet.synthetic(30, days=7, seed=0)\n"
+        "config = SimulationConfig.read(folder / 'config.toml')\n"
+        "print(simulate(config, folder, traces=traces, resume=True).status)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert found.stdout.split()[-1:] == ["stopped"], found.stdout + found.stderr
+    assert files(tmp_path / "run") == files(tmp_path / "whole")

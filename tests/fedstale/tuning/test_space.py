@@ -45,7 +45,7 @@ def test_keys_of_inner_tables_have_dots():
 
 
 def test_every_run_of_a_configuration_has_its_seed_and_its_parameters(tmp_path):
-    runs = space().runs({"concurrency": 10, "learning-rate": 0.5}, tmp_path)
+    runs = space().runs({"run-config": {"concurrency": 10, "learning-rate": 0.5}}, tmp_path)
     assert [run.folder.name for run in runs] == ["seed-1", "seed-2"]
     assert [run.config.run_config["seed"] for run in runs] == [1, 2]
     assert {run.config.run_config["learning-rate"] for run in runs} == {0.5}
@@ -72,7 +72,9 @@ def test_paths_mean_the_same_from_any_folder(tmp_path, monkeypatch):
 
 def test_the_defaults_keep_what_is_fixed_and_nothing_that_is_searched():
     plan = space(objective="time to accuracy 0.8").plan(
-        {"best": {"concurrency": 15}, "defaults": {}}, held_out=True, reference="defaults"
+        {"best": {"run-config": {"concurrency": 15}}, "defaults": {}},
+        held_out=True,
+        reference="defaults",
     )
     assert (plan.seeds, plan.target) == ((11, 12), "accuracy 0.8")
     config = plan.config("defaults", 11).run_config
