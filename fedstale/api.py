@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
+from fedstale.cluster.connection import check_address
 from fedstale.comparison.analysis import Comparison, analyse, finished, grouped
 from fedstale.comparison.page import write
 from fedstale.comparison.plan import Plan, Watch, check_target, run_all
@@ -27,7 +28,6 @@ from fedstale.reports.run import Run
 from fedstale.simulation.costs import WorkHook
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate as simulate_config
-from fedstale.strategies.arrays import n_cores
 from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import TraceSet
 
@@ -62,6 +62,7 @@ def simulate(
     executor: ExecutorKind = "auto",
     workers: int | None = None,
     gpus: float | None = None,
+    address: str | None = None,
     checkpoint_every: int = 1,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
@@ -113,6 +114,7 @@ def simulate(
         executor: what trains clients; auto measures.
         workers: processes that train clients; 1 for none but this.
         gpus: of each Ray actor.
+        address: auto or HOST:PORT of a running Ray cluster, for the executor ray.
         checkpoint_every: model versions from one checkpoint to the next; 0 writes none.
         callbacks: told what happens in the run; see `fedstale.strategies.Callback`.
 
@@ -184,6 +186,7 @@ def simulate(
             resume=resume,
             pause_at=paused.time_s,
             callbacks=callbacks,
+            address=address,
         )
         weakref.finalize(run, stack.pop_all().close)
     return run
@@ -198,6 +201,7 @@ def compare(
     reference: str | None = None,
     overwrite: bool = False,
     watch: Watch | None = None,
+    address: str | None = None,
 ) -> Comparison:
     """Compare variants of a simulation over seeds, each paired with a reference.
 
@@ -210,12 +214,13 @@ def compare(
             grouped by the settings in which they differ.
         out: folder of the runs and of comparison.html, .json, .csv and .md; None takes a temporary
             one, which goes with the returned object.
-        workers: runs at a time; None takes one for each core.
+        workers: runs at a time; None takes one for each core, of the cluster if there is one.
         target: a metric and its value, such as "accuracy 0.9", to compare the times to it; replaces
             that of the plan.
         reference: variant to compare with; replaces that of the plan.
         overwrite: whether to run everything again.
         watch: called with the share of each run that is over, by folder, whenever one has moved.
+        address: auto or HOST:PORT of a Ray cluster whose nodes run the plan; None of this machine.
 
     Raises:
         ConfigError: the plan cannot be, a folder holds another run, or runs cannot be compared.
@@ -225,6 +230,8 @@ def compare(
     check_guarded()
     if workers is not None and workers < 1:
         raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
+    if address is not None:
+        check_address(address)
     with ExitStack() as stack:
         folder = result_folder(out, stack)
         text = ""
@@ -234,7 +241,7 @@ def compare(
             plan = _plan(source, {"target": target, "reference": reference})
             text = tomli_w.dumps(plan.table())
             found = _of_plan(
-                plan, folder, workers=workers or n_cores(), overwrite=overwrite, watch=watch
+                plan, folder, workers=workers, overwrite=overwrite, watch=watch, address=address
             )
         make_folder(folder)
         write(found, folder, plan=text)
@@ -298,13 +305,26 @@ def _server(
 
 
 def _of_plan(
-    plan: Plan, folder: Path, *, workers: int, overwrite: bool, watch: Watch | None
+    plan: Plan,
+    folder: Path,
+    *,
+    workers: int | None,
+    overwrite: bool,
+    watch: Watch | None,
+    address: str | None,
 ) -> Comparison:
     """Run what a plan asks for and is not done yet, and return how its variants compare."""
     runs = plan.runs(folder / RUNS)
     make_folder(folder)
     watch = watch or (lambda shares: None)
-    failed = run_all(runs, workers=workers, log=folder / LOG, overwrite=overwrite, watch=watch)
+    failed = run_all(
+        runs,
+        workers=workers,
+        log=folder / LOG,
+        overwrite=overwrite,
+        watch=watch,
+        address=address,
+    )
     done = [run for run in runs if run.folder not in failed]
     return analyse(
         {name: [finished(r.folder) for r in done if r.variant == name] for name in plan.variants},

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from fedstale.traces import TraceSet
 
 _BESIDE_RESUME = {
-    *("resume", "until", "executor", "workers", "checkpoint_every", "client_limit_s"),
+    *("resume", "until", "executor", "workers", "checkpoint_every", "client_limit_s", "address"),
     *("live", "live_at", "tensorboard", "events", "log_file", "as_json", "quiet", "verbose"),
 }
 """Options of a run that goes on: none changes what comes out, but how far it goes."""
@@ -167,6 +167,13 @@ def simulate(
             help="Write what happens while it happens into this file, a line of JSON each."
         ),
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|HOST:PORT",
+            help="Of a running Ray cluster whose nodes run clients; for the executor ray.",
+        ),
+    ] = None,
     log_file: Annotated[
         Path | None, typer.Option(help="Write all of Flower's log and fedstale's into this file.")
     ] = None,
@@ -241,6 +248,7 @@ def simulate(
             resume=resume is not None,
             callbacks=[*callbacks, Insistence(heard)],
             box=BlackBox(kept),
+            address=address,
         )
     _show_end(run, is_new=resume is None, as_json=as_json)
     if run.status in _WORDS:
@@ -355,6 +363,12 @@ def compare(
         str | None, typer.Option(help="Variant to compare with; default the first.")
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Run everything again.")] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|HOST:PORT", help="Of a running Ray cluster whose nodes run the plan."
+        ),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -374,7 +388,7 @@ def compare(
         )
     if not plans:
         given = {o.name: o for o in context.command.params if o.name and _is_given(context, o)}
-        _refuse(given, {"workers", "overwrite"}, "folders of runs", "a run that is over")
+        _refuse(given, {"workers", "overwrite", "address"}, "folders of runs", "a run that is over")
     folder = out or Path("comparisons") / (plans[0].stem if plans else api.RUNS)
     with _progress(shown=bool(plans) and sys.stderr.isatty() and not (quiet or as_json)) as bar:
         try:
@@ -386,6 +400,7 @@ def compare(
                 reference=reference,
                 overwrite=overwrite,
                 watch=bar,
+                address=address,
             )
         except KeyboardInterrupt as stop:
             why = str(stop) or "interrupted"

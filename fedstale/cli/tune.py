@@ -54,6 +54,13 @@ def tune(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of all proposals.")] = 0,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|HOST:PORT",
+            help="Of a running Ray cluster whose nodes run configurations.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -76,6 +83,7 @@ def tune(
                 search=search,
                 stop=stop,
                 seed=seed,
+                address=address,
                 watch=None if quiet or as_json else _show,
             )
         except KeyboardInterrupt:

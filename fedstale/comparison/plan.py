@@ -17,8 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
+from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedstale.config import Change, SimulationConfig, Until, flat, nearest
 from fedstale.errors import ConfigError, FedstaleError
@@ -26,12 +27,17 @@ from fedstale.live.watching import Watcher
 from fedstale.parallel import Report, WorkerPool
 from fedstale.reports.folder import CONFIG, SUMMARY
 from fedstale.reports.last_call import LOCK, Kept, told
+from fedstale.reports.run import Run
 from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
+from fedstale.strategies.arrays import n_cores
 from fedstale.strategies.server.runtime import Runtime
 from fedstale.traces import TraceSet
 from fedstale.traces.io.mapped import Shared, share
+
+if TYPE_CHECKING:
+    from fedstale.cluster.pool import ClusterPool
 
 _OWN = ("seeds", "seed-key", "target", "reference", "variants")
 _TABLES = ("run-config", "costs")
@@ -42,8 +48,6 @@ _REPORT_EVERY_S = 0.5
 State = Literal["new", "half", "failed", "done"]
 Watch = Callable[[Mapping[Path, float]], None]
 """Called with the share of each run that is over, by folder, whenever one has moved."""
-_Job = tuple["PlannedRun", State, Shared[TraceSet] | None]
-"""What a process is given: the run, how far it is, and its traces if others need them too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,23 @@ class PlannedRun:
     config: SimulationConfig
     """Resolved settings."""
     folder: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunJob:
+    """What a process is given."""
+
+    run: PlannedRun
+    begun: State
+    """How far the run is."""
+    traces: Shared[TraceSet] | None = None
+    """Its traces, if other processes of this machine need them too."""
+    pause_at: float = inf
+    """Virtual instant in s at which it is interrupted, to go on later."""
+
+    def as_of_now(self) -> "RunJob":
+        """Return the job with how far its run has come; errors as of `state_of`."""
+        return replace(self, begun=state_of(self.run))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,16 +223,23 @@ def check_target(target: str | None) -> None:
 
 
 def run_all(
-    runs: Sequence[PlannedRun], *, workers: int, log: Path, overwrite: bool = False, watch: Watch
+    runs: Sequence[PlannedRun],
+    *,
+    workers: int | None,
+    log: Path,
+    overwrite: bool = False,
+    watch: Watch,
+    address: str | None = None,
 ) -> dict[Path, str]:
     """Run what is not done yet.
 
     Args:
         runs: the runs.
-        workers: processes at a time.
+        workers: processes at a time; None takes one for each core.
         log: file that gets what runs print.
         overwrite: whether finished and unfinished runs are begun anew.
         watch: called with how far the runs are.
+        address: of a Ray cluster whose nodes have the processes; None of this machine.
 
     Returns:
         Why a run failed, by its folder, in the order of the runs; all others are done.
@@ -228,11 +256,19 @@ def run_all(
     watch(shares)
     failed: dict[Path, str] = {}
     try:
-        with ExitStack() as stack, WorkerPool(_simulated, log) as pool:
-            shared = _shared_traces(todo, log.parent, stack)
-            jobs = ((run, states[run.folder], shared(run)) for run in todo)
-            for (run, *_), news, what in pool.work(jobs, workers):
-                folder = run.folder
+        with ExitStack() as stack:
+            pool: ClusterPool | WorkerPool[RunJob]
+            if address is not None and todo:
+                pool, workers = _cluster(address, todo, workers, log, stack)
+                jobs = (RunJob(run=run, begun=states[run.folder]) for run in todo)
+            else:
+                pool = stack.enter_context(WorkerPool(_simulated, log))
+                shared = _shared_traces(todo, log.parent, stack)
+                jobs = (
+                    RunJob(run=run, begun=states[run.folder], traces=shared(run)) for run in todo
+                )
+            for job, news, what in pool.work(jobs, workers or n_cores()):
+                run, folder = job.run, job.run.folder
                 if news == "rejected":
                     raise _not_begun(run, what)
                 if news == "died" or (news == "done" and what):
@@ -311,6 +347,28 @@ def _shared_traces(
     return of
 
 
+def _cluster(
+    address: str, runs: Sequence[PlannedRun], workers: int | None, log: Path, stack: ExitStack
+) -> tuple["ClusterPool", int]:
+    """Join a cluster until the stack is closed, and return what carries out runs there.
+
+    With it comes how many runs at a time.
+    """
+    # Ray is an extra, and takes seconds to import.
+    from fedstale.cluster.cargo import cargo_of  # noqa: PLC0415
+    from fedstale.cluster.connection import check_address, joined  # noqa: PLC0415
+
+    check_address(address)
+    from fedstale.cluster.pool import ClusterPool, require_one_process  # noqa: PLC0415
+
+    configs = [run.config for run in runs]
+    require_one_process(configs)
+    cores = stack.enter_context(joined(address))
+    if not (cores or workers):
+        raise ConfigError(f"address = {address!r}: it has no cores yet; pass a number of workers")
+    return stack.enter_context(ClusterPool(cargo_of(configs), log)), workers or cores
+
+
 def _not_begun(run: PlannedRun, problem: object) -> ConfigError:
     return ConfigError(f"variant {run.variant!r}, seed {run.config.seed}: {problem}")
 
@@ -329,21 +387,45 @@ class _ShareDone(Watcher):
         """Report nothing: if the first process is gone, the run's folder is still to be written."""
 
 
-def _simulated(job: _Job, report: Report) -> str:
-    """Simulate, in a process of its own, and return why the run failed if it did."""
+def simulated(
+    run: PlannedRun,
+    begun: State,
+    traces: TraceSet,
+    report: Report,
+    *,
+    app: FlowerApp | None = None,
+    pause_at: float = inf,
+) -> Run:
+    """Simulate, in a process that does nothing else, and return the run.
+
+    Args:
+        run: what to simulate.
+        begun: how far it is.
+        traces: its devices.
+        report: is told how much is done.
+        app: where the app is; None if it is where the settings say.
+        pause_at: virtual instant in s at which to interrupt it.
+    """
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    run, begun, traces = job
-    config = run.config
-    result = simulate(
-        config,
+    return simulate(
+        run.config,
         run.folder,
-        traces=traces.open() if traces else TraceSet.load(config.traces, seed=config.seed),
+        traces=traces,
+        app=app,
         overwrite=begun == "failed",
         resume=begun == "half",
-        callbacks=[_ShareDone(Until.parse(config.until), report)],
-        # This process does nothing else, and what ends it is told by the first one.
+        pause_at=pause_at,
+        callbacks=[_ShareDone(Until.parse(run.config.until), report)],
+        # What ends this process is told by the one that started it.
         box=BlackBox(Kept()),
     )
+
+
+def _simulated(job: RunJob, report: Report) -> str:
+    """Simulate, in a process of its own, and return why the run failed if it did."""
+    config, shared = job.run.config, job.traces
+    traces = shared.open() if shared else TraceSet.load(config.traces, seed=config.seed)
+    result = simulated(job.run, job.begun, traces, report)
     if result.status == "interrupted":
         raise KeyboardInterrupt
     return (result.reason or "it failed") if result.status == "failed" else ""

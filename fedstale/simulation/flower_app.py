@@ -217,7 +217,8 @@ class FlowerApp:
         traces = Path(config.traces)
         return replace(
             config,
-            app=str(self.directory) if has_place else config.app,
+            # On a node of a cluster the app is elsewhere, and the settings stay what they are.
+            app=str(Path(config.app).resolve()) if has_place else config.app,
             traces=str(traces.resolve()) if traces.exists() else config.traces,
             run_config=run_config,
             costs=costs.table(),

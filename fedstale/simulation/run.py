@@ -76,6 +76,7 @@ def simulate(
     pause_at: float = np.inf,
     callbacks: Iterable[Callback] = (),
     box: BlackBox | None = None,
+    address: str | None = None,
 ) -> Run:
     """Run an app on traces and write the run's folder.
 
@@ -91,6 +92,7 @@ def simulate(
         callbacks: told what happens in the run, besides what its folder needs.
         box: what a supervisor of this process reads if it is lost; None leaves a note in the folder
             alone, which the next command on it reads.
+        address: of a running Ray cluster, for the executor ray.
 
     Returns:
         What happened; a run that fails, is stuck or is interrupted keeps what was done.
@@ -107,6 +109,7 @@ def simulate(
             overwrite=overwrite,
             resume=resume,
             pause_at=pause_at,
+            address=address,
         )
         if run is not None:
             return run
@@ -128,6 +131,7 @@ def _until_change(  # noqa: PLR0917 - those of `simulate`, resolved
     overwrite: bool,
     resume: bool,
     pause_at: float,
+    address: str | None,
 ) -> Run | None:
     """Run until the settings change, and return None; or to the end, and write what came out."""
     metrics = RunMetrics(Until.parse(config.until))
@@ -142,7 +146,7 @@ def _until_change(  # noqa: PLR0917 - those of `simulate`, resolved
         if work is None:
             check_costs(client, costs)
         limit_s, where = config.client_limit_s, (config.executor, config.workers, config.gpus)
-        with executor_for(app, client, *where, limit_s=limit_s) as executor:
+        with executor_for(app, client, *where, limit_s=limit_s, address=address) as executor:
             if limit_s is not None and not (executor.is_remote or box.is_supervised):
                 raise ConfigError(
                     f"client_limit_s = {limit_s:g}: a client of this process can be ended only "

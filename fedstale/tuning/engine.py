@@ -13,11 +13,12 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,18 @@ from ray.tune import (
     TuneConfig,
     Tuner,
     with_parameters,
+    with_resources,
 )
+from ray.tune.execution.placement_groups import PlacementGroupFactory
 from ray.tune.search import Searcher
 
+from fedstale.cluster.cargo import Cargo, cargo_of
+from fedstale.cluster.pool import ClusterPool
+from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
+from fedstale.files import hold, is_held
 from fedstale.reports.last_call import told
+from fedstale.reports.page import write_text
 from fedstale.tuning.proposals import SCORE, Proposals, result_of
 from fedstale.tuning.space import Space
 from fedstale.tuning.trials import Report, Trial, reach, trial_folder
@@ -46,6 +54,8 @@ Watch = Callable[[Trial], None]
 """Called whenever a configuration has begun, has reported, or is over."""
 
 _REPORT = "report"
+_PLACE, _HELD, _PREFIX = ".ray", ".lock", "fedstale-"
+"""Where a search remembers its temporary folder; a file that is locked in it; how it is called."""
 _QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -62,21 +72,27 @@ _QUIET = {
 }
 
 
-def run_trials(proposals: Proposals, folder: Path, watch: Watch) -> None:
+def run_trials(
+    proposals: Proposals, folder: Path, watch: Watch, address: str | None = None
+) -> None:
     """Try configurations until there are enough.
 
     Args:
         proposals: what to try.
         folder: of the search, as a whole path; it exists.
         watch: is told of each configuration.
+        address: of the cluster that is joined, whose nodes carry out runs; None of this machine.
 
     Raises:
         ConfigError: no configuration can be judged by the objective.
         KeyboardInterrupt: it was asked to stop; the same call goes on.
     """
     searcher = _Searcher(proposals, folder, watch)
-    with _quiet_ray(proposals.how.workers) as storage:
-        actor = with_parameters(_Actor, space=proposals.space, folder=folder)
+    with _quiet_ray(proposals.how.workers, folder) as storage:
+        cargo = None if address is None else cargo_of(_configs(proposals.space))
+        actor = with_parameters(_Actor, space=proposals.space, folder=folder, cargo=cargo)
+        if cargo is not None:
+            actor = with_resources(actor, _here())
         Tuner(
             actor,
             tune_config=TuneConfig(
@@ -105,10 +121,11 @@ class _Actor(Trainable):
 
     # Both arguments come by `with_parameters`.
     def setup(  # type: ignore[override]
-        self, config: dict[str, Any], *, space: Space, folder: Path
+        self, config: dict[str, Any], *, space: Space, folder: Path, cargo: Cargo | None
     ) -> None:
-        """Begin with the first configuration."""
+        """Begin with the first configuration; on a cluster this actor only asks and waits."""
         self._space, self._folder = space, folder
+        self._pool = None if cargo is None else ClusterPool(cargo)
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -121,7 +138,9 @@ class _Actor(Trainable):
 
     def step(self) -> dict[str, Any]:
         """Go on to the next rung, whose folders are whole before it is reported."""
-        report = reach(self._space, self._number, self._variant, self._folder, self._rung)
+        report = reach(
+            self._space, self._number, self._variant, self._folder, self._rung, pool=self._pool
+        )
         done = self._rung == self._last or bool(report.failure)
         self._rung += 1
         found = json.dumps(report.table())
@@ -129,6 +148,11 @@ class _Actor(Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save nothing: run folders have it."""
+
+    def cleanup(self) -> None:
+        """Let the worker on the cluster go, if there is one."""
+        if self._pool is not None:
+            self._pool.__exit__()
 
 
 class _Searcher(Searcher):
@@ -140,6 +164,10 @@ class _Searcher(Searcher):
         self._running: dict[str, Trial] = {}
         self.refusal = ""
         """Why no configuration can be judged; empty if they can."""
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what Ray Tune writes down and nobody reads; a watch need not be picklable."""
+        return {key: value for key, value in vars(self).items() if key != "_watch"}
 
     def set_search_properties(
         self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: object
@@ -215,18 +243,39 @@ class _Refused(Stopper):
         return bool(self._searcher.refusal)
 
 
+def _configs(space: Space) -> list[SimulationConfig]:
+    """Return settings that name all that the runs of a space need."""
+    plan = space.plan({"trial": {}}, held_out=False, reference="trial")
+    return [plan.config("trial", space.seeds[0])]
+
+
+def _here() -> PlacementGroupFactory:
+    """Return what keeps an actor on the node of this process, and takes none of its cores."""
+    own = {"ray.io/node-id": str(ray.get_runtime_context().get_node_id())}
+    # Of nothing at all there is no bundle.
+    return PlacementGroupFactory([{"memory": 1}], bundle_label_selector=[own])
+
+
 @contextmanager
-def _quiet_ray(workers: int) -> Iterator[str]:
-    """Start Ray on this machine alone and without a word, and yield a folder for its files."""
+def _quiet_ray(workers: int, folder: Path | None = None) -> Iterator[str]:
+    """Start Ray on this machine alone and without a word, unless this process is connected to one.
+
+    Args:
+        workers: cores.
+        folder: of the search, which remembers where Ray's files are as long as they are there.
+
+    Yields:
+        A folder for the files of Ray Tune.
+    """
+    log, is_ours = logging.getLogger("ray"), not ray.is_initialized()
     # Ray's ports are open to the network, and whom they let in may run code.
-    own = {**_QUIET, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    own = {**_QUIET, **token} if is_ours else _QUIET
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)
-    log, is_ours = logging.getLogger("ray"), not ray.is_initialized()
     level, terminated = log.level, signal.getsignal(signal.SIGTERM)
     in_main = threading.current_thread() is threading.main_thread()
-    # Ray's sockets need a short path: the folder of the search may have a long one.
-    with tempfile.TemporaryDirectory(prefix="fedstale-", ignore_cleanup_errors=True) as place:
+    with _temporary(folder) as place:
         try:
             if is_ours:
                 _read_settings()
@@ -254,6 +303,40 @@ def _quiet_ray(workers: int) -> Iterator[str]:
                     os.environ[name] = value
             if is_ours:
                 _read_settings()
+
+
+@contextmanager
+def _temporary(folder: Path | None) -> Iterator[str]:
+    """Yield a temporary folder; if a search in this folder was killed, remove the one that it had.
+
+    Ray's sockets need a short path: the folder of the search may have a long one.
+    """
+    if folder is not None:
+        _remove_left(folder / _PLACE)
+    with (
+        tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as place,
+        Path(place, _HELD).open("w", encoding="utf-8") as lock,
+    ):
+        hold(lock.fileno())
+        if folder is None:
+            yield place
+            return
+        write_text(f"{place}\n", folder / _PLACE)
+        try:
+            yield place
+        finally:
+            (folder / _PLACE).unlink(missing_ok=True)
+
+
+def _remove_left(note: Path) -> None:
+    """Remove the temporary folder that a note names, if it is one of ours that nobody uses."""
+    with suppress(OSError, ValueError):
+        place = Path(note.read_text(encoding="utf-8").removesuffix("\n"))
+        is_ours = place.parent == Path(tempfile.gettempdir()) and place.name.startswith(_PREFIX)
+        # A search's folder may be a copy, from another machine or of a search that goes on.
+        lock = place / _HELD
+        if is_ours and lock.stat().st_uid == os.getuid() and not is_held(lock):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _read_settings() -> None:

@@ -20,6 +20,7 @@ import pandas as pd
 import tomli_w
 
 from fedstale.api import check_guarded, compare, result_folder
+from fedstale.cluster.connection import check_address, joined
 from fedstale.comparison.analysis import Comparison, Variant
 from fedstale.comparison.plan import Watch
 from fedstale.comparison.statistics import Estimate, difference
@@ -127,6 +128,7 @@ def tune(
     search: Search = "tpe",
     stop: Stop | None = None,
     seed: int = 0,
+    address: str | None = None,
     watch: Callable[[Trial], None] | None = None,
     watch_held_out: Watch | None = None,
 ) -> Tuning:
@@ -139,12 +141,14 @@ def tune(
         space: what to search, its TOML file or its table.
         out: folder of everything that is written; None takes a temporary one, which goes with the
             returned object.
-        workers: configurations at a time; None takes one for each core. With one, the same call
-            gives the same result.
+        workers: configurations at a time; None takes one for each core, of the cluster if there
+            is one. With one, the same call gives the same result.
         search: what proposes configurations: tpe (NSGA-II for several objectives), random or grid.
         stop: asha stops those that are behind at the rungs, pbt replaces them by forks of the best
             with other numbers, none stops nothing; None is asha for one objective.
         seed: of all proposals.
+        address: auto or HOST:PORT of a Ray cluster whose nodes run configurations; None of this
+            machine.
         watch: called whenever a configuration begins, has reported, or is over.
         watch_held_out: called as by `fedstale.compare`.
 
@@ -157,6 +161,8 @@ def tune(
         raise ConfigError(f"workers = {workers}: expected a number of processes >= 1")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed = {seed!r}: expected a whole number >= 0")
+    if address is not None:
+        check_address(address)
     space = Space.read(space)
     stops = space.check(search, stop)
     _require_installed()
@@ -167,6 +173,9 @@ def tune(
         with ExitStack() as held:
             _take(folder, space, {"search": search, "stop": stops, "seed": seed}, held)
             ledger = Ledger(folder)
+            if address is not None:
+                cores = held.enter_context(joined(address))
+                workers = workers or cores or 1
             # Ray and Optuna take seconds to import.
             from fedstale.tuning.population import Population  # noqa: PLC0415
             from fedstale.tuning.proposals import How, Proposals  # noqa: PLC0415
@@ -180,8 +189,15 @@ def tune(
             if not proposals.is_over:
                 from fedstale.tuning.engine import run_trials  # noqa: PLC0415 - imports Ray
 
-                run_trials(proposals, folder, watch or (lambda trial: None))
-            found = _judged(space, folder, ledger, how.workers, watch_held_out)
+                run_trials(proposals, folder, watch or (lambda trial: None), address)
+            found = _judged(
+                space,
+                folder,
+                ledger,
+                workers=how.workers,
+                watch=watch_held_out,
+                address=address,
+            )
         weakref.finalize(found, stack.pop_all().close)
     return found
 
@@ -219,7 +235,13 @@ def table_of(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
 
 
 def _judged(
-    space: Space, folder: Path, ledger: Ledger, workers: int, watch: Watch | None
+    space: Space,
+    folder: Path,
+    ledger: Ledger,
+    *,
+    workers: int,
+    watch: Watch | None,
+    address: str | None,
 ) -> Tuning:
     """Compare what was found with the defaults, and write everything."""
     write_text(
@@ -231,7 +253,7 @@ def _judged(
     write_text(tomli_w.dumps(plan.table()), folder / PLAN)
     own = space.plan(variants, held_out=False, reference=_BEST).config(_BEST, space.seeds[0])
     write_text(tomli_w.dumps(replace(own, executor="auto").table()), folder / BEST)
-    comparison = compare(plan, out=folder / HELD_OUT, workers=workers, watch=watch)
+    comparison = compare(plan, out=folder / HELD_OUT, workers=workers, watch=watch, address=address)
     found = Tuning(space=space, folder=folder, tried=tuple(ledger.trials), comparison=comparison)
     write_page(
         space,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fedstale.comparison.plan import PlannedRun, state_of
 from fedstale.errors import ConfigError, FedstaleError
@@ -23,6 +23,9 @@ from fedstale.reports.run import Run
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 from fedstale.tuning.space import Parameters, Plain, Space
+
+if TYPE_CHECKING:
+    from fedstale.cluster.pool import ClusterPool
 
 TRIALS, REPORTS = "trials", "reports.json"
 STATE = "trials.json"
@@ -192,7 +195,15 @@ def fork(space: Space, parent: Trial, child: Trial, folder: Path) -> None:
     part.rename(own)
 
 
-def reach(space: Space, number: int, variant: Mapping[str, Any], folder: Path, rung: int) -> Report:
+def reach(
+    space: Space,
+    number: int,
+    variant: Mapping[str, Any],
+    folder: Path,
+    rung: int,
+    *,
+    pool: "ClusterPool | None" = None,
+) -> Report:
     """Let all runs of a configuration go on to an instant, and return what they have come to.
 
     What was reached before is read and not run again.
@@ -203,27 +214,39 @@ def reach(space: Space, number: int, variant: Mapping[str, Any], folder: Path, r
         variant: the configuration, as `Space.variant` returns it.
         folder: of the whole search.
         rung: number of the instant.
+        pool: carries out the runs on a cluster; None of this process.
+
+    Raises:
+        RunLost: the process of a run on a cluster ended.
     """
     own = trial_folder(folder, number)
     known = _reports(own)
     if rung < len(known):
         return known[rung]
     started = time.perf_counter()
-    report = _reached(space, number, variant, own, rung)
+    report = _reached(space, number, variant, own, rung, pool=pool)
     report = replace(report, wall_s=round(time.perf_counter() - started, 3))
     tables = [one.table() for one in (*known, report)]
     write_text(json.dumps(tables, indent=1) + "\n", own / REPORTS)
     return report
 
 
-def _reached(space: Space, number: int, variant: Mapping[str, Any], own: Path, rung: int) -> Report:
+def _reached(
+    space: Space,
+    number: int,
+    variant: Mapping[str, Any],
+    own: Path,
+    rung: int,
+    *,
+    pool: "ClusterPool | None",
+) -> Report:
     at_s, is_last = space.instants_s[rung], rung == len(space.rungs_s)
     runs: list[Run] = []
     failure = refusal = ""
     own.mkdir(parents=True, exist_ok=True)
     try:
         for planned in space.runs(variant, own):
-            run = _at(planned, at_s)
+            run = _at(planned, at_s, pool)
             if run.status == "failed":
                 failure = f"seed {run.seed}: {run.reason or 'it failed'}"
                 break
@@ -253,7 +276,7 @@ def _reached(space: Space, number: int, variant: Mapping[str, Any], own: Path, r
     )
 
 
-def _at(planned: PlannedRun, at_s: float) -> Run:
+def _at(planned: PlannedRun, at_s: float, pool: "ClusterPool | None") -> Run:
     """Let a run go on to an instant, unless it is over; and return it."""
     # The actor of a search that was killed may need a moment to be gone.
     until = time.monotonic() + _RELEASED_S
@@ -262,6 +285,8 @@ def _at(planned: PlannedRun, at_s: float) -> Run:
     state = state_of(planned)
     if state == "done":
         return Run(planned.folder)
+    if pool is not None:
+        return pool.reached(planned, state, at_s)
     return simulate(
         planned.config,
         planned.folder,

@@ -3,8 +3,8 @@
 A model version travels to the workers once, and not once a job: messages of a round hold the same
 arrays, so each distinct set of arrays is put where workers find it, and a call names the place:
 shared memory in a pool, of which workers keep what they read last, and Ray's object store in a
-cluster, which is the way beyond one machine. An actor loads the app once; app and fedstale must be
-installed, or be at the same path, on every machine of the cluster.
+cluster, which is the way beyond one machine. An actor loads the app once. To a cluster that is
+joined by its address the app is sent; by RAY_ADDRESS alone it must be at the same path everywhere.
 """
 
 import faulthandler
@@ -18,10 +18,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
-from functools import lru_cache
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import lru_cache, partial
 from multiprocessing.shared_memory import SharedMemory
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.app.error import Error
@@ -44,6 +45,10 @@ from fedstale.simulation.executors.base import (
     run_client,
     version_of,
 )
+from fedstale.simulation.flower_app import FlowerApp
+
+if TYPE_CHECKING:
+    from fedstale.cluster.cargo import NodeStore, Packed
 
 Place = TypeVar("Place")
 """Names arrays that workers can fetch."""
@@ -292,21 +297,24 @@ class RayExecutor(WorkerExecutor[_Reference]):
 
     def __init__(
         self,
-        load: Callable[[], ClientApp],
+        app: FlowerApp,
         workers: int | None = None,
         *,
         gpus: float | None = None,
+        address: str | None = None,
     ) -> None:
-        """Join the cluster that RAY_ADDRESS names, or start one here, and start the actors.
+        """Join a cluster, or start one here, and start the actors.
 
         Args:
-            load: returns the ClientApp; pickled to the actors.
+            app: a directory; the actors load its ClientApp.
             workers: number of actors, of one core each; None takes all cores of the cluster, or as
                 many as it has GPUs for.
             gpus: of each actor, such as 0.25 where four share one.
+            address: of a running cluster; None joins that of RAY_ADDRESS, or starts one here.
 
         Raises:
-            ConfigError: Ray is not installed, or the cluster has not so many GPUs.
+            ConfigError: Ray is not installed, or the cluster cannot be joined, has a node with
+                other versions, or has not so many GPUs.
         """
         try:
             import ray  # noqa: PLC0415 - an extra
@@ -315,10 +323,19 @@ class RayExecutor(WorkerExecutor[_Reference]):
                 "executor = 'ray': Ray is not installed; pip install 'fedstale[simulation]'"
             ) from None
         self._ray: Any = ray
-        self._load = load
-        self._is_ours = not ray.is_initialized()
-        if self._is_ours:
+        self._ends = ExitStack()
+        self._load: Callable[[], ClientApp] = app.load_client
+        if address is not None:
+            # Imported here because both import this package.
+            from fedstale.cluster.cargo import send  # noqa: PLC0415
+            from fedstale.cluster.connection import joined  # noqa: PLC0415
+
+            self._ends.enter_context(joined(address))
+            if not app.is_built_in:
+                self._load = partial(_load_sent, app, send(app.directory, of_app=True))
+        elif not ray.is_initialized():
             ray.init(log_to_driver=False, include_dashboard=False)
+            self._ends.callback(ray.shutdown)
         resources, each = self._ray.cluster_resources(), gpus or 0.0
         cores, gpus_found = int(resources["CPU"]), resources.get("GPU", 0.0)
         workers = workers or (min(cores, int(gpus_found / each)) or 1 if each else cores)
@@ -326,23 +343,19 @@ class RayExecutor(WorkerExecutor[_Reference]):
         self.description = f"{workers} Ray actors"
         # Ray waits without end for an actor that needs more than the cluster has.
         if each * workers > gpus_found:
-            self._leave()
+            self._ends.close()
             raise ConfigError(
                 f"gpus = {gpus} for each of {workers} Ray actors: the cluster has "
                 f"{gpus_found:g}; ask for a smaller share or for fewer workers"
             )
         self._remote = self._ray.remote(num_cpus=1, num_gpus=each, max_restarts=0)(_Actor)
-        self._actors = [self._remote.remote(load) for _ in range(self._workers)]
+        self._actors = [self._remote.remote(self._load) for _ in range(self._workers)]
 
     def __exit__(self, *problem: object) -> None:
         """Stop the actors, and the cluster if it was started here."""
         for actor in self._actors:
             self._ray.kill(actor)
-        self._leave()
-
-    def _leave(self) -> None:
-        if self._is_ours:
-            self._ray.shutdown()
+        self._ends.close()
 
     def _run_parts(self, parts: Sequence[Part[_Reference]]) -> list[list[ClientReply] | None]:
         actors = self._actors[: len(parts)]
@@ -361,6 +374,18 @@ class RayExecutor(WorkerExecutor[_Reference]):
 
     def _drop(self, place: _Reference) -> None:
         """Let Ray free the arrays, which it does when the last reference is gone."""
+
+
+_stores: list["NodeStore"] = []
+
+
+def _load_sent(app: FlowerApp, sent: "Packed") -> ClientApp:
+    """Load the ClientApp of an app that was sent to this machine, in an actor."""
+    from fedstale.cluster.cargo import NodeStore  # noqa: PLC0415 - it imports this package
+
+    # The app's files stay for as long as this process.
+    _stores.append(NodeStore())
+    return replace(app, directory=_stores[-1].place(sent)).load_client()
 
 
 class _Actor(ClientWorker):

@@ -1,0 +1,1 @@
+"""Runs on the machines of a Ray cluster: planned run folders go out, and come back."""

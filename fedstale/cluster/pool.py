@@ -1,0 +1,364 @@
+"""Workers on the nodes of a cluster that carry out planned runs: the folder of a run in, and out.
+
+It is a `WorkerPool` of other machines. A worker is a Ray actor of one core. It unpacks what it is
+sent, lets a process of its own simulate, and sends the folder back; on the way too, if there is a
+new checkpoint and the last was sent a while ago. Nothing depends on a file system that machines
+share. If a client ends the process, its worker sees that and says so. If a worker is lost, so is
+its machine: what it was doing is begun again on another, from what has come back.
+"""
+
+import queue
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from fedstale.cluster.cargo import Cargo, NodeStore, packed_run, put_back, unpack
+from fedstale.cluster.connection import require_same, versions
+from fedstale.comparison.plan import PlannedRun, RunJob, State, simulated
+from fedstale.config import SimulationConfig
+from fedstale.errors import ConfigError
+from fedstale.parallel import Event, Report, WorkerPool
+from fedstale.reports.folder import CHECKPOINTS, RunFolder
+from fedstale.reports.run import Run
+from fedstale.simulation.flower_app import FlowerApp
+from fedstale.traces import TraceSet
+
+_WAIT_S = 0.5
+_STOP_S = 60.0
+_KEEP_S = 30.0
+"""Wall time between two folders that come back on the way."""
+_LOSSES = 3
+"""Workers that one run may lose on machines that are still there."""
+_ONE_PROCESS = ("inline", "batched")
+
+News = tuple[Event, Any]
+
+
+class RunLost(Exception):  # noqa: N818 - as Ray's own, no fault of the settings
+    """The process of a run ended before the run did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """What a worker is to do."""
+
+    run: PlannedRun
+    begun: State
+    pause_at: float
+    folder: bytes
+    """Archive of the run's folder as far as it is; empty of a new run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What has become of it since the last answer."""
+
+    news: tuple[News, ...]
+    folder: bytes = b""
+    """Archive of the run's folder, if it is over or has a new checkpoint."""
+    printed: bytes = b""
+    is_over: bool = False
+
+
+class ClusterPool:
+    """Carries out runs on the cluster that is joined; leaving the context ends its workers.
+
+    A busy one writes down what it has then, and sends it.
+    """
+
+    def __init__(self, cargo: Cargo, log: Path | None = None) -> None:
+        """Start no worker yet.
+
+        Args:
+            cargo: apps and traces that runs need, by their names in the settings.
+            log: file that gets what runs print, if any.
+        """
+        self._cargo, self._log, self._ours = ray.put(cargo), log, versions()
+        self._idle: list[_Worker] = []
+        self._busy: dict[Any, tuple[_Worker, RunJob, RunFolder]] = {}
+        self._ending: list[Any] = []
+
+    def work(self, jobs: Iterable[RunJob], workers: int) -> Iterator[tuple[RunJob, Event, Any]]:
+        """Carry out runs, so many at a time, and yield what becomes of them, as `WorkerPool.work`.
+
+        Raises:
+            ConfigError: a node that has joined meanwhile has other versions, or a folder is in use.
+        """
+        waiting, again, losses = iter(jobs), deque[RunJob](), dict[Path, int]()
+        while True:
+            while len(self._busy) < workers:
+                job = again.popleft() if again else next(waiting, None)
+                if job is None:
+                    break
+                self._begin(job)
+            if not self._busy:
+                return
+            if len(self._busy) < workers:
+                # A worker that still waits for a core gets that of one that is done.
+                self._release()
+            for reference in ray.wait([*self._busy], num_returns=1, timeout=_WAIT_S)[0]:
+                worker, job, folder = self._busy.pop(reference)
+                try:
+                    answer = ray.get(reference)
+                except ray.exceptions.RayError as problem:
+                    folder.__exit__()
+                    if self._is_begun_again(worker, job, problem, losses):
+                        again.append(job.as_of_now())
+                    else:
+                        yield job, "died", f"{_LOSSES} workers were lost with it"
+                    continue
+                self._take(answer, job)
+                if answer.is_over:
+                    folder.__exit__()
+                    self._idle.append(worker)
+                else:
+                    self._busy[worker.actor.news.remote()] = worker, job, folder
+                for event, what in answer.news:
+                    is_lost = event == "died" and self._log is not None
+                    yield job, event, f"{what}; {self._log} may say why" if is_lost else what
+
+    def reached(self, run: PlannedRun, begun: State, pause_at: float) -> Run:
+        """Let one run go on to a virtual instant in s, and return it.
+
+        Raises:
+            ConfigError: it cannot begin.
+            RunLost: its process ended.
+        """
+        for _, event, what in self.work([RunJob(run=run, begun=begun, pause_at=pause_at)], 1):
+            if event == "rejected":
+                raise ConfigError(what)
+            if event == "died":
+                raise RunLost(what)
+        return Run(run.folder)
+
+    def __enter__(self) -> "ClusterPool":
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """Let busy workers write down and send what they have, and end all."""
+        self._release()
+        stopped = {
+            worker.actor.stop.remote(): (worker, job, folder)
+            for worker, job, folder in self._busy.values()
+        }
+        self._busy.clear()
+        until = time.monotonic() + _STOP_S
+        for reference, (worker, job, folder) in stopped.items():
+            with folder, suppress(ray.exceptions.RayError):
+                left_s = max(until - time.monotonic(), 0.0)
+                self._take(ray.get(reference, timeout=left_s), job)
+            ray.kill(worker.actor)
+        if self._ending:
+            left_s = max(until - time.monotonic(), 0.0)
+            ray.wait(self._ending, num_returns=len(self._ending), timeout=left_s)
+
+    def _begin(self, job: RunJob) -> None:
+        """Give a run to a worker; its folder here is held, so that no other command begins it."""
+        is_begun = job.begun == "half"
+        if is_begun:
+            folder = RunFolder(job.run.folder)
+        else:
+            folder = RunFolder.create(job.run.folder, overwrite=job.begun == "failed")
+        order = _Order(
+            run=job.run,
+            begun="half" if is_begun else "new",
+            pause_at=job.pause_at,
+            folder=packed_run(job.run.folder) if is_begun else b"",
+        )
+        worker = self._idle.pop() if self._idle else _Worker(self._cargo, self._ours)
+        self._busy[worker.actor.begin.remote(order)] = worker, job, folder
+
+    def _take(self, answer: _Answer, job: RunJob) -> None:
+        """Put what has come back where it belongs."""
+        if answer.folder:
+            put_back(answer.folder, job.run.folder)
+        if answer.printed and self._log is not None:
+            with self._log.open("ab") as file:
+                file.write(answer.printed)
+
+    def _release(self) -> None:
+        while self._idle:
+            worker = self._idle.pop()
+            self._ending.append(worker.actor.stop.remote())
+            worker.actor.__ray_terminate__.remote()
+
+    def _is_begun_again(
+        self, worker: "_Worker", job: RunJob, problem: Exception, losses: dict[Path, int]
+    ) -> bool:
+        """Return whether a run whose worker is gone is to be begun on another."""
+        with suppress(ray.exceptions.RayError):
+            ray.kill(worker.actor)
+        has_raised = isinstance(problem, ray.exceptions.RayTaskError)
+        if has_raised or getattr(problem, "actor_init_failed", False):
+            said = " ".join(str(problem).strip().splitlines()[-1:])
+            said = said.removeprefix("fedstale.errors.ConfigError: ")
+            raise ConfigError(f"a worker of the cluster could not go on: {said}")
+        if worker.is_on_a_living_node():
+            losses[job.run.folder] = losses.get(job.run.folder, 0) + 1
+        return losses.get(job.run.folder, 0) < _LOSSES
+
+
+class _Worker:
+    """What the caller knows of a worker."""
+
+    def __init__(self, cargo: object, ours: Mapping[str, str]) -> None:
+        actor: Any = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(_Bench)
+        # A search's own actors are in a group of another machine, which would take it in.
+        self.actor = actor.options(scheduling_strategy="SPREAD").remote(cargo, ours)
+        self._node = self.actor.node.remote()
+
+    def is_on_a_living_node(self) -> bool:
+        """Return whether the machine is still there, as far as the cluster knows by now."""
+        try:
+            own = ray.get(self._node, timeout=0)
+        except ray.exceptions.RayError:
+            return True
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        return any(node["Alive"] and node["NodeID"] == own for node in nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What the process of a worker is to do, in places of its machine."""
+
+    run: PlannedRun
+    begun: State
+    pause_at: float
+    app: Path | None
+    """Where the app is, if it was sent."""
+    traces: str
+
+
+class _Bench:
+    """The worker on its node: it lets a process simulate, and packs what comes of it."""
+
+    def __init__(self, cargo: Cargo, ours: Mapping[str, str]) -> None:
+        where = f"node {ray.util.get_node_ip_address()}"  # type: ignore[no-untyped-call]
+        require_same(ours, versions(), where)
+        self._where, self._cargo, self._store = where, cargo, NodeStore()
+        self._own = self._store.own_folder()
+        self._folder, self._log = self._own / "run", self._own / "log.txt"
+        self._ends = ExitStack()
+        self._pool = self._ends.enter_context(WorkerPool(_carried_out, self._log))
+        self._news: queue.Queue[News] = queue.Queue()
+        self._n_printed, self._sent_at, self._sent = 0, 0.0, ""
+
+    def node(self) -> str:
+        """Return which node this is."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    def begin(self, order: _Order) -> _Answer:
+        """Begin a run, and return the first news."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if order.folder:
+            unpack(order.folder, self._folder)
+        config = order.run.config
+        app, traces = self._cargo.get(config.app), self._cargo.get(config.traces)
+        task = _Task(
+            run=PlannedRun(variant=order.run.variant, config=config, folder=self._folder),
+            begun=order.begun,
+            pause_at=order.pause_at,
+            app=self._store.place(app) if app else None,
+            traces=str(self._store.place(traces)) if traces else config.traces,
+        )
+        self._news = queue.Queue()
+        self._sent_at, self._sent = time.monotonic(), self._last_checkpoint()
+        threading.Thread(target=self._listen, args=(task, self._news), daemon=True).start()
+        return self.news()
+
+    def news(self) -> _Answer:
+        """Return what has happened, after a moment at most."""
+        found: list[News] = []
+        with suppress(queue.Empty):
+            found.append(self._news.get(timeout=_WAIT_S))
+            while True:
+                found.append(self._news.get_nowait())
+        ends = [one for one in found if one[0] != "progress"]
+        if ends:
+            is_whole = all(event != "rejected" for event, _ in ends)
+            folder = packed_run(self._folder) if is_whole and self._folder.is_dir() else b""
+            return _Answer(news=tuple(ends), folder=folder, printed=self._printed(), is_over=True)
+        return _Answer(news=tuple(found[-1:]), folder=self._on_the_way())
+
+    def stop(self) -> _Answer:
+        """End the process, which writes down what it has; and return that."""
+        self._ends.close()
+        folder = packed_run(self._folder) if self._folder.is_dir() else b""
+        answer = _Answer(news=(), folder=folder, printed=self._printed(), is_over=True)
+        self._store.close()
+        return answer
+
+    def _listen(self, task: _Task, news: "queue.Queue[News]") -> None:
+        """Pass on what the process of a run sends."""
+        try:
+            for _, event, what in self._pool.work([task], 1):
+                is_lost = event == "died"
+                news.put((event, f"{what.split(';')[0]} on {self._where}" if is_lost else what))
+        except (OSError, ValueError):
+            # Its pipe was closed, because it is to end.
+            return
+
+    def _on_the_way(self) -> bytes:
+        """Return what a run that is not over can go on from, if that is due and is new."""
+        if time.monotonic() - self._sent_at < _KEEP_S:
+            return b""
+        self._sent_at, last = time.monotonic(), self._last_checkpoint()
+        if last in ("", self._sent):
+            return b""
+        with suppress(OSError):
+            folder = packed_run(self._folder, goes_on=True)
+            self._sent = last
+            return folder
+        return b""
+
+    def _last_checkpoint(self) -> str:
+        return max((path.name for path in (self._folder / CHECKPOINTS).glob("*")), default="")
+
+    def _printed(self) -> bytes:
+        if not self._log.is_file():
+            return b""
+        printed = self._log.read_bytes()[self._n_printed :]
+        self._n_printed += len(printed)
+        return printed
+
+
+def _carried_out(task: _Task, report: Report) -> str:
+    """Simulate, in a process of its own, and return why the run failed if it did."""
+    seed = task.run.config.seed if TraceSet.is_synthetic(task.traces) else 0
+    result = simulated(
+        task.run,
+        task.begun,
+        _traces(task.traces, seed),
+        report,
+        app=FlowerApp.find(task.app) if task.app else None,
+        pause_at=task.pause_at,
+    )
+    return (result.reason or "it failed") if result.status == "failed" else ""
+
+
+@lru_cache(maxsize=4)
+def _traces(spec: str, seed: int) -> TraceSet:
+    return TraceSet.load(spec, seed=seed)
+
+
+def require_one_process(configs: Iterable[SimulationConfig]) -> None:
+    """Check that each run takes one core, as it does on a worker.
+
+    Raises:
+        ConfigError: one asks for processes or actors of its own.
+    """
+    for config in configs:
+        if config.executor not in _ONE_PROCESS or config.client_limit_s is not None:
+            raise ConfigError(
+                f"executor = {config.executor!r}: with an address each run is one process on one "
+                "core of the cluster; leave executor, workers, gpus and client-limit-s out"
+            )
