@@ -21,7 +21,15 @@ from fedstale.cluster.connection import check_address
 from fedstale.comparison.analysis import Comparison, analyse, finished, grouped
 from fedstale.comparison.page import write
 from fedstale.comparison.plan import Plan, Watch, check_target, run_all
-from fedstale.config import Costs, ExecutorKind, SimulationConfig, Until, read_toml, stated
+from fedstale.config import (
+    Costs,
+    ExecutorKind,
+    SimulationConfig,
+    Until,
+    instant_s,
+    read_toml,
+    stated,
+)
 from fedstale.errors import ConfigError
 from fedstale.reports.folder import make_folder
 from fedstale.reports.run import Run
@@ -126,9 +134,7 @@ def simulate(
         FedstaleError: the settings, the app or the traces are not usable; nothing is written.
     """
     check_guarded()
-    paused = Until.parse(pause_at)
-    if pause_at is not None and paused.time_s == np.inf:
-        raise ConfigError(f"pause_at = {pause_at!r}: expected a virtual time such as 20m")
+    pause_s = np.inf if pause_at is None else instant_s(pause_at, "pause_at")
     if (resume or pause_at is not None) and out is None:
         raise ConfigError("resume and pause_at: expected out, the folder of the run that goes on")
     costs = {
@@ -184,7 +190,7 @@ def simulate(
             traces=traces,
             overwrite=overwrite,
             resume=resume,
-            pause_at=paused.time_s,
+            pause_at=pause_s,
             callbacks=callbacks,
             address=address,
         )

@@ -6,6 +6,7 @@ A run writes its resolved settings to `config.toml`, which reads back to an equa
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from itertools import pairwise
@@ -97,6 +98,25 @@ class Until:
         return value >= self.target
 
 
+def instant_s(value: object, name: str) -> float:
+    """Return a time such as "30m" or "4h" in s.
+
+    Args:
+        value: the text.
+        name: of the setting, for the message.
+
+    Raises:
+        ConfigError: it is no time, or 0.
+    """
+    found = inf
+    if isinstance(value, str):
+        with suppress(ConfigError):
+            found = Until.parse(value).time_s
+    if not 0 < found < inf:
+        raise ConfigError(f"{name} = {value!r}: expected a time such as 30m or 4h")
+    return found
+
+
 def is_lower_better(metric: str) -> bool:
     """Return whether a metric is a loss or an error, by its name.
 
@@ -132,10 +152,7 @@ class Change:
         values = dict(flat(values))
         if not _is_plain(values):
             raise ConfigError(f"changes has run-config = {values!r}: expected {_PLAIN}")
-        at_s = Until.parse(at).time_s if isinstance(at, str) else inf
-        if not 0 < at_s < inf:
-            raise ConfigError(f"changes has at = {at!r}: expected a virtual time such as 30m")
-        return cls(at_s=at_s, run_config=values)
+        return cls(at_s=instant_s(at, "changes: at"), run_config=values)
 
     def table(self) -> dict[str, Any]:
         """Return it as `parse` reads it."""

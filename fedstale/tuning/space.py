@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedstale.comparison.plan import Plan, PlannedRun
-from fedstale.config import Change, SimulationConfig, Until, nearest, read_toml
+from fedstale.config import Change, SimulationConfig, instant_s, nearest, read_toml
 from fedstale.errors import ConfigError
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.traces import TraceSet
@@ -156,7 +156,7 @@ class Space:
         for key in ("app", "traces"):
             if not isinstance(given.get(key), str):
                 raise ConfigError(f"{where}: {key} is missing: expected a text")
-        until_s = _instant(given.get("until"), f"{where}: until")
+        until_s = instant_s(given.get("until"), f"{where}: until")
         space = cls(
             # Whole paths: a configuration runs in a process that may be elsewhere.
             shared={
@@ -172,7 +172,7 @@ class Space:
             held_out=_held_out(given, where),
             trials=_trials(given.get("trials"), where),
             budget_s=(
-                _instant(given["budget"], f"{where}: budget") if "budget" in given else math.inf
+                instant_s(given["budget"], f"{where}: budget") if "budget" in given else math.inf
             ),
             keep=_share(given.get("keep", _KEEP), where),
             seed_key=given.get("seed-key"),
@@ -442,22 +442,12 @@ def _objectives(value: object, where: str) -> tuple[Objective, ...]:
     return found
 
 
-def _instant(value: object, where: str) -> float:
-    try:
-        found = Until.parse(value).time_s if isinstance(value, str) else math.inf
-    except ConfigError:
-        found = math.inf
-    if not 0 < found < math.inf:
-        raise ConfigError(f"{where} = {value!r}: expected a time such as 30m or 4h")
-    return found
-
-
 def _rungs(value: object, until_s: float, where: str) -> tuple[float, ...]:
     if value is None:
         return tuple(until_s / part for part in _RUNGS)
     if not isinstance(value, list):
         raise ConfigError(f"{where}: rungs = {value!r}: expected instants such as ['30m', '1h']")
-    found = tuple(_instant(one, f"{where}: rungs") for one in value)
+    found = tuple(instant_s(one, f"{where}: rungs") for one in value)
     if any(a >= b for a, b in pairwise((*found, until_s))):
         raise ConfigError(
             f"{where}: rungs = {value!r}: expected rising instants before until, which is "

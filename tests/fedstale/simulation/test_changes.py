@@ -160,8 +160,8 @@ def test_from_python_and_in_a_plan(tmp_path):
     ("changes", "words"),
     [
         ([{"at": "10m"}], "expected { at = '30m', run-config"),
-        ([at("10 rounds", concurrency=2)], "expected a virtual time such as 30m"),
-        ([at("0s", concurrency=2)], "expected a virtual time such as 30m"),
+        ([at("10 rounds", concurrency=2)], "expected a time such as 30m"),
+        ([at("0s", concurrency=2)], "expected a time such as 30m"),
         ([at("20m", concurrency=2), at("10m", concurrency=3)], "expected rising instants"),
         ("10m", "expected a list of tables"),
         ([{"at": "10m", "run-config": {"concurrency": [1]}}], "run-config = "),

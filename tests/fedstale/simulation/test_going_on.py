@@ -259,7 +259,7 @@ def test_of_python_a_run_goes_on_only_in_a_folder_of_its_own():
     for how in ({"resume": True}, {"pause_at": "5m"}):
         with pytest.raises(ConfigError, match="expected out, the folder of the run"):
             fedstale.simulate("digits", traces="synthetic:5", until="10m", **how)
-    with pytest.raises(ConfigError, match="expected a virtual time such as 20m"):
+    with pytest.raises(ConfigError, match="expected a time such as 30m"):
         fedstale.simulate("digits", traces="synthetic:5", pause_at="3 rounds", out="never")
 
 
