@@ -119,6 +119,8 @@ class Search:
     """What a search chose, and what it took."""
 
     chosen: int
+    complete: tuple[int, ...]
+    """Configurations that came to the end, in the order in which they were tried."""
     cpu_s: float
 
 
@@ -162,7 +164,8 @@ def asha(
             if decision == "STOP":
                 break
         cpu_s += cost
-    return Search(chosen=max(ends, key=lambda number: (ends[number], -number)), cpu_s=cpu_s)
+    chosen = max(ends, key=lambda number: (ends[number], -number))
+    return Search(chosen=chosen, complete=tuple(ends), cpu_s=cpu_s)
 
 
 def random_regret(values: Sequence[float], costs: Sequence[float], budget_s: float) -> float:

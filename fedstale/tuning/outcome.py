@@ -194,6 +194,7 @@ def tune(
                 space,
                 folder,
                 ledger,
+                search=search,
                 workers=how.workers,
                 watch=watch_held_out,
                 address=address,
@@ -239,6 +240,7 @@ def _judged(
     folder: Path,
     ledger: Ledger,
     *,
+    search: Search,
     workers: int,
     watch: Watch | None,
     address: str | None,
@@ -263,6 +265,7 @@ def _judged(
         table=found.trials,
         front={trial.number for trial in _front(space, found.tried)},
         held_out=comparison.words,
+        by_chance=search != "tpe",
         texts={"What was searched": tomli_w.dumps(dict(space.table))},
     )
     return found

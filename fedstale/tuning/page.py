@@ -30,6 +30,7 @@ def write_page(
     table: pd.DataFrame,
     front: set[int],
     held_out: pd.DataFrame,
+    by_chance: bool,
     texts: Mapping[str, str],
 ) -> Path:
     """Write the page of a search, and return it.
@@ -42,6 +43,7 @@ def write_page(
         table: one row a configuration.
         front: numbers of the configurations that none beats, of several objectives.
         held_out: the table in words of the comparison on held-out seeds and devices.
+        by_chance: whether configurations were proposed without regard to what others came to.
         texts: texts below the figures, by title.
 
     Raises:
@@ -66,11 +68,61 @@ def write_page(
         [figure for figure in figures if figure.traces],
         out,
         cards=cards,
-        tables={"On held-out seeds and devices": held_out, "The configurations": shown},
-        hidden="The importance of settings: configurations are neither drawn nor stopped "
-        "independently of what they came to, so that no measure of it would be a fair one.",
+        tables={
+            "On held-out seeds and devices": held_out,
+            **({IMPORTANCE: importance(space, trials)} if by_chance else {}),
+            "The configurations": shown,
+        },
+        hidden=""
+        if by_chance
+        else "The importance of settings: TPE and NSGA-II propose what did well before, so that no "
+        "measure of it would be a fair one; a search by random or grid shows it.",
         texts=texts,
     )
+
+
+IMPORTANCE = "What each key alone explains at the first rung"
+_GROUPS = 4
+
+
+def importance(space: Space, trials: Sequence[Trial]) -> pd.DataFrame:
+    """Return the share of the variance at the first rung that each key alone explains.
+
+    All configurations come to the first rung, later ones only those that did well. The share is
+    that between groups, adjusted for their number (Kelley's epsilon squared) and at least 0: equal
+    values are a group, or neighbouring ones, where a key has more than four. What keys do only
+    together is in no share.
+
+    Args:
+        space: that was searched, without regard to what came of it.
+        trials: all configurations; failed ones and forks are left out.
+
+    References:
+        Kelley. An Unbiased Correlation Ratio Measure. PNAS 21(9), 1935.
+    """
+    first = [
+        (trial.parameters, trial.reports[0].values[0])
+        for trial in trials
+        if trial.reports and trial.reports[0].rung == 0 and np.isfinite(trial.reports[0].values[0])
+    ]
+    values = np.array([value for _, value in first])
+    rows = []
+    for key, domain in space.domains.items():
+        given = pd.Series([parameters[key] for parameters, _ in first], dtype=object)
+        groups = given.astype(str)
+        if domain.is_numeric and given.nunique() > _GROUPS:
+            groups = pd.qcut(given.astype(float), _GROUPS, duplicates="drop").astype(str)
+        n, k = values.size, groups.nunique()
+        within = float(
+            pd.Series(values).groupby(groups).transform(lambda x: (x - x.mean()) ** 2).sum()
+        )
+        total = float(((values - values.mean()) ** 2).sum()) if n else 0.0
+        known = n > k > 1 and total > 0.0
+        share = max(1.0 - within / (n - k) * (n - 1) / total, 0.0) if known else np.nan
+        rows.append({"key": key, "share of the variance": share, "groups": k, "configurations": n})
+    found = pd.DataFrame(rows).sort_values("share of the variance", ascending=False)
+    shares = found["share of the variance"].map(lambda x: "-" if np.isnan(x) else f"{x:.2f}")
+    return found.assign(**{"share of the variance": shares})
 
 
 def _text(value: object) -> str:

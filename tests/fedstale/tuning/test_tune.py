@@ -132,6 +132,37 @@ def test_the_verdict_follows_the_interval(searched):
     assert "with seed 1" in found.worst_seeds[0]
 
 
+def test_the_benchmark_plays_what_a_search_does(searched, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    import tuning
+    from tuning_runs import Curve
+
+    found, folder = searched
+    curves = []
+    for trial in found.tried:
+        own = folder / "trials" / f"{trial.number:03}"
+        runs = [fedstale.read_run(own / f"seed-{seed}") for seed in (1, 2)]
+        measured = [run.curve("accuracy", "server") for run in runs]
+        curves.append(
+            [
+                Curve(
+                    at_s=[*times],
+                    version=[*range(len(times))],
+                    accuracy=[*values],
+                    cpu_s=[*times],
+                    total_cpu_s=run.end_s,
+                )
+                for run, (times, values) in zip(runs, measured, strict=True)
+            ]
+        )
+    played = tuning.asha(found.space, curves, range(len(curves)))
+    assert played.complete == tuple(t.number for t in found.tried if t.status == "complete")
+    assert played.chosen == found.best.number
+    # What was run, in this test, costs as long as it lasted; some is charged to the next reading.
+    lasted = sum(2 * found.space.instants_s[trial.last.rung] for trial in found.tried)
+    assert lasted <= played.cpu_s < lasted + 2 * 6 * 60.0
+
+
 @pytest.mark.slow
 def test_one_worker_and_a_seed_give_the_same_trials_and_decisions_again(searched, tmp_path):
     _, folder = searched
