@@ -2,8 +2,9 @@
 
 Flower sends each array as two objects or more, and each object has calls of its own on four legs.
 A packed message holds the same arrays in one flat array of uint8, one after the other as numpy's
-.npy files, so each brings its shape and its dtype along; a ConfigRecord says which is which. What
-is unpacked is what was packed, bit for bit, so strategies and ClientApps see no difference.
+.npy files, so each brings its shape and its dtype along; a ConfigRecord says which is which. A
+quantised array (`fedstale.strategies.messages`) has no such file: the ConfigRecord says what it is.
+What is unpacked is what was packed, bit for bit, so strategies and ClientApps see no difference.
 
 Who can unpack says so in its messages, and nobody is sent a packed message before that. A device
 says so by a mod (`fedstale.client.PackMod`), a server by the packed message itself.
@@ -24,6 +25,7 @@ from flwr.app.message import make_message
 from flwr.common.constant import ErrorCode
 
 from fedstale.errors import ProtocolError
+from fedstale.strategies.messages.records import as_text, form_of, of_text
 
 PACKING_RECORD = "fedstale.packing"
 """Name of the ConfigRecord by which a message says that its sender can unpack."""
@@ -96,10 +98,13 @@ def unpack(content: RecordDict) -> RecordDict:
         )
     if len(set(records)) != len(records) or set(records) & set(rest):
         raise ProtocolError("packed arrays: a record is there twice")
-    pieces = zip(names, _pieces(content, about, sizes), strict=True)
+    forms = _listed(about, "forms", str) if "forms" in about else [""] * len(names)
+    if len(forms) != len(names):
+        raise ProtocolError(f"packed arrays: {len(forms)} forms of {len(names)} names")
+    pieces = zip(names, forms, _pieces(content, about, sizes), strict=True)
     found = {}
     for record, count in zip(records, counts, strict=True):
-        arrays = {name: _array(name, data) for name, data in islice(pieces, count)}
+        arrays = {name: _array(name, data, form) for name, form, data in islice(pieces, count)}
         if len(arrays) != count:
             raise ProtocolError(f"packed arrays: a name is twice in the record {record[:80]!r}")
         found[record] = ArrayRecord(arrays)
@@ -186,6 +191,7 @@ class PackedNodes:
 def _is_worth_it(records: dict[str, ArrayRecord]) -> bool:
     arrays = [(name, array) for record in records.values() for name, array in record.items()]
     n_text = sum(len(name.encode()) for name, _ in arrays) + sum(len(n.encode()) for n in records)
+    n_text += sum(len(as_text(array)) for _, array in arrays if form_of(array))
     return (
         2 <= len(arrays) <= MOST_ARRAYS
         and n_text <= _MOST_TEXT
@@ -194,11 +200,12 @@ def _is_worth_it(records: dict[str, ArrayRecord]) -> bool:
 
 
 def _is_plain(array: Array) -> bool:
-    """Return whether an array is one of numpy's, and is what it says that it is."""
-    if array.stype != _NUMPY:
+    """Return whether an array is numpy's or quantised, and is what it says that it is."""
+    form = as_text(array) if form_of(array) else ""
+    if array.stype != _NUMPY and not form:
         return False
     try:
-        return _array("", array.data) == array
+        return _array("", array.data, form) == array
     except ProtocolError:
         return False
 
@@ -208,6 +215,7 @@ def _packed(records: dict[str, ArrayRecord]) -> tuple[ArrayRecord, ConfigRecord]
     sizes = [len(array.data) for array in arrays]
     data = b"".join([_header(sum(sizes)), *(array.data for array in arrays)])
     flat = Array("uint8", (sum(sizes),), _NUMPY, data)
+    forms = [as_text(array) if form_of(array) else "" for array in arrays]
     about = ConfigRecord(
         {
             "version": _VERSION,
@@ -216,6 +224,7 @@ def _packed(records: dict[str, ArrayRecord]) -> tuple[ArrayRecord, ConfigRecord]
             "names": [name for record in records.values() for name in record],
             "sizes": sizes,
             "checksum": zlib.crc32(data),
+            **({"forms": forms} if any(forms) else {}),
         }
     )
     return ArrayRecord({_FLAT: flat}), about
@@ -272,8 +281,19 @@ def _pieces(content: RecordDict, about: ConfigRecord, sizes: Sequence[int]) -> I
 _CHANGED = "if a mod has changed them, PackMod or ForecastMod must come before it"
 
 
-def _array(name: str, data: bytes) -> Array:
-    """Return the array of a .npy file; only its header is read."""
+def _array(name: str, data: bytes, form: str = "") -> Array:
+    """Return the array of a .npy file, of which only the header is read, or a quantised one.
+
+    Args:
+        name: of the array.
+        data: its bytes.
+        form: what a quantised one is; empty for a file.
+    """
+    if form:
+        try:
+            return of_text(form, data)
+        except ProtocolError as problem:
+            raise ProtocolError(f"packed array {name[:80]!r}: {problem}") from None
     file = io.BytesIO(data[: _MOST_HEADER + 12])
     try:
         version = np.lib.format.read_magic(file)

@@ -1,0 +1,199 @@
+"""Quantised arrays in Flower's records, and what server and device say to one another about them.
+
+A quantised array is a Flower `Array` with the dtype and shape of what it stands for; its `stype`
+names the format, such as "fedstale.int4", and its bytes are those of `codec`. In a reply it is a
+change of the array that was received, whatever the rest of the reply is; in a message it is the
+array itself.
+
+A server that uses formats says in the config of a message which format the reply is asked in, and
+which reply of this node was the last to be accepted. It is no record of its own, since mods of
+Flower's for privacy accept a single ConfigRecord. A device that understands it says so in its
+reply, by the record `COMPACT_RECORD`, and nobody is sent quantised arrays before that.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from fedstale.errors import ProtocolError
+from fedstale.strategies.arrays import Array
+from fedstale.strategies.messages.codec import (
+    FORMATS,
+    FormatName,
+    decode,
+    encode,
+    is_quantised,
+    n_bytes,
+)
+
+COMPACT_RECORD = "fedstale.compact"
+"""Name of the ConfigRecord by which a device says that it understands formats."""
+ASKED = "fedstale.compact"
+"""Key of what is asked, in the config of a message; others begin with it."""
+
+_VERSION = 1
+_UP, _ACCEPTED, _SEED = (f"{ASKED}.{name}" for name in ("up", "accepted", "seed"))
+_STYPE = "fedstale."
+_BY_STYPE: Mapping[str, FormatName] = {f"{_STYPE}{form}": form for form in FORMATS}
+_TEXT = re.compile(r"(float16|int[842]) (float(?:16|32|64)) ((?:[0-9]{1,12},){0,32})")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a message asks of its reply."""
+
+    up: FormatName | None = None
+    """Format of the reply's arrays; None for in full."""
+    accepted: str = ""
+    """Id of the message behind the last reply of this node that was accepted; empty for none."""
+    seed: int | None = None
+    """Rounding is stochastic, with this seed; None rounds to the nearest."""
+
+    def within(self, config: ConfigRecord) -> ConfigRecord:
+        """Return the config of a message with what is asked, as another record."""
+        values: dict[str, Any] = {**config, ASKED: _VERSION, _UP: self.up or ""}
+        values |= {_ACCEPTED: self.accepted} if self.accepted else {}
+        return ConfigRecord(values | ({} if self.seed is None else {_SEED: self.seed}))
+
+    @classmethod
+    def of(cls, content: RecordDict) -> "Asked | None":
+        """Return what a message asks; None where it asks nothing that this release can do."""
+        record = next((content[name] for name in _asking(content)), ConfigRecord())
+        if not isinstance(record, ConfigRecord) or record.get(ASKED) != _VERSION:
+            return None
+        up, accepted, seed = (record.get(name) for name in (_UP, _ACCEPTED, _SEED))
+        form = next((form for form in FORMATS if form == up), None)
+        if up and form is None:
+            return None
+        return cls(
+            form,
+            accepted if isinstance(accepted, str) else "",
+            seed if isinstance(seed, int) else None,
+        )
+
+
+def _asking(content: RecordDict) -> list[str]:
+    """Return the names of the records that ask for a format."""
+    return [k for k, r in content.items() if isinstance(r, ConfigRecord) and ASKED in r]
+
+
+def without_asking(content: RecordDict) -> RecordDict:
+    """Return the content of a message as it is without formats, in an object of its own."""
+    made = RecordDict(dict(content))
+    for name in _asking(content):
+        kept = {k: v for k, v in content.config_records[name].items() if not k.startswith(ASKED)}
+        made[name] = ConfigRecord(cast(Any, kept))
+    return made
+
+
+def stated() -> ConfigRecord:
+    """Return the record by which a device says that it understands formats."""
+    return ConfigRecord({"version": _VERSION})
+
+
+def is_stated(content: RecordDict) -> bool:
+    """Return whether the sender of a reply understands formats."""
+    record = content.get(COMPACT_RECORD)
+    return isinstance(record, ConfigRecord) and record.get("version") == _VERSION
+
+
+def form_of(array: FlowerArray) -> FormatName | None:
+    """Return the format of a stored array; None where it is none of ours."""
+    return _BY_STYPE.get(array.stype)
+
+
+def quantised(
+    x: Array,
+    form: FormatName,
+    *,
+    minus: Array | None = None,
+    left: Array | None = None,
+    rng: np.random.Generator | None = None,
+) -> FlowerArray:
+    """Return an array as Flower sends it; see `codec.encode`."""
+    data = encode(x, form, minus=minus, left=left, rng=rng)
+    return FlowerArray(str(x.dtype), x.shape, f"{_STYPE}{form}", data)
+
+
+def full(array: FlowerArray) -> Array:
+    """Return a quantised array in its own dtype.
+
+    Raises:
+        ProtocolError: it is none, or does not add up.
+    """
+    form, dtype = form_of(array), array.dtype
+    if form is None or dtype not in ("float16", "float32", "float64"):
+        raise ProtocolError(f"is stored as {array.stype[:40]!r} of {dtype[:40]!r}: no such format")
+    shape = tuple(array.shape)
+    return decode(array.data, form, shape, dtype).astype(dtype, copy=False)
+
+
+def decoded(content: RecordDict) -> RecordDict:
+    """Return a message's content with every quantised array in full.
+
+    Raises:
+        ProtocolError: one cannot be read.
+    """
+    if not has_quantised(content):
+        return content
+    records = {
+        key: _full(record) if isinstance(record, ArrayRecord) else record
+        for key, record in content.items()
+    }
+    return RecordDict(records)
+
+
+def has_quantised(content: RecordDict) -> bool:
+    """Return whether some array of a message is quantised."""
+    records = (record for record in content.values() if isinstance(record, ArrayRecord))
+    return any(form_of(array) for record in records for array in record.values())
+
+
+def _full(record: ArrayRecord) -> ArrayRecord:
+    arrays = {}
+    for name, array in record.items():
+        try:
+            arrays[name] = FlowerArray(full(array)) if form_of(array) else array
+        except ProtocolError as problem:
+            raise ProtocolError(f"arrays[{name[:80]!r}] {problem}") from None
+    return ArrayRecord(arrays)
+
+
+def coarse(record: ArrayRecord, form: FormatName) -> ArrayRecord:
+    """Return a model as it is sent in a format: its large arrays quantised to the nearest."""
+    return ArrayRecord(
+        {
+            name: quantised(array.numpy(), form)
+            if is_quantised(form, array.dtype, tuple(array.shape))
+            else array
+            for name, array in record.items()
+        }
+    )
+
+
+def as_text(array: FlowerArray) -> str:
+    """Return what is needed besides its bytes to make a quantised array again."""
+    shape = "".join(f"{n}," for n in array.shape)
+    return f"{array.stype.removeprefix(_STYPE)} {array.dtype} {shape}"
+
+
+def of_text(text: str, data: bytes) -> FlowerArray:
+    """Return the quantised array that `as_text` has described.
+
+    Raises:
+        ProtocolError: the text is none, or the bytes are too many or too few for it.
+    """
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ProtocolError(f"{text[:80]!r} is no format, dtype and shape")
+    form, dtype = cast(FormatName, match[1]), match[2]
+    shape = tuple(int(n) for n in match[3].split(",")[:-1])
+    if len(data) != n_bytes(form, prod(shape)):
+        raise ProtocolError(f"{len(data)} bytes do not add up to {text[:80]!r}")
+    return FlowerArray(dtype, shape, f"{_STYPE}{form}", data)

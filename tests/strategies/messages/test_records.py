@@ -1,0 +1,150 @@
+"""Quantised arrays in Flower's records, alone and packed."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedstale.errors import ProtocolError
+from fedstale.strategies.messages.codec import FORMATS, n_bytes
+from fedstale.strategies.messages.records import (
+    ASKED,
+    COMPACT_RECORD,
+    Asked,
+    coarse,
+    decoded,
+    form_of,
+    is_stated,
+    of_text,
+    quantised,
+    stated,
+    without_asking,
+)
+from fedstale.strategies.server.packing import PACKED_RECORD, PACKING_RECORD, pack, unpack
+
+MODEL = {
+    "w": np.random.default_rng(0).standard_normal((20, 30)).astype(np.float32),
+    "half": np.linspace(-1, 1, 300).astype(np.float16),
+    "b": np.arange(9, dtype=np.float32),
+    "n": np.array(3),
+}
+
+
+def record(**arrays):
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
+
+
+def model():
+    return RecordDict({"arrays": coarse(record(**MODEL), "int4"), "config": ConfigRecord()})
+
+
+def test_only_large_arrays_of_floats_are_quantised():
+    made = coarse(record(**MODEL), "int4")
+    assert {name: form_of(array) for name, array in made.items()} == {
+        "w": "int4",
+        "half": "int4",
+        "b": None,
+        "n": None,
+    }
+    assert len(made["w"].data) == n_bytes("int4", 600)
+
+
+def test_what_is_decoded_has_the_names_shapes_and_dtypes_of_the_model():
+    content = decoded(model())
+    for name, array in MODEL.items():
+        found = content["arrays"][name].numpy()
+        assert (found.dtype, found.shape) == (array.dtype, array.shape)
+        np.testing.assert_allclose(found, array, atol=np.abs(array).max() / 14 * 1.001)
+    plain = RecordDict({"arrays": record(**MODEL)})
+    assert decoded(plain) is plain
+
+
+def test_a_mod_or_an_app_that_does_not_know_the_format_cannot_take_it_for_numbers():
+    with pytest.raises(TypeError, match=r"fedstale\.int4"):
+        model()["arrays"]["w"].numpy()
+
+
+def test_packed_records_come_out_as_they_were():
+    content = model()
+    packed = pack(content)
+    assert PACKED_RECORD in packed
+    assert list(packed.array_records) == [PACKED_RECORD]
+    assert unpack(packed) == content
+    assert decoded(unpack(packed)) == decoded(content)
+
+
+def test_packed_records_without_quantised_arrays_are_those_of_before():
+    about = pack(RecordDict({"arrays": record(**MODEL)}))[PACKING_RECORD]
+    assert set(about) == {"version", "records", "counts", "names", "sizes", "checksum"}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "int4 float32 20,31,",
+        "int4 float32 1000000,1000000,",
+        "int8 float32 20,30,",
+        "int4 object 20,30,",
+        "int3 float32 20,30,",
+        "int4 float32 -20,30,",
+        "int4 float32 20,30",
+        "int4",
+    ],
+)
+def test_packed_forms_that_do_not_add_up_are_refused(form):
+    content = pack(model())
+    content[PACKING_RECORD]["forms"] = [form, *content[PACKING_RECORD]["forms"][1:]]
+    with pytest.raises(ProtocolError, match="packed array 'w'"):
+        unpack(content)
+
+
+@pytest.mark.parametrize("forms", [[], ["int4 float32 20,30,"], "int4", [1, 2, 3, 4]])
+def test_as_many_forms_as_names_or_none_are_accepted(forms):
+    content = pack(model())
+    content[PACKING_RECORD]["forms"] = forms
+    with pytest.raises(ProtocolError, match="forms"):
+        unpack(content)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_array_that_does_not_add_up_is_named(form):
+    array = quantised(MODEL["w"], form)
+    array.shape = (20, 31)
+    with pytest.raises(ProtocolError, match=r"arrays\['w'\] has .* bytes: expected"):
+        decoded(RecordDict({"arrays": ArrayRecord({"w": array})}))
+    array.shape, array.dtype = (20, 30), "object"
+    with pytest.raises(ProtocolError, match="no such format"):
+        decoded(RecordDict({"arrays": ArrayRecord({"w": array})}))
+
+
+@pytest.mark.parametrize(
+    "asked", [Asked(), Asked("int4"), Asked("int2", "message-7"), Asked("int8", "", seed=3)]
+)
+def test_what_is_asked_is_understood(asked):
+    config = ConfigRecord({"lr": 0.1})
+    content = RecordDict({"arrays": record(), "config": asked.within(config)})
+    assert Asked.of(content) == asked
+    assert without_asking(content) == RecordDict({"arrays": record(), "config": config})
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ConfigRecord(),
+        ConfigRecord({ASKED: 2}),
+        ConfigRecord({ASKED: 1, f"{ASKED}.up": "int3"}),
+    ],
+)
+def test_what_a_later_release_asks_is_left_alone(record):
+    assert Asked.of(RecordDict({"config": record})) is None
+    assert Asked.of(RecordDict()) is None
+
+
+def test_a_device_says_that_it_understands():
+    assert is_stated(RecordDict({COMPACT_RECORD: stated()}))
+    assert not is_stated(RecordDict({COMPACT_RECORD: ConfigRecord({"version": 2})}))
+    assert not is_stated(RecordDict())
+
+
+def test_bytes_of_a_text_are_counted_before_memory_is_taken():
+    with pytest.raises(ProtocolError, match="do not add up"):
+        of_text("int2 float64 999999999999,999999999999,", b"\0" * 100)
