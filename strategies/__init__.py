@@ -24,6 +24,7 @@ from fedstale.strategies.aliases import (
     FedYogi,
     GapAware,
 )
+from fedstale.strategies.messages import ByForecast, Format, Messages
 from fedstale.strategies.privacy import Privacy
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
 from fedstale.strategies.server.metrics import StopWhen
@@ -37,6 +38,7 @@ __all__ = [
     "REFL",
     "AdaptiveSync",
     "AsyncFedED",
+    "ByForecast",
     "Callback",
     "Checkpoints",
     "DirectionAware",
@@ -50,7 +52,9 @@ __all__ = [
     "FedProx",
     "FedStale",
     "FedYogi",
+    "Format",
     "GapAware",
+    "Messages",
     "Options",
     "Privacy",
     "Runtime",

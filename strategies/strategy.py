@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedstale.errors import ConfigError, FedstaleError
+from fedstale.strategies.messages.formats import ByForecast, Messages
 from fedstale.strategies.privacy import Privacy
 from fedstale.strategies.robust.base import Rule
 from fedstale.strategies.schedule import AdaSync, Schedule
@@ -63,6 +64,7 @@ class Options(TypedDict, total=False):
     privacy: Privacy | None
     validation: Validation | None
     forecast_request: ForecastRequest | None
+    messages: Messages | None
     train_config: Mapping[str, float | str] | None
     fraction_evaluate: float
     min_evaluate_nodes: int
@@ -143,6 +145,9 @@ class StaleStrategy(Strategy):
         forecast_request: which nodes to ask for a forecast before any is chosen, as
             `ForecastRequest()`; none if not given: a selector then sees the forecasts that came
             with replies.
+        messages: how arrays are made smaller on their way to and from devices whose ClientApp has
+            `CompactMod`: `Format(up="int4")`, or `ByForecast()` for each by its own links; in full
+            if not given.
         train_config: sent with every training job; what `start` is given comes first.
         fraction_evaluate: share of the online nodes that evaluate a version, chosen at random, in
             [0, 1]. Flower's default is 1; and its 0 switches `min_evaluate_nodes` off.
@@ -211,6 +216,7 @@ class StaleStrategy(Strategy):
         privacy: Privacy | None = None,
         validation: Validation | None = None,
         forecast_request: ForecastRequest | None = None,
+        messages: Messages | None = None,
         train_config: Mapping[str, float | str] | None = None,
         fraction_evaluate: float = 0.0,
         min_evaluate_nodes: int = 0,
@@ -235,7 +241,7 @@ class StaleStrategy(Strategy):
         self.update: UpdateForm = update
         self.validation = Validation() if validation is None else validation
         self.robust, self.forecast_request = robust, forecast_request
-        self.max_staleness, self.privacy = max_staleness, privacy
+        self.max_staleness, self.privacy, self.messages = max_staleness, privacy, messages
         self.rejections: Counter[str] = Counter()
         """Replies of the latest run that were rejected, capped or clipped, by reason."""
         self.train_config = dict(train_config or {})
@@ -268,6 +274,12 @@ class StaleStrategy(Strategy):
             require(size >= rule.least, "schedule.buffer_size", size, accepted)
             once = self.schedule.send == "after_step" or self.schedule.distinct
             require(once, "schedule.distinct", False, "True: a rule counts nodes, not updates")
+        request = self.forecast_request
+        if isinstance(self.messages, ByForecast) and request is not None:
+            accepted = "no upload_bytes with messages=ByForecast(...), which decides on them"
+            require(
+                "upload_bytes" not in request.job, "forecast_request.job", request.job, accepted
+            )
         if self.max_staleness is not None:
             accepted = "an integer >= 0 (0 takes no stale update), or None for no limit"
             require_count("max_staleness", self.max_staleness, accepted, least=0)
@@ -276,6 +288,9 @@ class StaleStrategy(Strategy):
         if self.version_memory_bytes is not None:
             accepted = "a whole number of bytes >= 0, or None for no limit"
             require_count("version_memory_bytes", self.version_memory_bytes, accepted, least=0)
+        accepted = "Format(up='int4') or another Messages, or None for in full"
+        is_known = self.messages is None or isinstance(self.messages, Messages)
+        require(is_known, "messages", self.messages, accepted)
         require(self.recheck_s > 0, "recheck_s", self.recheck_s, "seconds > 0")
         if self.normalise == "weights" and size == 1:
             logger.warning(
@@ -423,7 +438,7 @@ class StaleStrategy(Strategy):
         usual = StaleStrategy()
         for part, default, names in (
             (self.schedule, usual.schedule, ("send", "buffer_size", "deadline_s")),
-            (self, usual, ("stop_when", "checkpoints", "resume", "forecast_request")),
+            (self, usual, ("stop_when", "checkpoints", "resume", "forecast_request", "messages")),
         ):
             for name in names:
                 value = getattr(part, name)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, replace
 from functools import partial
 from inspect import signature
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from flwr.app.user_config import UserConfig
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
@@ -21,7 +21,17 @@ from fedstale import strategies
 from fedstale.agents import AgentSelector, LinUCB
 from fedstale.config import nearest
 from fedstale.errors import ConfigError
-from fedstale.strategies import Privacy, StaleStrategy, robust, selection, weighting
+from fedstale.strategies import (
+    ByForecast,
+    Format,
+    Messages,
+    Privacy,
+    StaleStrategy,
+    robust,
+    selection,
+    weighting,
+)
+from fedstale.strategies.messages.codec import FORMATS, FormatName
 from fedstale.strategies.weighting import ByAge
 
 T = TypeVar("T", int, float)
@@ -89,7 +99,8 @@ NAMES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
 
 _PRIVACY = {f"privacy.{field.name.replace('_', '-')}": field for field in fields(Privacy)}
 """Settings of `Privacy`, by the key of the run config."""
-SETTINGS = ("max-staleness", *_PRIVACY)
+_BY_FORECAST = "by-forecast"
+SETTINGS = ("max-staleness", "messages", "messages-down", *_PRIVACY)
 """Keys of the run config that are empty where they are not set."""
 
 
@@ -150,6 +161,7 @@ def strategy(config: UserConfig) -> Strategy:
             options[key] = named(key, str(config[key]))()
     if config["max-staleness"] != "":
         options["max_staleness"] = config["max-staleness"]
+    options["messages"] = _messages(config)
     options["privacy"] = _privacy(config)
     if config["robust"]:
         schedule = make(**options).schedule
@@ -184,6 +196,21 @@ def _flowers(config: UserConfig) -> Strategy:
         min_evaluate_nodes=1,
         min_available_nodes=1,
     )
+
+
+def _messages(config: UserConfig) -> Messages | None:
+    up, down = (str(config[key]).lower() or None for key in ("messages", "messages-down"))
+    for key, name in (("messages", up), ("messages-down", down)):
+        names = [*FORMATS, *([_BY_FORECAST] if key == "messages" else [])]
+        if name is not None and name not in names:
+            raise ConfigError(f"{key} = {config[key]!r}: expected {nearest(name, names)}")
+    if up is None and down is None:
+        return None
+    if up == _BY_FORECAST:
+        if not config["forecasts"]:
+            raise ConfigError(f"messages = {_BY_FORECAST!r}: expected with forecasts=true")
+        return ByForecast(down=cast(FormatName | None, down))
+    return Format(up=cast(FormatName | None, up), down=cast(FormatName | None, down))
 
 
 def _privacy(config: UserConfig) -> Privacy | None:

@@ -66,10 +66,10 @@ def check(
     """Say what would go wrong when an app goes out to devices, or what a server lets strangers do.
 
     Packages are looked for here: run it in an environment like that of the devices. The ServerApp
-    of an app without faults is run to its first message, to count that one's objects. A server is
-    asked from outside, and nothing is changed there: run it from where devices are.
+    of an app without faults is run to its first message, to look at what devices make of it. A
+    server is asked from outside, and nothing is changed there: run it from where devices are.
     """
-    from fedstale.deployment.check import check_app, check_objects, check_superlink
+    from fedstale.deployment.check import check_app, check_messages, check_superlink
 
     findings, name, sizes = [], server, []
     if server is not None:
@@ -86,7 +86,7 @@ def check(
         name = found.name
         findings += check_app(found, run_config)
         if not any(finding.is_fault for finding in findings):
-            sizes.append(check_objects(found, run_config))
+            sizes += check_messages(found, run_config)
     if superlink is not None:
         findings += check_superlink(superlink)
     if as_json:

@@ -1,7 +1,15 @@
-"""What a device adds to its ClientApp: forecasts of itself, and arrays as one object."""
+"""What a device adds to its ClientApp: forecasts of itself, smaller messages, packed arrays."""
 
-from fedstale.client.mods import ForecastingApp, ForecastMod, PackMod
+from fedstale.client.mods import CompactMod, ForecastingApp, ForecastMod, PackMod
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
 from fedstale.strategies.server.validation import FORECAST_RECORD
 
-__all__ = ["FORECAST_RECORD", "JOB_RECORD", "QUERY", "ForecastMod", "ForecastingApp", "PackMod"]
+__all__ = [
+    "FORECAST_RECORD",
+    "JOB_RECORD",
+    "QUERY",
+    "CompactMod",
+    "ForecastMod",
+    "ForecastingApp",
+    "PackMod",
+]

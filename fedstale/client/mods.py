@@ -1,13 +1,15 @@
-"""Flower client mods: a device forecasts itself, and sends arrays as one object.
+"""Flower client mods: a device forecasts itself, sends fewer bytes, and sends arrays as one object.
 
-`ForecastMod` does both, for any ClientApp, in one line. It measures what the device does with each
-message, keeps that in the node's Context, and puts a forecast of the next job into each reply, in a
-ConfigRecord of its own, which stock strategies ignore. Whatever goes wrong in a forecast, the app's
-own reply goes out as it is.
+`ForecastMod` does the first and the last, for any ClientApp, in one line. It measures what the
+device does with each message, keeps that in the node's Context, and puts a forecast of the next job
+into each reply, in a ConfigRecord of its own, which stock strategies ignore. Whatever goes wrong in
+a forecast, the app's own reply goes out as it is. `CompactMod` answers in the format that a server
+asks for.
 """
 
 import logging
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +20,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
 from fedstale import __version__
+from fedstale.client import compacting
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
 from fedstale.strategies.server.packing import pack, says_so, stating, unpack
@@ -104,13 +107,17 @@ class ForecastMod:
         self._journals: dict[tuple[str, str], JournalHistory] = {}
         self._logged = ""
 
-    def client_app(self, mods: list[Mod] | None = None) -> "ForecastingApp":
+    def client_app(
+        self, mods: list[Mod] | None = None, *, around: Sequence[Mod] = ()
+    ) -> "ForecastingApp":
         """Return a new ClientApp with this mod around everything, that answers `QUERY`.
 
         Args:
-            mods: others, which run inside.
+            mods: others, which run inside, around each function of the app.
+            around: others that run around every message as this one does, inside of it, such as
+                `CompactMod()`. A batch of clients that are trained as one program runs them too.
         """
-        return ForecastingApp(self, mods)
+        return ForecastingApp(self, mods, around)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Let the app answer, and add the forecast; or answer alone, if the message is a query.
@@ -154,10 +161,14 @@ class ForecastMod:
         arrived = device.read()
         # The app's code may change the message.
         stated = dict(message.content.config_records.get(JOB_RECORD, {}))
-        received_bytes = array_bytes(message.content)
+        # What travels counts, also where `CompactMod` is around this mod.
+        around = compacting.under_way()
+        received_bytes = array_bytes(message.content if around is None else around.received)
         reply = _answer(message, {}) if is_query else call_next(message, context)
         if reply.has_error():
             return reply
+        if around is not None:
+            around.finish(reply)
         try:
             from fedstale.client import forecasting  # noqa: PLC0415 - see above
 
@@ -212,10 +223,17 @@ class ForecastMod:
 class ForecastingApp(ClientApp):
     """A ClientApp whose every message goes through a `ForecastMod`; made by it."""
 
-    def __init__(self, mod: ForecastMod, mods: list[Mod] | None = None) -> None:
+    def __init__(
+        self, mod: ForecastMod, mods: list[Mod] | None = None, around: Sequence[Mod] = ()
+    ) -> None:
         super().__init__(mods=mods)
-        self.around: Mod = mod
-        """Runs around every message, also around those that the app has no function for."""
+        self._around: list[Mod] = [mod, *around]
+
+    def around(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Run around every message, also around those that the app has no function for."""
+        for mod in reversed(self._around):
+            call_next = _through(mod, call_next)
+        return call_next(message, context)
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message."""
@@ -249,6 +267,30 @@ class PackMod:
             return reply
         reply.content = (pack if is_packed else stating)(reply.content)
         return reply
+
+
+class CompactMod:
+    """Answers in the format that a server asks for, and reads models in formats; the app sees none.
+
+    It belongs first, with `ForecastMod` or `PackMod` beside it in either order, around mods that
+    change arrays, such as those for privacy:
+
+        app = ClientApp(mods=[CompactMod(), ForecastMod()])
+        app = ForecastMod().client_app(around=[CompactMod()])
+
+    Large arrays of a reply then go as changes of what was received; see `Format` for which server
+    asks for that. What rounding leaves out is kept in the node's Context and goes into the next
+    reply. It also packs, as `PackMod` does. To a server that asks for nothing it adds nothing.
+    """
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Let the app answer; a message that cannot be read is answered with an error."""
+        return PackMod()(message, context, _through(compacting.compacted, call_next))
+
+
+def _through(mod: Mod, call_next: ClientAppCallable) -> ClientAppCallable:
+    """Return a mod around what comes after it."""
+    return lambda message, context: mod(message, context, call_next)
 
 
 def _answer(message: Message, record: "Record") -> Message:

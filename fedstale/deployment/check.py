@@ -40,6 +40,7 @@ from fedstale.simulation.executors import ClientCall, ClientReply, Executor
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.stock_strategies import server_fn_on
 from fedstale.simulation.trace_grid import TraceGrid
+from fedstale.strategies.messages.records import Asked
 from fedstale.strategies.server.packing import pack
 from fedstale.traces import TraceSet
 
@@ -218,24 +219,52 @@ class _Awaiting(Executor):
         raise ConfigError("its first message has no arrays")
 
 
-def check_objects(app: FlowerApp, run_config: str = "") -> Finding:
-    """Run an app's ServerApp to its first message, and count the objects that Flower makes of it.
+def check_messages(app: FlowerApp, run_config: str = "") -> list[Finding]:
+    """Run an app's ServerApp to its first message, and look at what devices are to make of it.
 
     Args:
         app: in a directory, without faults.
         run_config: overrides of the run, as `flwr run` takes them.
 
     Returns:
-        How many there are, and how many of them packed; or why it is not known.
+        How many objects Flower makes of it, and how many of it packed; or why that is not known.
+        Whether replies are asked for in a format and no device will answer in it.
     """
     try:
         message = _first_message(app, run_config)
     except Exception as problem:
         text = " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
-        return Finding(
-            f"how many objects a message is, is not known: the ServerApp sends none here: {text}",
-            is_fault=False,
+        return [
+            Finding(
+                "how many objects a message is, is not known: the ServerApp sends none here: "
+                f"{text}",
+                is_fault=False,
+            )
+        ]
+    findings = [_objects(message)]
+    sources = [p for p in collect_files(app.directory).values() if p.suffix == ".py"]
+    if Asked.of(message.content) and not any(_names_the_mod(path) for path in sources):
+        findings.append(
+            Finding(
+                "the strategy's messages=... asks devices for smaller messages, but no file of the "
+                "app names CompactMod: they go in full both ways; add fedstale.client.CompactMod() "
+                "as the first mod of the ClientApp",
+                is_fault=False,
+            )
         )
+    return findings
+
+
+def _names_the_mod(path: Path) -> bool:
+    """Return whether a file of Python uses `CompactMod` by name."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return any(
+        "CompactMod" in (getattr(node, "id", ""), getattr(node, "attr", "")) for node in nodes
+    )
+
+
+def _objects(message: Message) -> Finding:
+    """Return how many objects Flower makes of a message."""
     packed = make_message(message.metadata, pack(message.content))
     n, n_packed = (len([*iterate_object_tree(get_object_tree(m))]) for m in (message, packed))
     n_arrays = sum(map(len, message.content.array_records.values()))

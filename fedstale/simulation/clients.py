@@ -26,7 +26,15 @@ from flwr.app.user_config import UserConfig
 from flwr.common.constant import ErrorCode
 
 from fedstale.simulation.compat import error_reply, own_copy, with_content
-from fedstale.simulation.costs import CostBook, Size, content_size, examples_in, kind_of, size_of
+from fedstale.simulation.costs import (
+    CostBook,
+    Size,
+    content_size,
+    examples_in,
+    kind_of,
+    reply_kind,
+    size_of,
+)
 from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor
 from fedstale.simulation.jobs import (
@@ -342,9 +350,9 @@ class Clients(Stateful):
             logger.log(level, "client on node %d failed: %s", job.node_id, job.reason)
         else:
             job.status = REPORTED
-            charged, kind = int(job.asked_upload_bytes), kind_of(job.message)
+            kind = reply_kind(kind_of(job.message), job.message.content)
             self._book.check_promise(kind, job.node_id, size)
-            self._book.learn(kind, job.node_id, reply, size, charged)
+            self._book.learn(kind, job.node_id, reply, size, int(job.asked_upload_bytes))
         return reply
 
     def _context(self, node_id: int) -> Context:

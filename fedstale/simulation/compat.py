@@ -224,13 +224,15 @@ def read_array(array: Array) -> npt.NDArray[Any]:
 
 
 def n_value_bytes(array: Array) -> int:
-    """Return how many bytes of a stored array are its values: all but NumPy's header.
+    """Return how many bytes of a stored array are its values: all but NumPy's header, if any.
 
     Example:
         >>> n_value_bytes(written_array(np.zeros((2, 3), np.float32)))
         24
     """
     data = array.data
+    if array.stype != SType.NUMPY:
+        return len(data)
     n = len(data) - _n_header_bytes(data[: _LENGTH_AT + 2])
     return n if n > 0 else 0
 

@@ -16,6 +16,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from fedstale.config import Costs
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import entries, n_value_bytes
+from fedstale.strategies.messages.records import Asked
 from fedstale.strategies.server.validation import records_in
 from fedstale.strategies.state import Stateful
 
@@ -157,7 +158,11 @@ class CostBook(Stateful):
         return expected
 
     def promised_size(self, kind: str) -> Size | None:
-        """Return the size that replies of a kind have by promise; None while that is not known."""
+        """Return the size that replies have by promise; None while that is not known.
+
+        Args:
+            kind: of what they answer, by `reply_kind`.
+        """
         first = self._first.get(kind)
         return None if first is None else Size(*first)
 
@@ -165,11 +170,21 @@ class CostBook(Stateful):
         """Return the bytes that a reply is likely to have: of the node's last, else the request's.
 
         Nothing is charged by it: the true size follows when the client has run.
+
+        Args:
+            kind: of what it answers, by `reply_kind`.
+            node_id: of the client.
+            request_bytes: of what it answers.
         """
         return self._last.get((kind, node_id), self._last.get((kind, -1), request_bytes))
 
     def check_promise(self, kind: str, node_id: int, size: Size) -> None:
         """Check that a reply has the size that the app promises, if it promises any.
+
+        Args:
+            kind: of what it answers, by `reply_kind`.
+            node_id: of the client.
+            size: its bytes.
 
         Raises:
             ConfigError: it has another.
@@ -186,7 +201,7 @@ class CostBook(Stateful):
         """Take note of a reply without an error that was delivered.
 
         Args:
-            kind: of its message.
+            kind: of what it answers, by `reply_kind`.
             node_id: of the client.
             reply: what came.
             size: its bytes.
@@ -195,6 +210,8 @@ class CostBook(Stateful):
         if self.costs.constant_replies and kind.startswith("train"):
             self._first.setdefault(kind, size)
         self._last[(kind, node_id)] = self._last[(kind, -1)] = charged
+        # A format changes no number of examples.
+        kind = kind.partition(" ")[0]
         examples = examples_in(reply.content)
         if examples is not None:
             before = self._examples.get((kind, node_id))
@@ -242,6 +259,17 @@ def kind_of(message: Message) -> str:
         'train'
     """
     return message.metadata.message_type.removesuffix(".default")
+
+
+def reply_kind(kind: str, content: RecordDict) -> str:
+    """Return what replies of one size have in common: what they answer, and the format asked for.
+
+    Args:
+        kind: of a message, by `kind_of`.
+        content: of the message.
+    """
+    asked = Asked.of(content)
+    return kind if asked is None or asked.up is None else f"{kind} {asked.up}"
 
 
 def is_by_examples(message: Message) -> bool:

@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fedstale.errors import ConfigError
-from fedstale.simulation.costs import CostBook, Size, content_size, kind_of
+from fedstale.simulation.costs import CostBook, Size, content_size, kind_of, reply_kind
 from fedstale.simulation.jobs import (
     ANSWERED,
     ASKED,
@@ -382,20 +382,20 @@ class Fleet(Stateful):
         runs_after: list[int] = []
         rounds: list[int] = []
         # Strategies put the same records into every message of a round.
-        known: dict[tuple[int, str], tuple[str, int, float, int, Size | None]] = {}
+        known: dict[tuple[int, str], tuple[str, str, int, float, int, Size | None]] = {}
         for message in messages:
             metadata, content = message.metadata, message.content
             key = id(content), metadata.message_type
             if key not in known:
                 kind, size = kind_of(message), content_size(content)
                 scale = book.scale(size)
-                down = book.message_bytes(size, scale)
-                known[key] = kind, _round_in(content), scale, down, book.promised_size(kind)
-            kind, number, scale, down, promised = known[key]
+                down, form = book.message_bytes(size, scale), reply_kind(kind, content)
+                known[key] = kind, form, _round_in(content), scale, down, book.promised_size(form)
+            kind, form, number, scale, down, promised = known[key]
             node_id = metadata.dst_node_id
             work, is_expected = book.work(message, kind, node_id)
             if is_expected or promised is None:
-                up = book.expected_bytes(kind, node_id, down)
+                up = book.expected_bytes(form, node_id, down)
                 runs_after.append(_AFTER_DOWNLOAD if is_expected else _AFTER_WORK)
             else:
                 up = book.message_bytes(promised, scale)

@@ -402,6 +402,10 @@ class History(Stateful):
         """Note what a device expects of itself."""
         self._table.note_forecast(self._row(node_id), forecast, now)
 
+    def forecast_of(self, node_id: int) -> Forecast:
+        """Return the last forecast of a node; empty if it sent none."""
+        return self._table.forecasts.get(self._rows.get(node_id, _UNKNOWN_ROW), {})
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything known."""
         n = len(self._rows) + 1

@@ -10,9 +10,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.app.typing import ConfigRecordValues
 
 from fedstale.errors import FedstaleError
+from fedstale.strategies.messages.codec import FormatName
 from fedstale.strategies.selection.base import Selector
 from fedstale.strategies.selection.forecast_request import QUERY
 from fedstale.strategies.server.clients import History, Situation
+from fedstale.strategies.server.compacting import CompactNodes
 from fedstale.strategies.server.jobs import OpenJobs, Purpose
 from fedstale.strategies.server.node_set import Mask, NodeSet, Places
 from fedstale.strategies.server.releases import RELEASE, state_release
@@ -87,8 +89,12 @@ class Dispatcher:
     """Of the model."""
     latest: ArrayRecord
     """Version 0 of the model as Flower sends it; later the last version that was sent."""
+    compact: CompactNodes | None = None
+    """What nodes are asked for, where messages are made smaller."""
     _version: int = 0
     _contents: dict[Purpose, tuple[int, RecordDict, int]] = field(default_factory=dict)
+    _formats: dict[int, tuple[FormatName | None, FormatName | None]] = field(default_factory=dict)
+    """Formats up and down of the messages that have been made and not opened, by node."""
 
     def choose(self, free: NodeSet, k: int, now: float, deadline_s: float) -> list[int]:
         """Let the selector pick at most k of the free nodes.
@@ -117,21 +123,25 @@ class Dispatcher:
             )
         return chosen
 
-    def push(self, nodes: list[int], purpose: Purpose) -> tuple[list[str | None], int]:
+    def push(self, nodes: list[int], purpose: Purpose) -> tuple[list[str | None], list[int]]:
         """Send the current version, or a query, to at least one node.
 
         Returns:
-            Ids of the messages, None for one that could not be sent; bytes of arrays in each.
+            Ids of the messages, None for one that could not be sent; bytes of arrays of each.
 
         Raises:
             FedstaleError: the grid takes none of the messages.
         """
-        _, n_bytes = self._content(purpose)
-        ids: list[str | None] = list(self.grid.push_messages(self.messages(nodes, purpose)))
+        _, full_bytes = self._content(purpose)
+        messages = self.messages(nodes, purpose)
+        n_bytes = [full_bytes] * len(nodes)
+        if self._formats:
+            n_bytes = [_array_bytes(message.content) for message in messages]
+        ids: list[str | None] = list(self.grid.push_messages(messages))
         if len(ids) != len(nodes) or not any(ids):
             raise FedstaleError(
-                f"the grid took none of {len(nodes)} messages with {n_bytes} bytes of arrays each: "
-                "see the log of the SuperLink, which may have a limit on their size"
+                f"the grid took none of {len(nodes)} messages with up to {max(n_bytes)} bytes of "
+                "arrays: see the log of the SuperLink, which may have a limit on their size"
             )
         return ids, n_bytes
 
@@ -139,9 +149,20 @@ class Dispatcher:
         """Return messages with the current version, or with a query, to some nodes."""
         content, _ = self._content(purpose)
         ttl_s, group_id = self.ttl_s(purpose), str(self.versions.version)
+        contents = [content] * len(nodes)
+        if self.compact is not None and purpose == "train":
+            contents = [self._compact(node, content, self.compact) for node in nodes]
         return [
-            Message(content, node, _TYPES[purpose], ttl=ttl_s, group_id=group_id) for node in nodes
+            Message(content, node, _TYPES[purpose], ttl=ttl_s, group_id=group_id)
+            for node, content in zip(nodes, contents, strict=True)
         ]
+
+    def _compact(self, node: int, full: RecordDict, compact: CompactNodes) -> RecordDict:
+        """Return the content of a message to one node, in the formats that it gets."""
+        asked, down = compact.asked(node, self.history.forecast_of(node))
+        self._formats[node] = asked.up, down
+        keys = self.strategy.arrayrecord_key, self.strategy.configrecord_key
+        return compact.content(asked, down, full, keys)
 
     def open(self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float) -> int:
         """Open a job for each message that was sent, and return how many were.
@@ -154,6 +175,7 @@ class Dispatcher:
         """
         version = self.versions.version
         for node, message_id in zip(nodes, ids, strict=True):
+            up, down = self._formats.pop(node, (None, None))
             if purpose == "train":
                 self.history.picked(node, now)
             if message_id is None:
@@ -168,6 +190,8 @@ class Dispatcher:
                 version=version,
                 now=now,
                 timeout_s=self.ttl_s(purpose),
+                up=up,
+                down=down,
             )
             if purpose != "query":
                 self.versions.hold(version)
@@ -209,6 +233,11 @@ class Dispatcher:
             content = RecordDict(
                 {self.strategy.arrayrecord_key: record, self.strategy.configrecord_key: config}
             )
-            n_bytes = sum(len(array.data) for array in record.values())
+            n_bytes = _array_bytes(content)
             self._contents[purpose] = (version, content, n_bytes)
         return content, n_bytes
+
+
+def _array_bytes(content: RecordDict) -> int:
+    records = (record for record in content.values() if isinstance(record, ArrayRecord))
+    return sum(len(array.data) for record in records for array in record.values())

@@ -14,6 +14,7 @@ from itertools import starmap
 from math import inf
 from typing import Any, Literal
 
+from fedstale.strategies.messages.codec import FormatName
 from fedstale.strategies.state import State, Stateful
 
 Purpose = Literal["train", "evaluate", "query"]
@@ -34,6 +35,10 @@ class SentJob:
     """Version of the model that it carried."""
     sent_at: float
     """Instant in s."""
+    up: FormatName | None = None
+    """Format that its reply was asked in; None for in full."""
+    down: FormatName | None = None
+    """Format of the model that it carried; None for in full."""
 
 
 @dataclass
@@ -64,6 +69,8 @@ class OpenJobs(Stateful):
         version: int,
         now: float,
         timeout_s: float,
+        up: FormatName | None = None,
+        down: FormatName | None = None,
     ) -> SentJob:
         """Open a job."""
         job = SentJob(
@@ -73,6 +80,8 @@ class OpenJobs(Stateful):
             purpose=purpose,
             base_version=version,
             sent_at=now,
+            up=up,
+            down=down,
         )
         self.n_sent += 1
         self._open[message_id] = job

@@ -21,6 +21,7 @@ from fedstale.errors import FedstaleError, ProtocolError, ResumeError
 from fedstale.strategies.schedule import LearntDeadline
 from fedstale.strategies.server.buffer import Buffer
 from fedstale.strategies.server.clients import History
+from fedstale.strategies.server.compacting import CompactNodes
 from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
 from fedstale.strategies.server.jobs import PURPOSES, Ending, OpenJobs, Purpose, SentJob
 from fedstale.strategies.server.metrics import Evaluations, Progress
@@ -110,6 +111,9 @@ class EventLoop(Stateful):
             weighs_examples=strategy.normalise == "examples",
         )
         strategy.rejections = grid.runtime.rejections = self.reputation.counts
+        self.compact: CompactNodes | None = None
+        if strategy.messages is not None:
+            self.compact = CompactNodes(strategy.messages, self.versions, strategy.seed)
         self.rng = np.random.default_rng(strategy.seed)
         now = self.clock.now()
         self.progress = Progress(started_at=now, now=now)
@@ -124,6 +128,7 @@ class EventLoop(Stateful):
             history=self.history,
             versions=self.versions,
             latest=initial,
+            compact=self.compact,
         )
         self.evaluations = Evaluations(strategy.result, self.progress, self.runtime)
         self.buffer = Buffer(strategy, weighting, optimizer, self.versions, self.reputation)
@@ -232,18 +237,19 @@ class EventLoop(Stateful):
         now = self.clock.now()
         if nodes:
             ids, n_bytes = self.dispatcher.push(nodes, purpose)
-            self.progress.sent_bytes += n_bytes * self._open(nodes, ids, purpose, now)
+            self._open(nodes, ids, purpose, now)
+            sent = zip(n_bytes, ids, strict=True)
+            self.progress.sent_bytes += sum(n for n, message_id in sent if message_id is not None)
 
-    def _open(self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float) -> int:
-        """Open the jobs of messages, and return how many could be sent."""
-        n_sent = self.dispatcher.open(nodes, ids, purpose, now)
+    def _open(self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float) -> None:
+        """Open the jobs of messages."""
+        self.dispatcher.open(nodes, ids, purpose, now)
         unsent = [node for node, message_id in zip(nodes, ids, strict=True) if message_id is None]
         for node in unsent:
             if purpose == "evaluate":
                 self.evaluations.ended(self.versions.version)
             elif purpose == "train":
                 self._lose(node)
-        return n_sent
 
     # Waiting and receiving.
 
@@ -305,6 +311,8 @@ class EventLoop(Stateful):
         self.progress.received_bytes += _n_bytes(reply)
         self.changed_at = self.clock.now()
         if reply.has_error():
+            if self.compact is not None:
+                self.compact.failed(job.node_id)
             reason = f"error {reply.error.code}: {reply.error.reason}"
             self._fail(job, "failed", reason[:MOST_REASON])
             return
@@ -313,6 +321,8 @@ class EventLoop(Stateful):
             check_release(reply.content)
             if forecast := forecast_in(reply):
                 self.history.forecast(job.node_id, forecast, self.changed_at)
+            if self.compact is not None and job.purpose == "train":
+                self.compact.heard(job, reply)
             if job.purpose == "query":
                 self._end(job, "accepted")
             elif job.purpose == "evaluate":
@@ -350,6 +360,8 @@ class EventLoop(Stateful):
             )
             self._count_lost()
         else:
+            if self.compact is not None:
+                self.compact.accepted(job.node_id, job.message_id)
             self.buffer.add(update)
             self._reject_early()
 
@@ -358,6 +370,8 @@ class EventLoop(Stateful):
         for update, problem in self.buffer.rejected:
             self.reputation.reject(update.node_id, problem, self.clock.now())
             self.runtime.rejected(update.message_id, reason=str(problem))
+            if self.compact is not None:
+                self.compact.dropped(update.node_id, update.message_id)
             self._lose(update.node_id)
         self.buffer.rejected.clear()
 
@@ -426,6 +440,8 @@ class EventLoop(Stateful):
             self._reject_early()
             for update in self.buffer.updates:
                 self.runtime.rejected(update.message_id, reason=str(problem))
+                if self.compact is not None:
+                    self.compact.dropped(update.node_id, update.message_id)
         else:
             self._reject_early()
             self._advance(snapshot)
@@ -524,6 +540,7 @@ class EventLoop(Stateful):
                 for book in _BOOKS
             },
             "random": self.rng.bit_generator.state,
+            **({} if self.compact is None else {"compact": self.compact.state_dict()}),
         }
 
     def _continue_from(self, state: State, *, jobs_survive: bool) -> None:
@@ -557,6 +574,8 @@ class EventLoop(Stateful):
                 )
         self.versions.load_state_dict(state["versions"])
         self.load_state_dict(state)
+        if self.compact is not None and "compact" in state:
+            self.compact.load_state_dict(state["compact"])
         self.clock = ResumedClock(self.clock, state["now"])
         self.rng.bit_generator.state = state["random"]
         for book in _BOOKS:

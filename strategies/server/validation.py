@@ -7,8 +7,10 @@ ClientApps send them, or the change alone if one of its ConfigRecords says
 medians, are in `reputation`.
 
 Replies come from clients that are not trusted: sizes are compared before anything is parsed or
-allocated, of the whole reply (`Validation.check_size`) and of each array. Arrays are in NumPy's
-file format, whose header is a Python literal. NumPy's own reader evaluates it, which takes 40 us
+allocated, of the whole reply (`Validation.check_size`) and of each array. An array may be quantised
+if its job asked for it (`fedstale.strategies.messages`): here it becomes numbers again, before
+anything else looks at it. All others are in NumPy's file format, whose header is a Python
+literal. NumPy's own reader evaluates it, which takes 40 us
 for a plain header and up to 80 ms for one of 1 KiB that is made to be slow, and may warn or raise
 almost anything. So a regular expression reads the one form that `numpy.save` writes for plain
 numbers, in 1 us, and nothing about a header is kept.
@@ -26,14 +28,17 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedstale.errors import ProtocolError
-from fedstale.strategies.arrays import Array, add_scaled, is_finite, norm_of
+from fedstale.strategies.arrays import Array, Model, add_scaled, is_finite, norm_of
+from fedstale.strategies.messages.codec import LEAST, FormatName, decode, is_quantised
+from fedstale.strategies.messages.records import form_of
 from fedstale.strategies.server.clients import Forecast
 from fedstale.strategies.server.jobs import SentJob
-from fedstale.strategies.server.versions import Versions
+from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.settings import require, require_count
 from fedstale.strategies.weighting.base import ClientUpdate
 
 STYPE = "numpy.ndarray"
+_QUANTISED = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
 MOST_HEADER_BYTES = 1024
 """`numpy.save` needs 128 for any array of up to a dozen axes."""
 
@@ -119,6 +124,48 @@ def read(
     array = flat.reshape(shape[::-1]).transpose() if is_fortran else flat.reshape(shape)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.array(array, to, order="C")
+
+
+def read_change(
+    stored: FlowerArray,
+    name: str,
+    like: Array,
+    dtypes: tuple[np.dtype[np.generic], ...] | None,
+    asked: FormatName | None,
+) -> Array:
+    """Return the change in a quantised array of known shape, in memory of its own.
+
+    Args:
+        stored: as it came; `form_of` says that it is quantised.
+        name: of the array, for error messages.
+        like: the model's array of that name.
+        dtypes: accepted; None accepts all that can be quantised.
+        asked: format that the job asked for.
+
+    Raises:
+        RejectionError: it is not such an array.
+    """
+    form, shape = form_of(stored), tuple(stored.shape)
+    if form is None or form != asked:
+        raise RejectionError(
+            "format", f"arrays[{name!r}] is in {form}, which its job did not ask for: {asked}?"
+        )
+    if shape != like.shape:
+        raise RejectionError("shape", f"arrays[{name!r}] has shape {shape}: expected {like.shape}")
+    known = _QUANTISED.get(stored.dtype)
+    fits = known is not None and (dtypes is None or known in dtypes)
+    if known is None or not fits or not is_quantised(form, known, shape):
+        raise RejectionError(
+            "dtype",
+            f"arrays[{name!r}] has {like.size} elements of {stored.dtype[:40]!r} in {form}: "
+            f"expected at least {LEAST} of {dtypes[0] if dtypes else 'floating point'}",
+        )
+    try:
+        change = decode(stored.data, form, shape, known)
+    except ProtocolError as problem:
+        raise RejectionError("format", f"arrays[{name!r}] {problem}") from problem
+    with np.errstate(over="ignore"):
+        return change.astype(like.dtype, copy=False)
 
 
 UPDATE_KEY = "fedstale.update"
@@ -266,7 +313,8 @@ class Validation:
             RejectionError: a ProtocolError; the reply cannot be used, and why.
         """
         examples, metrics = self.measurements(reply, keys.examples)
-        base, record = versions[job.base_version], _arrays(reply.content, keys.arrays)
+        base = versions.base(job.base_version, job.down)
+        record = _arrays(reply.content, keys.arrays)
         names = set(base.names)
         if len(record) != len(names) or set(record) != names:
             missing, extra = names - set(record), set(record) - names
@@ -278,19 +326,14 @@ class Validation:
         is_delta = any(config.get(UPDATE_KEY) == "delta" for config in configs)
         cast = self.dtypes == "cast"
         # Counts are averaged in float64 anyway, and the change of an unsigned one may be negative.
-        delta = {
-            name: read(
-                record[name], name, x, None if cast else (base.dtype_on_devices(name),), x.dtype
-            )
-            for name, x in base.floats.items()
-        }
+        delta, whole = self._floats(record, base, job)
         counts = {
             name: read(record[name], name, x, None if cast else (x.dtype, _I8, _F8), _F8)
             for name, x in base.counts.items()
         }
         if not is_delta:
             with np.errstate(over="ignore", invalid="ignore"):
-                add_scaled(delta, base.floats, -1.0)
+                add_scaled(whole, base.floats, -1.0)
                 add_scaled(counts, base.counts, -1.0)
         norm = norm_of(delta)
         if not (isfinite(norm) and is_finite(counts)):
@@ -329,6 +372,18 @@ class Validation:
             metrics=metrics,
             norm=norm,
         )
+
+    def _floats(self, record: ArrayRecord, base: Snapshot, job: SentJob) -> tuple[Model, Model]:
+        """Return a reply's floating-point arrays, and those of them that are not quantised."""
+        arrays, whole = {}, {}
+        for name, x in base.floats.items():
+            stored = record[name]
+            accepted = None if self.dtypes == "cast" else (base.dtype_on_devices(name),)
+            if stored.stype != STYPE and form_of(stored):
+                arrays[name] = read_change(stored, name, x, accepted, job.up)
+            else:
+                arrays[name] = whole[name] = read(stored, name, x, accepted, x.dtype)
+        return arrays, whole
 
     def measurements(self, reply: Message, key: str) -> tuple[float, dict[str, float]]:
         """Return the number of examples, which is the metric `key`, and the scalar metrics.

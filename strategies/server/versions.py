@@ -10,16 +10,18 @@ bytes.
 import mmap
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, RecordDict
 
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.strategies.arrays import Array, Model
+from fedstale.strategies.messages.codec import FormatName
+from fedstale.strategies.messages.records import coarse, decoded
 
 _ALIGNED = 64
 _HALF = np.dtype(np.float16)
@@ -160,6 +162,8 @@ class _Held:
     snapshot: Snapshot
     jobs: int = 0
     on_disk: bool = False
+    coarse: dict[FormatName, ArrayRecord] = field(default_factory=dict)
+    """The version as it was sent, by format."""
 
 
 class Versions:
@@ -206,6 +210,27 @@ class Versions:
     def __getitem__(self, version: int) -> Snapshot:
         """Return a version that is current or held by a job."""
         return self._held[version].snapshot
+
+    def sent(self, version: int, form: FormatName) -> ArrayRecord:
+        """Return a version as it is sent in a format; it is kept as long as the version.
+
+        Rounding to the nearest makes the same bytes each time, so a checkpoint holds none of them.
+        """
+        held = self._held[version]
+        if form not in held.coarse:
+            held.coarse[form] = coarse(held.snapshot.record(), form)
+        return held.coarse[form]
+
+    def base(self, version: int, form: FormatName | None = None) -> Snapshot:
+        """Return the model that a device trained from: a version, or what a format made of it.
+
+        Args:
+            version: that is current or held by a job.
+            form: in which it was sent; None for in full.
+        """
+        if form is None:
+            return self[version]
+        return Snapshot.of(decoded(RecordDict({"": self.sent(version, form)})).array_records[""])
 
     def __len__(self) -> int:
         """Number of versions kept."""

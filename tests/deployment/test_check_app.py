@@ -8,7 +8,7 @@ from small_deployment import PYPROJECT, write_app
 from typer.testing import CliRunner
 
 from fedstale.cli import apps as app_commands
-from fedstale.deployment.check import SourceFile, check_app, check_objects, check_superlink
+from fedstale.deployment.check import SourceFile, check_app, check_messages, check_superlink
 from fedstale.deployment.commands import write_certificates
 from fedstale.deployment.local import free_port
 from fedstale.errors import ConfigError
@@ -202,17 +202,43 @@ def test_objects_are_counted_as_flower_makes_them(app):
     one = '{"w": Array(np.zeros(config["size"], dtype=np.float32))}'
     many = '{"w" * (i + 1): Array(np.full(9, i, np.float32)) for i in range(100)}'
     path.write_text(path.read_text().replace(one, many))
-    found = check_objects(FlowerApp.find(app))
+    (found,) = check_messages(FlowerApp.find(app))
     assert not found.is_fault
     assert "is 204 objects (arrays: 100)" in found.text
     assert found.text.endswith("it is 7")
+
+
+def test_a_strategy_that_asks_for_smaller_messages_of_an_app_without_the_mod_is_a_note(app):
+    server = app / "adder" / "server_app.py"
+    before = server.read_text()
+    server.write_text(
+        before
+        + """
+
+@app.main()
+def main(grid, context):
+    from fedstale.strategies import FedBuff, Format
+
+    arrays = ArrayRecord({"w": Array(np.zeros(300, np.float32))})
+    FedBuff(1, 1, messages=Format(up="int4")).start(grid, arrays, 1)
+"""
+    )
+    _, missing = check_messages(FlowerApp.find(app))
+    assert not missing.is_fault
+    assert "no file of the app names CompactMod" in missing.text
+    append(app, "from fedstale.client import CompactMod  # CompactMod\n")
+    assert len(check_messages(FlowerApp.find(app))) == 2
+    append(app, "mods = [CompactMod()]")
+    assert len(check_messages(FlowerApp.find(app))) == 1
+    server.write_text(before)
+    assert len(check_messages(FlowerApp.find(app))) == 1
 
 
 def test_a_server_app_that_sends_nothing_here_is_a_note(app, capfd):
     append(
         app, "print('loud')\n\n@app.main()\ndef main(grid, context):\n    1 / 0", "server_app.py"
     )
-    found = check_objects(FlowerApp.find(app))
+    (found,) = check_messages(FlowerApp.find(app))
     assert not found.is_fault
     assert "not known" in found.text
     assert capfd.readouterr().out == ""
@@ -223,7 +249,7 @@ def test_a_server_app_goes_no_further_than_its_first_message(app, tmp_path):
     done = tmp_path / "done"
     path.write_text(path.read_text() + f"        open({str(done)!r}, 'w').close()\n")
     for strategy in ("fedavg", "gap-aware"):
-        found = check_objects(FlowerApp.find(app), f"strategy='{strategy}'")
+        (found,) = check_messages(FlowerApp.find(app), f"strategy='{strategy}'")
         assert "objects" in found.text
         assert "not known" not in found.text
     assert not done.exists()

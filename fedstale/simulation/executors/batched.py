@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedstale.errors import ConfigError
@@ -22,6 +22,7 @@ from fedstale.simulation.compat import (
     quick_arrays,
     read_array,
     reply_with,
+    with_content,
     written_array,
 )
 from fedstale.simulation.executors.base import (
@@ -36,6 +37,7 @@ from fedstale.simulation.executors.base import (
 )
 from fedstale.simulation.executors.many_sgd import ManySGD, Models, TrainingTask
 from fedstale.simulation.flower_app import BatchedFunctions
+from fedstale.strategies.messages.records import decoded, has_quantised
 from fedstale.strategies.server.validation import records_in
 
 logger = logging.getLogger(__name__)
@@ -88,6 +90,9 @@ class BatchedExecutor(Executor):
         """
         replies: dict[int, ClientReply] = {}
         tasks: dict[int, TrainingTask] = {}
+        messages: dict[int, Message] = {}
+        # Models of one version are read once.
+        models: dict[tuple[int, ...], RecordDict] = {}
         with own_random_streams(), quick_arrays():
             for i, call in enumerate(calls):
                 self.watch.entered(call)
@@ -96,7 +101,8 @@ class BatchedExecutor(Executor):
                     continue
                 seed_streams(call.seed)
                 try:
-                    tasks[i] = TrainingTask.of(self._functions.job(call.message, call.context))
+                    messages[i] = _in_full(call.message, models)
+                    tasks[i] = TrainingTask.of(self._functions.job(messages[i], call.context))
                 except ConfigError:
                     raise
                 except (Exception, SystemExit) as problem:
@@ -105,7 +111,9 @@ class BatchedExecutor(Executor):
             todo = sorted(tasks, key=lambda i: (-tasks[i].n_steps, i))
             while todo:
                 now, todo = todo[: self.batch], todo[self.batch :]
-                trained = self._trained([calls[i] for i in now], [tasks[i] for i in now])
+                trained = self._trained(
+                    [calls[i] for i in now], [messages[i] for i in now], [tasks[i] for i in now]
+                )
                 if trained is None:
                     todo = now + todo
                     continue
@@ -131,12 +139,21 @@ class BatchedExecutor(Executor):
         return ManySGD(functions.network, functions.losses, self._device)
 
     def _trained(
-        self, calls: Sequence[ClientCall], tasks: Sequence[TrainingTask]
+        self,
+        calls: Sequence[ClientCall],
+        messages: Sequence[Message],
+        tasks: Sequence[TrainingTask],
     ) -> list[ClientReply] | None:
-        """Return the replies of some calls, or None if memory ran out and the batch was halved."""
+        """Return the replies of some calls, or None if memory ran out and the batch was halved.
+
+        Args:
+            calls: of clients.
+            messages: that they are called with, in full arrays.
+            tasks: what they do.
+        """
         self.watch.entered(calls[0], len(calls))
         try:
-            received = [_model_of(call) for call in calls]
+            received = [_model_of(message) for message in messages]
             models, losses = self._fit(_stacked([record for _, record in received]), tasks)
         except ConfigError:
             raise
@@ -157,6 +174,7 @@ class BatchedExecutor(Executor):
         return [
             self._reply(
                 call,
+                messages[i],
                 received[i][0],
                 {name: each[i] for name, each in trained.items()},
                 float(losses[i]),
@@ -165,18 +183,24 @@ class BatchedExecutor(Executor):
             for i, call in enumerate(calls)
         ]
 
-    def _reply(
-        self, call: ClientCall, name: str, arrays: dict[str, Any], loss: float, task: TrainingTask
+    def _reply(  # noqa: PLR0917 - one client of `_trained`
+        self,
+        call: ClientCall,
+        message: Message,
+        name: str,
+        arrays: dict[str, Any],
+        loss: float,
+        task: TrainingTask,
     ) -> ClientReply:
         """Return a client's reply, with what the app adds around every one, such as a forecast."""
         given, around = self._functions.reply, getattr(self._client_app, "around", None)
         try:
             if given is not None:
-                made = given(call.message, arrays, loss, task.given)
+                made = given(message, arrays, loss, task.given)
             else:
                 metrics = {"train_loss": loss, "num-examples": task.n_examples}
                 records = {name: filled(_ARRAYS, arrays), "metrics": filled(_METRICS, metrics)}
-                made = reply_with(call.message, filled(_CONTENT, records))
+                made = reply_with(message, filled(_CONTENT, records))
             if around is not None and not made.has_error():
                 made = around(call.message, call.context, lambda *_: made)
         except (Exception, SystemExit) as problem:
@@ -184,9 +208,25 @@ class BatchedExecutor(Executor):
         return ClientReply(made, call.context)
 
 
-def _model_of(call: ClientCall) -> tuple[str, ArrayRecord]:
+def _in_full(message: Message, models: dict[tuple[int, ...], RecordDict]) -> Message:
+    """Return a message as its app sees it; quantised arrays become numbers.
+
+    Args:
+        message: of training.
+        models: what was read before, which is added to.
+    """
+    if not has_quantised(message.content):
+        return message
+    arrays = records_in(message.content, ArrayRecord)
+    key = tuple(part for record in arrays.values() for part in version_of(record))
+    if key not in models:
+        models[key] = decoded(RecordDict(dict(arrays)))
+    return with_content(message, RecordDict({**message.content, **models[key]}))
+
+
+def _model_of(message: Message) -> tuple[str, ArrayRecord]:
     """Return the name and the record of the model in a training message."""
-    records = list(records_in(call.message.content, ArrayRecord).items())
+    records = list(records_in(message.content, ArrayRecord).items())
     if len(records) != 1:
         raise ConfigError(
             f"a training message holds {len(records)} sets of arrays: expected the model alone "

@@ -5,6 +5,7 @@ import re
 from inspect import isroutine
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import tomli_w
 from flwr.serverapp import strategy as flower
@@ -141,6 +142,28 @@ def test_the_command_line_makes_models_private(tmp_path):
     assert spent[1.0] > 2 * spent[4.0] > 0
 
 
+def test_the_command_line_makes_messages_smaller(tmp_path):
+    uploaded = {}
+    for settings in ("", "messages='int8'", "messages='INT4' messages-down='int8'"):
+        folder = tmp_path / str(len(uploaded))
+        summary_of(folder, settings)
+        events = pd.read_parquet(folder / "events.parquet")
+        reported = events[events["status"] == "reported"]
+        uploaded[settings] = reported["uploaded_bytes"].median()
+    full, int8, int4 = uploaded.values()
+    # A fiftieth of the small model is in arrays that go in full.
+    assert 0.25 < int8 / full < 0.28
+    assert 0.125 < int4 / full < 0.16
+
+
+def test_the_command_line_chooses_formats_by_forecasts(tmp_path):
+    folder = tmp_path / "run"
+    summary_of(folder, "messages='by-forecast' forecasts=true num-server-rounds=20")
+    events = pd.read_parquet(folder / "events.parquet")
+    sizes = events.loc[events["status"] == "reported", "uploaded_bytes"].round(-5)
+    assert sizes.nunique() > 1
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -159,6 +182,16 @@ def test_the_command_line_makes_models_private(tmp_path):
             "strategy='fedavg' privacy.delta=0.5 privacy.clip-norm=1 privacy.noise-multiplier=1",
             "strategy.normalise = 'examples': expected 'buffer_size' with privacy",
         ),
+        ("strategy='fedbuff' messages='int5'", "messages = 'int5': expected 'int4'"),
+        (
+            "strategy='fedbuff' messages-down='by-forecast'",
+            "messages-down = 'by-forecast': expected one of ['float16'",
+        ),
+        (
+            "strategy='fedbuff' messages='by-forecast'",
+            "messages = 'by-forecast': expected with forecasts=true",
+        ),
+        ("messages='int4'", "messages = 'int4': flower-fedavg is Flower's own and has none"),
         ("strategy='fedbuff' buffer-size='two'", "buffer-size = 'two': expected a number"),
         ("strategy='fedavgg'", "strategy = 'fedavgg': expected 'fedavg'"),
         ("strategy='GapAwares'", "strategy = 'GapAwares': expected 'gap-aware'"),
@@ -204,6 +237,7 @@ def test_plans_of_a_comparison_name_parts_and_settings(tmp_path):
         "REFL": {"strategy": "refl", "max-staleness": 3},
         "Oort and a median": {"strategy": "fedbuff", "selector": "oort", "robust": "median"},
         "private": {"strategy": "fedbuff", "privacy": privacy},
+        "small": {"strategy": "fedbuff", "messages": "int4", "messages-down": "int8"},
     }
     run = called(*plan_of(tmp_path, variants))
     assert run.exit_code == 0, run.output

@@ -6,9 +6,9 @@ from flwr.app import Context, Message
 
 from fashion_app import task
 from fedstale.apps import classification, client
-from fedstale.client import ForecastMod
+from fedstale.client import CompactMod, ForecastMod
 
-app = ForecastMod(enabled_by="forecasts").client_app()
+app = ForecastMod(enabled_by="forecasts").client_app(around=[CompactMod()])
 
 
 @app.train()

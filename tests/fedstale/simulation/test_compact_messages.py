@@ -1,0 +1,341 @@
+"""Smaller messages on replayed devices: what crosses the wire is charged, and nothing else."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from small_app import write_small_app
+from tiny import COSTS, fleet
+
+from fedstale.client import CompactMod, ForecastMod
+from fedstale.client.compacting import NEXT_OF_RECORD, NEXT_RECORD
+from fedstale.config import SimulationConfig
+from fedstale.simulation import InlineExecutor, ProcessExecutor, TraceGrid
+from fedstale.simulation.compat import identity, stamp
+from fedstale.simulation.costs import content_size
+from fedstale.simulation.executors import ClientCall
+from fedstale.simulation.executors.batched import BatchedExecutor
+from fedstale.simulation.executors.workers import RayExecutor
+from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
+from fedstale.simulation.run import simulate
+from fedstale.strategies import ByForecast, FedAvg, FedBuff, Format
+from fedstale.strategies.messages.codec import n_bytes
+from fedstale.strategies.messages.records import Asked, coarse, form_of
+from fedstale.traces import Series, TraceSet
+
+ALWAYS = [(0, 100_000)]
+N = 1024
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def app(*, around=(), mods=()):
+    """Return an app that moves each weight by numbers of its own."""
+    client = ForecastMod().client_app(around=list(around)) if around else ClientApp(mods=[*mods])
+
+    @client.train()
+    def train(message, context):
+        rng = np.random.default_rng(context.node_id)
+        (w,) = message.content["arrays"].to_numpy_ndarrays()
+        moved = (w + rng.standard_normal(w.shape)).astype(w.dtype)
+        metrics = MetricRecord({"num-examples": 10, "train_loss": 1.0})
+        content = RecordDict({"arrays": ArrayRecord([moved]), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    return client
+
+
+def initial():
+    return ArrayRecord([np.zeros(N, np.float32)])
+
+
+def run(client, strategy, n=3, rounds=4, *, windows=ALWAYS, **options):
+    costs = options.pop("costs", replace(COSTS, model_bytes=4_000_000))
+    grid = TraceGrid(fleet([windows] * n, length=100_000.0), client, costs=costs, **options)
+    with grid.running():
+        result = strategy.start(grid, initial(), num_rounds=rounds, timeout=5_000.0)
+    return grid.events().to_pandas(), result
+
+
+@pytest.mark.parametrize("form", ["float16", "int8", "int4", "int2"])
+def test_a_device_is_charged_the_bytes_of_the_format_times_those_that_the_model_stands_for(form):
+    mods = [CompactMod()]
+    plain, _ = run(app(mods=mods), FedAvg())
+    small, _ = run(app(mods=mods), FedAvg(messages=Format(up=form, down=form)))
+    scale = 4_000_000 / (4 * N)
+    saved = (4 * N - n_bytes(form, N)) * scale
+    # What does not grow with the model is a header less, and records more.
+    assert np.allclose(plain["uploaded_bytes"] - small["uploaded_bytes"], saved, atol=400)
+    first, later = small["round"] == 0, small["round"] > 0
+    assert np.allclose(small["downloaded_bytes"][first], plain["downloaded_bytes"][first], atol=400)
+    down = plain["downloaded_bytes"][later] - small["downloaded_bytes"][later]
+    assert np.allclose(down, saved, atol=600)
+    # 8 Mbit/s.
+    np.testing.assert_allclose(small["upload_s"], small["uploaded_bytes"] / 1e6)
+
+
+def test_the_size_of_a_reply_is_known_before_it_is_made():
+    lazy = replace(COSTS, model_bytes=4_000_000, constant_replies=True)
+    strategy = FedBuff(4, 2, messages=Format(up="int4", down="int8"), seed=1)
+    for windows in (ALWAYS, [(0, 40), (50, 90), (95, 100_000)]):
+        eager, one = run(app(mods=[CompactMod()]), strategy, 6, 8, windows=windows)
+        later, other = run(app(mods=[CompactMod()]), strategy, 6, 8, windows=windows, costs=lazy)
+        assert eager.equals(later)
+        assert one.arrays == other.arrays
+    assert (eager["status"] != "reported").any()
+
+
+def test_a_fleet_whose_app_has_no_mod_may_promise_its_replies_too():
+    lazy = replace(COSTS, model_bytes=4_000_000, constant_replies=True)
+    events, _ = run(app(), FedAvg(messages=Format(up="int4")), costs=lazy)
+    assert (events["status"] == "reported").all()
+    assert (events["uploaded_bytes"] > 4_000_000).all()
+
+
+def test_values_of_a_quantised_array_are_all_of_its_bytes():
+    small = coarse(initial(), "int4")
+    (array,) = small.values()
+    assert form_of(array) == "int4"
+    size = content_size(RecordDict({"arrays": small}))
+    assert size.values == n_bytes("int4", N)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: app(mods=[CompactMod()]),
+        lambda: app(mods=[CompactMod(), ForecastMod()]),
+        lambda: app(mods=[ForecastMod(), CompactMod()]),
+        lambda: app(around=[CompactMod()]),
+    ],
+)
+def test_the_mod_does_the_same_wherever_it_stands(made):
+    strategy = FedAvg(messages=Format(up="int2", down="int4"))
+    _, result = run(made(), strategy)
+    _, expected = run(app(mods=[CompactMod()]), strategy)
+    assert result.arrays == expected.arrays
+
+
+def test_an_app_without_the_mod_ends_with_the_model_that_it_always_had():
+    _, result = run(app(), FedAvg(messages=Format(up="int2", down="int4")))
+    _, expected = run(app(), FedAvg())
+    assert result.arrays == expected.arrays
+
+
+def test_nothing_of_what_rounding_leaves_out_is_lost_with_jobs_that_a_trace_loses():
+    # 40 s down, 10 s of training, and 2.6 s up.
+    ends = np.cumsum(np.random.default_rng(0).uniform(40, 130, 700))
+    cuts = [(start + 1, end) for start, end in pairwise(ends)]
+    costs = replace(COSTS, model_bytes=40_000_000)
+    traces = fleet([cuts], length=100_000.0)
+    grid = TraceGrid(traces, app(mods=[CompactMod()]), costs=costs)
+    n = 100
+    with grid.running():
+        strategy = FedBuff(1, 1, messages=Format(up="int2"))
+        result = strategy.start(grid, initial(), num_rounds=n, timeout=5_000.0)
+    events = grid.events().to_pandas()
+    lost = events[events["status"] == "interrupted"]
+    # Some had trained, and what they left out was in the node's Context.
+    assert np.isfinite(lost["trained_at"]).sum() >= 2
+    assert (events["status"] == "reported").sum() == n
+    state = grid._clients._contexts[1000].state
+    assert state[NEXT_OF_RECORD]["message"] == strategy_message(events)
+    owed = state[NEXT_RECORD]["0"].numpy()
+    change = np.random.default_rng(1000).standard_normal(N)
+    moved = result.arrays["0"].numpy()
+    np.testing.assert_allclose(moved + owed, n * change, atol=1e-2)
+    assert np.abs(owed).max() > 0.1
+
+
+def strategy_message(events):
+    """Return the id of the message behind the last reply."""
+    return f"message-{events.loc[events['status'] == 'reported', 'job_id'].max()}"
+
+
+def test_each_device_gets_the_format_of_its_own_links():
+    asked = {}
+
+    def noting(message, context, call_next):
+        if (what := Asked.of(message.content)) is not None:
+            asked.setdefault(context.node_id, []).append(what.up)
+        return call_next(message, context)
+
+    uplinks = [1e12, 6e6, 0.4e6]
+    traces = replace_uplink(fleet([ALWAYS] * 3, length=100_000.0), uplinks)
+    client = app(mods=[noting, CompactMod(), ForecastMod()])
+    # 32 s down, 10 s of training; a whole upload takes 0, 43 and 640 s.
+    costs = replace(COSTS, model_bytes=32_000_000)
+    grid = TraceGrid(traces, client, costs=costs)
+    with grid.running():
+        FedAvg(messages=ByForecast(share=0.3)).start(grid, initial(), 8, timeout=5_000.0)
+    assert {node: forms[0] for node, forms in asked.items()} == dict.fromkeys(asked, "int8")
+    last = {node: forms[-1] for node, forms in asked.items()}
+    order = [None, "float16", "int8", "int4", "int2"]
+    assert last[1000] is None
+    assert order.index(last[1000]) < order.index(last[1001]) < order.index(last[1002])
+    assert last[1002] == "int2"
+
+
+def replace_uplink(traces, bit_per_s):
+    return replace(traces, uplink=Series.constant(np.array(bit_per_s)))
+
+
+# Executors.
+
+
+def digits_calls(n, *, down="int8", rounds=2):
+    """Return calls with a model in a format to clients of the digits app."""
+    found = FlowerApp.find("digits")
+    with found.importable():
+        parts = BatchedFunctions.load(found.batched, found.directory)
+        client = found.load_client()
+        full = ArrayRecord(parts.network(0).state_dict())
+    model, calls = coarse(full, down), []
+    for i in range(n):
+        config = Asked("int4").within(ConfigRecord({"server-round": 1}))
+        content = RecordDict({"arrays": model, "config": config})
+        node = {"partition-id": i, "num-partitions": n}
+        config = found.run_config({"local-epochs": 1, "batch-size": 64})
+        message = Message(content, 1000 + i, "train")
+        stamp(message, f"message-{i}", 1.0, 10.0)
+        context = Context(1, 1000 + i, node, RecordDict(), config)
+        calls.append(ClientCall(message, context, seed=i))
+    return found, client, parts, calls
+
+
+def bits(answers):
+    return [
+        {name: (array.stype, array.data) for name, array in answer.reply.content["arrays"].items()}
+        for answer in answers
+    ]
+
+
+CLIENT = """
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedstale.client import CompactMod
+
+app = ClientApp(mods=[CompactMod()])
+
+
+@app.train()
+def train(message, context):
+    (w,) = message.content["arrays"].to_numpy_ndarrays()
+    moved = w + np.random.standard_normal(w.shape).astype(w.dtype)
+    content = {"arrays": ArrayRecord([moved]), "metrics": MetricRecord({"num-examples": 1})}
+    return Message(RecordDict(content), reply_to=message)
+"""
+
+
+@pytest.mark.parametrize("kind", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def test_workers_answer_with_the_bits_of_one_process(tmp_path, kind):
+    load = FlowerApp.find(write_small_app(tmp_path, client=CLIENT)).load_client
+
+    def calls():
+        model = coarse(ArrayRecord([np.linspace(-1, 1, N, dtype=np.float32)]), "int8")
+        for i in range(3):
+            content = RecordDict({"arrays": model, "config": Asked("int4").within(ConfigRecord())})
+            context = Context(1, 1000 + i, {}, RecordDict(), {})
+            yield ClientCall(Message(content, 1000 + i, "train"), context, seed=i)
+
+    with identity(1):
+        own = InlineExecutor(load()).run(list(calls()))
+        with ProcessExecutor(load, 2) if kind == "processes" else RayExecutor(load, 2) as pool:
+            theirs = pool.run(list(calls()))
+    assert {stype for stype, _ in bits(own)[0].values()} == {"fedstale.int4"}
+    assert bits(theirs) == bits(own)
+    assert [a.context.state for a in theirs] == [a.context.state for a in own]
+
+
+def test_a_batch_answers_with_the_bits_of_its_own_training_in_the_format():
+    def fit_many(models, jobs):
+        return {name: stack.add_(0.37) for name, stack in models.items()}, [0.5] * len(jobs)
+
+    with identity(1):
+        _, client, parts, calls = digits_calls(3)
+        batched = BatchedExecutor(client, BatchedFunctions(job=parts.job, fit_many=fit_many))
+        ours = batched.run(calls)
+        assert not any(answer.reply.has_error() for answer in ours)
+
+        # The same training, one client after the other.
+        def training(message, context):
+            arrays = {
+                k: Array(a.numpy() + np.float32(0.37)) for k, a in message.content["arrays"].items()
+            }
+            content = RecordDict({"arrays": ArrayRecord(arrays)})
+            return Message(content, reply_to=message)
+
+        _, _, _, again = digits_calls(3)
+        theirs = [CompactMod()(call.message, call.context, training) for call in again]
+    expected = [
+        {k: (a.stype, a.data) for k, a in reply.content["arrays"].items()} for reply in theirs
+    ]
+    assert bits(ours) == expected
+    states = [call.context.state.array_records for call in again]
+    assert [answer.context.state.array_records for answer in ours] == states
+
+
+def test_batched_digits_in_formats_are_those_of_inline_within_a_step_of_rounding():
+    with identity(1):
+        _, client, parts, calls = digits_calls(4)
+        ours = BatchedExecutor(client, parts).run(calls)
+        _, client, _, calls = digits_calls(4)
+        theirs = InlineExecutor(client).run(calls)
+    for one, other in zip(bits(ours), bits(theirs), strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert one[name][0] == other[name][0]
+            assert len(one[name][1]) == len(other[name][1])
+
+
+CONFIG = SimulationConfig(
+    app="digits",
+    traces="synthetic:20",
+    run_config={
+        "strategy": "fedbuff",
+        "num-server-rounds": 6,
+        "concurrency": 6,
+        "buffer-size": 3,
+        "messages": "int4",
+        "messages-down": "int8",
+    },
+)
+SAME = ("events.parquet", "metrics.parquet", "model.safetensors")
+
+
+def test_a_run_with_formats_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(
+    tmp_path, monkeypatch
+):
+    from fedstale.simulation import run as running
+
+    traces = TraceSet.synthetic(20, days=7, seed=0)
+    simulate(CONFIG, tmp_path / "whole", traces=traces)
+    keep = running.SimulationCheckpointer.keep
+
+    class PowerCutError(BaseException):
+        pass
+
+    def keep_and_die(self, at, state):
+        keep(self, at, state)
+        if at == 3:
+            raise PowerCutError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running.SimulationCheckpointer, "keep", keep_and_die)
+        with pytest.raises(PowerCutError):
+            simulate(CONFIG, tmp_path / "cut", traces=traces)
+    simulate(CONFIG, tmp_path / "cut", traces=traces, resume=True)
+    for name in SAME:
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
