@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -33,6 +34,8 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+_NOBODY = "no Ray cluster answers there: expected a running one, as ray start --head starts it"
+_LISTENS_S = 10.0
 _ANSWER_S = 120.0
 """What a node has to start a process and to import fedstale."""
 
@@ -143,6 +146,7 @@ def _join(ray: Any, address: str) -> None:  # noqa: ANN401 - an extra
     in_main = threading.current_thread() is threading.main_thread()
     terminated, log = signal.getsignal(signal.SIGTERM), logging.getLogger("ray")
     level = log.level
+    _require_answer(address)
     try:
         ray.init(address=address, logging_level=logging.CRITICAL, log_to_driver=False)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as problem:
@@ -152,6 +156,17 @@ def _join(ray: Any, address: str) -> None:  # noqa: ANN401 - an extra
         # Ray takes the place of who asked to hear it.
         if in_main:
             signal.signal(signal.SIGTERM, terminated)
+
+
+def _require_answer(address: str) -> None:
+    """Check that something listens at an address: Ray waits a minute, and then ends the process."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_LISTENS_S).close()
+    except (OSError, OverflowError) as problem:
+        raise ConfigError(f"address = {address!r}: {_NOBODY} ({problem})") from None
 
 
 def _why(problem: Exception) -> str:
@@ -175,7 +190,7 @@ def _why(problem: Exception) -> str:
             "this machine is no node of the cluster: join it with ray start --address=HOST:PORT "
             "--num-cpus=0, which runs nothing here, or call this on a node"
         )
-    return "no Ray cluster answers there: expected a running one, as ray start --head starts it"
+    return _NOBODY
 
 
 def _check_nodes(ray: Any, address: str) -> None:  # noqa: ANN401 - an extra

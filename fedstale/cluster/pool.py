@@ -33,7 +33,7 @@ from fedstale.simulation.flower_app import FlowerApp
 from fedstale.traces import TraceSet
 
 _WAIT_S = 0.5
-_STOP_S = 60.0
+_STOP_S, _IDLE_S = 60.0, 1.0
 _KEEP_S = 30.0
 """Wall time between two folders that come back on the way."""
 _LOSSES = 3
@@ -86,6 +86,7 @@ class ClusterPool:
         self._idle: list[_Worker] = []
         self._busy: dict[Any, tuple[_Worker, RunJob, RunFolder]] = {}
         self._ending: list[Any] = []
+        self._lock, self._timer = threading.Lock(), threading.Timer(_IDLE_S, self._release)
 
     def work(self, jobs: Iterable[RunJob], workers: int) -> Iterator[tuple[RunJob, Event, Any]]:
         """Carry out runs, so many at a time, and yield what becomes of them, as `WorkerPool.work`.
@@ -129,15 +130,21 @@ class ClusterPool:
     def reached(self, run: PlannedRun, begun: State, pause_at: float) -> Run:
         """Let one run go on to a virtual instant in s, and return it.
 
+        A worker that is not asked again soon is let go: another call may wait for its core.
+
         Raises:
             ConfigError: it cannot begin.
             RunLost: its process ended.
         """
+        self._timer.cancel()
         for _, event, what in self.work([RunJob(run=run, begun=begun, pause_at=pause_at)], 1):
             if event == "rejected":
                 raise ConfigError(what)
             if event == "died":
                 raise RunLost(what)
+        self._timer = threading.Timer(_IDLE_S, self._release)
+        self._timer.daemon = True
+        self._timer.start()
         return Run(run.folder)
 
     def __enter__(self) -> "ClusterPool":
@@ -145,6 +152,7 @@ class ClusterPool:
 
     def __exit__(self, *problem: object) -> None:
         """Let busy workers write down and send what they have, and end all."""
+        self._timer.cancel()
         self._release()
         stopped = {
             worker.actor.stop.remote(): (worker, job, folder)
@@ -174,7 +182,9 @@ class ClusterPool:
             pause_at=job.pause_at,
             folder=packed_run(job.run.folder) if is_begun else b"",
         )
-        worker = self._idle.pop() if self._idle else _Worker(self._cargo, self._ours)
+        with self._lock:
+            worker = self._idle.pop() if self._idle else None
+        worker = worker or _Worker(self._cargo, self._ours)
         self._busy[worker.actor.begin.remote(order)] = worker, job, folder
 
     def _take(self, answer: _Answer, job: RunJob) -> None:
@@ -186,8 +196,9 @@ class ClusterPool:
                 file.write(answer.printed)
 
     def _release(self) -> None:
-        while self._idle:
-            worker = self._idle.pop()
+        with self._lock:
+            gone, self._idle = self._idle, []
+        for worker in gone:
             self._ending.append(worker.actor.stop.remote())
             worker.actor.__ray_terminate__.remote()
 

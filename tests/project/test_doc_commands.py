@@ -37,6 +37,7 @@ ELSEWHERE = {
     "agent train": "tests/fedstale/test_agent_commands.py",
     "agent evaluate": "tests/fedstale/test_agent_commands.py",
     "agent show": "tests/fedstale/test_agent_commands.py",
+    "--address": "tests/fedstale/cluster/test_cluster.py",
     "tune": "tests/fedstale/tuning/test_tune_command.py",
     "up": "tests/deployment/test_check_app.py",
     "--resume": "tests/fedstale/simulation/test_resume.py",  # after a kill

@@ -18,7 +18,7 @@ from fedstale.traces import TraceSet
 PLAN = {
     "app": "digits",
     "traces": "synthetic:20",
-    "until": "4m",
+    "until": "6m",
     "seeds": [1],
     "run-config": {"strategy": "fedbuff", "buffer-size": 2, "concurrency": 6},
     "variants": {"one": {}},
@@ -113,7 +113,7 @@ def runs(tmp_path_factory):
     (half,) = Plan.from_table(PLAN, where="plan").runs(folder / "half")
     traces = TraceSet.load("synthetic:20", seed=1)
     simulate(whole.config, whole.folder, traces=traces)
-    simulate(half.config, half.folder, traces=traces, pause_at=120.0)
+    simulate(half.config, half.folder, traces=traces, pause_at=180.0)
     return whole, half, traces
 
 

@@ -30,6 +30,7 @@ ISOLATED = pytest.mark.skipif(not CAN_ISOLATE, reason="namespaces are not allowe
 
 # Ray leaves the ends of its processes to the collector.
 pytestmark = [
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -213,9 +214,10 @@ def test_a_client_that_ends_its_process_fails_its_configuration_alone(nodes, own
 
 @pytest.mark.slow
 def test_what_a_killed_node_was_running_is_begun_again_and_fails_nothing(own, tmp_path):
-    search = {"strategy": ["fedbuff", "gap-aware"], "concurrency": [6, 9]}
+    search = {"strategy": ["fedbuff", "gap-aware"], "concurrency": [6]}
     given = table(
-        **{**own, "search": search, "trials": None, "until": "16m", "rungs": ["4m", "8m"]},
+        **{**own, "search": search, "trials": None, "until": "8m", "rungs": ["2m", "4m"]},
+        seeds=[1],
         run_config={"num-server-rounds": 100000, "buffer-size": 2},
     )
     words = {"search": "grid", "stop": "none"}
@@ -224,9 +226,8 @@ def test_what_a_killed_node_was_running_is_begun_again_and_fails_nothing(own, tm
         lost = []
 
         def watch(trial):
-            # In the middle: others are running, and have come to a rung.
-            reports = sum(len(one["reports"]) for one in decisions(tmp_path / "there"))
-            if reports == 2 and not lost:
+            # One has come to a rung, and both go on.
+            if trial.reports and not lost:
                 lost.append(nodes.started[0])
                 nodes.kill(nodes.started[0])
 
@@ -235,14 +236,14 @@ def test_what_a_killed_node_was_running_is_begun_again_and_fails_nothing(own, tm
         )
         assert lost
         assert nodes.count() == 2
-    assert list(found.trials["status"]) == ["complete"] * 4
+    assert list(found.trials["status"]) == ["complete"] * 2
     assert files(tmp_path / "there") == files(tmp_path / "here")
     values = [
         [report["values"] for report in trial["reports"]]
         for name in ("there", "here")
         for trial in decisions(tmp_path / name)
     ]
-    assert values[:4] == values[4:]
+    assert values[:2] == values[2:]
 
 
 @pytest.mark.slow
@@ -269,7 +270,7 @@ def test_a_plan_goes_on_without_a_node_and_with_one_that_comes(own, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
-    given = table(**{**ASKED, **own})
+    given = table(**{**ASKED, **own, "seeds": [1], "trials": 3})
     fedstale.tune(given, out=tmp_path / "whole", workers=1, seed=5)
     (tmp_path / "space.toml").write_text(tomli_w.dumps(given), encoding="utf-8")
     command = [*COMMAND, "tune", "space.toml", "-o", "out", "--address", nodes.address]

@@ -288,6 +288,47 @@ def test_a_search_that_was_killed_goes_on_and_repeats_no_finished_run(searched, 
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from fedstale.tuning.engine import _temporary
+
+with _temporary(Path(sys.argv[1])) as place:
+    Path(place, "ray").mkdir()
+    print(place, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_temporary_folder_of_a_killed_search_goes_with_the_next_call(tmp_path):
+    from fedstale.tuning.engine import _temporary
+
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    place = Path(killed.stdout.strip())
+    assert (place / "ray").is_dir()
+    with _temporary(tmp_path) as own:
+        assert not place.exists()
+        # A copy of the folder of a search that goes on takes nothing from it.
+        shutil.copytree(tmp_path, tmp_path / "copy")
+        with _temporary(tmp_path / "copy"):
+            assert Path(own).is_dir()
+    assert not Path(own).exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_note_that_names_another_folder_removes_nothing(tmp_path):
+    from fedstale.tuning.engine import _temporary
+
+    (tmp_path / "fedstale-mine").mkdir()
+    (tmp_path / "fedstale-mine" / ".lock").write_text("", encoding="utf-8")
+    (tmp_path / ".ray").write_text(f"{tmp_path / 'fedstale-mine'}\n", encoding="utf-8")
+    with _temporary(tmp_path):
+        pass
+    assert (tmp_path / "fedstale-mine").is_dir()
+
+
 @pytest.mark.slow
 def test_a_configuration_that_ends_its_process_is_the_worst_and_the_others_go_on(tmp_path):
     app = tmp_path / "digits"
