@@ -400,7 +400,9 @@ class History(Stateful):
 
     def forecast(self, node_id: int, forecast: Forecast, now: float) -> None:
         """Note what a device expects of itself."""
-        self._table.note_forecast(self._row(node_id), forecast, now)
+        # A new node's row may make the table a larger one.
+        row = self._row(node_id)
+        self._table.note_forecast(row, forecast, now)
 
     def forecast_of(self, node_id: int) -> Forecast:
         """Return the last forecast of a node; empty if it sent none."""

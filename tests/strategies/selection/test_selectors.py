@@ -286,3 +286,10 @@ def test_a_history_goes_on_from_its_state():
         np.testing.assert_equal(
             repr(other.candidates([node])[0]), repr(history.candidates([node])[0])
         )
+
+
+def test_any_number_of_nodes_may_be_heard_first_by_a_forecast():
+    history = History()
+    for node in range(1000, 1200):
+        history.forecast(node, {"p_finish": 0.25}, 1.0)
+    assert (history.candidates(np.arange(1000, 1200)).forecast_p_finish == 0.25).all()
