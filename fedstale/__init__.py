@@ -3,17 +3,30 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedstale.api import compare, read_run, simulate
+    from fedstale.api import audit, compare, read_run, simulate
     from fedstale.comparison.analysis import Comparison
     from fedstale.comparison.plan import Plan
+    from fedstale.reports.forecast_audit import ForecastAudit
     from fedstale.reports.run import Run
     from fedstale.tuning.outcome import Tuning, tune
 
-__all__ = ["Comparison", "Plan", "Run", "Tuning", "compare", "read_run", "simulate", "tune"]
+__all__ = [
+    "Comparison",
+    "ForecastAudit",
+    "Plan",
+    "Run",
+    "Tuning",
+    "audit",
+    "compare",
+    "read_run",
+    "simulate",
+    "tune",
+]
 __version__ = "0.1.0"
 
 _PLACES = {
     "Comparison": "fedstale.comparison.analysis",
+    "ForecastAudit": "fedstale.reports.forecast_audit",
     "Plan": "fedstale.comparison.plan",
     "Run": "fedstale.reports.run",
     "Tuning": "fedstale.tuning.outcome",

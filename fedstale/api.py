@@ -32,6 +32,7 @@ from fedstale.config import (
 )
 from fedstale.errors import ConfigError
 from fedstale.reports.folder import make_folder
+from fedstale.reports.forecast_audit import ForecastAudit, audited
 from fedstale.reports.run import Run
 from fedstale.simulation.costs import WorkHook
 from fedstale.simulation.flower_app import FlowerApp
@@ -253,6 +254,23 @@ def compare(
         write(found, folder, plan=text)
         weakref.finalize(found, stack.pop_all().close)
     return found
+
+
+def audit(runs: Run | str | Path | Sequence[Run | str | Path]) -> ForecastAudit:
+    """Audit whether devices keep what they state: their chances to finish, and durations.
+
+    It reports and excludes nobody: an honest forecaster may be miscalibrated.
+
+    Args:
+        runs: runs of one app that are over, or their folders; of several, devices are joined by
+            node id.
+
+    Raises:
+        ConfigError: a run has no forecasts, or runs do not belong together.
+        ProtocolError: a file of a run cannot be read, or holds what cannot be.
+    """
+    some = [runs] if isinstance(runs, Run | str | Path) else runs
+    return audited([run if isinstance(run, Run) else Run(run) for run in some])
 
 
 def read_run(folder: str | Path) -> Run:

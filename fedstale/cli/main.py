@@ -11,6 +11,7 @@ from fedstale.cli import (
     deploy,
     doctor,
     enrolment,
+    forecast_audit,
     forecaster,
     runs,
     shelf,
@@ -42,6 +43,10 @@ app.command(
 )(apps.new)
 app.add_typer(traces.app, name="traces", rich_help_panel=_RUN)
 app.command(rich_help_panel=_ANALYSE, epilog="Example: fedstale report runs/digits-0")(runs.report)
+app.command(
+    rich_help_panel=_ANALYSE,
+    epilog="Example: fedstale audit runs/digits-0 --fail-on-alarm",
+)(forecast_audit.audit)
 app.command(
     rich_help_panel=_ANALYSE,
     epilog="Examples: fedstale compare waiting.toml  |  "

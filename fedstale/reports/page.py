@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from fedstale import __version__
 from fedstale.errors import ConfigError
-from fedstale.reports import costs, devices, learning
+from fedstale.reports import costs, devices, forecast_audit, learning
 from fedstale.reports.devices import gini, used_jobs
 from fedstale.reports.figure import SOURCES, Figure, byte_unit, metric_text, time_text
 from fedstale.reports.folder import DEPLOYED
@@ -62,6 +62,7 @@ def write_run(run: "Run", out: Path) -> Path:
         *learning.aggregation(run),
         devices.reliability(run),
         devices.forecast_durations(run),
+        forecast_audit.figure(run),
     ]
     drawn = [figure for figure in figures if figure is not None]
     return write_figures(

@@ -261,8 +261,8 @@ class Candidates(Sequence[Candidate]):
         """
         finished, failed = self.times_finished, self.times_failed
         seen = (finished + 1.0) / (finished + failed + 2.0)
-        forecast_reliability = (finished + _TRUST) / (self.expected_finishes + _TRUST)
-        stated = np.minimum(self.forecast_p_finish * forecast_reliability, 1.0)
+        reliability = forecast_reliability(finished, self.expected_finishes)
+        stated = np.minimum(self.forecast_p_finish * reliability, 1.0)
         return np.where(np.isnan(stated), seen, stated)
 
     @cached_property
@@ -273,6 +273,20 @@ class Candidates(Sequence[Candidate]):
         """
         root = np.sqrt(np.where(self.square_loss >= 0.0, self.square_loss, nan))
         return np.asarray(self.examples * np.where(np.isnan(root), self.loss, root))
+
+
+def forecast_reliability(finished: npt.ArrayLike, expected: npt.ArrayLike) -> Floats:
+    """Return what a stated chance to finish is multiplied by.
+
+    Args:
+        finished: jobs that nodes have finished; shape (n,).
+        expected: sum of the chances that they had stated before them; same shape.
+
+    Example:
+        >>> forecast_reliability([8, 1], [8.0, 6.0])
+        array([1. , 0.5])
+    """
+    return (np.asarray(finished) + _TRUST) / (np.asarray(expected) + _TRUST)
 
 
 def _number(value: object) -> float:
