@@ -66,6 +66,7 @@ NAMES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "refl": selection.LeastAvailable,
         "most-reliable": selection.MostReliable,
         "expected-utility": selection.ExpectedUtility,
+        "probing": lambda: selection.Probing(selection.ExpectedUtility()),
         "agent": AgentSelector,
         "lin-ucb": LinUCB,
     },

@@ -7,9 +7,11 @@ from fedstale.strategies.selection.base import (
     LeastAvailable,
     MostReliable,
     PowerOfChoice,
+    Probing,
     Random,
     Selector,
 )
+from fedstale.strategies.selection.credits import Credits
 from fedstale.strategies.selection.forecast_request import ForecastRequest
 from fedstale.strategies.selection.oort import PAPER, RELEASED, Oort, OortSettings
 from fedstale.strategies.server.clients import Candidate, Candidates, Situation
@@ -19,6 +21,7 @@ __all__ = [
     "RELEASED",
     "Candidate",
     "Candidates",
+    "Credits",
     "ExpectedUtility",
     "Fastest",
     "Filtered",
@@ -28,6 +31,7 @@ __all__ = [
     "Oort",
     "OortSettings",
     "PowerOfChoice",
+    "Probing",
     "Random",
     "Selector",
     "Situation",

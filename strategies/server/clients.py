@@ -259,11 +259,14 @@ class Candidates(Sequence[Candidate]):
         share of finished jobs, with one success and one failure added, so that an unknown node has
         1/2.
         """
-        finished, failed = self.times_finished, self.times_failed
-        seen = (finished + 1.0) / (finished + failed + 2.0)
-        reliability = forecast_reliability(finished, self.expected_finishes)
+        reliability = forecast_reliability(self.times_finished, self.expected_finishes)
         stated = np.minimum(self.forecast_p_finish * reliability, 1.0)
-        return np.where(np.isnan(stated), seen, stated)
+        return np.where(np.isnan(stated), self.share_finished, stated)
+
+    @cached_property
+    def share_finished(self) -> Floats:
+        """Share of the ended jobs that were finished, with one success and one failure added."""
+        return (self.times_finished + 1.0) / (self.times_finished + self.times_failed + 2.0)
 
     @cached_property
     def utility(self) -> Floats:

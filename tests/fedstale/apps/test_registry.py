@@ -48,7 +48,7 @@ def test_every_strategy_can_be_named():
 
 def test_every_selector_that_needs_no_other_part_can_be_named():
     public = classes(selection, selection.Selector) | classes(agents, selection.Selector)
-    assert made("selector") == public - {selection.Filtered, agents.Shadow}
+    assert made("selector") == public - {selection.Credits, selection.Filtered, agents.Shadow}
 
 
 def test_every_weighting_and_every_curve_of_ages_can_be_named():
