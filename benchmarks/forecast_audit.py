@@ -56,8 +56,8 @@ def main() -> None:
         n = n // 10 if options.quick else n
         rows.append({"lie": lie, **measured(states, n, seed=number)})
         print(rows[-1], flush=True)
-    for seed in range(1 if options.quick else 5):
-        rows.append(simulated(seed, "4h" if options.quick else "1d"))
+    for seed in range(1 if options.quick else 3):
+        rows.append(simulated(seed, "4h" if options.quick else "12h"))
         print(rows[-1], flush=True)
     if not options.quick:
         write_result(NAME, rows, command="python benchmarks/forecast_audit.py")

@@ -19,7 +19,7 @@ import pandas as pd
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.reports.figure import SHARES, Figure, curve
 from fedstale.simulation.jobs import IN_FLIGHT, LATE, UNCLAIMED
-from fedstale.strategies.server.clients import forecast_reliability
+from fedstale.strategies.server.clients import forecast_bias
 from fedstale.strategies.server.runtime import CLIENT_ERROR, REJECTED, REPORTED
 from fedstale.traces.forecast.evaluation.backtest import brier, log_loss
 from fedstale.traces.forecast.evaluation.e_process import ALARM, WAYS, log_e_values
@@ -100,8 +100,7 @@ def audited(runs: "Sequence[Run]") -> ForecastAudit:
       too low, and durations that half of the jobs keep. `e_value`: their mean.
     - `alarm`; `direction`: over, under or short, the largest of the three; `jobs_to_alarm`: tested
       jobs until then.
-    - `reliability`: what selectors of fedstale multiply a stated chance by, in the end
-      (`forecast_reliability`).
+    - `bias`: what selectors of fedstale add to a stated chance, in the end (`forecast_bias`).
     - `age_s`: median age of a statement when its job was sent, in s.
     - `last_p`, `last_duration_s`: what it stated last of a training job that was sent.
     - `online_s`: for how long it was online; `never_picked`: online, and never sent a job.
@@ -327,9 +326,11 @@ def _scores(jobs: pd.DataFrame) -> pd.DataFrame:
     devices["crps_s"], devices["durations"] = errors_s.mean(), errors_s.size()
     ended = jobs[jobs["status"] != IN_FLIGHT]
     finished = (ended["status"] == REPORTED).astype(np.float64)
-    expected = ended[P].fillna(finished).groupby(ended["device_id"]).sum()
-    counts = finished.groupby(ended["device_id"]).sum()
-    devices["reliability"] = pd.Series(forecast_reliability(counts, expected), counts.index)
+    sums = [
+        column.groupby(ended["device_id"]).sum()
+        for column in (finished, 1.0 - finished, ended[P].fillna(finished))
+    ]
+    devices["bias"] = pd.Series(forecast_bias(*sums), sums[0].index)
     spoken = jobs[is_stated & jobs["is_fresh"]]
     devices["age_s"] = spoken.groupby("device_id")["age_s"].median()
     last = by_device[[P, DURATION_S]].last()

@@ -253,14 +253,13 @@ class Candidates(Sequence[Candidate]):
     def p_finish(self) -> Floats:
         """Probability that a job sent now comes back in time.
 
-        It is what the device states of itself, p, times (f + 4) / (e + 4) and at most 1, with f the
-        jobs that it finished and e the number that it had led the server to expect: a device that
-        claims certainty and fails is soon believed no more. Where a device states nothing it is the
-        share of finished jobs, with one success and one failure added, so that an unknown node has
-        1/2.
+        It is what the device states of itself, corrected by `forecast_bias` and within [0, 1]: a
+        device that claims certainty and fails is soon believed no more, and one that states 0 and
+        finishes is. Where a device states nothing it is `share_finished`, so that an unknown node
+        has 1/2.
         """
-        reliability = forecast_reliability(self.times_finished, self.expected_finishes)
-        stated = np.minimum(self.forecast_p_finish * reliability, 1.0)
+        bias = forecast_bias(self.times_finished, self.times_failed, self.expected_finishes)
+        stated = np.clip(self.forecast_p_finish + bias, 0.0, 1.0)
         return np.where(np.isnan(stated), self.share_finished, stated)
 
     @cached_property
@@ -278,18 +277,26 @@ class Candidates(Sequence[Candidate]):
         return np.asarray(self.examples * np.where(np.isnan(root), self.loss, root))
 
 
-def forecast_reliability(finished: npt.ArrayLike, expected: npt.ArrayLike) -> Floats:
-    """Return what a stated chance to finish is multiplied by.
+def forecast_bias(
+    finished: npt.ArrayLike, failed: npt.ArrayLike, expected: npt.ArrayLike
+) -> Floats:
+    """Return by how much nodes finish more often than they state, in [-1, 1].
+
+    It is (f - e) / (n + 4), with f jobs finished of n that have ended, and e finishes to be
+    expected: the posterior mean of a bias that is normal around 0 with a fourth of the variance of
+    one job's outcome.
 
     Args:
-        finished: jobs that nodes have finished; shape (n,).
-        expected: sum of the chances that they had stated before them; same shape.
+        finished: jobs that nodes have finished; shape (m,).
+        failed: their other jobs that have ended; same shape.
+        expected: sum of the chances that they had stated before all of these; same shape.
 
     Example:
-        >>> forecast_reliability([8, 1], [8.0, 6.0])
-        array([1. , 0.5])
+        >>> forecast_bias([8, 0, 6], [2, 6, 0], [8.0, 6.0, 0.0])
+        array([ 0. , -0.6,  0.6])
     """
-    return (np.asarray(finished) + _TRUST) / (np.asarray(expected) + _TRUST)
+    jobs = np.asarray(finished) + np.asarray(failed)
+    return (np.asarray(finished) - np.asarray(expected)) / (jobs + _TRUST)
 
 
 def _number(value: object) -> float:

@@ -75,7 +75,7 @@ def test_numbers_of_one_candidate_by_hand():
     )
     x, context, heuristic = see(nodes, k=2, n_in_flight=2)
     value = dict(zip(FEATURES, x[0], strict=True))
-    assert value["p_finish_logit"] == pytest.approx(np.log(0.625 / 0.375), rel=1e-5)
+    assert value["p_finish_logit"] == pytest.approx(np.log(0.7 / 0.3), rel=1e-5)
     assert value["forecast_age"] == pytest.approx(np.log1p(10.0) / 2, rel=1e-5)
     assert value["forecast_duration_ratio"] == pytest.approx(np.log(0.5), rel=1e-5)
     assert value["forecast_duration_to_deadline"] == pytest.approx(np.log(100 / 600), rel=1e-5)
@@ -90,7 +90,7 @@ def test_numbers_of_one_candidate_by_hand():
     assert about["utility_known_share"] == pytest.approx(2 / 3)
     # The third is unknown: it gets the largest utility, and its own word.
     np.testing.assert_allclose(
-        heuristic - heuristic[0], np.log([1.0, 2.0 * 0.5 / 0.625, 2.0 / 0.625]), rtol=1e-5
+        heuristic - heuristic[0], np.log([1.0, 2.0 * 0.5 / 0.7, 2.0 / 0.7]), rtol=1e-5
     )
 
 

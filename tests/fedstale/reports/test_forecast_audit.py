@@ -149,7 +149,7 @@ def test_durations_of_real_devices_are_not_tested_because_replies_wait(tmp_path)
     assert any("durations are not tested" in note for note in audit.notes)
 
 
-def test_reliability_is_what_selectors_multiply_a_chance_by(tmp_path):
+def test_bias_is_what_selectors_add_to_a_chance(tmp_path):
     rng = RNG(3)
     p, kept = rng.random(15), rng.random(15) < 0.5
     history = History()
@@ -161,9 +161,9 @@ def test_reliability_is_what_selectors_multiply_a_chance_by(tmp_path):
             history.finished(7, **done, staleness=0, version=1)
         else:
             history.failed(7)
-    history.forecast(7, {"p_finish": 0.1}, 0.0)
+    history.forecast(7, {"p_finish": 0.5}, 0.0)
     row = only(fedstale.audit(write_stated(tmp_path / "run", told(0, kept, p))))
-    assert history.candidates([7]).p_finish[0] == pytest.approx(0.1 * row["reliability"])
+    assert history.candidates([7]).p_finish[0] == pytest.approx(0.5 + row["bias"])
 
 
 def test_devices_that_were_online_and_never_sent_a_job_are_named(tmp_path):
