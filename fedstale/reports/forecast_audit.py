@@ -98,8 +98,8 @@ def audited(runs: "Sequence[Run]") -> ForecastAudit:
       a single number is its absolute error. `durations`: of how many jobs.
     - `e_over`, `e_under`, `e_short`: e-values against chances that hold and are not too high, not
       too low, and durations that half of the jobs keep. `e_value`: their mean.
-    - `alarm`; `direction`: over, under or short, the largest of the three; `jobs_to_alarm`: tested
-      jobs until then.
+    - `alarm`; `direction`: over, under or short, the largest of the three; `jobs_to_alarm`: jobs on
+      statements of their own until then.
     - `bias`: what selectors of fedstale add to a stated chance, in the end (`forecast_bias`).
     - `age_s`: median age of a statement when its job was sent, in s.
     - `last_p`, `last_duration_s`: what it stated last of a training job that was sent.

@@ -13,6 +13,7 @@ sys.path += [str(Path(__file__).parents[1] / "strategies")]
 from known_nodes import listed
 from small_deployment import PYPROJECT, write_app
 
+import fedstale
 from fedstale.agents import AgentSelector
 from fedstale.config import SimulationConfig
 from fedstale.deployment.local import LocalDeployment, run_app
@@ -136,6 +137,14 @@ def test_forecasts_arrive_and_the_agent_chooses_by_them(deployment, tmp_path):
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Reliability of reported forecasts" in page
     assert "Forecast durations" in page
+    # What a server has logged of real devices can be audited, but for durations.
+    audit = fedstale.audit(record)
+    done = events[(events.kind == "train") & events.status.isin(["reported", "rejected", "late"])]
+    assert set(audit.devices["device_id"]) == set(events[events.kind == "train"].device_id)
+    assert 0 < audit.devices["tested"].sum() <= len(done)
+    assert not audit.devices["durations"].any()
+    assert any("durations are not tested" in note for note in audit.notes)
+    assert "Do stated chances hold?" in page
 
 
 @pytest.mark.slow
