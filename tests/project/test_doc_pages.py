@@ -66,6 +66,14 @@ def test_pages_of_results_are_what_the_results_say(name, monkeypatch):
         assert page.read_text(encoding="utf-8") == text, f"run: python benchmarks/{name}.py"
 
 
+def test_the_tables_of_the_audit_are_what_the_results_say(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    written = importlib.import_module("forecast_audit").written()
+    assert [page.name for page in written] == ["audit.md"]
+    for page, text in written.items():
+        assert page.read_text(encoding="utf-8") == text
+
+
 def test_the_page_of_commands_is_what_the_commands_say():
     from commands_page import PAGE, page
 
