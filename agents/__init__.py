@@ -8,13 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fedstale.agents.env.episodes import Episodes, EpisodeSettings, JobKinds
+from fedstale.agents.env.learning_fit import LearningFit, LearningRun, fit_learning
 from fedstale.agents.env.learning_proxy import LearningProxy
 from fedstale.agents.env.scenario import Scenario, Scenarios, cross_fitted
 from fedstale.agents.env.simulator import Reward, Simulator
+from fedstale.agents.env.worlds import Worlds
 from fedstale.agents.evaluation import Contender, Evaluation, contenders, evaluate, faults
 from fedstale.agents.policy.scorer import Agent, load, save
 from fedstale.agents.policy.selector import AgentSelector, Choice, LinUCB, Shadow
 from fedstale.agents.training import Training, TrainingProgress, train
+from fedstale.agents.world_evaluation import WorldEvaluation, evaluate_worlds
 
 if TYPE_CHECKING:
     from fedstale.agents.env.gym_env import SelectionEnv, VectorSelectionEnv
@@ -28,7 +31,9 @@ __all__ = [
     "Episodes",
     "Evaluation",
     "JobKinds",
+    "LearningFit",
     "LearningProxy",
+    "LearningRun",
     "LinUCB",
     "Reward",
     "Scenario",
@@ -39,10 +44,14 @@ __all__ = [
     "Training",
     "TrainingProgress",
     "VectorSelectionEnv",
+    "WorldEvaluation",
+    "Worlds",
     "contenders",
     "cross_fitted",
     "evaluate",
+    "evaluate_worlds",
     "faults",
+    "fit_learning",
     "load",
     "save",
     "train",

@@ -157,6 +157,14 @@ def evaluate(
         raise ConfigError(f"windows = {windows}: expected at least {LEAST_WINDOWS}")
     if AGENT not in playing:
         raise ConfigError(f"contenders = {', '.join(playing)}: expected {AGENT!r} among them")
+    scenario = playing[AGENT].scenario
+    for name, contender in playing.items():
+        if contender.scenario.settings != scenario.settings:
+            raise ConfigError(
+                f"contenders: {name!r} has windows with other settings than {AGENT!r}: expected "
+                "the same, since the learning proxy compares selectors and ranks no schedules "
+                "(docs/will-it-help.md)"
+            )
     episodes = next(iter(playing.values())).scenario.draw(windows, stream(seed, 9))
     played = []
     for i, (name, contender) in enumerate(playing.items()):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedstale.agents.env.learning_proxy import fitted
 from fedstale.agents.env.rounds import TERMS, rollout, training_picks_of
 from fedstale.agents.env.scenario import Scenario, several
 from fedstale.agents.env.simulator import Reward
@@ -252,11 +253,13 @@ class _Validation:
 
 
 def _fingerprint(scenarios: Sequence[Scenario]) -> str:
-    """Return a hash of what tells scenarios apart: devices, hours, jobs and settings."""
+    """Return a hash of what tells scenarios apart: devices, hours, jobs, settings, learning."""
     digest = hashlib.sha256()
     for scenario in scenarios:
         digest.update(repr((scenario.start, scenario.end, scenario.settings)).encode())
         digest.update("\n".join(map(str, scenario.traces.device_ids[scenario.devices])).encode())
+        if scenario.proxy != fitted():
+            digest.update(repr(scenario.proxy).encode())
         for array in (scenario.kinds.work, scenario.kinds.n_bytes, scenario.kinds.ttl_s):
             digest.update(array.tobytes())
     return digest.hexdigest()[:16]

@@ -9,6 +9,7 @@ Run it with: python benchmarks/selection_proxy.py RECORDINGS [--quick] [--write]
 """
 
 import argparse
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from scipy.optimize import least_squares
 from scipy.stats import spearmanr
 from selection_training import HOURS_S, Trained, Window, appearing, train, training_kinds
 from threadpoolctl import threadpool_limits
-from training_apps import Digits, opened
+from training_apps import Digits, Fashion, opened
 
 from fedstale.agents.env.episodes import AGES, GROUPS, NOISES, Episodes
 from fedstale.agents.env.forecast_table import Forecasts, ForecastTable, NoForecasts, TrueForecasts
@@ -65,24 +66,33 @@ N_DEVICES = 40
 
 @dataclass(kw_only=True)
 class Deal:
-    """A window, the digits that its phones hold, and the size of a merge."""
+    """A window, the groups of data that its phones hold, and the size of a merge."""
 
     window: Window
     alpha: float
     buffer_size: int = 3
+    app: str = "digits"
     mixtures: Array = field(init=False)
     examples: Array = field(init=False)
 
     def __post_init__(self) -> None:
-        app = opened("digits")
-        assert isinstance(app, Digits)
+        app = opened(self.app)
+        assert isinstance(app, Digits | Fashion)
         dealt = app.labels(N_DEVICES, self.alpha, self.window.seed)
         counts = np.stack([np.bincount(labels, minlength=GROUPS) for labels in dealt])
         self.examples = counts.sum(axis=1).astype(np.float64)
         self.mixtures = counts / self.examples[:, None]
 
     @classmethod
-    def drawn(cls, scenario: Scenario, alpha: float, seed: int, buffer_size: int = 3) -> "Deal":
+    def drawn(
+        cls,
+        scenario: Scenario,
+        alpha: float,
+        seed: int,
+        buffer_size: int = 3,
+        *,
+        app: str = "digits",
+    ) -> "Deal":
         """Return a window with phones that appear in it."""
         rng = np.random.default_rng((seed, 61))
         for _ in range(100):
@@ -92,7 +102,7 @@ class Deal:
                 devices = rng.permutation(there)[:N_DEVICES]
                 work = float(scenario.kinds.work[0])
                 window = Window.of(scenario.traces, devices, start, seed, work=work)
-                return cls(window=window, alpha=alpha, buffer_size=buffer_size)
+                return cls(window=window, alpha=alpha, buffer_size=buffer_size, app=app)
         raise ValueError(f"fewer than {N_DEVICES} phones appear in any {HOURS_S:g} s")
 
     @property
@@ -109,7 +119,7 @@ class Deal:
 
         return train(
             self.window,
-            opened("digits"),
+            opened(self.app),
             self.alpha,
             selector,
             forecasts=forecasts,
@@ -324,7 +334,7 @@ def examples_of(deal: Deal, trained: Trained) -> dict[str, npt.NDArray[np.float6
         mix = (mass[:, None] * deal.mixtures[devices]).sum(axis=0) / mass.sum()
         ratios.append(mix / np.maximum(share, 1e-6))
         sizes.append((mass**2).sum() / mass.sum() / deal.examples.mean())
-    losses = np.array(trained.losses)
+    losses = _each_version(np.array(trained.losses), len(trained.merged), opened(deal.app).every)
     who = np.array([r[0] for r in trained.reported], dtype=np.int64)
     version = np.array([r[1] for r in trained.reported], dtype=np.int64)
     return {
@@ -334,6 +344,34 @@ def examples_of(deal: Deal, trained: Trained) -> dict[str, npt.NDArray[np.float6
         "of_model": (deal.mixtures[who] * losses[version]).sum(axis=1),
         "entropy": entropy_of(deal.mixtures[who]),
         "reported": np.array([r[2] for r in trained.reported]),
+    }
+
+
+def _each_version(losses: Array, n: int, every: int) -> Array:
+    """Return the losses of all n + 1 versions, in between where not each was evaluated."""
+    if every == 1:
+        return losses
+    measured, versions = every * np.arange(len(losses)), np.arange(n + 1)
+    logs = np.log(np.maximum(losses, 1e-9)).T
+    return np.exp(np.stack([np.interp(versions, measured, group) for group in logs], axis=1))
+
+
+def ranges(trained: list[Trained]) -> dict[str, Any]:
+    """Return what the constants were fitted to, as `Fitted` reads it; (least, most) over runs."""
+
+    def span(values: list[float]) -> list[float]:
+        return [round(float(min(values)), 1), round(float(max(values)), 1)]
+
+    return {
+        "app": "digits",
+        "runs": len(trained),
+        "updates": span([float(np.mean([len(each) for each in run.merged])) for run in trained]),
+        # FedAvg: every update is of the version before.
+        "staleness": [0.0, 0.0],
+        "devices": [float(N_DEVICES), float(N_DEVICES)],
+        "steps": span([len(run.merged) for run in trained]),
+        "job_s": span([float(np.median(run.spent_s[run.used])) for run in trained]),
+        "n_bytes": [float(Digits.model_bytes), float(Digits.model_bytes)],
     }
 
 
@@ -388,7 +426,7 @@ def main() -> None:
     }
     rows: list[dict[str, Any]] = []
     with threadpool_limits(1):
-        runs = []
+        runs, trained = [], []
         for alpha in ALPHAS:
             for seed in fit_seeds:
                 for size in FIT_SIZES:
@@ -397,6 +435,7 @@ def main() -> None:
                         run = deal.train(SELECTORS[name][0](), NoForecasts())
                         if len(run.merged) >= AHEAD:
                             runs.append(examples_of(deal, run))
+                            trained.append(run)
         proxy, quality = fitted(runs)
         print(proxy, quality, flush=True)
         test = both["test"]
@@ -437,7 +476,10 @@ def main() -> None:
             "command": f"{command} --write",
             **quality,
         }
-        CONSTANTS.write_text(tomli_w.dumps({"constants": constants, "provenance": provenance}))
+        # The spread stays as it is until it is measured again, by agent_worlds.py.
+        table = tomllib.loads(CONSTANTS.read_text(encoding="utf-8"))
+        table |= {"constants": constants, "fitted": ranges(trained), "provenance": provenance}
+        CONSTANTS.write_text(tomli_w.dumps(table), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -158,8 +158,11 @@ class Fashion(TrainingApp):
 
     def examples(self, n_devices: int, alpha: float | None, seed: int) -> Array:
         """Count the deal."""
-        dealt = self.own(n_devices, alpha, seed)
-        return np.array([len(labels) for _, labels in dealt], dtype=np.float64)
+        return np.array([len(y) for y in self.labels(n_devices, alpha, seed)], dtype=np.float64)
+
+    def labels(self, n_devices: int, alpha: float, seed: int) -> list[Array]:
+        """Return the kinds of clothes that each device trains on."""
+        return [labels for _, labels in self.own(n_devices, alpha, seed)]
 
     def _own(self, n_devices: int, alpha: float, seed: int) -> list[tuple[Array, Array]]:
         """Return what each device trains on: some of the images, dealt as the app deals all."""

@@ -29,7 +29,8 @@ import numpy.typing as npt
 from fedstale.errors import ConfigError
 from fedstale.traces.arrays import Array
 
-_CONSTANTS = Path(__file__).with_name("learning_proxy.toml")
+CONSTANTS = Path(__file__).with_name("learning_proxy.toml")
+"""The file of constants that comes with the package; its provenance names the runs."""
 _LEAST = 1e-4
 _LARGEST_RATIO = 30.0
 
@@ -101,8 +102,8 @@ class LearningProxy:
 
         What such a step forgets is left out, so that the result is positive.
         """
-        mean = losses.mean(axis=1)
-        return np.asarray(self.eta * (mean / self.first_loss) ** self.delta)
+        mean = losses.mean(axis=1, keepdims=True)
+        return np.asarray(self.eta * (mean / self.first_loss) ** self.delta)[:, 0]
 
     def reported(self, losses: Array, entropy: npt.ArrayLike, noise: npt.ArrayLike) -> Array:
         """Return the training losses that devices report.
@@ -131,7 +132,7 @@ def entropy_of(mixtures: Array) -> Array:
 @lru_cache(maxsize=1)
 def fitted() -> LearningProxy:
     """Return the proxy with the constants that come with the package."""
-    return read_proxy(_CONSTANTS)
+    return read_proxy(CONSTANTS)
 
 
 def read_proxy(path: str | Path) -> LearningProxy:

@@ -344,6 +344,7 @@ class Scenarios:
         forecasts: Mode = "forecaster",
         seed: int = 0,
         settings: EpisodeSettings | None = None,
+        proxy: LearningProxy | None = None,
         cache: str | Path | None = None,
         watch: Watch | None = None,
     ) -> "Scenarios":
@@ -360,6 +361,7 @@ class Scenarios:
             forecasts: what devices report.
             seed: of the division.
             settings: what episodes are drawn from.
+            proxy: how a model learns; the one that comes with the package if None.
             cache: folder to keep forecasts in.
             watch: is told whose forecasts come next.
 
@@ -397,6 +399,7 @@ class Scenarios:
                 end=end,
                 kinds=kinds,
                 settings=settings,
+                proxy=proxy,
                 cache=None if cache is None else Path(cache) / f"forecasts-{name}.npz",
             )
 

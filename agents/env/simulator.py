@@ -29,7 +29,7 @@ from fedstale.agents.env.episodes import (
     Episodes,
     RowArrays,
 )
-from fedstale.agents.env.learning_proxy import entropy_of
+from fedstale.agents.env.learning_proxy import LearningProxy, entropy_of
 from fedstale.agents.policy.features import Inputs, features, heuristic_scores, row_medians
 from fedstale.errors import TraceError
 from fedstale.strategies.server.clients import DURATIONS_KEPT, UNKNOWN, Candidates, Situation, Table
@@ -167,6 +167,11 @@ class Simulator:
         self._find_candidates(rows)
         self._outcome.put(rows, RoundOutcome.zeros(len(rows)))
 
+    def proxy_of(self, rows: Index) -> LearningProxy:
+        """Return how the models of some episodes learn; all of them alike."""
+        del rows
+        return self.proxy
+
     # What a selector sees.
 
     def candidates(self, row: int) -> Candidates:
@@ -297,9 +302,10 @@ class Simulator:
         turn = self.known["times_picked"][at] % NOISES
         noise = self.episodes.noise[at[0], at[1], turn]
         of_model = (mixture * losses).sum(axis=1)
-        honest = self.proxy.reported(of_model, self.entropy[at], noise)
+        proxy = self.proxy_of(at[0])
+        honest = proxy.reported(of_model, self.entropy[at], noise)
         self.job_loss[at] = np.where(self.episodes.inflates[at], INFLATION, 1.0) * honest
-        each = self.proxy.reported(losses, 0.0, 0.0)
+        each = proxy.reported(losses, 0.0, 0.0)
         mean = np.maximum((mixture * each).sum(axis=1), 1e-12)
         spread = (mixture * each**2).sum(axis=1) / mean**2
         self.job_square_loss[at] = self.job_loss[at] ** 2 * np.maximum(spread, 1.0)
@@ -405,15 +411,24 @@ class Simulator:
         ratios = mix / np.maximum(total_examples, 1e-12)[:, None] / np.maximum(fleet, 1e-6)
         total = np.maximum(weights.sum(axis=1), 1e-12)
         size = (weights * examples[rows]).sum(axis=1) / total / self.mean_examples[rows]
-        losses = self.losses[rows]
-        after = self.proxy.after_step(losses, ratios, size)
-        self.losses[rows] = after
-        progress = np.log((fleet * losses).sum(axis=1) / (fleet * after).sum(axis=1))
+        progress, gain = self._learn(rows, ratios, size)
         outcome = self._outcome
         outcome.progress[rows] += progress
-        outcome.gain[rows] += progress / self.proxy.fleet_progress(losses)
+        outcome.gain[rows] += gain
         outcome.aggregated[rows] += accepted.sum(axis=1)
         outcome.staleness[rows] += np.bincount(which, weights=staleness, minlength=rows.size)
+
+    def _learn(self, rows: Index, ratios: Array, sizes: Array) -> tuple[Array, Array]:
+        """Let the models of some episodes learn from a server step; see `LearningProxy.after_step`.
+
+        Returns:
+            By how much the log loss of the fleet's data falls, and that in units of what a step
+            with the fleet's own mixture learns; shape (m,) each.
+        """
+        losses, fleet, proxy = self.losses[rows], self.fleet_share[rows], self.proxy_of(rows)
+        self.losses[rows] = after = proxy.after_step(losses, ratios, sizes)
+        progress = np.log((fleet * losses).sum(axis=1) / (fleet * after).sum(axis=1))
+        return progress, progress / proxy.fleet_progress(losses)
 
     def _end(self, rows: Index, ended: Mask, *, finished: bool) -> None:
         which, column = np.nonzero(ended)

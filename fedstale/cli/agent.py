@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,14 @@ import typer
 
 from fedstale import __version__
 from fedstale.cli.forecaster import Folder, Seed, Tables, Traces, recorded
+from fedstale.cli.learning import (
+    WORLD_WINDOWS,
+    fit_learning_command,
+    outside,
+    proxy_in,
+    say_worlds,
+    warn,
+)
 from fedstale.cli.output import AsJson, Quiet, Step, note, one_sentence, steps, table_text
 from fedstale.errors import ConfigError, FedstaleError
 
@@ -66,6 +75,16 @@ _Forecasters = Annotated[
     ),
 ]
 _Windows = Annotated[int, typer.Option(min=10, help="Held-out windows that are played.")]
+_WINDOWS = 200
+_Learning = Annotated[
+    Path | None,
+    typer.Option(
+        "--learning",
+        metavar="FILE",
+        help="Constants of how a model learns, of `fedstale agent fit-learning`; those that come "
+        "with fedstale if none are given.",
+    ),
+]
 
 LOG = "log.txt"
 """File in the output folder with what training processes print."""
@@ -93,7 +112,8 @@ def train(
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Do not start as the heuristic.")
     ] = False,
-    windows: _Windows = 200,
+    windows: _Windows = _WINDOWS,
+    learning: _Learning = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write events for TensorBoard.")
     ] = False,
@@ -127,8 +147,19 @@ def train(
         for i, (name, by) in enumerate(zip(traces, cycle(forecasters), strict=False)):
             among = _among(step, i, len(traces))
             fleets.append(
-                _scenarios(name, by, seed, among, no_forecasts=no_forecasts, cache=caches[i])
+                _scenarios(
+                    name,
+                    by,
+                    seed,
+                    among,
+                    no_forecasts=no_forecasts,
+                    cache=caches[i],
+                    learning=learning,
+                )
             )
+    if learning is not None:
+        for fleet in fleets:
+            warn(outside(fleet.training, learning, seed=seed))
     trainings = {
         out / f"seed-{n}" if seeds > 1 else out: Training(
             updates=updates, seed=n, residual=not from_scratch
@@ -144,6 +175,7 @@ def train(
                 "traces": [Path(name).name for name in traces],
                 "devices": [int(fleet.training.devices.size) for fleet in fleets],
                 "forecasters": [] if no_forecasts else [Path(name).name for name in forecasters],
+                **({} if learning is None else {"learning": asdict(fleets[0].training.proxy)}),
             },
             resume=resume,
             workers=workers or n_cores(),
@@ -179,7 +211,22 @@ def evaluate(
     scratch: Annotated[
         Path | None, typer.Option(help="Folder of an agent trained with --from-scratch.")
     ] = None,
-    windows: _Windows = 200,
+    windows: Annotated[
+        int | None,
+        typer.Option(
+            min=10, help="Held-out windows that are played; default 200, with --worlds 50."
+        ),
+    ] = None,
+    worlds: Annotated[
+        int | None,
+        typer.Option(
+            min=20,
+            metavar="N",
+            help="Instead of all selectors, compare rules of one line in so many worlds, whose "
+            "models learn faster, forget more, or report otherwise.",
+        ),
+    ] = None,
+    learning: _Learning = None,
     devices: Annotated[
         int | None,
         typer.Option(min=1, help="Devices of a window; drawn from 32 to 256 if not given."),
@@ -197,7 +244,7 @@ def evaluate(
 ) -> None:
     """Let an agent and every other selector play the same held-out windows, and compare.
 
-    With --out, a page shows the comparison: evaluation.html.
+    With --out, a page shows the comparison: evaluation.html; with --worlds, a table: worlds.csv.
     """
     from fedstale.agents import Scenario
     from fedstale.agents.policy.scorer import embedded
@@ -213,19 +260,40 @@ def evaluate(
             forecaster=_forecaster(forecaster),
             start=parts.turn,
             end=parts.end,
+            proxy=proxy_in(learning),
             cache=None if cache is None else cache / "forecasts-all.npz",
         )
     else:
         with steps(is_shown=not (quiet or as_json)) as step:
-            testing = _scenarios(traces, forecaster, seed, step, cache=cache).testing
+            testing = _scenarios(
+                traces, forecaster, seed, step, cache=cache, learning=learning
+            ).testing
     if devices is not None:
         testing = testing.with_devices(devices)
+    if worlds is not None:
+        if reactive is not None or scratch is not None:
+            raise ConfigError("--worlds: compares with rules of one line, not with other agents")
+        given: dict[str, Any] = {
+            "learning": learning,
+            "out": out,
+            "quiet": quiet,
+            "as_json": as_json,
+        }
+        say_worlds(testing, loaded, worlds, windows or WORLD_WINDOWS, seed, **given)
+        return
+    if learning is not None:
+        warn(outside(testing, learning, seed=seed))
     rivals: dict[str, Any] = {
         "reactive": [] if reactive is None else _loaded(reactive),
         "scratch": [] if scratch is None else _loaded(scratch),
     }
     shown: dict[str, Any] = {"out": out, "quiet": quiet, "as_json": as_json}
-    _evaluate({traces: testing}, loaded, windows, seed, **shown, **rivals)
+    _evaluate({traces: testing}, loaded, windows or _WINDOWS, seed, **shown, **rivals)
+
+
+app.command(
+    "fit-learning", epilog="Example: fedstale agent fit-learning runs/* --out learning.toml"
+)(fit_learning_command)
 
 
 @app.command(epilog="Example: fedstale agent show agents/mine")
@@ -353,6 +421,7 @@ def _scenarios(
     *,
     no_forecasts: bool = False,
     cache: Path | None,
+    learning: Path | None = None,
 ) -> "Scenarios":
     from fedstale.agents import Scenarios
 
@@ -361,6 +430,7 @@ def _scenarios(
         forecaster=_forecaster(forecaster),
         forecasts="none" if no_forecasts else "forecaster",
         seed=seed,
+        proxy=proxy_in(learning),
         cache=cache,
         watch=watch,
     )
