@@ -84,7 +84,7 @@ class WorldEvaluation:
         doubtful = self.table[self.table["share"] < SURE]
         if doubtful.empty:
             return AGENT
-        return str(doubtful.loc[doubtful["reward"].idxmax(), "rule"])
+        return str(doubtful["rule"].iloc[int(doubtful["reward"].to_numpy().argmax())])
 
 
 def evaluate_worlds(
@@ -167,7 +167,7 @@ def compared(worlds: Worlds, agent: Array, rules: dict[str, Array]) -> WorldEval
                 "share": float((advantage > 0).mean()),
                 "reward": float(np.median(rules[str(rule)])),
                 "matters": matters,
-                "correlation": float(found.loc[matters, rule]) if known else np.nan,  # type: ignore[arg-type]
+                "correlation": float(found[rule][matters]) if known else np.nan,
             }
         )
     return WorldEvaluation(
