@@ -21,7 +21,7 @@ import logging
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,8 +188,12 @@ def searches(app: str, repetition: int, curves: Sequence[Sequence[Curve]]) -> li
     rng, own = np.random.default_rng(repetition), np.arange(len(curves))
     orders = [own, *(rng.permutation(own) for _ in range(ORDERS - 1))]
     rows: list[Row] = []
-    for name, steps in (("device time", False), ("server steps", True)):
-        found = [asha(space, curves, order.tolist(), steps=steps) for order in orders]
+    for name, (played, steps) in {
+        "device time": (space, False),
+        "device time, a third goes on": (replace(space, keep=1 / 3), False),
+        "server steps": (space, True),
+    }.items():
+        found = [asha(played, curves, order.tolist(), steps=steps) for order in orders]
         regrets = [max(ends) - ends[each.chosen] for each in found]
         at_random = [random_regret(ends, costs, each.cpu_s) for each in found]
         rows.append(
@@ -262,7 +266,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
     found: list[Row] = []
     for app in dict.fromkeys(str(row["app"]) for row in rows):
         own = [row for row in rows if row["app"] == app]
-        for name in ("device time", "server steps"):
+        for name in dict.fromkeys(str(row["rungs in"]) for row in own if row["what"] == "search"):
             some = [row for row in own if row.get("rungs in") == name]
             row: Row = {"what": "searches", "app": app, "rungs in": name, "n": len(some)}
             for key in ("regret", "regret of random search", "saved"):

@@ -74,11 +74,11 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def main() -> None:
-    """Replace the tables."""
+def written() -> dict[Path, str]:
+    """Return the page as the result says it."""
     result = json.loads((HERE / "results" / "tuning.json").read_text(encoding="utf-8"))
-    rewrite(refilled([PAGE], tables(result["rows"])))
+    return refilled([PAGE], tables(result["rows"]))
 
 
 if __name__ == "__main__":
-    main()
+    rewrite(written())

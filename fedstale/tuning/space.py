@@ -38,7 +38,7 @@ _ONE_PROCESS = {"executor", "workers", "gpus", "client-limit-s"}
 _IN_ONE_PROCESS = (("executor", "inline"), ("executor", "batched"))
 _RANGE = {"from", "to", "log", "step"}
 _RUNGS = (8, 4, 2)
-_KEEP = 1 / 3
+_KEEP = 1 / 4
 _SMALLEST = 4
 """Configurations of a population, of which a quarter is replaced."""
 _BEST_OF = 2

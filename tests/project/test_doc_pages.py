@@ -56,22 +56,22 @@ def test_the_map_shows_every_page_under_its_kind(kind):
     assert Counter(shown) == Counter(mapped)
 
 
-@pytest.mark.parametrize("name", ["strategies_page", "agent_page", "forecasting_page"])
-def test_pages_of_results_are_what_the_results_say(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "pages"),
+    [
+        ("strategies_page", 2),
+        ("agent_page", 2),
+        ("forecasting_page", 2),
+        ("tuning_page", 1),
+        ("forecast_audit", 1),
+    ],
+)
+def test_pages_of_results_are_what_the_results_say(name, pages, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    module = importlib.import_module(name)
-    written = module.written()
-    assert len(written) == 2
+    written = importlib.import_module(name).written()
+    assert len(written) == pages
     for page, text in written.items():
         assert page.read_text(encoding="utf-8") == text, f"run: python benchmarks/{name}.py"
-
-
-def test_the_tables_of_the_audit_are_what_the_results_say(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    written = importlib.import_module("forecast_audit").written()
-    assert [page.name for page in written] == ["audit.md"]
-    for page, text in written.items():
-        assert page.read_text(encoding="utf-8") == text
 
 
 def test_the_page_of_commands_is_what_the_commands_say():
