@@ -158,7 +158,7 @@ def test_the_command_line_makes_messages_smaller(tmp_path):
 
 def test_the_command_line_chooses_formats_by_forecasts(tmp_path):
     folder = tmp_path / "run"
-    summary_of(folder, "messages='by-forecast' forecasts=true num-server-rounds=20")
+    summary_of(folder, "messages='by-forecast' forecasts=true")
     events = pd.read_parquet(folder / "events.parquet")
     sizes = events.loc[events["status"] == "reported", "uploaded_bytes"].round(-5)
     assert sizes.nunique() > 1
@@ -182,7 +182,7 @@ def test_the_command_line_chooses_formats_by_forecasts(tmp_path):
             "strategy='fedavg' privacy.delta=0.5 privacy.clip-norm=1 privacy.noise-multiplier=1",
             "strategy.normalise = 'examples': expected 'buffer_size' with privacy",
         ),
-        ("strategy='fedbuff' messages='int5'", "messages = 'int5': expected 'int4'"),
+        ("strategy='fedbuff' messages='in4'", "messages = 'in4': expected 'int4'"),
         (
             "strategy='fedbuff' messages-down='by-forecast'",
             "messages-down = 'by-forecast': expected one of ['float16'",
