@@ -66,6 +66,7 @@ def test_no_device_gains_by_a_misreport():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("credited", "share"), [(by_rule, 0.0), (by_flat_fee, 0.19)])
 def test_how_many_of_2400_devices_gain_by_one_of_101_reports(credited, share):
     """The figures of docs/incentives.md."""
