@@ -27,8 +27,8 @@ from fedstale.traces.forecast.evaluation.e_process import ALARM, WAYS, log_e_val
 if TYPE_CHECKING:
     from fedstale.reports.run import Run
 
-ROWS = 100
-"""Devices that the table of a report lists at most."""
+ROWS = 30
+"""Devices that the figure of a report shows at most: `fedstale audit` has all."""
 
 P, DURATION_S = "reported_p_finish", "reported_duration_s"
 _NEEDED = (
@@ -156,7 +156,7 @@ def figure(run: "Run") -> Figure | None:
     traces.append(curve("as stated", "still", [0.0, 1.0], [0.0, 1.0], **dashed))
     notes = [audit.verdict, *audit.notes]
     if len(devices) > ROWS:
-        notes.append(f"The {ROWS} with the largest e-values are shown.")
+        notes.append(f"The {ROWS} with the largest e-values are shown; fedstale audit has all.")
     table = shown[[*_SHOWN]]
     return Figure(
         id="forecast-audit",

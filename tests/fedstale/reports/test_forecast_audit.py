@@ -317,3 +317,13 @@ def test_what_the_log_cannot_show_leaves_the_same_log(tmp_path):
     pd.testing.assert_frame_equal(honest, run("loss", fixed, loss=3.0, examples=20))
     pd.testing.assert_frame_equal(honest, run("examples", fixed, loss=1.0, examples=200))
     assert honest["reported_p_finish"].notna().any()
+
+
+def test_of_many_devices_a_report_shows_those_with_the_largest_e_values(tmp_path):
+    n = forecast_audit.ROWS + 5
+    jobs = [row for d in range(n) for row in told(d, [d % 2] * 3, 0.9)]
+    path = write_stated(tmp_path / "run", jobs, n_devices=n)
+    figure, audit = forecast_audit.figure(Run(path)), fedstale.audit(path)
+    assert [row[0] for row in figure.rows] == audit.devices["device_id"].tolist()[:-5]
+    assert f"The {forecast_audit.ROWS} with the largest e-values are shown" in figure.about
+    assert len(audit.devices) == n
