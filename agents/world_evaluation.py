@@ -84,7 +84,7 @@ class WorldEvaluation:
         doubtful = self.table[self.table["share"] < SURE]
         if doubtful.empty:
             return AGENT
-        return str(doubtful["rule"].iloc[int(doubtful["reward"].to_numpy().argmax())])
+        return str(doubtful.sort_values("reward")["rule"].iloc[-1])
 
 
 def evaluate_worlds(
@@ -154,9 +154,9 @@ def compared(worlds: Worlds, agent: Array, rules: dict[str, Array]) -> WorldEval
     )
     rows = []
     for rule, advantage in advantages.items():
-        strongest = found[rule].abs()
-        known = bool(strongest.notna().any())
-        matters = str(strongest.idxmax()) if known else ""
+        each = dict(zip(VARIED, found[rule].to_numpy(dtype=np.float64), strict=True))
+        known = {name: value for name, value in each.items() if not np.isnan(value)}
+        matters = max(known, key=lambda name: abs(known[name])) if known else ""
         rows.append(
             {
                 "rule": rule,
@@ -167,7 +167,7 @@ def compared(worlds: Worlds, agent: Array, rules: dict[str, Array]) -> WorldEval
                 "share": float((advantage > 0).mean()),
                 "reward": float(np.median(rules[str(rule)])),
                 "matters": matters,
-                "correlation": float(found[rule][matters]) if known else np.nan,
+                "correlation": float(known.get(matters, np.nan)),
             }
         )
     return WorldEvaluation(

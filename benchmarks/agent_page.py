@@ -1,7 +1,8 @@
-"""Write the tables of two pages on the agent from benchmarks/results.
+"""Write the tables of three pages on the agent from benchmarks/results.
 
-docs/results/agent.md has windows and sizes, docs/results/agent-training.md real training. What
-stands between the markers of a table is replaced; the words around them are kept.
+docs/results/agent.md has windows and sizes, docs/results/agent-training.md real training,
+docs/results/agent-worlds.md worlds of learning constants. What stands between the markers of a
+table is replaced; the words around them are kept.
 
 Run it with: python benchmarks/agent_page.py
 """
@@ -15,7 +16,10 @@ from pages import refilled, rewrite
 from training_tables import AGENT, lies_cost
 
 HERE = Path(__file__).parent
-PAGES = [HERE.parent / "docs" / "results" / name for name in ("agent.md", "agent-training.md")]
+PAGES = [
+    HERE.parent / "docs" / "results" / name
+    for name in ("agent.md", "agent-training.md", "agent-worlds.md")
+]
 RESULTS = HERE / "results"
 Row = dict[str, Any]
 BOUNDS = {"exact": "", "at least": "≥ ", "at most": "≤ ", "unknown": "? "}
@@ -163,6 +167,86 @@ def lies(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def bands(rows: Sequence[Row]) -> list[str]:
+    """Return the agent's advantage over each rule in the worlds of each fleet."""
+    took = {row["fleet"]: row for row in rows if row["part"] == "seconds"}
+    lines = [
+        "| fleet | rule | median | 5 % | 95 % | ahead | matters most | rank correlation |",
+        "|---|---|---:|---:|---:|---:|---|---:|",
+    ]
+    lines += [
+        f"| {row['fleet']} | {row['rule']} | {row['median']:+.2f} | {row['low']:+.2f} "
+        f"| {row['high']:+.2f} | {row['ahead']} of {took[row['fleet']]['worlds']} "
+        f"| {row['matters']} | {row['correlation']:+.2f} |"
+        for row in rows
+        if row["part"] == "rules"
+    ]
+    lines += ["", "| fleet | to prefer | processor seconds |", "|---|---|---:|"]
+    return lines + [
+        f"| {fleet} | {row['prefer']} | {row['processor_s']:.0f} |" for fleet, row in took.items()
+    ]
+
+
+def spreads(rows: Sequence[Row]) -> list[str]:
+    """Return by how much the constants scatter."""
+    found = [row for row in rows if row["part"] == "widths"]
+    names = [name for name in found[0] if name not in {"part", "of"}]
+    lines = [f"| constant | {' | '.join(row['of'] for row in found)} |"]
+    lines.append(f"|---|{'---:|' * len(found)}")
+    return lines + [
+        f"| {name} | {' | '.join(f'{row[name]:.2f}' for row in found)} |" for name in names
+    ]
+
+
+def held(rows: Sequence[Row]) -> list[str]:
+    """Return in how many of the cases the advantage in real training lies in the band."""
+    lines = [
+        "| app | cases | in the band | below it | above it | median on the same side of 1 |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in (row for row in rows if row["part"] == "held"):
+        above = row["cases"] - row["inside"] - row["below"]
+        lines.append(
+            f"| {row['app']} | {row['cases']} | {row['inside']} | {row['below']} | {above} "
+            f"| {row['same_sign']} |"
+        )
+    return lines
+
+
+def ranked(rows: Sequence[Row]) -> list[str]:
+    """Return what schedules reach, best in real training first."""
+    found = [row for row in rows if row["part"] == "schedules" and "concurrency" in row]
+    lines = [
+        "| concurrency | waits for | real progress | proxy's progress |",
+        "|---:|---|---:|---:|",
+    ]
+    return lines + [
+        f"| {row['concurrency']} | {row['schedule']} | {row['real_progress']:.2f} "
+        f"| {row['proxy_progress']:.2f} |"
+        for row in sorted(found, key=lambda row: -row["real_progress"])
+    ]
+
+
+def worth(rows: Sequence[Row]) -> list[str]:
+    """Return what two agents are worth in real training, and how well runs were predicted."""
+    lines = [
+        "| agent learnt on | runs | reached | random's hours over its |",
+        "|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['agent']} constants | {row['runs']} | {row['reached']} "
+        f"| {row['ratio']:.2f} (standard error of the logarithm {row['log_error']:.2f}) |"
+        for row in rows
+        if row["part"] == "worth"
+    ]
+    lines += ["", "| emulator | rmse | R2 |", "|---|---:|---:|"]
+    return lines + [
+        f"| {row['emulator']} | {row['rmse']:.3f} | {row['r2']:.2f} |"
+        for row in rows
+        if row["part"] == "emulators"
+    ]
+
+
 def _ratio(found: Row | None) -> str:
     if found is None:
         return NOTHING
@@ -179,6 +263,13 @@ TABLES: dict[str, dict[str, Callable[[Sequence[Row]], list[str]]]] = {
     },
     "agent_training": {"real-overview": overview, "real-apps": by_app, "real-lies": lies},
     "agent_sizes": {"sizes": sizes},
+    "agent_worlds": {
+        "worlds-bands": bands,
+        "worlds-spread": spreads,
+        "worlds-held": held,
+        "worlds-schedules": ranked,
+        "worlds-worth": worth,
+    },
 }
 """By result: the tables of the pages and who writes them."""
 

@@ -113,6 +113,14 @@ def test_what_cannot_be_compared_is_rejected():
         contenders(scenario(), [])
 
 
+def test_contenders_on_other_schedules_are_refused():
+    playing = contenders(scenario(), [untrained()])
+    wide = replace(scenario().settings, concurrency_share=(0.9, 1.0))
+    other = replace(playing["random"], scenario=replace(scenario(), settings=wide))
+    with pytest.raises(ConfigError, match="'random' has windows with other settings than 'agent'"):
+        evaluate({AGENT: playing[AGENT], "random": other}, windows=10)
+
+
 def test_the_table_is_shown_with_the_best_first():
     playing = contenders(scenario(), [untrained()])
     playing = {name: playing[name] for name in (AGENT, "random")}

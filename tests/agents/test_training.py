@@ -99,6 +99,9 @@ def test_a_checkpoint_of_another_training_is_rejected(tmp_path):
         train(scenario(), scenario(1), settings(updates=2, seed=1), tmp_path, resume=True)
     with pytest.raises(ResumeError, match="scenarios was"):
         train(scenario(5), scenario(1), settings(updates=2), tmp_path, resume=True)
+    faster = replace(scenario(), proxy=replace(scenario().proxy, eta=0.5))
+    with pytest.raises(ResumeError, match="scenarios was"):
+        train(faster, scenario(1), settings(updates=2), tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("damage", ["cut", "text"])

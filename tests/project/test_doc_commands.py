@@ -36,6 +36,7 @@ ELSEWHERE = {
     "fetch": "tests/fedstale/test_trace_commands.py",  # from a server on loopback
     "agent train": "tests/fedstale/test_agent_commands.py",
     "agent evaluate": "tests/fedstale/test_agent_commands.py",
+    "agent fit-learning": "tests/fedstale/test_learning_commands.py",
     "agent show": "tests/fedstale/test_agent_commands.py",
     "--address": "tests/fedstale/cluster/test_cluster.py",
     "tune": "tests/fedstale/tuning/test_tune_command.py",

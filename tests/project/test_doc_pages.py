@@ -60,7 +60,7 @@ def test_the_map_shows_every_page_under_its_kind(kind):
     ("name", "pages"),
     [
         ("strategies_page", 2),
-        ("agent_page", 2),
+        ("agent_page", 3),
         ("forecasting_page", 2),
         ("tuning_page", 1),
         ("forecast_audit", 1),
