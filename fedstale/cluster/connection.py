@@ -14,8 +14,8 @@ import os
 import platform
 import re
 import signal
-import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -35,7 +35,11 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 _NOBODY = "no Ray cluster answers there: expected a running one, as ray start --head starts it"
-_LISTENS_S = 10.0
+_TOKEN = (
+    "the cluster lets in only who has its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN, "
+    "RAY_AUTH_TOKEN_PATH or the file ~/.ray/auth_token"
+)
+_ALIVE, _LISTENS_S = "/ray.rpc.NodeInfoGcsService/CheckAlive", 10.0
 _ANSWER_S = 120.0
 """What a node has to start a process and to import fedstale."""
 
@@ -159,14 +163,40 @@ def _join(ray: Any, address: str) -> None:  # noqa: ANN401 - an extra
 
 
 def _require_answer(address: str) -> None:
-    """Check that something listens at an address: Ray waits a minute, and then ends the process."""
-    if address == "auto":
-        return
-    host, _, port = address.rpartition(":")
+    """Check that a cluster answers, and lets this process in.
+
+    Ray itself waits a minute for one that does not, and then ends the process without an exception.
+    """
+    import grpc  # noqa: PLC0415 - of Ray's extra
+    from ray._private.services import (  # noqa: PLC0415 - an extra
+        canonicalize_bootstrap_address_or_die,
+    )
+    from ray._raylet import (  # type: ignore[attr-defined]  # noqa: PLC0415 - of Cython
+        AuthenticationMode,
+        AuthenticationTokenLoader,
+        get_authentication_mode,
+    )
+
+    where, loader = f"address = {address!r}", AuthenticationTokenLoader.instance()
+    needs_token = get_authentication_mode() == AuthenticationMode.TOKEN
+    if needs_token and not loader.has_token(ignore_auth_mode=True):
+        raise ConfigError(f"{where}: {_TOKEN}")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_LISTENS_S).close()
-    except (OSError, OverflowError) as problem:
-        raise ConfigError(f"address = {address!r}: {_NOBODY} ({problem})") from None
+        place = canonicalize_bootstrap_address_or_die(address)
+    except (ConnectionError, ValueError):
+        raise ConfigError(f"{where}: {_NOBODY}") from None
+    if os.environ.get("RAY_USE_TLS", "0") not in {"0", ""}:
+        # Ray has the certificates.
+        return
+    header = [(name.lower(), text) for name, text in loader.get_token_for_http_header().items()]
+    with grpc.insecure_channel(place) as channel:
+        try:
+            channel.unary_unary(_ALIVE)(b"", timeout=_LISTENS_S, metadata=header)
+        except grpc.RpcError as problem:
+            if problem.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise ConfigError(f"{where}: {_TOKEN}") from None
+            if problem.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+                raise ConfigError(f"{where}: {_NOBODY}") from None
 
 
 def _why(problem: Exception) -> str:
@@ -181,10 +211,7 @@ def _why(problem: Exception) -> str:
                 f"and Python {own_python}: expected the same"
             )
     if "oken" in text or "nauthenticated" in text:
-        return (
-            "the cluster lets in only who has its token: set RAY_AUTH_MODE=token, and "
-            "RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or the file ~/.ray/auth_token"
-        )
+        return _TOKEN
     if "node" in text and ("IP" in text or "matching" in text or "local" in text):
         return (
             "this machine is no node of the cluster: join it with ray start --address=HOST:PORT "
@@ -216,21 +243,27 @@ def _check_nodes(ray: Any, address: str) -> None:  # noqa: ANN401 - an extra
     for node in ray.nodes():
         if node["Alive"] and node["Resources"].get("CPU", 0) >= 1:
             place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            asked[task.options(scheduling_strategy=place).remote()] = node["NodeManagerAddress"]
-    if not asked:
-        return
-    ready, late = ray.wait([*asked], num_returns=len(asked), timeout=_ANSWER_S)
+            reference = task.options(scheduling_strategy=place).remote()
+            asked[reference] = node["NodeID"], node["NodeManagerAddress"]
     ours = versions()
-    for reference in ready:
-        where = f"address = {address!r}: node {asked[reference]}"
+    until = time.monotonic() + _ANSWER_S
+    for reference, (node_id, place) in asked.items():
+        where = f"address = {address!r}: node {place}"
         try:
-            theirs = ray.get(reference)
+            theirs = ray.get(reference, timeout=max(until - time.monotonic(), 0.0))
         except ray.exceptions.RayError as problem:
+            if _is_gone(ray, node_id, until):
+                continue
             said = str(problem).strip().splitlines()[-1:]
-            raise ConfigError(f"{where} could not run Python: {' '.join(said)}") from None
+            raise ConfigError(f"{where} could not be asked: {' '.join(said)}") from None
         require_same(ours, theirs, where)
-    for reference in late:
-        raise ConfigError(
-            f"address = {address!r}: node {asked[reference]} did not answer within "
-            f"{_ANSWER_S:.0f} s: see ray status"
-        )
+
+
+def _is_gone(ray: Any, node_id: str, until: float) -> bool:  # noqa: ANN401 - an extra
+    """Return whether a node is dead, which the cluster may need half a minute to find."""
+    while True:
+        if not any(node["Alive"] and node["NodeID"] == node_id for node in ray.nodes()):
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(1.0)

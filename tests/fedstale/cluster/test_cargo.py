@@ -11,6 +11,7 @@ import pytest
 from fedstale.cluster import cargo
 from fedstale.cluster.cargo import NodeStore, packed, packed_run, put_back, unpack
 from fedstale.comparison.plan import Plan, state_of
+from fedstale.errors import ConfigError
 from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
@@ -78,6 +79,13 @@ def test_a_link_to_the_folder_around_it_is_followed_once(tmp_path):
     (tmp_path / "data" / "all.csv").write_text("1", encoding="utf-8")
     (app / "data").symlink_to(tmp_path / "data")
     assert names(packed(app, of_app=True)) == {"app/task.py", "app/data/all.csv"}
+
+
+def test_an_app_that_is_too_large_to_be_sent_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(cargo, "_MOST", 20_000)
+    (tmp_path / "weights.bin").write_bytes(bytes(20_000))
+    with pytest.raises(ConfigError, match=r"which is too much to be sent: expected at most 1 GB"):
+        cargo.send(tmp_path, of_app=True)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside"])
