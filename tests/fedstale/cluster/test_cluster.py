@@ -219,6 +219,59 @@ def test_what_a_killed_node_was_running_is_begun_again_and_fails_nothing(own, tm
     assert values[:2] == values[2:]
 
 
+@pytest.mark.slow
+def test_a_client_that_ends_its_process_fails_its_configuration_alone(nodes, own, tmp_path):
+    client = Path(own["app"]) / "digits_app" / "client_app.py"
+    words = '    if context.run_config["learning-rate"] > 0.8:\n        os._exit(3)\n'
+    text = client.read_text(encoding="utf-8")
+    begin = text.index("def job(")
+    body = text.index('"""\n', text.index('"""', begin) + 3) + 4
+    client.write_text("import os\n" + text[:body] + words + text[body:], encoding="utf-8")
+    given = table(
+        **{**own, "search": {"learning-rate": [0.9, 0.1]}, "trials": None},
+        until="4m",
+        rungs=["2m"],
+    )
+    found = {
+        name: fedstale.tune(given, out=tmp_path / name, search="grid", workers=1, **address)
+        for name, address in {"there": {"address": nodes.address}, "here": {}}.items()
+    }
+    assert list(found["there"].trials["status"]) == ["failed", "complete"]
+    assert decisions(tmp_path / "there")[1] == decisions(tmp_path / "here")[1]
+    reasons = [tuning.trials["reason"][0] for tuning in found.values()]
+    assert "the process of the run ended while the client of job" in reasons[0]
+    assert reasons[0] == reasons[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL])
+def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
+    given = table(**{**ASKED, **own, "seeds": [1], "trials": 3})
+    fedstale.tune(given, out=tmp_path / "whole", workers=1, seed=5)
+    (tmp_path / "space.toml").write_text(tomli_w.dumps(given), encoding="utf-8")
+    command = [*COMMAND, "tune", "space.toml", "-o", "out", "--address", nodes.address]
+    command += ["--workers", "1", "--seed", "5", "--quiet"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    out, until = tmp_path / "out", time.monotonic() + 200
+    while time.monotonic() < until and process.poll() is None:
+        time.sleep(0.02)
+        done = decisions(out) if (out / "trials.json").is_file() else []
+        if any(trial["status"] == "complete" for trial in done):
+            break
+    os.kill(process.pid, how)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == -how, said
+    kept = {path: path.stat().st_mtime_ns for path in out.rglob("reports.json")}
+    assert kept
+    assert len(decisions(out)) < len(decisions(tmp_path / "whole")) + 1
+    again = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert again.returncode == 0, again.stderr
+    assert decisions(out) == decisions(tmp_path / "whole")
+    assert files(out) == files(tmp_path / "whole")
+
+
 SHADOW = """
 import sys
 from importlib.machinery import ModuleSpec
@@ -303,12 +356,12 @@ def test_the_token_of_a_cluster_is_the_callers(tmp_path, short):
     # Paths of sockets are short.
     start += [f"--temp-dir={short}"]
     (tmp_path / "plan.toml").write_text(
-        tomli_w.dumps(plan(seeds=[1], until="2m")), encoding="utf-8"
+        tomli_w.dumps(plan(seeds=[1], until="2m", variants={"one": {}})), encoding="utf-8"
     )
     command = [*COMMAND, "compare", "plan.toml", "--address", f"127.0.0.1:{port}"]
     head = subprocess.Popen(
         start,
-        env={**os.environ, **own},
+        env={**os.environ, **own, "RAY_worker_niceness": "0"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -334,5 +387,5 @@ def test_the_token_of_a_cluster_is_the_callers(tmp_path, short):
         head.wait(60)
     assert [result.returncode for result in results] == [2, 2, 0], results
     for result in results[:2]:
-        (line,) = result.stderr.splitlines()
+        *_, line = result.stderr.splitlines()
         assert "the cluster lets in only who has its token" in line
