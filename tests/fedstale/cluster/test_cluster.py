@@ -244,7 +244,86 @@ def test_a_client_that_ends_its_process_fails_its_configuration_alone(nodes, own
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL])
+def test_a_plan_goes_on_without_a_node_and_with_one_that_comes(own, tmp_path):
+    given = plan(**own, until="40m")
+    fedstale.compare(given, out=tmp_path / "here")
+    with cluster(2) as nodes:
+        lost = []
+
+        def watch(shares):
+            if 0.1 < sum(shares.values()) < 4 and not lost:
+                lost.append(nodes.started[0])
+                nodes.kill(nodes.started[0])
+                nodes.add()
+
+        found = fedstale.compare(
+            given, out=tmp_path / "there", workers=2, watch=watch, address=nodes.address
+        )
+        assert lost
+    assert found.failures == ()
+    assert files(tmp_path / "there") == files(tmp_path / "here")
+
+
+@pytest.mark.slow
+@ISOLATED
+def test_a_plan_that_is_interrupted_keeps_what_its_runs_have_done(nodes, own, tmp_path):
+    given = plan(**own, until="4h", seeds=[1], variants={"one": {}})
+    given["run-config"] = {**given["run-config"], "strategy": "fedbuff"}
+    (tmp_path / "plan.toml").write_text(tomli_w.dumps(given), encoding="utf-8")
+    command = [*COMMAND, "compare", "plan.toml", "-o", "out", "--address", nodes.address, "--json"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    until = time.monotonic() + 90
+    while not any(map(sent_to, nodes.started)) and time.monotonic() < until:
+        time.sleep(0.2)
+    # What it needs has been unpacked: it begins now.
+    time.sleep(5)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 130, said
+    assert "0 of 1 runs done; the same command goes on" in said
+    summary = tmp_path / "out" / "runs" / "one" / "1" / "summary.json"
+    assert json.loads(summary.read_text(encoding="utf-8"))["status"] == "interrupted"
+    again = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert again.returncode == 0, again.stderr
+    fedstale.compare(given, out=tmp_path / "here")
+    assert files(tmp_path / "out") == files(tmp_path / "here")
+
+
+SHADOW = """
+import sys
+from importlib.machinery import ModuleSpec
+
+
+class Shadow:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] != "fedstale":
+            return None
+        if name != "fedstale" or {is_missing}:
+            raise ImportError(name)
+        return ModuleSpec(name, self)
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        module.__version__ = "0.0.9"
+
+
+# Before what Ray tells workers of the caller's paths, which on this machine lead to the right one.
+sys.meta_path.insert(0, Shadow())
+"""
+STUBS = {
+    "another": (SHADOW.format(is_missing=False), r"has fedstale 0\.0\.9, and this machine"),
+    "none": (SHADOW.format(is_missing=True), r"has no fedstale: install version"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
     given = table(**{**ASKED, **own, "seeds": [1], "trials": 3})
     fedstale.tune(given, out=tmp_path / "whole", workers=1, seed=5)
@@ -260,7 +339,11 @@ def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
             break
     os.kill(process.pid, how)
     _, said = process.communicate(timeout=100)
-    assert process.returncode == -how, said
+    if how == signal.SIGINT:
+        assert process.returncode == 130, said
+        assert said.splitlines()[-1] == "fedstale: interrupted; the same command goes on"
+    else:
+        assert process.returncode == -how, said
     kept = {path: path.stat().st_mtime_ns for path in out.rglob("reports.json")}
     assert kept
     assert len(decisions(out)) < len(decisions(tmp_path / "whole")) + 1
