@@ -334,7 +334,9 @@ class RayExecutor(WorkerExecutor[_Reference]):
             if not app.is_built_in:
                 self._load = partial(_load_sent, app, send(app.directory, of_app=True))
         elif not ray.is_initialized():
-            ray.init(log_to_driver=False, include_dashboard=False)
+            # Else Ray joins whatever cluster was started last on this machine.
+            where = os.environ.get("RAY_ADDRESS", "local")
+            ray.init(address=where, log_to_driver=False, include_dashboard=False)
             self._ends.callback(ray.shutdown)
         resources, each = self._ray.cluster_resources(), gpus or 0.0
         cores, gpus_found = int(resources["CPU"]), resources.get("GPU", 0.0)

@@ -33,7 +33,7 @@ COSTS = {field.name for field in fields(Costs)} - {"work"}
 SHOWN = {"live", "live_at", "tensorboard", "events", "log_file", "as_json", "quiet", "verbose"}
 """Options of simulate that change what is seen of a run, and where."""
 PLACES = {"app", "out", "overwrite", "resume", "measure_costs", "dry_run"}
-OTHERS = {"run_config", "overhead"}
+OTHERS = {"run_config", "overhead", "address"}
 
 GIVEN = {
     "traces": "ideal:5",
@@ -41,13 +41,18 @@ GIVEN = {
     "on_interrupt": "pause",
     "after_end": "stop",
     "executor": "inline",
+    "address": "auto",
     "workers": "1",
     "run_config": "local-epochs=5",
     "overhead": "flower",
     "epochs": "3",
 }
 """Values that differ from every default; of all other options a number by its type."""
-REFUSED = {"gpus": "with executor = 'ray'", "client_limit_s": "can be ended only with it"}
+REFUSED = {
+    "gpus": "with executor = 'ray'",
+    "address": "together with executor = 'ray'",
+    "client_limit_s": "can be ended only with it",
+}
 """Settings that this process and its executor cannot have, and what the sentence says."""
 
 
@@ -98,7 +103,7 @@ def test_every_option_is_tried_here():
     known = SETTINGS | COSTS | SHOWN | PLACES | OTHERS
     assert set(FLAGS["simulate"]) == known, "say below what a new option does beside a config"
     shown = {"as_json", "quiet"}
-    tried = {"sources", "out", "workers", "target", "reference", "overwrite"}
+    tried = {"sources", "out", "workers", "target", "reference", "overwrite", "address"}
     assert set(FLAGS["compare"]) == shown | tried
 
 
@@ -157,7 +162,7 @@ def test_beside_resume_an_option_takes_effect_or_is_refused_by_name(unfinished, 
     )
     before = config_of(unfinished)
     result = called("simulate", "--resume", unfinished, flag, *value)
-    if name == "client_limit_s":
+    if name in ("client_limit_s", "address"):
         assert (result.exit_code, REFUSED[name] in result.stderr) == (2, True)
         return
     if name not in free:

@@ -239,9 +239,11 @@ def train(message, context):
 """
 
 
+# Ray warns of what it will do, and leaves the ends of its processes to the collector.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
 def test_workers_answer_with_the_bits_of_one_process(tmp_path, kind):
-    load = FlowerApp.find(write_small_app(tmp_path, client=CLIENT)).load_client
+    app = FlowerApp.find(write_small_app(tmp_path, client=CLIENT))
 
     def calls():
         model = coarse(ArrayRecord([np.linspace(-1, 1, N, dtype=np.float32)]), "int8")
@@ -250,9 +252,11 @@ def test_workers_answer_with_the_bits_of_one_process(tmp_path, kind):
             context = Context(1, 1000 + i, {}, RecordDict(), {})
             yield ClientCall(Message(content, 1000 + i, "train"), context, seed=i)
 
-    with identity(1):
-        own = InlineExecutor(load()).run(list(calls()))
-        with ProcessExecutor(load, 2) if kind == "processes" else RayExecutor(load, 2) as pool:
+    with app.importable(), identity(1):
+        own = InlineExecutor(app.load_client()).run(list(calls()))
+        with (
+            ProcessExecutor(app.load_client, 2) if kind == "processes" else RayExecutor(app, 2)
+        ) as pool:
             theirs = pool.run(list(calls()))
     assert {stype for stype, _ in bits(own)[0].values()} == {"fedstale.int4"}
     assert bits(theirs) == bits(own)
