@@ -350,13 +350,15 @@ def _take(folder: Path, space: Space, how: Mapping[str, Any], stack: ExitStack) 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return in words which settings were others."""
     found = []
+    # A population that grows would have had other forks from the beginning.
+    growing = () if now["how"]["stop"] == "pbt" else _GROWING
     for part in ("how", "space"):
         # As they are read back: a tuple is a list in TOML.
         old, new = before.get(part, {}), tomllib.loads(tomli_w.dumps(dict(now[part])))
         found += [
             f"{key} = {old.get(key)!r} instead of {new.get(key)!r}"
             for key in dict.fromkeys([*old, *new])
-            if key not in _GROWING and old.get(key) != new.get(key)
+            if key not in growing and old.get(key) != new.get(key)
         ]
     return found
 

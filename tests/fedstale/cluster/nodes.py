@@ -110,6 +110,12 @@ def sent_to(node):
     return sorted(path.stem for path in place.glob("*.lock") if not path.name.startswith("work-"))
 
 
+def has_checkpoint(node):
+    """Return whether a run on an isolated node has written down what it has done."""
+    place = Path(f"/proc/{node.pid}/root{tempfile.gettempdir()}/fedstale-nodes-{os.getuid()}")
+    return any(place.rglob("*.checkpoint"))
+
+
 def sent_here():
     """Return whatever workers have written into this machine's temporary folder."""
     return sorted(Path(tempfile.gettempdir()).glob(f"fedstale-nodes-{os.getuid()}/*"))

@@ -22,7 +22,7 @@ from fedstale.traces import TraceSet
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tuning")]
 
-from nodes import CAN_ISOLATE, cluster, sent_here, sent_to
+from nodes import CAN_ISOLATE, cluster, has_checkpoint, sent_here, sent_to
 from spaces import table
 
 SAME = ("events.parquet", "metrics.parquet", "model.safetensors", "config.toml")
@@ -275,10 +275,8 @@ def test_a_plan_that_is_interrupted_keeps_what_its_runs_have_done(nodes, own, tm
         command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     until = time.monotonic() + 90
-    while not any(map(sent_to, nodes.started)) and time.monotonic() < until:
+    while not any(map(has_checkpoint, nodes.started)) and time.monotonic() < until:
         time.sleep(0.2)
-    # What it needs has been unpacked: it begins now.
-    time.sleep(5)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=100)
     assert process.returncode == 130, said

@@ -193,6 +193,14 @@ def test_a_folder_of_another_space_is_refused_and_says_what_differs(tmp_path, mo
         fedstale.tune(table(trials=9), out=tmp_path, workers=1)
 
 
+def test_a_population_cannot_grow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fedstale.tuning.engine", None)
+    with pytest.raises(ImportError):
+        fedstale.tune(TABLE, out=tmp_path, workers=1, stop="pbt")
+    with pytest.raises(ConfigError, match="with trials = 4 instead of 9"):
+        fedstale.tune(table(trials=9), out=tmp_path, workers=1, stop="pbt")
+
+
 def test_a_folder_with_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine", encoding="utf-8")
     with pytest.raises(ConfigError, match="holds something that is no search"):
