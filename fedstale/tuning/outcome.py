@@ -177,12 +177,12 @@ def tune(
                 cores = held.enter_context(joined(address))
                 workers = workers or cores or 1
             # Ray and Optuna take seconds to import.
-            from fedstale.tuning.population import Population  # noqa: PLC0415
+            from fedstale.tuning.population import PopulationBasedTraining  # noqa: PLC0415
             from fedstale.tuning.proposals import How, Proposals  # noqa: PLC0415
 
             how = How(search=search, stop=stops, seed=seed, workers=workers or n_cores())
             proposals = (
-                Population(space, how, ledger, folder)
+                PopulationBasedTraining(space, how, ledger, folder)
                 if stops == "pbt"
                 else Proposals(space, how, ledger)
             )

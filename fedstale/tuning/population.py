@@ -30,7 +30,7 @@ _DRAWN_ANEW, _FACTORS = 0.25, (0.8, 1.2)
 _STREAM = 1
 
 
-class Population(Proposals):
+class PopulationBasedTraining(Proposals):
     """Configurations of a population, and the forks that replace its worst."""
 
     def __init__(self, space: Space, how: How, ledger: Ledger, folder: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError
 from fedstale.tuning import population
-from fedstale.tuning.population import Population, perturbed
+from fedstale.tuning.population import PopulationBasedTraining, perturbed
 from fedstale.tuning.proposals import How
 from fedstale.tuning.space import Choices, Range
 from fedstale.tuning.trials import STATE, Ledger, Report
@@ -54,7 +54,7 @@ def value_of(trial, rung):
 
 def searched(folder, *, asked=BASE, workers=1, kill_after=math.inf, fails=lambda trial, rung: 0):
     """Search with some workers, of which the one that is asked last reports first."""
-    found, running, n_steps = Population(asked, HOW, Ledger(folder), folder), [], 0
+    found, running, n_steps = PopulationBasedTraining(asked, HOW, Ledger(folder), folder), [], 0
     while not (found.is_over and not running):
         while len(running) < workers and (trial := found.next()) is not None:
             running.append((trial, found.steps(trial)))
@@ -136,7 +136,7 @@ def test_a_search_that_was_killed_comes_to_the_same(tmp_path, kill_after):
 
 def test_a_search_that_is_over_is_over(tmp_path):
     searched(tmp_path)
-    again = Population(BASE, HOW, Ledger(tmp_path), tmp_path)
+    again = PopulationBasedTraining(BASE, HOW, Ledger(tmp_path), tmp_path)
     assert again.is_over
     assert len(again.ledger.trials) == 12
 
