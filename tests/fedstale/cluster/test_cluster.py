@@ -431,7 +431,8 @@ def is_open(port):
 @pytest.mark.slow
 def test_the_token_of_a_cluster_is_the_callers(tmp_path, short):
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
-    port = "26379"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
     start += [f"--port={port}", "--num-cpus=1", "--include-dashboard=false"]
     # Paths of sockets are short.
