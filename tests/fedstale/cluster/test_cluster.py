@@ -291,35 +291,6 @@ def test_a_plan_that_is_interrupted_keeps_what_its_runs_have_done(nodes, own, tm
     assert files(tmp_path / "out") == files(tmp_path / "here")
 
 
-SHADOW = """
-import sys
-from importlib.machinery import ModuleSpec
-
-
-class Shadow:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] != "fedstale":
-            return None
-        if name != "fedstale" or {is_missing}:
-            raise ImportError(name)
-        return ModuleSpec(name, self)
-
-    def create_module(self, spec):
-        return None
-
-    def exec_module(self, module):
-        module.__version__ = "0.0.9"
-
-
-# Before what Ray tells workers of the caller's paths, which on this machine lead to the right one.
-sys.meta_path.insert(0, Shadow())
-"""
-STUBS = {
-    "another": (SHADOW.format(is_missing=False), r"has fedstale 0\.0\.9, and this machine"),
-    "none": (SHADOW.format(is_missing=True), r"has no fedstale: install version"),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_command_that_was_stopped_goes_on(nodes, own, tmp_path, how):
