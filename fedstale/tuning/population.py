@@ -22,7 +22,7 @@ import numpy as np
 
 from fedstale.tuning.proposals import How, Proposals, Steps
 from fedstale.tuning.space import Choices, Plain, Range, Space
-from fedstale.tuning.trials import Ledger, Trial, fork
+from fedstale.tuning.trials import Ledger, Status, Trial, fork
 
 CUT = 0.25
 """Share of the population that is replaced at a rung, and that is forked."""
@@ -130,9 +130,9 @@ class PopulationBasedTraining(Proposals):
         fork(self.space, parent, child, self._folder)
         return child
 
-    def _close(self, trial: Trial, status: str) -> None:
+    def _close(self, trial: Trial, status: Status) -> None:
         trial.ended = len(self.ledger.ended)
-        trial.status = status  # type: ignore[assignment]  # one of its own
+        trial.status = status
         if status == "failed":
             trial.failed_at = self._rung
 
