@@ -28,6 +28,11 @@ class Messages(ABC):
     def __post_init__(self) -> None:
         require(self.down in (None, *FORMATS), "messages.down", self.down, _accepted(FORMATS))
 
+    def _require_whole(self, name: str, form: FormatName | None) -> None:
+        """Check that replies in a format can be rounded by chance, if they are to be."""
+        accepted = f"{_accepted(WHOLE_NUMBERS)} with stochastic=True"
+        require(not self.stochastic or form in WHOLE_NUMBERS, name, form, accepted)
+
     @abstractmethod
     def up_of(
         self,
@@ -67,9 +72,7 @@ class Format(Messages):
             self.up is not None or self.down is not None,
             *("messages", self, "up or down to be a format (messages=None sends all in full)"),
         )
-        if self.stochastic:
-            accepted = f"{'|'.join(WHOLE_NUMBERS)} with stochastic=True"
-            require(self.up in WHOLE_NUMBERS, "messages.up", self.up, accepted)
+        self._require_whole("messages.up", self.up)
 
     def up_of(
         self,
@@ -109,9 +112,7 @@ class ByForecast(Messages):
         Messages.__post_init__(self)
         require(0 < self.share < inf, "messages.share", self.share, "a number > 0, such as 0.15")
         require(self.first in (None, *FORMATS), "messages.first", self.first, _accepted(FORMATS))
-        if self.stochastic:
-            accepted = f"{'|'.join(WHOLE_NUMBERS)} with stochastic=True"
-            require(self.first in WHOLE_NUMBERS, "messages.first", self.first, accepted)
+        self._require_whole("messages.first", self.first)
 
     def up_of(
         self,
