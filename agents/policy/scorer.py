@@ -118,6 +118,9 @@ def pooled(features: Floats, mask: Mask | None = None) -> Floats:
     return np.concatenate([mean, spread], axis=-1).astype(np.float32)
 
 
+# Numbers that go in are finite. A kernel of BLAS may also compute with what lies beside them, and
+# raise the flag for that.
+@np.errstate(invalid="ignore")
 def score(
     weights: Weights,
     features: Floats,
