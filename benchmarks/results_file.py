@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from fedstale.machine import processor
-
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -29,6 +27,9 @@ def write_result(
         command: repeats the measurement.
         speed: of the machine at that time, by `yardstick`; for figures that are no ratios.
     """
+    # Checkouts from before there was such a module can be compared with.
+    from fedstale.machine import processor
+
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     result = {

@@ -12,7 +12,7 @@ every strategy. A repetition divides the phones in another way, draws other conf
 plays each search in twenty orders, of which the mean counts; where runs take long there is one.
 
 Run it with: python benchmarks/tuning.py RECORDINGS [--keep FILE] [--jobs N] [--only APP ...]
-Runs that are in the file of --keep are not run again.
+Runs that are in the file of --keep are not run again, and rows of apps that are not in --only stay.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from results_file import write_result
+from results_file import RESULTS, write_result
 from scipy import stats
 from threadpoolctl import threadpool_limits
 from tuning_runs import Curve, Place, Settings, run
@@ -391,7 +391,13 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--only", nargs="+", default=list(REPETITIONS), help="apps")
     options = parser.parse_args()
-    runs, rows = Runs(options.recordings, options.keep, options.jobs), []
+    runs = Runs(options.recordings, options.keep, options.jobs)
+    published = json.loads((RESULTS / "tuning.json").read_text(encoding="utf-8"))["rows"]
+    rows = [
+        row
+        for row in published
+        if row["what"] in {"search", "held out"} and row["app"] not in options.only
+    ]
     for app in options.only:
         for repetition in range(1, REPETITIONS[app] + 1):
             found = measured(app, repetition, runs)

@@ -16,7 +16,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from fedstale.config import Costs
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import entries, n_value_bytes
-from fedstale.strategies.messages.records import Asked
+from fedstale.strategies.messages.records import ASKED, Asked
 from fedstale.strategies.server.validation import records_in
 from fedstale.strategies.state import Stateful
 
@@ -268,6 +268,9 @@ def reply_kind(kind: str, content: RecordDict) -> str:
         kind: of a message, by `kind_of`.
         content: of the message.
     """
+    # Of every message; and most ask for no format.
+    if not any(ASKED in entries(record) for record in entries(content).values()):
+        return kind
     asked = Asked.of(content)
     return kind if asked is None or asked.up is None else f"{kind} {asked.up}"
 
