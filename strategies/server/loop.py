@@ -628,7 +628,7 @@ class EventLoop(Stateful):
             self.compact.load_state_dict(state["compact"])
         self.clock = ResumedClock(self.clock, state["now"])
         self.rng.bit_generator.state = state["random"]
-        self._continue_record(state, jobs_survive=jobs_survive)
+        self._continue_record(state)
         for book in _BOOKS:
             records = {v: MetricRecord(metrics) for v, metrics in state["result"][book].items()}
             getattr(self.strategy.result, book).update(records)
@@ -636,7 +636,7 @@ class EventLoop(Stateful):
         if not jobs_survive:
             self._abandon_jobs()
 
-    def _continue_record(self, state: State, *, jobs_survive: bool) -> None:
+    def _continue_record(self, state: State) -> None:
         if self.record is None:
             if "record" in state:
                 logger.warning("the run goes on without the record that it had")
@@ -646,8 +646,7 @@ class EventLoop(Stateful):
                 f"record = {str(self.record.path)!r}: the checkpoint is of a run without one, and "
                 "its picks so far are in no line; begin the record with the run"
             )
-        now = self.clock.now()
-        self.record.go_on(self._about(), state["record"], repeats=jobs_survive, now=now)
+        self.record.go_on(self._about(), state["record"], now=self.clock.now())
 
     def _kinds(self) -> dict[str, str]:
         """Return what a run that goes on must share: classes, seed, and settings of privacy."""

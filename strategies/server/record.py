@@ -35,7 +35,7 @@ FORMAT = 1
 NONE_BEFORE = "0" * 64
 """In the place of a hash, in a line that begins a chain."""
 
-_encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
 
 def record_of(strategy: "StaleStrategy", run: Runtime) -> "Record | None":
@@ -53,20 +53,28 @@ def record_of(strategy: "StaleStrategy", run: Runtime) -> "Record | None":
         )
     path = (run.folder or Path()) / RECORD if strategy.record is True else Path(strategy.record)
     if run.record is None or run.record.path != path:
-        run.record = Record(path)
+        repeats = run.checkpointer is not None and run.checkpointer.jobs_survive
+        run.record = Record(path, repeats=repeats)
     return run.record
 
 
 class Record:
     """Writes the lines of one file.
 
-    A line is on its way to the disk before the messages of its picks are, and on the disk before a
-    checkpoint that follows it.
+    Lines are on the disk before a checkpoint that follows them, and with the system before messages
+    go to the nodes that they name.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Write to a file; nothing is opened yet."""
-        self.path = path
+    def __init__(self, path: Path, *, repeats: bool = False) -> None:
+        """Write to a file; nothing is opened yet.
+
+        Args:
+            path: of the file.
+            repeats: whether a run that goes on from a checkpoint repeats what followed it to the
+                byte, as a simulation does: those lines are then written again, and wait for no
+                disk. On real devices they stay, and a line says that the run has gone back.
+        """
+        self.path, self._repeats = path, repeats
         self.n, self.head = 0, NONE_BEFORE
         """Number of the last line, counted from 1, and its SHA-256."""
         self._n_bytes = 0
@@ -117,15 +125,12 @@ class Record:
         start = {"format": FORMAT, "fedstale": __version__, **versions, "seed": seed, "now": now}
         self._add("start", start | about)
 
-    def go_on(self, about: State, state: Mapping[str, Any], *, repeats: bool, now: float) -> None:
+    def go_on(self, about: State, state: Mapping[str, Any], *, now: float) -> None:
         """Go on from a checkpoint.
 
         Args:
             about: as of `begin`.
             state: what `state_dict` returned.
-            repeats: whether the run repeats what followed the checkpoint to the byte, as a
-                simulation does: those lines are then written again. On real devices they stay, and
-                a line says that the run has gone back.
             now: the instant in s.
 
         Raises:
@@ -135,7 +140,7 @@ class Record:
         self._forget_candidates(np.asarray(state["candidates"], dtype=np.uint64))
         changed = about if about != state["about"] else {}
         self._about = about
-        if repeats:
+        if self._repeats:
             self._cut_back(int(state["bytes"]), n, head)
             if changed:
                 self._add("settings", {"now": now} | changed)
@@ -214,7 +219,8 @@ class Record:
                 "picks": picks,
             },
         )
-        self._flush()
+        if not self._repeats:
+            self._flush()
 
     def heard(self, node_id: int, forecast: Forecast, now: float) -> None:
         """Note what a device states of itself, as it was received."""
