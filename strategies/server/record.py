@@ -7,6 +7,7 @@ as `fedstale.verify` does. It holds no wall time: a simulation writes the same b
 """
 
 import json
+import logging
 import os
 import platform
 from collections.abc import Mapping
@@ -28,6 +29,8 @@ from fedstale.strategies.state import State
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy
+
+logger = logging.getLogger(__name__)
 
 RECORD = "record.jsonl"
 """Its name in the folder of a run."""
@@ -172,6 +175,7 @@ class Record:
                 self._add("end", {"how": how, "reason": reason[:MOST_REASON], "version": version})
                 self._flush(sync=True)
         self._file = None
+        logger.info("record %s: %d lines, head %s", self.path, self.n, self.head)
 
     @property
     def is_open(self) -> bool:
