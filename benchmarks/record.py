@@ -6,21 +6,25 @@ are timed from within as well, in a further run. One app trains digits; the othe
 that it was sent, which no real app does: what is left is fedstale's own work for a job. Clients run
 in this process.
 
-Run it with: python benchmarks/record.py [--devices 1000] [--pairs 5] [--quick]
+Run it with: python benchmarks/record.py [--devices 1000] [--pairs 5] [--quick]; it rewrites the
+table of docs/record.md.
 """
 
 import argparse
+import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from results_file import write_result
+from pages import refilled, rewrite
+from results_file import RESULTS, write_result
 
 import fedstale
 from fedstale.reports.run import Run
@@ -29,6 +33,8 @@ from fedstale.strategies.selection import ExpectedUtility, Oort, Random, Selecto
 from fedstale.strategies.server.record import Record
 from fedstale.traces import TraceSet
 
+PAGE = Path(__file__).parent.parent / "docs" / "record.md"
+NAME = "record"
 Simulate = Callable[[Path, bool], Run]
 
 
@@ -50,7 +56,33 @@ def main() -> None:
         print(row)
     if not options.quick:
         command = f"python benchmarks/record.py --devices {options.devices} --pairs {pairs}"
-        print(write_result("record", rows, command=command))
+        write_result(NAME, rows, command=command)
+        rewrite(written())
+
+
+def written() -> dict[Path, str]:
+    """Return the page with the table of the results that are kept."""
+    rows = json.loads((RESULTS / f"{NAME}.json").read_text(encoding="utf-8"))["rows"]
+    return refilled([PAGE], {"cost": table(rows)})
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the results as a table."""
+    head = (
+        "| app | a job without, us | the record, us a job | share | in pairs: median, least, most "
+        "| bytes a job | verifying, us a job |\n|---|---:|---:|---:|---|---:|---:|"
+    )
+    lines = []
+    for row in rows:
+        without = 1e6 * row["processor_s_without"] / row["jobs"]
+        verifying = 1e6 * row["verified_in_processor_s"] / row["jobs"]
+        pairs = [row[f"more_percent{which}"] for which in ("", "_least", "_most")]
+        lines.append(
+            f"| {row['app']} | {without:,.0f} | {row['within_us_per_job']:.0f} "
+            f"| {row['within_percent']:.2f} % | {', '.join(f'{p:+.1f} %' for p in pairs)} "
+            f"| {row['bytes_per_job']} | {verifying:.0f} |"
+        )
+    return "\n".join([head, *lines])
 
 
 def apps(traces: TraceSet, rounds: int) -> dict[str, Simulate]:

@@ -17,7 +17,8 @@ from fedstale.simulation import run as simulation
 from fedstale.strategies import Callback, FedAvg, FedBuff
 from fedstale.strategies.selection import ExpectedUtility, Oort, Probing
 from fedstale.strategies.server import record as writing
-from fedstale.strategies.server.record import RECORD, Record
+from fedstale.strategies.server.clients import History
+from fedstale.strategies.server.record import RECORD, Record, RecordedHistory
 
 sys.path.append(str(Path(__file__).parents[2] / "strategies"))
 from virtual_grid import VirtualGrid, adder, identity
@@ -324,10 +325,13 @@ def test_a_run_whose_record_cannot_be_written_ends(tmp_path, monkeypatch):
         start(made)
 
 
-def test_a_strategy_in_another_loop_keeps_no_record(tmp_path):
-    class Wrapper(FedAvg):
-        """Runs rounds by the verbs of another strategy, as Flower's wrappers do."""
+def test_all_that_changes_a_history_is_in_the_record():
+    shown = {"candidates", "forecast_of", "state_dict", "load_state_dict"}
+    changes = {name for name in vars(History) if not name.startswith("_")} - shown - {"saved"}
+    assert changes <= vars(RecordedHistory).keys()
 
+
+def test_a_strategy_in_another_loop_keeps_no_record(tmp_path):
     inner = FedAvg(record=tmp_path / "r")
     with pytest.raises(ConfigError, match="cannot be wrapped: with record="):
         inner._check_rounds()
