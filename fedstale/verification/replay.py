@@ -156,6 +156,8 @@ class Replay:
             facts.text(name)
         self._seed = facts.count("seed", 0, 2**128)
         facts.instant()
+        if self.has_begun:
+            self.notes.append("a strategy begins anew, and nothing is known of any node")
         self.has_begun = True
         self._history = History()
         self._rng = np.random.default_rng(self._seed)
@@ -167,6 +169,7 @@ class Replay:
 
     def _settings(self, facts: Facts) -> None:
         facts.instant()
+        self.notes.append("the run goes on with other settings")
         before = self._selector
         self._settle(facts)
         if before is not None and self._selector is not None:
@@ -174,8 +177,9 @@ class Replay:
 
     def _resumed(self, facts: Facts) -> None:
         """Go on from an earlier line, whose state whoever calls has put in place."""
-        facts.count("to", 1)
+        to = facts.count("to", 1)
         facts.text("head")
+        self.notes.append(f"the server has gone back to line {to}, a checkpoint")
         if facts.has("selector"):
             self._settings(facts)
         else:
@@ -214,6 +218,8 @@ class Replay:
             self.faults.append(
                 f"picks {_shown(picks)}, which are not at most {k} of the candidates"
             )
+        if busy := set(picks) & set(self._jobs.values()):
+            self.faults.append(f"picks {_shown(sorted(busy))}, which have a job in flight")
         self.n_picks += 1
         self._picked = picks
         situation = Situation(n_in_flight=n_out, version=version, deadline_s=_number(deadline))

@@ -96,6 +96,7 @@ def test_other_settings_from_some_instant_on_are_a_line(tmp_path):
     checked = fedstale.verify(found)
     assert checked.holds, checked.faults
     assert checked.made_again == checked.picks > 10
+    assert "other settings" in checked.notes[0]
 
 
 # On real devices what followed the checkpoint has happened: the lines stay.
@@ -174,6 +175,7 @@ def test_a_run_may_be_killed_again_and_again(tmp_path):
     checked = fedstale.verify(path)
     assert checked.holds, checked.faults
     assert kinds(path).count("resumed") == 5
+    assert sum("the server has gone back to line" in note for note in checked.notes) == 5
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_in_the_chain(tmp_path):
@@ -181,7 +183,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew_in_the_ch
     killed(strategy(tmp_path / "kept", path), 2)
     start(strategy(tmp_path / "kept", path))
     assert kinds(path).count("start") == 2
-    assert fedstale.verify(path).holds
+    checked = fedstale.verify(path)
+    assert checked.holds
+    assert "a strategy begins anew" in checked.notes[0]
 
 
 def test_a_run_that_was_killed_before_its_first_line_begins_with_it(tmp_path):

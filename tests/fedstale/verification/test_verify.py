@@ -404,6 +404,21 @@ def test_picks_of_a_selector_that_is_not_made_again_are_still_candidates(tmp_pat
     assert checked.faults[0].startswith(f"line {i + 1}: picks [77], which are not at most")
 
 
+def test_a_pick_of_a_node_that_has_a_job_is_named(tmp_path):
+    found = run(tmp_path / "run", Sometimes(2))
+    lines = lines_of(found.folder / RECORD)
+    first, second = [i for i, line in enumerate(lines) if b'"kind":"pick"' in line][:2]
+    facts = json.loads(lines[second])
+    busy = next(node for node in json.loads(lines[first])["picks"] if node in facts["left"])
+    left = [node for node in facts["left"] if node != busy]
+    picks = [busy, *facts["picks"][1:]]
+    lines[second] = changed(
+        lines[second], left=left, picks=picks, candidates=facts["candidates"] + 1
+    )
+    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    assert f"line {second + 1}: picks [{busy}], which have a job in flight" in checked.faults
+
+
 def test_another_agent_is_not_taken_for_the_one_of_the_run(tmp_path):
     found = run(tmp_path / "run", AgentSelector())
     lines = lines_of(found.folder / RECORD)
