@@ -59,10 +59,10 @@ def test_a_simulation_that_goes_on_writes_what_it_would_have(after, recorded, tm
 
 def test_a_paused_simulation_goes_on_with_its_record(tmp_path):
     def part(name, **more):
-        return run(tmp_path / name, Oort(), until="40m", **more)
+        return run(tmp_path / name, Oort(), until="10m", **more)
 
     whole = part("whole")
-    paused = part("parts", pause_at="11m")
+    paused = part("parts", pause_at="5m")
     assert paused.status == "interrupted"
     assert fedstale.verify(paused).holds
     again = part("parts", resume=True)
@@ -70,10 +70,10 @@ def test_a_paused_simulation_goes_on_with_its_record(tmp_path):
 
 
 def test_two_ways_on_from_one_checkpoint_are_two_chains_with_one_beginning(tmp_path):
-    run(tmp_path / "one", Oort(), until="40m", pause_at="11m")
+    run(tmp_path / "one", Oort(), until="8m", pause_at="4m")
     shutil.copytree(tmp_path / "one", tmp_path / "two")
-    one = run(tmp_path / "one", Oort(), until="40m", resume=True)
-    two = run(tmp_path / "two", Oort(), until="80m", resume=True)
+    one = run(tmp_path / "one", Oort(), until="8m", resume=True)
+    two = run(tmp_path / "two", Oort(), until="10m", resume=True)
     first, second = fedstale.verify(one), fedstale.verify(two)
     assert first.holds
     assert second.holds
