@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from fedstale.reports.forecast_audit import ForecastAudit
     from fedstale.reports.run import Run
     from fedstale.tuning.outcome import Tuning, tune
+    from fedstale.verification import Verification, verify
 
 __all__ = [
     "Comparison",
@@ -16,11 +17,13 @@ __all__ = [
     "Plan",
     "Run",
     "Tuning",
+    "Verification",
     "audit",
     "compare",
     "read_run",
     "simulate",
     "tune",
+    "verify",
 ]
 __version__ = "0.1.0"
 
@@ -30,7 +33,9 @@ _PLACES = {
     "Plan": "fedstale.comparison.plan",
     "Run": "fedstale.reports.run",
     "Tuning": "fedstale.tuning.outcome",
+    "Verification": "fedstale.verification",
     "tune": "fedstale.tuning.outcome",
+    "verify": "fedstale.verification",
 }
 
 

@@ -78,6 +78,7 @@ class Options(TypedDict, total=False):
     recheck_s: float
     checkpoints: Checkpoints | str | Path | None
     resume: str | Path | None
+    record: str | Path | bool
     version_memory_bytes: int | None
     seed: int
 
@@ -169,6 +170,9 @@ class StaleStrategy(Strategy):
             wrote it; another setting is logged as a warning. No other process may go on from the
             same folder while this one lives. If it is the folder of `checkpoints`, and no version
             is in it yet, the run begins anew: so the same settings start a run and take it up.
+        record: where to write a record of forecasts, picks and outcomes that others can check: a
+            file, or True for record.jsonl in the folder of the run. A run that goes on from
+            `resume` goes on with it. Not written if not given.
         version_memory_bytes: memory that model versions in flight may take together, the current
             one included, >= 0; past it the oldest ones wait on disk, in the folder of
             `checkpoints` or else the system's temporary folder (TMPDIR), in files that vanish with
@@ -230,6 +234,7 @@ class StaleStrategy(Strategy):
         recheck_s: float = RECHECK_S,
         checkpoints: Checkpoints | str | Path | None = None,
         resume: str | Path | None = None,
+        record: str | Path | bool = False,
         version_memory_bytes: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -253,7 +258,7 @@ class StaleStrategy(Strategy):
         self.square_loss_key, self.recheck_s, self.seed = square_loss_key, recheck_s, seed
         if isinstance(checkpoints, str | Path):
             checkpoints = Checkpoints(checkpoints)
-        self.checkpoints, self.resume = checkpoints, resume
+        self.checkpoints, self.resume, self.record = checkpoints, resume, record
         self.version_memory_bytes = version_memory_bytes
         self.result = Result()
         """What the latest run has reached so far; the same object that `start` returns."""
@@ -291,6 +296,9 @@ class StaleStrategy(Strategy):
         accepted = "Format(up='int4') or another Messages, or None for in full"
         is_known = self.messages is None or isinstance(self.messages, Messages)
         require(is_known, "messages", self.messages, accepted)
+        is_known = isinstance(self.record, str | Path | bool) and self.record != ""
+        accepted = "a file, True for one in the folder of the run, or False for none"
+        require(is_known, "record", self.record, accepted)
         require(self.recheck_s > 0, "recheck_s", self.recheck_s, "seconds > 0")
         if self.normalise == "weights" and size == 1:
             logger.warning(
@@ -438,7 +446,8 @@ class StaleStrategy(Strategy):
         usual = StaleStrategy()
         for part, default, names in (
             (self.schedule, usual.schedule, ("send", "buffer_size", "deadline_s")),
-            (self, usual, ("stop_when", "checkpoints", "resume", "forecast_request", "messages")),
+            (self, usual, ("stop_when", "checkpoints", "resume", "record")),
+            (self, usual, ("forecast_request", "messages")),
         ):
             for name in names:
                 value = getattr(part, name)

@@ -24,6 +24,7 @@ Reference:
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,15 @@ def load(folder: str | Path) -> Agent:
         weights=_weights(folder, about),
         provenance=provenance if isinstance(provenance, dict) else {},
     )
+
+
+def digest(weights: Weights) -> str:
+    """Return the SHA-256 of weights, in hex: of name, shape and bytes of each, in name order."""
+    found = sha256()
+    for name in sorted(weights):
+        array = np.ascontiguousarray(weights[name])
+        found.update(f"{name} {array.shape} {array.dtype.str}\n".encode() + array.tobytes())
+    return found.hexdigest()
 
 
 def _difference(found: object, expected: object) -> str:

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from fedstale.agents.policy.features import N_FEATURES, Inputs, features
-from fedstale.agents.policy.scorer import Agent, Floats, drawn, embedded, load, score
+from fedstale.agents.policy.scorer import Agent, Floats, digest, drawn, embedded, load, score
 from fedstale.errors import FedstaleError
 from fedstale.strategies.selection import ExpectedUtility, Selector
+from fedstale.strategies.selection.base import name_of_class
 from fedstale.strategies.server.clients import Candidates
 from fedstale.strategies.settings import is_count, require
 from fedstale.traces.arrays import Index, Mask
@@ -98,6 +99,14 @@ class AgentSelector(Selector):
             self._agent = load(embedded() if path is None else path)
         except FedstaleError as problem:
             self._warn(str(problem))
+
+    def described(self) -> dict[str, Any]:
+        """Return its settings, and which agent it is by the digest of its weights."""
+        if self._agent is None:
+            return self._heuristic.described()
+        settings = {"exploration": self.exploration, "fairness": self.fairness}
+        name = name_of_class(type(self))
+        return {"class": name, "settings": settings, "weights": digest(self._agent.weights)}
 
     @property
     def falls_back(self) -> bool:
@@ -353,6 +362,10 @@ class Shadow(Selector):
         self._send(candidates, choice)
         self._write(choice)
         return decided
+
+    def described(self) -> dict[str, Any]:
+        """Return what the deciding selector does: the watched one changes no pick."""
+        return self.deciding.described()
 
     def summary(self) -> dict[str, Any]:
         """Return how the two compare so far.

@@ -148,6 +148,7 @@ def strategy(config: UserConfig) -> Strategy:
         "forecast_request": selection.ForecastRequest() if config["forecasts"] else None,
         "checkpoints": str(config["checkpoints"]) or None,
         "resume": str(config["resume"]) or None,
+        "record": config["record"],
         "seed": _number(config, "seed", int),
     }
     sizes = signature(make).parameters
@@ -180,12 +181,12 @@ def check(config: Mapping[str, bool | int | float | str]) -> None:
     Raises:
         ConfigError: as `strategy`.
     """
-    strategy({**config, "checkpoints": "", "resume": ""})
+    strategy({**config, "checkpoints": "", "resume": "", "record": False})
 
 
 def _flowers(config: UserConfig) -> Strategy:
-    for key in ("selector", "weighting", "robust", "checkpoints", "resume", *SETTINGS):
-        if config[key] != "":
+    for key in ("selector", "weighting", "robust", "checkpoints", "resume", "record", *SETTINGS):
+        if config[key] not in ("", False):
             raise ConfigError(
                 f"{key} = {config[key]!r}: {FLOWERS} is Flower's own and has none; expected a "
                 "strategy of fedstale such as strategy='fedavg'"

@@ -1,14 +1,21 @@
-"""`fedstale audit`: whether devices keep what they state of themselves."""
+"""`fedstale audit`: whether devices keep what they state of themselves, and a server its record."""
 
 import json
+import sys
+from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedstale.cli.output import AsJson, note, one_sentence, table_text
 
+if TYPE_CHECKING:
+    from fedstale.strategies.selection import Selector
+
 _ROWS = 20
+_NOT_MADE_AGAIN = 3
 
 
 @one_sentence()
@@ -20,6 +27,35 @@ def audit(
     fail_on_alarm: Annotated[
         bool, typer.Option("--fail-on-alarm", help="End with exit code 1 if there is an alarm.")
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Check the record that a run with record=true has written, and make each of its "
+            "picks again. Exit code 1: it does not hold; 3: it holds, and picks could not be made "
+            "again. Several folders are parts of one run, in their order.",
+        ),
+    ] = False,
+    head: Annotated[
+        str | None,
+        typer.Option(metavar="HASH", help="Of the last line, as it was published; for --verify."),
+    ] = None,
+    signature: Annotated[
+        Path | None, typer.Option(help="Of the head, by the server's key; for --verify.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="The server's public key, or its certificate.")
+    ] = None,
+    selector: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:CLASS", help="Selector of your own that the run used; for --verify."
+        ),
+    ] = None,
+    agent: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the agent that the run used, if it is not fedstale's own."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which devices' stated chances and durations do not hold.
@@ -28,7 +64,16 @@ def audit(
     excluded: an honest forecaster may be miscalibrated.
     """
     from fedstale import api
+    from fedstale.errors import ConfigError
 
+    if verify:
+        if fail_on_alarm:
+            raise ConfigError(
+                "--fail-on-alarm beside --verify: a record has no alarms; leave it out"
+            )
+        _verify(runs, head, signature, key, selector or [], agent, as_json=as_json)
+        return
+    _refuse_others(head=head, signature=signature, key=key, selector=selector, agent=agent)
     found = api.audit(runs)
     devices = found.devices
     if as_json:
@@ -48,3 +93,64 @@ def audit(
             note(f"{left:,} devices with smaller e-values are not shown; --json has all")
     if fail_on_alarm and len(found.alarms):
         raise typer.Exit(1)
+
+
+def _verify(
+    runs: list[Path],
+    head: str | None,
+    signature: Path | None,
+    key: Path | None,
+    selectors: list[str],
+    agent: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what came of verifying a record, and exit with a code that says it."""
+    from fedstale.verification import verify
+
+    found = verify(
+        runs,
+        head=head,
+        signature=signature,
+        key=key,
+        selectors=[_selector(name) for name in selectors],
+        agent=agent,
+    )
+    if as_json:
+        typer.echo(json.dumps({"holds": found.holds, "verdict": found.verdict, **asdict(found)}))
+    else:
+        for text in (*found.faults, *found.notes, found.verdict):
+            typer.echo(text)
+        if found.head:
+            typer.echo(f"head {found.head}")
+    if not found.holds:
+        raise typer.Exit(1)
+    if found.why_not:
+        raise typer.Exit(_NOT_MADE_AGAIN)
+
+
+def _selector(name: str) -> "type[Selector]":
+    """Import a selector that whoever verifies names; a record's own words import nothing."""
+    from fedstale.errors import ConfigError
+    from fedstale.strategies.selection import Selector
+
+    module, _, kind = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        found = getattr(import_module(module), kind)
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise ConfigError(f"selector = {name!r} cannot be imported: {problem}") from None
+    finally:
+        sys.path.remove("")
+    if not isinstance(found, type) or not issubclass(found, Selector):
+        raise ConfigError(f"selector = {name!r}: expected a subclass of Selector")
+    return found
+
+
+def _refuse_others(**options: object) -> None:
+    """Refuse options that mean nothing without --verify."""
+    from fedstale.errors import ConfigError
+
+    given = [f"--{name}" for name, value in options.items() if value]
+    if given:
+        raise ConfigError(f"{', '.join(given)}: expected beside --verify")

@@ -587,6 +587,8 @@ def _show_run(run: "Run") -> None:
         typer.echo(f"{run.status}: {run.reason}")
     for line in client_errors_in_words(run):
         typer.echo(f"client error: {line}")
+    if record := summary.get("record"):
+        typer.echo(f"record: {record['lines']:,} lines, head {record['head']}")
     console.print(f"report: {run.folder / REPORT}", soft_wrap=True, highlight=False)
 
 

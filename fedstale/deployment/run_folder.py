@@ -149,6 +149,7 @@ def recorded(grid: Grid, folder: str | Path, context: Context, *, app: str) -> I
         table = {"app": app, "run_config": dict(context.run_config)}
         (opened.path / CONFIG).write_text(tomli_w.dumps(table), encoding="utf-8")
         log, metrics = JobLog(), RunMetrics(Until())
+        own.runtime.folder = opened.path
         own.runtime.add(log)
         own.runtime.add(metrics)
         report_stock_strategies()

@@ -274,6 +274,7 @@ def write_run(
                 for kind, by_node in metrics.limits.items()
             },
             "metrics": metrics.latest,
+            **({} if run.record is None else {"record": run.record.summary()}),
         }
     )
     return report_at_end(folder.path)

@@ -38,6 +38,7 @@ from fedstale.simulation.metrics import (
 from fedstale.simulation.stock_strategies import server_fn_on, stock_strategies_reporting
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server.checkpoint import Checkpoints, read_checkpoint
+from fedstale.strategies.server.record import RECORD
 from fedstale.strategies.server.runtime import (
     CLIENT_ERROR,
     REJECTED,
@@ -172,6 +173,9 @@ def _until_change(  # noqa: PLR0917 - those of `simulate`, resolved
             with box.open(folder, limit_s, about):
                 folder.reopen()
                 folder.write_config(config)
+                grid.runtime.folder = folder.path
+                if state is None:
+                    (folder.path / RECORD).unlink(missing_ok=True)
                 grid.runtime.checkpointer = keeper = SimulationCheckpointer(
                     folder.checkpoints,
                     grid,

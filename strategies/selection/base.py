@@ -5,7 +5,10 @@ A selector sees candidates, that is, what the server honestly knows, and returns
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from math import inf
+from dataclasses import asdict, is_dataclass
+from inspect import signature
+from math import inf, isfinite
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +37,18 @@ class Selector(Part, ABC):
             min(k, number of candidates) ids, or fewer where the rule leaves some out. If it returns
             none, the server asks again later.
         """
+
+    def described(self) -> dict[str, Any]:
+        """Return its class and settings in plain values, as a record of its picks has them.
+
+        Settings are the arguments of its constructor that are attributes. One that no other process
+        could make from plain values, such as a function, is {"opaque": its type}. A subclass whose
+        picks depend on a file says by a digest which.
+        """
+        names = signature(type(self)).parameters
+        settings = {name: _plain(getattr(self, name)) for name in names if hasattr(self, name)}
+        missing = {name: {"opaque": "nothing"} for name in names if name not in settings}
+        return {"class": name_of_class(type(self)), "settings": settings | missing}
 
 
 class Random(Selector):
@@ -216,6 +231,30 @@ class Probing(Selector):
         if n == k:
             return probes
         return [*probes, *self.selector.select(candidates.take(is_left), k - n, now, rng)]
+
+
+def name_of_class(kind: type) -> str:
+    """Return the name of a class in a record: one of fedstale's own without its module.
+
+    Example:
+        >>> name_of_class(Random), name_of_class(dict)
+        ('Random', 'builtins.dict')
+    """
+    is_own = kind.__module__.startswith("fedstale.")
+    return kind.__qualname__ if is_own else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Selector):
+        return value.described()
+    if is_dataclass(value) and not isinstance(value, type):
+        settings = {name: _plain(inner) for name, inner in asdict(value).items()}
+        return {"class": name_of_class(type(value)), "settings": settings}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float) and isfinite(value):
+        return float(value)
+    return "inf" if value == inf else {"opaque": type(value).__name__}
 
 
 def _known_or(values: Floats, otherwise: float) -> Floats:

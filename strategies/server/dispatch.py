@@ -17,6 +17,7 @@ from fedstale.strategies.server.clients import History, Situation
 from fedstale.strategies.server.compacting import CompactNodes
 from fedstale.strategies.server.jobs import OpenJobs, Purpose
 from fedstale.strategies.server.node_set import Mask, NodeSet, Places
+from fedstale.strategies.server.record import Record
 from fedstale.strategies.server.releases import RELEASE, state_release
 from fedstale.strategies.server.runtime import RuntimeGrid
 from fedstale.strategies.server.versions import Versions
@@ -91,6 +92,8 @@ class Dispatcher:
     """Version 0 of the model as Flower sends it; later the last version that was sent."""
     compact: CompactNodes | None = None
     """What nodes are asked for, where messages are made smaller."""
+    run_record: Record | None = None
+    """Of what is picked, if one is kept."""
     _version: int = 0
     _contents: dict[Purpose, tuple[int, RecordDict, int]] = field(default_factory=dict)
     _formats: dict[int, tuple[FormatName | None, FormatName | None]] = field(default_factory=dict)
@@ -113,6 +116,10 @@ class Dispatcher:
             version=self.versions.version,
             deadline_s=min(deadline_s, self.timeout_s),
         )
+        if self.run_record is not None and not free.everyone.is_ascending:
+            # A grid may answer in any order; a line of the record has the set alone.
+            free = NodeSet.of(np.sort(free.ids))
+        drawn_from = None if self.run_record is None else self.rng.bit_generator.state
         candidates = self.history.candidates(free, situation)
         chosen = self.selector.select(candidates, k, now, self.rng)
         n = len(chosen)
@@ -121,6 +128,8 @@ class Dispatcher:
                 f"selector {self.selector!r} returned {chosen}: expected at most {k} distinct "
                 "ids of the candidates that it was given"
             )
+        if self.run_record is not None and drawn_from is not None:
+            self.run_record.picked(free, k, now, situation, drawn_from, chosen)
         return chosen
 
     def push(self, nodes: list[int], purpose: Purpose) -> tuple[list[str | None], list[int]]:
@@ -173,7 +182,7 @@ class Dispatcher:
             purpose: of all of them.
             now: the instant in s.
         """
-        version = self.versions.version
+        version, first_job = self.versions.version, self.jobs.n_sent
         for node, message_id in zip(nodes, ids, strict=True):
             up, down = self._formats.pop(node, (None, None))
             if purpose == "train":
@@ -195,6 +204,8 @@ class Dispatcher:
             )
             if purpose != "query":
                 self.versions.hold(version)
+        if self.run_record is not None:
+            self.run_record.sent(first_job, now)
         return len(ids) - ids.count(None)
 
     def record(self) -> ArrayRecord:

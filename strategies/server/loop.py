@@ -8,7 +8,8 @@ which their jobs were sent, so that their order of arrival within one instant ch
 import logging
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from math import inf, nan
@@ -26,6 +27,7 @@ from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
 from fedstale.strategies.server.jobs import PURPOSES, Ending, OpenJobs, Purpose, SentJob
 from fedstale.strategies.server.metrics import Evaluations, Progress
 from fedstale.strategies.server.node_set import NodeSet
+from fedstale.strategies.server.record import RecordedHistory, record_of
 from fedstale.strategies.server.releases import check_release
 from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.runtime import (
@@ -55,7 +57,9 @@ _LAST_WAIT_S = 5.0
 _BOOKS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 # Settings of a process that may be others when a run goes on.
-_OF_PROCESS = ("checkpoints", "resume", "recheck_s", "stop_when", "version_memory_bytes")
+_OF_PROCESS = (
+    *("checkpoints", "resume", "record", "recheck_s", "stop_when", "version_memory_bytes"),
+)
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -95,7 +99,9 @@ class EventLoop(Stateful):
             memory_bytes=strategy.version_memory_bytes,
             folder=None if strategy.checkpoints is None else strategy.checkpoints.folder,
         )
-        self.jobs, self.history = OpenJobs(), History()
+        self.record = record_of(strategy, grid.runtime)
+        self.jobs = OpenJobs()
+        self.history = History() if self.record is None else RecordedHistory(self.record)
         self.nodes = FreeNodes(grid, self.jobs)
         keys = RecordKeys(strategy.arrayrecord_key, strategy.weighted_by_key)
         validation = strategy.validation
@@ -129,6 +135,7 @@ class EventLoop(Stateful):
             versions=self.versions,
             latest=initial,
             compact=self.compact,
+            run_record=self.record,
         )
         self.evaluations = Evaluations(strategy.result, self.progress, self.runtime)
         self.buffer = Buffer(strategy, weighting, optimizer, self.versions, self.reputation)
@@ -152,17 +159,50 @@ class EventLoop(Stateful):
         """
         self.n_versions = n_versions
         if resume is None:
-            self._evaluate()
-        else:
-            self._continue_from(resume, jobs_survive=jobs_survive)
-        self._look_up()
-        while not self.done:
-            version = self.versions.version
-            self._send()
-            self._take_turn(self._next_instant())
-            if self.versions.version > version:
-                self.checkpointer.keep(self.versions.version, self.state_dict)
-        self._close()
+            self._begin_record()
+        with self._recorded():
+            if resume is None:
+                self._evaluate()
+            else:
+                self._continue_from(resume, jobs_survive=jobs_survive)
+            self._look_up()
+            while not self.done:
+                version = self.versions.version
+                self._send()
+                self._take_turn(self._next_instant())
+                if self.versions.version > version:
+                    self.checkpointer.keep(self.versions.version, self.state_dict)
+            self._close()
+
+    # The record.
+
+    def _begin_record(self) -> None:
+        if self.record is not None:
+            self.record.begin(
+                self._about(),
+                seed=self.strategy.seed,
+                now=self.clock.now(),
+                resumes=self.strategy.resume is not None,
+            )
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """End the record with how the run ends."""
+        problem: BaseException | None = None
+        try:
+            yield
+        except BaseException as ended:
+            problem = ended
+            raise
+        finally:
+            if self.record is not None and self.record.is_open:
+                self.record.end(problem, self.versions.version)
+
+    def _about(self) -> State:
+        """Return what a record says of the strategy; which paths it was given is left out."""
+        settings = {name: text for name, text in self._settings().items() if name != "selector"}
+        strategy, selector = type(self.strategy).__name__, self.selector.described()
+        return {"strategy": strategy, "settings": settings, "selector": selector}
 
     # Sending.
 
@@ -338,7 +378,11 @@ class EventLoop(Stateful):
     def _accept(self, job: SentJob, update: ClientUpdate) -> None:
         most = self.strategy.max_staleness
         is_too_stale = most is not None and update.staleness > most
-        self._end(job, "rejected" if is_too_stale else "accepted")
+        reason = f"too stale: more than max_staleness = {most} versions behind"
+        if is_too_stale:
+            self._end(job, "rejected", reason)
+        else:
+            self._end(job, "accepted")
         self.failures = 0
         duration = self.changed_at - job.sent_at
         self.durations_s.append(duration)
@@ -354,10 +398,7 @@ class EventLoop(Stateful):
         if is_too_stale:
             # Its device did nothing wrong: it has no strike, and may be sent to at once.
             self.reputation.ignore("too stale")
-            self.runtime.rejected(
-                job.message_id,
-                reason=f"too stale: more than max_staleness = {most} versions behind",
-            )
+            self.runtime.rejected(job.message_id, reason=reason)
             self._count_lost()
         else:
             if self.compact is not None:
@@ -369,23 +410,31 @@ class EventLoop(Stateful):
         """Note which updates are left out of the buffer, although their replies were accepted."""
         for update, problem in self.buffer.rejected:
             self.reputation.reject(update.node_id, problem, self.clock.now())
-            self.runtime.rejected(update.message_id, reason=str(problem))
-            if self.compact is not None:
-                self.compact.dropped(update.node_id, update.message_id)
+            self._leave_out(update, str(problem))
             self._lose(update.node_id)
         self.buffer.rejected.clear()
 
+    def _leave_out(self, update: ClientUpdate, reason: str) -> None:
+        """Note that the update of an accepted reply is not aggregated."""
+        self.runtime.rejected(update.message_id, reason=reason)
+        if self.compact is not None:
+            self.compact.dropped(update.node_id, update.message_id)
+        if self.record is not None:
+            self.record.left_out(update.job_id, reason)
+
     # How jobs end.
 
-    def _end(self, job: SentJob, ending: Ending) -> None:
+    def _end(self, job: SentJob, ending: Ending, reason: str = "") -> None:
         self.jobs.end(job.message_id, ending)
+        if self.record is not None and job.purpose == "train":
+            self.record.ended(job, ending, reason)
         if job.purpose != "query":
             self.versions.release(job.base_version)
         if job.purpose == "evaluate":
             self.evaluations.ended(job.base_version)
 
     def _fail(self, job: SentJob, ending: Ending, reason: str) -> None:
-        self._end(job, ending)
+        self._end(job, ending, reason)
         self.runtime.rejected(job.message_id, reason=reason)
         if job.purpose != "train":
             return
@@ -439,9 +488,7 @@ class EventLoop(Stateful):
         except ProtocolError as problem:
             self._reject_early()
             for update in self.buffer.updates:
-                self.runtime.rejected(update.message_id, reason=str(problem))
-                if self.compact is not None:
-                    self.compact.dropped(update.node_id, update.message_id)
+                self._leave_out(update, str(problem))
         else:
             self._reject_early()
             self._advance(snapshot)
@@ -486,6 +533,8 @@ class EventLoop(Stateful):
         if not k:
             return []
         self.evaluations.start(self.versions.version, k)
+        if self.record is not None:
+            self.record.evaluators(len(online), k)
         return online.at(self.rng.choice(len(online), k, replace=False)).tolist()
 
     # The end.
@@ -541,6 +590,7 @@ class EventLoop(Stateful):
             },
             "random": self.rng.bit_generator.state,
             **({} if self.compact is None else {"compact": self.compact.state_dict()}),
+            **({} if self.record is None else {"record": self.record.state_dict()}),
         }
 
     def _continue_from(self, state: State, *, jobs_survive: bool) -> None:
@@ -578,12 +628,25 @@ class EventLoop(Stateful):
             self.compact.load_state_dict(state["compact"])
         self.clock = ResumedClock(self.clock, state["now"])
         self.rng.bit_generator.state = state["random"]
+        self._continue_record(state)
         for book in _BOOKS:
             records = {v: MetricRecord(metrics) for v, metrics in state["result"][book].items()}
             getattr(self.strategy.result, book).update(records)
         self.strategy.result.arrays = self.dispatcher.record()
         if not jobs_survive:
             self._abandon_jobs()
+
+    def _continue_record(self, state: State) -> None:
+        if self.record is None:
+            if "record" in state:
+                logger.warning("the run goes on without the record that it had")
+            return
+        if "record" not in state:
+            raise ResumeError(
+                f"record = {str(self.record.path)!r}: the checkpoint is of a run without one, and "
+                "its picks so far are in no line; begin the record with the run"
+            )
+        self.record.go_on(self._about(), state["record"], now=self.clock.now())
 
     def _kinds(self) -> dict[str, str]:
         """Return what a run that goes on must share: classes, seed, and settings of privacy."""

@@ -31,7 +31,9 @@ class Places:
         """Take ids, shape (m,)."""
         self.ids = ids
         # Grids mostly answer in ascending order, which makes sorting superfluous.
-        self._order: Index | None = None if (ids[1:] > ids[:-1]).all() else np.argsort(ids)
+        self.is_ascending = bool((ids[1:] > ids[:-1]).all())
+        """Whether the ids stand in ascending order."""
+        self._order: Index | None = None if self.is_ascending else np.argsort(ids)
 
     def of(self, nodes: Collection[int]) -> Index:
         """Return the places of those nodes that are among the ids."""

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from math import inf, nextafter
-from typing import Concatenate, Literal, ParamSpec
+from pathlib import Path
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -24,6 +25,9 @@ from flwr.serverapp import Grid
 from fedstale.strategies.server.node_set import NodeSet
 from fedstale.strategies.state import State
 from fedstale.strategies.weighting.base import ClientUpdate
+
+if TYPE_CHECKING:
+    from fedstale.strategies.server.record import Record
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -276,6 +280,10 @@ class Runtime:
         self.told: dict[str, list[Callable[..., None]]] = {name: [] for name in _EVENTS}
         self.checkpointer: Checkpointer | None = None
         """Keeps the strategy's state along with the grid's; None leaves it to the strategy."""
+        self.folder: Path | None = None
+        """Of the run, for a record that is to be in it; None if the run has none."""
+        self.record: Record | None = None
+        """What a strategy that keeps a record writes to."""
         self.n_online, self.n_in_flight, self.name_of = n_online, n_in_flight, name_of
         self.trained = self.queried = 0
         """Rounds so far in which was trained, or versions; and rounds of queries."""

@@ -39,6 +39,7 @@ ELSEWHERE = {
     "agent fit-learning": "tests/fedstale/test_learning_commands.py",
     "agent show": "tests/fedstale/test_agent_commands.py",
     "--address": "tests/fedstale/cluster/test_cluster.py",
+    "--verify": "tests/fedstale/cli/test_verify_command.py",
     "tune": "tests/fedstale/tuning/test_tune_command.py",
     "up": "tests/deployment/test_check_app.py",
     "--resume": "tests/fedstale/simulation/test_resume.py",  # after a kill

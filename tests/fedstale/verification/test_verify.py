@@ -1,0 +1,489 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_record import chained, changed, lines_of, run, written
+
+import fedstale
+from fedstale.agents import AgentSelector, LinUCB
+from fedstale.agents.policy.selector import Shadow
+from fedstale.errors import ConfigError
+from fedstale.strategies import FedAvg, FedBuff
+from fedstale.strategies.selection import (
+    Credits,
+    ExpectedUtility,
+    Fastest,
+    Filtered,
+    LeastAvailable,
+    MostReliable,
+    Oort,
+    PowerOfChoice,
+    Probing,
+    Random,
+    Selector,
+)
+from fedstale.strategies.server.record import RECORD
+
+SHIPPED = [
+    Random(),
+    Fastest(),
+    Fastest(200.0),
+    PowerOfChoice(12),
+    MostReliable(),
+    ExpectedUtility(),
+    LeastAvailable(),
+    Probing(ExpectedUtility(), 0.3),
+    Probing(Probing(Oort(), 0.1), 0.2),
+    Credits(5.0, 1.0),
+    Oort(),
+    LinUCB(),
+    AgentSelector(),
+    AgentSelector(exploration=0.2, fairness=0.1),
+    Shadow(Oort(), Random()),
+]
+
+
+class Sometimes(Selector):
+    """A selector of a user."""
+
+    def __init__(self, every):
+        self.every = every
+
+    def select(self, candidates, k, now, rng):
+        return [int(node) for node in candidates.node_ids[:: self.every][:k]]
+
+
+class Writes(Selector):
+    """A selector that no record may make."""
+
+    made = 0
+
+    def __init__(self):
+        Writes.made += 1
+
+    def select(self, candidates, k, now, rng):
+        return []
+
+
+@pytest.mark.parametrize("selector", SHIPPED, ids=repr)
+def test_each_pick_of_each_selector_is_made_again(selector, tmp_path):
+    found = run(tmp_path / "run", selector)
+    checked = fedstale.verify(found)
+    assert (checked.faults, checked.why_not, checked.notes) == ((), "", ())
+    assert checked.holds
+    assert checked.made_again == checked.picks > 20
+    assert found.summary["record"] == {"lines": checked.lines, "head": checked.head}
+
+
+def test_every_shipped_selector_is_among_them():
+    def below(kind):
+        return {kind, *(one for sub in kind.__subclasses__() for one in below(sub))}
+
+    own = {kind for kind in below(Selector) if kind.__module__.startswith("fedstale.")}
+    assert own - {Selector, Filtered} == {type(one) for one in SHIPPED}
+
+
+def test_a_synchronous_run_with_evaluations_is_made_again(tmp_path):
+    strategy = FedAvg(record=True, fraction_evaluate=0.5, seed=4, selector=Oort())
+    found = run(tmp_path / "run", strategy=strategy, until="12 rounds")
+    checked = fedstale.verify(found)
+    assert checked.holds, checked.faults
+    assert checked.made_again == checked.picks >= 12
+    kinds = [json.loads(line)["kind"] for line in lines_of(found.folder / RECORD)]
+    assert {"evaluate", "heard", "pick", "sent", "ended"} < {*kinds}
+
+
+def test_the_same_settings_write_the_same_bytes(recorded, tmp_path):
+    again = run(tmp_path / "run", Probing(ExpectedUtility(), 0.2))
+    first = (recorded.folder / RECORD).read_bytes()
+    assert (again.folder / RECORD).read_bytes() == first
+    assert str(tmp_path).encode() not in first
+
+
+def test_a_record_changes_nothing_else(recorded, tmp_path):
+    selector = Probing(ExpectedUtility(), 0.2)
+    without = run(
+        tmp_path / "run",
+        strategy=FedBuff(8, 2, selector=selector, fraction_evaluate=0.1, seed=3),
+    )
+    for name in ("events.parquet", "metrics.parquet", "model.safetensors"):
+        assert (without.folder / name).read_bytes() == (recorded.folder / name).read_bytes()
+    assert not (without.folder / RECORD).exists()
+    assert "record" not in without.summary
+
+
+# What is changed without the chain: each is found, and its line named.
+
+
+def test_an_edited_line_is_named(recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    for i in range(0, len(lines) - 2, 17):
+        edited = [*lines[:i], changed(lines[i], now=1.25), *lines[i + 1 :]]
+        checked = fedstale.verify(written(tmp_path / "r", edited))
+        assert checked.faults == (f"line {i + 1} was altered",)
+
+
+def test_a_line_that_states_another_hash_is_named(recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    lines[9] = changed(lines[9], before="a" * 64)
+    checked = fedstale.verify(written(tmp_path / "r", lines))
+    assert checked.faults[0] == "line 10 was altered"
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "words"), [(5, 5, "line 6 is"), (5, 8, "lines 6 to 9 are")]
+)
+def test_dropped_lines_are_named(first, last, words, recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    checked = fedstale.verify(written(tmp_path / "r", lines[:first] + lines[last + 1 :]))
+    assert checked.faults == (f"{words} missing before line {last + 2}",)
+
+
+def test_a_cut_beginning_is_named(recorded, tmp_path):
+    checked = fedstale.verify(written(tmp_path / "r", lines_of(recorded.folder / RECORD)[1:]))
+    assert checked.faults == ("line 1 is missing before line 2",)
+
+
+def test_swapped_lines_are_named(recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    lines[5], lines[6] = lines[6], lines[5]
+    checked = fedstale.verify(written(tmp_path / "r", lines))
+    assert "line 7 stands after line 5: lines were swapped" in checked.faults
+    assert "line 6 stands after line 7: lines were swapped" in checked.faults
+
+
+def test_an_inserted_line_is_named(recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    checked = fedstale.verify(written(tmp_path / "r", [*lines[:6], lines[5], *lines[6:]]))
+    assert checked.faults[0] == "line 6 occurs twice: a line was inserted or copied"
+
+
+def test_lines_cut_at_the_end_are_found_by_the_last_line_the_summary_and_the_head(
+    recorded, tmp_path
+):
+    lines = lines_of(recorded.folder / RECORD)
+    head = fedstale.verify(recorded).head
+    cut = written(tmp_path / "r", lines[:-5])
+    (fault,) = fedstale.verify(cut).faults
+    assert fault.startswith(f"line {len(lines) - 5} is the last one and not the end of a run")
+    (fault,) = fedstale.verify(cut, head=head).faults
+    assert fault.startswith(f"no line has the hash {head}")
+    # Whoever cuts may write an end: then the head alone tells, and that of the summary.
+    ended = chained([*lines[:-5], lines[-1]])
+    assert fedstale.verify(written(cut, ended)).holds
+    assert not fedstale.verify(cut, head=head).holds
+    summary = {"record": {"lines": len(lines), "head": head}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    (fault,) = fedstale.verify(written(tmp_path / RECORD, ended)).faults
+    assert fault.startswith("summary.json states the head")
+
+
+def test_a_file_cut_in_the_midst_of_a_line_is_named(recorded, tmp_path):
+    (tmp_path / "r").write_bytes((recorded.folder / RECORD).read_bytes()[:-20])
+    n = len(lines_of(recorded.folder / RECORD))
+    (fault,) = fedstale.verify(tmp_path / "r").faults
+    assert fault.startswith(f"line {n} cannot be read: it has no end")
+
+
+def test_an_earlier_head_says_nothing_of_what_follows(recorded):
+    (first,) = [json.loads(line)["before"] for line in lines_of(recorded.folder / RECORD)[10:11]]
+    checked = fedstale.verify(recorded, head=first)
+    assert checked.holds
+    assert checked.notes[0].startswith("the head is that of line 10: it says nothing of the ")
+
+
+# What is changed along with the whole chain: making picks again finds what no hash can.
+
+
+def place(lines, kind, i=10, **has):
+    """Return the place of a line of a kind, among those that have some fields."""
+    found = [
+        j
+        for j, line in enumerate(lines)
+        if (facts := json.loads(line))["kind"] == kind and facts.keys() >= {*has.values()}
+    ]
+    return found[min(i, len(found) - 1)]
+
+
+NODES = ("picks", "joined", "left", "nodes", "unsent")
+
+
+def another_pick(facts):
+    candidates = {1001 + i for i in range(60)} - {*facts["picks"]}
+    return {"picks": [min(candidates), *facts["picks"][1:]]}
+
+
+REWRITTEN = [
+    ("pick", another_pick, "picks "),
+    ("pick", lambda f: {"k": f["k"] + 1}, "picks "),
+    ("pick", lambda f: {"candidates": f["candidates"] + 1}, "candidates, and"),
+    ("pick", lambda f: {"in_flight": f["in_flight"] + 1}, "jobs in flight, and"),
+    ("pick", lambda f: {"rng": ["1f", *f["rng"][1:]]}, "the state of the generator"),
+    ("sent", lambda f: {"nodes": [7, *f["nodes"][1:]]}, "jobs go to [7"),
+    ("sent", lambda f: {"job": 10**6}, "is not in flight"),
+    ("ended", lambda f: {"node": f["node"] + 1}, "is not in flight"),
+    ("ended", lambda f: {"job": f["job"] + 10**5}, "is not in flight"),
+    ("start", lambda f: {"seed": 4}, "the state of the generator"),
+    ("start", lambda f: {"selector": {"class": "Random", "settings": {}}}, "picks "),
+    ("evaluate", lambda f: {"k": f["k"] + 1}, "the state of the generator"),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "words"), REWRITTEN)
+def test_a_rewritten_chain_is_found_by_its_picks(kind, change, words, recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    i = place(lines, kind)
+    lines[i] = changed(lines[i], **change(json.loads(lines[i])))
+    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    assert not checked.holds
+    first = checked.faults[0]
+    assert words in first
+    assert int(first.split()[1].rstrip(":")) >= i + 1
+    if kind == "pick":
+        assert first.startswith(f"line {i + 1}: ")
+
+
+@pytest.mark.parametrize("field", ["loss", "square_loss", "examples", "p_finish"])
+def test_what_selectors_use_is_found_where_it_matters_to_a_pick(field, recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    for i, line in enumerate(lines):
+        facts = json.loads(line)
+        if field in facts:
+            lines[i] = changed(line, **{field: 1.0 + facts["job"] * 7 % 5})
+        elif field in facts.get("forecast", {}):
+            lines[i] = changed(line, forecast={"p_finish": (i * 7 % 5) / 5})
+    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    assert "when made again" in checked.faults[0]
+
+
+def test_a_rewritten_chain_that_makes_sense_is_found_by_the_head_alone(recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    lines[-1] = changed(lines[-1], reason="another")
+    path = written(tmp_path / "r", chained(lines))
+    assert fedstale.verify(path).holds
+    assert not fedstale.verify(path, head=fedstale.verify(recorded).head).holds
+
+
+def test_renumbered_nodes_are_found_by_the_log_of_jobs(tmp_path):
+    found = run(tmp_path / "run", Random())
+    path = found.folder / RECORD
+    summary = json.loads((found.folder / "summary.json").read_text())
+    del summary["record"]
+    (found.folder / "summary.json").write_text(json.dumps(summary))
+    lines = lines_of(path)
+    for i, line in enumerate(lines):
+        facts = json.loads(line)
+        many = {name: [n + 1000 for n in facts[name]] for name in NODES if name in facts}
+        one = {"node": facts["node"] + 1000} if "node" in facts else {}
+        lines[i] = changed(line, **many, **one)
+    written(path, chained(lines))
+    (fault,) = fedstale.verify(found).faults
+    assert fault.startswith("training job 1 went to node 20")
+    assert "nodes were renumbered, or it is the record of another run" in fault
+    # By itself it is a record like any other.
+    assert fedstale.verify(written(tmp_path / "alone", lines_of(path))).holds
+
+
+def test_the_record_of_another_run_is_found(recorded, tmp_path):
+    found = run(tmp_path / "run", Random(), until="3 rounds")
+    (found.folder / RECORD).write_bytes((recorded.folder / RECORD).read_bytes())
+    first, second = fedstale.verify(found).faults
+    assert first.startswith("summary.json states the head")
+    (found.folder / "summary.json").write_text("{}")
+    assert fedstale.verify(found).faults == (second,)
+    assert "it is the record of another run" in second
+
+
+# What is no record.
+
+
+def test_a_run_without_a_record_is_refused_in_a_sentence(tmp_path):
+    strategy = FedBuff(8, 2, seed=3)
+    found = run(tmp_path / "run", strategy=strategy, until="2 rounds")
+    with pytest.raises(ConfigError, match=r"has no record\.jsonl: expected a run of a strategy"):
+        fedstale.verify(found)
+
+
+def test_a_newer_format_is_named(recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    lines[0] = changed(lines[0], format=2, more="than this release knows")
+    (fault,) = fedstale.verify(written(tmp_path / "r", chained(lines))).faults
+    assert fault == "line 1: format = 2: this release reads 1; verify with a later fedstale"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"not json", "it is no line of JSON"),
+        (b"\xff\xfe", "it is no text"),
+        (b"[1]", "expected an object of JSON"),
+        (b'{"n": true}', "n: expected the number of the line"),
+        (b'{"n":2,"before":"00"}', "before: expected the SHA-256"),
+        (b'{"n":2,"now":NaN}', "NaN is no number of JSON"),
+        (b'{"n":2,"n":2}', "a name occurs twice in it"),
+        (b"[" * 100_000, "it is no line of JSON"),
+        (b'{"n":' + b"9" * 5000 + b"}", "it is no line of JSON"),
+    ],
+)
+def test_an_unreadable_line_is_named(line, words, recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    (fault,) = fedstale.verify(written(tmp_path / "r", [lines[0], line, *lines[2:]])).faults
+    assert fault.startswith("line 2 cannot be read: ")
+    assert words in fault
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "words"),
+    [
+        ("heard", {"forecast": {"p_finish": "inf"}}, "numbers, or lists of numbers"),
+        ("heard", {"forecast": {"p_finish": None}}, "numbers, or lists of numbers"),
+        ("heard", {"node": -1}, "the id of a node"),
+        ("heard", {"now": "noon"}, "a finite instant in s"),
+        ("pick", {"now": 10**400}, "a finite instant in s"),
+        ("pick", {"k": 0}, "an integer >= 1"),
+        ("pick", {"picks": [1001, 1001]}, "distinct ids of nodes"),
+        ("pick", {"joined": [True]}, "distinct ids of nodes"),
+        ("pick", {"left": [5]}, "left has a node that was no candidate"),
+        ("pick", {"rng": ["zz", "1", 0, 0]}, "a generator's state"),
+        ("pick", {"rng": None}, "rng is missing"),
+        ("pick", {"colour": "red"}, "colour: no such field"),
+        ("evaluate", {"online": 10**12}, "and <= 10,000,000"),
+        ("ended", {"how": "lost"}, "one of accepted, rejected"),
+        ("ended", {"staleness": 1.5}, "an integer >= 0"),
+        ("ended", {"kind": "exec"}, "expected one of start"),
+    ],
+)
+def test_values_that_cannot_be_are_named(kind, facts, words, recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    i = place(lines, kind, 3, **({"has": "staleness"} if "staleness" in facts else {}))
+    lines[i] = changed(lines[i], **facts)
+    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    assert checked.faults[-1].startswith(f"line {i + 1}: ")
+    assert words in checked.faults[-1]
+
+
+def test_a_chance_outside_0_to_1_is_what_a_device_may_state(recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    i = place(lines, "heard", 10**6)
+    lines[i] = changed(lines[i], forecast={"p_finish": 1.7})
+    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    node = json.loads(lines[i])["node"]
+    note = f"node {node} states p_finish = 1.7, and the server takes it as 1"
+    assert f"line {i + 1}: {note}" in checked.notes
+
+
+# Selectors.
+
+
+def test_a_selector_of_a_user_needs_its_class(tmp_path):
+    found = run(tmp_path / "run", Sometimes(2))
+    checked = fedstale.verify(found)
+    assert checked.holds
+    assert (checked.made_again, checked.picks > 10) == (0, True)
+    assert "Sometimes', which is not of fedstale: pass its class" in checked.why_not
+    checked = fedstale.verify(found, selectors=[Sometimes])
+    assert checked.holds
+    assert (checked.made_again, checked.why_not) == (checked.picks, "")
+
+
+def test_a_function_as_a_setting_cannot_be_made_again(tmp_path):
+    selector = Filtered(lambda node: node.times_failed < 3, Random())
+    checked = fedstale.verify(run(tmp_path / "run", selector))
+    assert checked.holds
+    assert checked.made_again == 0
+    assert "Filtered has a setting 'where' (function) that no other process" in checked.why_not
+
+
+def test_picks_of_a_selector_that_is_not_made_again_are_still_candidates(tmp_path):
+    found = run(tmp_path / "run", Sometimes(2))
+    lines = lines_of(found.folder / RECORD)
+    i = place(lines, "pick")
+    lines[i] = changed(lines[i], picks=[77])
+    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    assert checked.faults[0].startswith(f"line {i + 1}: picks [77], which are not at most")
+
+
+def test_a_pick_of_a_node_that_has_a_job_is_named(tmp_path):
+    found = run(tmp_path / "run", Sometimes(2))
+    lines = lines_of(found.folder / RECORD)
+    first, second = [i for i, line in enumerate(lines) if b'"kind":"pick"' in line][:2]
+    facts = json.loads(lines[second])
+    busy = next(node for node in json.loads(lines[first])["picks"] if node in facts["left"])
+    left = [node for node in facts["left"] if node != busy]
+    picks = [busy, *facts["picks"][1:]]
+    lines[second] = changed(
+        lines[second], left=left, picks=picks, candidates=facts["candidates"] + 1
+    )
+    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    assert f"line {second + 1}: picks [{busy}], which have a job in flight" in checked.faults
+
+
+def test_another_agent_is_not_taken_for_the_one_of_the_run(tmp_path):
+    found = run(tmp_path / "run", AgentSelector())
+    lines = lines_of(found.folder / RECORD)
+    selector = json.loads(lines[0])["selector"] | {"weights": "ab" * 32}
+    lines[0] = changed(lines[0], selector=selector)
+    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    assert checked.holds
+    assert "pass its folder by --agent" in checked.why_not
+    embedded = Path(fedstale.agents.policy.scorer.__file__).parent
+    assert fedstale.verify(found, agent=embedded).made_again > 0
+    checked = fedstale.verify(found, agent=tmp_path)
+    assert "the agent cannot be read" in checked.why_not
+
+
+@pytest.mark.parametrize(
+    ("selector", "words"),
+    [
+        ({}, "expected a class and its settings"),
+        ({"class": "Random", "settings": {"seed": 1}}, "Random has no setting 'seed'"),
+        ({"class": "Fastest", "settings": {"deadline_s": -1}}, "Fastest cannot be made"),
+        ({"class": "PowerOfChoice", "settings": {"d": [1]}}, "expected a number"),
+        ({"class": "OortSettings", "settings": {}}, "expected a selector"),
+        (
+            {
+                "class": "Oort",
+                "settings": {
+                    "settings": {"class": "OortSettings", "settings": {"pacer_window": 10**30}}
+                },
+            },
+            "Oort cannot be made",
+        ),
+        ({"class": "Probing", "settings": {"selector": 3}}, "the selector raises"),
+    ],
+)
+def test_a_selector_that_cannot_be_is_named(selector, words, recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    lines[0] = changed(lines[0], selector=selector)
+    (fault,) = fedstale.verify(written(tmp_path / "r", chained(lines))).faults
+    assert words in fault
+
+
+@pytest.mark.parametrize("name", ["os.system", "test_verify.Writes", "builtins.exec", "Selector"])
+def test_a_record_imports_and_makes_nothing_that_was_not_passed(name, recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    lines[0] = changed(lines[0], selector={"class": name, "settings": {}})
+    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    assert "which is not of fedstale" in checked.why_not
+    assert Writes.made == 0
+
+
+def test_a_long_chain_of_selectors_is_refused(recorded, tmp_path):
+    selector = {"class": "Random", "settings": {}}
+    for _ in range(50):
+        selector = {"class": "Probing", "settings": {"selector": selector, "share": 0.1}}
+    lines = lines_of(recorded.folder / RECORD)
+    lines[0] = changed(lines[0], selector=selector)
+    (fault,) = fedstale.verify(written(tmp_path / "r", chained(lines))).faults
+    assert "expected a class and its settings" in fault
+
+
+def test_numbers_that_overflow_end_in_words(recorded, tmp_path):
+    lines = lines_of(recorded.folder / RECORD)
+    for i, line in enumerate(lines):
+        if b'"loss"' in line:
+            lines[i] = changed(line, loss=-1e308, square_loss=1e308, examples=1e308)
+    checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
+    assert checked.faults
+    assert np.isfinite(checked.lines)
