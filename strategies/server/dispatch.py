@@ -121,7 +121,8 @@ class Dispatcher:
             free = NodeSet.of(np.sort(free.ids))
         drawn_from = None if self.run_record is None else self.rng.bit_generator.state
         candidates = self.history.candidates(free, situation)
-        chosen = self.selector.select(candidates, k, now, self.rng)
+        # A selector of a user's may return what `node_ids` holds.
+        chosen = [int(node) for node in self.selector.select(candidates, k, now, self.rng)]
         n = len(chosen)
         if n > k or len(set(chosen)) < n or free.n_of(chosen) < n:
             raise FedstaleError(

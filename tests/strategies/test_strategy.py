@@ -358,6 +358,20 @@ def test_a_selector_that_breaks_its_contract_is_named():
         start(FedAvg(selector=Wrong()), {1: adder(1.0), 2: adder(1.0)})
 
 
+def test_a_selector_may_return_ids_as_numpy_has_them():
+    class InOrder(Random):
+        def select(self, candidates, k, now, rng):
+            return candidates.node_ids[:k]
+
+    def sent(selector):
+        _, grid = start(FedBuff(2, 2, selector=selector), {n: adder(1.0) for n in range(2, 5)}, 3)
+        return [m.metadata.dst_node_id for _, m in grid.sent]
+
+    found = sent(InOrder())
+    assert len(found) > 3
+    assert {type(node) for node in found} == {int}
+
+
 def test_a_selector_that_picks_no_node_is_asked_again_later():
     tries = []
 
