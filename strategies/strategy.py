@@ -40,6 +40,7 @@ from fedstale.strategies.settings import (
     require_known,
 )
 from fedstale.strategies.weighting.base import ByAge, Weighting, constant
+from fedstale.strategies.work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Options(TypedDict, total=False):
     validation: Validation | None
     forecast_request: ForecastRequest | None
     messages: Messages | None
+    work: Work | None
     train_config: Mapping[str, float | str] | None
     fraction_evaluate: float
     min_evaluate_nodes: int
@@ -148,6 +150,10 @@ class StaleStrategy(Strategy):
         messages: how arrays are made smaller on their way to and from devices whose ClientApp has
             `CompactMod`: `Format(up="int4")`, or `ByForecast()` for each by its own links; in full
             if not given.
+        work: which share of its local epochs each node is asked to do: `WorkShare(share=0.5)`, or
+            `WorkWithin(at_most_s=600)` for what its own forecast says that it can do in that time.
+            A ClientApp reads it by `fedstale.client.local_steps`; one that does not trains in full.
+            All of them if not given.
         train_config: sent with every training job; what `start` is given comes first.
         fraction_evaluate: share of the online nodes that evaluate a version, chosen at random, in
             [0, 1]. Flower's default is 1; and its 0 switches `min_evaluate_nodes` off.
@@ -217,6 +223,7 @@ class StaleStrategy(Strategy):
         validation: Validation | None = None,
         forecast_request: ForecastRequest | None = None,
         messages: Messages | None = None,
+        work: Work | None = None,
         train_config: Mapping[str, float | str] | None = None,
         fraction_evaluate: float = 0.0,
         min_evaluate_nodes: int = 0,
@@ -242,6 +249,7 @@ class StaleStrategy(Strategy):
         self.validation = Validation() if validation is None else validation
         self.robust, self.forecast_request = robust, forecast_request
         self.max_staleness, self.privacy, self.messages = max_staleness, privacy, messages
+        self.work = work
         self.rejections: Counter[str] = Counter()
         """Replies of the latest run that were rejected, capped or clipped, by reason."""
         self.train_config = dict(train_config or {})
@@ -291,6 +299,11 @@ class StaleStrategy(Strategy):
         accepted = "Format(up='int4') or another Messages, or None for in full"
         is_known = self.messages is None or isinstance(self.messages, Messages)
         require(is_known, "messages", self.messages, accepted)
+        accepted = (
+            "WorkShare(share=0.5), WorkWithin(at_most_s=600) or another Work, or None for all"
+        )
+        is_known = self.work is None or isinstance(self.work, Work)
+        require(is_known, "work", self.work, accepted)
         require(self.recheck_s > 0, "recheck_s", self.recheck_s, "seconds > 0")
         if self.normalise == "weights" and size == 1:
             logger.warning(
