@@ -128,7 +128,10 @@ class StaleStrategy(Strategy):
         weighting: of stale updates; if not given, age does not matter.
         server_optimizer: `SGD(eta=1)` if not given.
         normalise: divide the sum of a buffer by the "examples" behind it (FedAvg), by its
-            "buffer_size" (FedBuff) or by the sum of "weights".
+            "buffer_size" (FedBuff) or by the sum of "weights". By "steps" (FedNova), each update is
+            divided by its number of local steps, and their mean by examples is multiplied by the
+            mean of these numbers: devices that train longer pull no harder. Replies must state
+            their steps, as apps do that call `fedstale.client.local_steps`; others are rejected.
         update: "delta" adds what a device changed; "model" pulls the server towards the device's
             whole model, as FedAsync does.
         robust: rule that aggregates although some nodes are adversarial, as `TrimmedMean(f=2)`; it
@@ -269,7 +272,7 @@ class StaleStrategy(Strategy):
         self._check()
 
     def _check(self) -> None:
-        require_choice("normalise", self.normalise, "examples", "buffer_size", "weights")
+        require_choice("normalise", self.normalise, "examples", "buffer_size", "weights", "steps")
         require_choice("update", self.update, "delta", "model")
         share, every = self.fraction_evaluate, self.evaluate_every
         require(0 <= share <= 1, "fraction_evaluate", share, "a share in [0, 1] (0 asks no node)")
@@ -282,6 +285,9 @@ class StaleStrategy(Strategy):
             require(size >= rule.least, "schedule.buffer_size", size, accepted)
             once = self.schedule.send == "after_step" or self.schedule.distinct
             require(once, "schedule.distinct", False, "True: a rule counts nodes, not updates")
+        accepted = "another one with a robust rule: numbers of steps are a device's own"
+        by_steps = self.normalise == "steps"
+        require(rule is None or not by_steps, "normalise", self.normalise, accepted)
         request = self.forecast_request
         if isinstance(self.messages, ByForecast) and request is not None:
             accepted = "no upload_bytes with messages=ByForecast(...), which decides on them"

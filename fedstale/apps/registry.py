@@ -105,7 +105,7 @@ _PRIVACY = {f"privacy.{field.name.replace('_', '-')}": field for field in fields
 """Settings of `Privacy`, by the key of the run config."""
 _BY_FORECAST = "by-forecast"
 SETTINGS = (
-    *("max-staleness", "messages", "messages-down", "work", "work-least"),
+    *("max-staleness", "messages", "messages-down", "work", "work-least", "normalise"),
     *_PRIVACY,
 )
 """Keys of the run config that are empty where they are not set."""
@@ -170,6 +170,8 @@ def strategy(config: UserConfig) -> Strategy:
         options["max_staleness"] = config["max-staleness"]
     options["messages"] = _messages(config)
     options["work"] = _work(config)
+    if config["normalise"] != "":
+        options["normalise"] = config["normalise"]
     options["privacy"] = _privacy(config)
     if config["robust"]:
         schedule = make(**options).schedule

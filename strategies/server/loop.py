@@ -109,13 +109,15 @@ class EventLoop(Stateful):
             keys,
             # Those of the grid also where another loop runs the rounds.
             told=grid.runtime.limited,
-            weighs_examples=strategy.normalise == "examples",
+            weighs_examples=strategy.normalise in ("examples", "steps"),
+            needs_steps=strategy.normalise == "steps",
         )
         strategy.rejections = grid.runtime.rejections = self.reputation.counts
         self.compact: CompactNodes | None = None
         if strategy.messages is not None:
             self.compact = CompactNodes(strategy.messages, self.versions, strategy.seed)
-        self.work = None if strategy.work is None else WorkNodes(strategy.work)
+        asks_for_work = strategy.work is not None or strategy.normalise == "steps"
+        self.work = WorkNodes(strategy.work) if asks_for_work else None
         self.rng = np.random.default_rng(strategy.seed)
         now = self.clock.now()
         self.progress = Progress(started_at=now, now=now)

@@ -12,15 +12,15 @@ logger = logging.getLogger(__name__)
 
 
 class WorkNodes:
-    """What the nodes of a run are asked to do."""
+    """What the nodes of a run are asked to do; whole jobs where only their steps are wanted."""
 
-    def __init__(self, work: Work) -> None:
-        """Ask for shares by the setting."""
+    def __init__(self, work: Work | None) -> None:
+        """Ask for shares, or for whole jobs if there is no such setting."""
         self._work, self._warned = work, False
 
     def share_of(self, forecast: Forecast, upload: float) -> float:
         """Return the share of a node's next job; arguments as in `Work.share_of`."""
-        return self._work.share_of(forecast, upload)
+        return 1.0 if self._work is None else self._work.share_of(forecast, upload)
 
     def heard(self, job: SentJob, reply: Message) -> None:
         """Take note of a reply to a training; warn once of an app that did not read its share."""

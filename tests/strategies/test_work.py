@@ -17,9 +17,11 @@ from fedstale.strategies import (
     FedAvg,
     FedBuff,
     Format,
+    Privacy,
     StaleStrategy,
     WorkShare,
     WorkWithin,
+    robust,
 )
 from fedstale.strategies.selection import Fastest
 from fedstale.strategies.server.clients import Candidates, History
@@ -107,6 +109,20 @@ def test_a_forecast_with_an_impossible_share_is_taken_for_one_of_a_whole_job(sha
         (lambda: WorkWithin(at_most_s=60, first=0.3), "work.first = 0.3: expected a whole number"),
         (lambda: WorkWithin(at_most_s=60, least=1.1), "work.least = 1.1: expected a number from"),
         (lambda: FedAvg(work=0.5), "strategy.work = 0.5: expected WorkShare(share=0.5)"),
+        (lambda: FedAvg(normalise="step"), "strategy.normalise = 'step': expected examples"),
+        (
+            lambda: FedAvg(normalise="steps", robust=robust.Median(f=1)),
+            "strategy.normalise = 'steps': expected another one with a robust rule",
+        ),
+        (
+            lambda: FedBuff(
+                2,
+                2,
+                normalise="steps",
+                privacy=Privacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-6),
+            ),
+            "strategy.normalise = 'steps': expected 'buffer_size' with privacy",
+        ),
     ],
 )
 def test_settings_out_of_range_are_refused_by_name(made, text):
@@ -320,7 +336,7 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_shares(tmp_path):
         return {1: Device(1, forecast_s=400.0), 2: Device(2, forecast_s=4000.0)}
 
     def strategy(**settings):
-        return StaleStrategy(work=WorkWithin(at_most_s=250.0), **settings)
+        return StaleStrategy(work=WorkWithin(at_most_s=250.0), normalise="steps", **settings)
 
     _, whole = start(strategy(), nodes(), 6)
     first = nodes()
@@ -361,3 +377,96 @@ def test_a_forecast_of_an_eighth_is_shown_as_one_of_a_whole_job():
     shown = history.candidates([7, 8, 9]).forecast_duration_s
     np.testing.assert_allclose(shown, [20 + 400 + 30, 100, 100])
     assert isinstance(history.candidates([7]), Candidates)
+
+
+# FedNova.
+
+
+def naive_fednova(w, deltas, examples, steps):
+    """Return the model after a step of Wang et al. (2020), written down as in the paper."""
+    p = np.array(examples, float) / np.sum(examples)
+    d = [delta / tau for delta, tau in zip(deltas, steps, strict=True)]
+    tau_effective = sum(p_i * tau for p_i, tau in zip(p, steps, strict=True))
+    return w + tau_effective * sum(p_i * d_i for p_i, d_i in zip(p, d, strict=True))
+
+
+@pytest.mark.parametrize("work", [None, WorkShare(share=0.5)])
+def test_steps_are_normalised_as_in_the_paper(work):
+    nodes = {k: Device(k, whole=16 * k, examples=3 * k) for k in (1, 2, 3)}
+    _, model = start(FedAvg(normalise="steps", work=work), nodes)
+    steps = [nodes[k].steps[0] for k in nodes]
+    deltas = [steps[i] * nodes[k].rate for i, k in enumerate(nodes)]
+    expected = naive_fednova(0.0, deltas, [3, 6, 9], steps)
+    np.testing.assert_allclose(model["w"], expected, rtol=1e-6)
+    assert abs(model["w"][0] - np.average(deltas, weights=[3, 6, 9])) > 0.5
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 30])
+def test_with_equal_steps_it_is_fedavg_to_a_few_roundings(n):
+    rng = np.random.default_rng(n)
+    models = {}
+    for normalise in ("examples", "steps"):
+        nodes = {}
+        for k in range(1, n + 1):
+            nodes[k] = Device(k, whole=7, examples=int(rng.integers(1, 50)) if k > 1 else 5)
+            nodes[k].rate = np.float32(np.sin(k))
+        rng = np.random.default_rng(n)
+        _, moved = start(FedAvg(normalise=normalise), nodes, 3)
+        models[normalise] = moved["w"]
+    error = np.abs(models["steps"] - models["examples"]).max()
+    assert error <= 1e-6 * max(np.abs(models["examples"]).max(), 7.0)
+
+
+def test_a_staleness_weight_comes_on_top():
+    nodes = {1: Device(1), 2: Device(2, whole=200)}
+    strategy = FedBuff(2, 1, normalise="steps")
+    grid, _ = start(strategy, nodes, 6)
+    assert not grid.refused
+    assert any(facts["staleness"] and facts["weight"] < 1 for _, facts in grid.merged)
+
+
+@pytest.mark.parametrize("bad", ["reads nothing", "has no mod", "states nonsense"])
+def test_a_reply_without_steps_is_rejected_by_what_is_missing(bad):
+    device = Device(
+        1, reads=bad != "reads nothing", mods=[] if bad == "has no mod" else [PackMod()]
+    )
+    if bad == "states nonsense":
+
+        def forging(message, context, call_next):
+            reply = call_next(message, context)
+            reply.content[WORK] = ConfigRecord({"steps": -3, "whole": 16})
+            return reply
+
+        device.mods = [forging, PackMod()]
+    grid, model = start(FedAvg(normalise="steps"), {1: device, 2: Device(2)})
+    ((_, reason),) = grid.refused
+    assert reason.startswith("no ConfigRecord 'fedstale.work' states its local steps")
+    assert "fedstale.client.local_steps" in reason
+    np.testing.assert_allclose(model["w"], 16 * 0.5)
+
+
+def test_a_node_that_states_a_million_steps_cannot_move_the_model_by_it():
+    def forging(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content[WORK] = Done(10**9, 10**9).record()
+        return reply
+
+    nodes = {k: Device(k) for k in range(1, 8)}
+    nodes[7].mods = [forging, PackMod()]
+    grid, model = start(FedAvg(normalise="steps"), nodes, 2)
+    assert any("1e+09 local steps are stated: at most" in reason for _, reason in grid.refused)
+    assert np.abs(model["w"]).max() < 100
+
+
+def test_integers_and_metrics_are_averaged_as_ever():
+    class Counting(Device):
+        def train(self, message, context):
+            reply = super().train(message, context)
+            arrays = {k: a.numpy() for k, a in message.content["arrays"].items()}
+            arrays = {"w": arrays["w"] + self.rate, "n": arrays["n"] + 2 * context.node_id}
+            reply.content["arrays"] = record(**arrays)
+            return reply
+
+    nodes = {1: Counting(1), 2: Counting(2, whole=64)}
+    _, model = start(FedAvg(normalise="steps"), nodes, 1, MODEL | {"n": np.array(1)})
+    assert model["n"] == 1 + 3
