@@ -14,8 +14,6 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
-from fedstale.client import local_steps
-
 Index = npt.NDArray[np.int64]
 Examples = tuple[Tensor, ...]
 """Tensors whose first axis is the examples, such as images and labels."""
@@ -53,6 +51,9 @@ def job(
         the seed, the partition and the message, and the number of steps on the share of the work
         that the message asks for.
     """
+    # The mods of an app bring it; what else is here does without strategies.
+    from fedstale.client import local_steps  # noqa: PLC0415
+
     config, node = context.run_config, context.node_config
     seed = (*stream, int(config["seed"]), int(node["partition-id"]), number_of(message))
     mu = message.content.config_records.get("config", ConfigRecord()).get("proximal-mu", 0.0)
