@@ -31,6 +31,7 @@ from fedstale.strategies.server.metrics import StopWhen
 from fedstale.strategies.server.runtime import Callback, Runtime
 from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.strategy import Options, StaleStrategy
+from fedstale.strategies.work import Work, WorkShare, WorkWithin
 
 __all__ = [
     "CA2FL",
@@ -61,6 +62,9 @@ __all__ = [
     "StaleStrategy",
     "StopWhen",
     "Validation",
+    "Work",
+    "WorkShare",
+    "WorkWithin",
     "read_checkpoint",
     "robust",
     "schedule",

@@ -165,6 +165,7 @@ def norm_of(model: Model) -> float:
     return sqrt(total) if total < inf else inf
 
 
+@np.errstate(invalid="ignore")  # of a NaN that signals; whoever asks for a norm looks at it
 def _square(x: Array) -> float:
     wide = x.astype("float64", copy=False)
     return inner(wide, wide)

@@ -40,6 +40,7 @@ from fedstale.strategies.settings import (
     require_known,
 )
 from fedstale.strategies.weighting.base import ByAge, Weighting, constant
+from fedstale.strategies.work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Options(TypedDict, total=False):
     validation: Validation | None
     forecast_request: ForecastRequest | None
     messages: Messages | None
+    work: Work | None
     train_config: Mapping[str, float | str] | None
     fraction_evaluate: float
     min_evaluate_nodes: int
@@ -127,7 +129,10 @@ class StaleStrategy(Strategy):
         weighting: of stale updates; if not given, age does not matter.
         server_optimizer: `SGD(eta=1)` if not given.
         normalise: divide the sum of a buffer by the "examples" behind it (FedAvg), by its
-            "buffer_size" (FedBuff) or by the sum of "weights".
+            "buffer_size" (FedBuff) or by the sum of "weights". By "steps" (FedNova), each update is
+            divided by its number of local steps, and their mean by examples is multiplied by the
+            mean of these numbers: devices that train longer pull no harder. Replies must state
+            their steps, as apps do that call `fedstale.client.local_steps`; others are rejected.
         update: "delta" adds what a device changed; "model" pulls the server towards the device's
             whole model, as FedAsync does.
         robust: rule that aggregates although some nodes are adversarial, as `TrimmedMean(f=2)`; it
@@ -149,6 +154,10 @@ class StaleStrategy(Strategy):
         messages: how arrays are made smaller on their way to and from devices whose ClientApp has
             `CompactMod`: `Format(up="int4")`, or `ByForecast()` for each by its own links; in full
             if not given.
+        work: which share of its local epochs each node is asked to do: `WorkShare(share=0.5)`, or
+            `WorkWithin(at_most_s=600)` for what its own forecast says that it can do in that time.
+            A ClientApp reads it by `fedstale.client.local_steps`; one that does not trains in full.
+            All of them if not given.
         train_config: sent with every training job; what `start` is given comes first.
         fraction_evaluate: share of the online nodes that evaluate a version, chosen at random, in
             [0, 1]. Flower's default is 1; and its 0 switches `min_evaluate_nodes` off.
@@ -221,6 +230,7 @@ class StaleStrategy(Strategy):
         validation: Validation | None = None,
         forecast_request: ForecastRequest | None = None,
         messages: Messages | None = None,
+        work: Work | None = None,
         train_config: Mapping[str, float | str] | None = None,
         fraction_evaluate: float = 0.0,
         min_evaluate_nodes: int = 0,
@@ -247,6 +257,7 @@ class StaleStrategy(Strategy):
         self.validation = Validation() if validation is None else validation
         self.robust, self.forecast_request = robust, forecast_request
         self.max_staleness, self.privacy, self.messages = max_staleness, privacy, messages
+        self.work = work
         self.rejections: Counter[str] = Counter()
         """Replies of the latest run that were rejected, capped or clipped, by reason."""
         self.train_config = dict(train_config or {})
@@ -266,7 +277,7 @@ class StaleStrategy(Strategy):
         self._check()
 
     def _check(self) -> None:
-        require_choice("normalise", self.normalise, "examples", "buffer_size", "weights")
+        require_choice("normalise", self.normalise, "examples", "buffer_size", "weights", "steps")
         require_choice("update", self.update, "delta", "model")
         share, every = self.fraction_evaluate, self.evaluate_every
         require(0 <= share <= 1, "fraction_evaluate", share, "a share in [0, 1] (0 asks no node)")
@@ -279,6 +290,9 @@ class StaleStrategy(Strategy):
             require(size >= rule.least, "schedule.buffer_size", size, accepted)
             once = self.schedule.send == "after_step" or self.schedule.distinct
             require(once, "schedule.distinct", False, "True: a rule counts nodes, not updates")
+        accepted = "another one with a robust rule: numbers of steps are a device's own"
+        by_steps = self.normalise == "steps"
+        require(rule is None or not by_steps, "normalise", self.normalise, accepted)
         request = self.forecast_request
         if isinstance(self.messages, ByForecast) and request is not None:
             accepted = "no upload_bytes with messages=ByForecast(...), which decides on them"
@@ -299,6 +313,11 @@ class StaleStrategy(Strategy):
         is_known = isinstance(self.record, str | Path | bool) and self.record != ""
         accepted = "a file, True for one in the folder of the run, or False for none"
         require(is_known, "record", self.record, accepted)
+        accepted = (
+            "WorkShare(share=0.5), WorkWithin(at_most_s=600) or another Work, or None for all"
+        )
+        is_known = self.work is None or isinstance(self.work, Work)
+        require(is_known, "work", self.work, accepted)
         require(self.recheck_s > 0, "recheck_s", self.recheck_s, "seconds > 0")
         if self.normalise == "weights" and size == 1:
             logger.warning(

@@ -5,6 +5,7 @@ the message: a device that is asked twice at one version of the model draws twic
 """
 
 from collections.abc import Callable
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -47,18 +48,27 @@ def job(
 
     Returns:
         The arguments of `train` after the loss. The order of the examples depends on the stream,
-        the seed, the partition and the message.
+        the seed, the partition and the message, and the number of steps on the share of the work
+        that the message asks for.
     """
+    # The mods of an app bring it; what else is here does without strategies.
+    from fedstale.client import local_steps  # noqa: PLC0415
+
     config, node = context.run_config, context.node_config
     seed = (*stream, int(config["seed"]), int(node["partition-id"]), number_of(message))
     # Asked of every message; Flower's view of all config records takes fifty times as long.
     told = message.content.get("config")
     mu = told.get("proximal-mu", 0.0) if isinstance(told, ConfigRecord) else 0.0
+    epochs, batch_size = int(config["local-epochs"]), int(config["batch-size"])
+    # `train` refuses a batch size below 1.
+    per_epoch = -(-len(data[0]) // max(batch_size, 1))
+    steps = local_steps(message, epochs, per_epoch)
     return {
         "data": data,
-        "order": order(len(data[0]), int(config["local-epochs"]), seed),
-        "batch_size": int(config["batch-size"]),
+        "order": order(len(data[0]), epochs, seed),
+        "batch_size": batch_size,
         "learning_rate": float(config["learning-rate"]),
+        **({"steps": steps} if steps < epochs * per_epoch else {}),
         **({"proximal_mu": mu} if mu else {}),
     }
 
@@ -118,10 +128,11 @@ def train(
     *,
     batch_size: int,
     learning_rate: float,
+    steps: int | None = None,
     max_norm: float | None = None,
     proximal_mu: float = 0.0,
 ) -> float:
-    """Train in place with SGD; return the mean loss of the last epoch.
+    """Train in place with SGD; return the mean loss of the last steps, as many as in an epoch.
 
     Args:
         network: changed in place.
@@ -130,6 +141,7 @@ def train(
         order: of the examples, one row an epoch; shape (epochs, examples).
         batch_size: examples of one step, >= 1.
         learning_rate: of plain SGD.
+        steps: to take of these epochs; None takes all.
         max_norm: gradients longer than this are shortened to it; None leaves them.
         proximal_mu: mu of FedProx, which adds mu/2 |w - w_received|^2 to the loss; not to the
             one that is returned.
@@ -141,18 +153,21 @@ def train(
         raise ValueError(f"batch-size = {batch_size}: expected a number >= 1")
     optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate)
     received = [w.detach().clone() for w in network.parameters()] if proximal_mu else ()
-    total = 0.0
-    for examples in torch.from_numpy(order):
-        total = 0.0
-        for batch in examples.split(batch_size):
-            optimizer.zero_grad()
-            mean = loss(network, *(tensor[batch] for tensor in data))
-            torch.autograd.backward(mean)
-            for w, w0 in zip(network.parameters(), received, strict=True) if proximal_mu else ():
-                if w.grad is not None:
-                    w.grad.add_(w.detach() - w0, alpha=proximal_mu)
-            if max_norm is not None:
-                nn.utils.clip_grad_norm_(network.parameters(), max_norm)
-            optimizer.step()
+    per_epoch = -(-len(data[0]) // batch_size)
+    steps = len(order) * per_epoch if steps is None else steps
+    total = counted = 0.0
+    batches = chain.from_iterable(rows.split(batch_size) for rows in torch.from_numpy(order))
+    for step, batch in enumerate(islice(batches, steps)):
+        optimizer.zero_grad()
+        mean = loss(network, *(tensor[batch] for tensor in data))
+        torch.autograd.backward(mean)
+        for w, w0 in zip(network.parameters(), received, strict=True) if proximal_mu else ():
+            if w.grad is not None:
+                w.grad.add_(w.detach() - w0, alpha=proximal_mu)
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+        optimizer.step()
+        if step >= steps - per_epoch:
             total += mean.item() * len(batch)
-    return total / len(data[0])
+            counted += len(batch)
+    return total / counted if counted else 0.0

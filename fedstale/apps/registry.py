@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedstale import strategies
 from fedstale.agents import AgentSelector, LinUCB
-from fedstale.config import nearest
+from fedstale.config import instant_s, nearest
 from fedstale.errors import ConfigError
 from fedstale.strategies import (
     ByForecast,
@@ -27,6 +27,9 @@ from fedstale.strategies import (
     Messages,
     Privacy,
     StaleStrategy,
+    Work,
+    WorkShare,
+    WorkWithin,
     robust,
     selection,
     weighting,
@@ -101,7 +104,10 @@ NAMES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
 _PRIVACY = {f"privacy.{field.name.replace('_', '-')}": field for field in fields(Privacy)}
 """Settings of `Privacy`, by the key of the run config."""
 _BY_FORECAST = "by-forecast"
-SETTINGS = ("max-staleness", "messages", "messages-down", *_PRIVACY)
+SETTINGS = (
+    *("max-staleness", "messages", "messages-down", "work", "work-least", "normalise"),
+    *_PRIVACY,
+)
 """Keys of the run config that are empty where they are not set."""
 
 
@@ -164,6 +170,9 @@ def strategy(config: UserConfig) -> Strategy:
     if config["max-staleness"] != "":
         options["max_staleness"] = config["max-staleness"]
     options["messages"] = _messages(config)
+    options["work"] = _work(config)
+    if config["normalise"] != "":
+        options["normalise"] = config["normalise"]
     options["privacy"] = _privacy(config)
     if config["robust"]:
         schedule = make(**options).schedule
@@ -213,6 +222,21 @@ def _messages(config: UserConfig) -> Messages | None:
             raise ConfigError(f"messages = {_BY_FORECAST!r}: expected with forecasts=true")
         return ByForecast(down=cast(FormatName | None, down))
     return Format(up=cast(FormatName | None, up), down=cast(FormatName | None, down))
+
+
+def _work(config: UserConfig) -> Work | None:
+    """Return the share that `work` names: a number, or the longest time of a job as text."""
+    work, least = config["work"], config["work-least"]
+    if isinstance(work, str) and work:
+        if not config["forecasts"]:
+            raise ConfigError(f"work = {work!r}: expected a share such as 0.5, or forecasts=true")
+        within = WorkWithin(at_most_s=instant_s(work, "work"))
+        return (
+            within if least == "" else replace(within, least=_number(config, "work-least", float))
+        )
+    if least != "":
+        raise ConfigError(f"work-least = {least!r}: expected with a time such as work='10m'")
+    return None if work == "" else WorkShare(share=cast(float, work))
 
 
 def _privacy(config: UserConfig) -> Privacy | None:

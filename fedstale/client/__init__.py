@@ -1,6 +1,7 @@
-"""What a device adds to its ClientApp: forecasts of itself, smaller messages, packed arrays."""
+"""What a device adds to its ClientApp: forecasts, smaller messages, less work, packed arrays."""
 
 from fedstale.client.mods import CompactMod, ForecastingApp, ForecastMod, PackMod
+from fedstale.client.working import local_steps
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
 from fedstale.strategies.server.validation import FORECAST_RECORD
 
@@ -12,4 +13,5 @@ __all__ = [
     "ForecastMod",
     "ForecastingApp",
     "PackMod",
+    "local_steps",
 ]

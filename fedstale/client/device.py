@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 HISTORY_RECORD = "fedstale.history"
 """Name of the record of the history in the Context's state."""
-HISTORY_VERSION = 1
+HISTORY_VERSION = 2
 MESSAGES_KEPT = 256
-"""Messages that are remembered: 26 KB."""
+"""Messages that are remembered: 27 KB."""
 COLUMNS = (
     "arrived",
     "ready",
@@ -56,9 +56,11 @@ COLUMNS = (
     "battery",
     "charging",
     "online",
+    "share",
 )
-"""What a row holds: instants in s, durations in s, bytes, work units, and the reading at arrival;
-NaN where unknown or, from training_s on, where the message was no training."""
+"""What a row holds: instants in s, durations in s, bytes, work units that were done, the reading at
+arrival, and which share of a whole job was done, if it was asked for; NaN where unknown or, from
+training_s on, where the message was no training."""
 # A device that got no message for longer than this may have been offline in between.
 _LONGEST_SILENCE_S = 1800.0
 # What a training wins of a processor that others keep busy; chosen, not measured. Without it, a
@@ -106,8 +108,9 @@ class MessageHistory:
     def scaled(self, fleet_rate: float) -> "MessageHistory":
         """Return the history with a work for the jobs whose work was not stated.
 
-        Such jobs are taken to be alike, and the device to be as fast as the fleet: what counts for
-        them is how a job's time differs from those before, and that needs no unit.
+        Such jobs are taken to be alike but for their share, and the device to be as fast as the
+        fleet: what counts for them is how a job's time differs from those before, and that needs no
+        unit.
 
         Args:
             fleet_rate: median work units/s of the forecaster's fleet.
@@ -115,7 +118,9 @@ class MessageHistory:
         made, training_s = MessageHistory(self.rows.copy()), self["training_s"]
         unstated = (training_s >= 0) & np.isnan(self["work"])
         if unstated.any():
-            made["work"][unstated] = fleet_rate * float(np.median(training_s[unstated]))
+            share = np.where(np.isnan(self["share"]), 1.0, self["share"])[unstated]
+            whole_s = float(np.median(training_s[unstated] / share))
+            made["work"][unstated] = fleet_rate * whole_s * share
         return made
 
     def observation(self, instants: Array, utc_offset_s: float) -> Observation:
@@ -281,11 +286,15 @@ class Device(ResourceMonitor, Protocol):
         del message_id
         return np.nan
 
-    def cost(self) -> Cost | None:
+    def cost(self, share: float | None) -> Cost | None:
         """Return what the message costs, where that is known before the work is done.
 
         None on real devices: only the server or the app knows how much work a message is.
+
+        Args:
+            share: of a whole training that was done; None where the message asks for no share.
         """
+        del share
         return None
 
     def reply_bytes(self, content: RecordDict) -> float:

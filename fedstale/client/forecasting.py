@@ -10,6 +10,9 @@ few that stand for the fleet, give how far an end has to be moved, and `Calibrat
 conformal inference) how often it may be passed. Times of training, of reporting and of both
 together are corrected apart.
 
+Where the server asks for a share of the work, the next job is taken to have the share of the last
+one, and the record says which that was, so that the times of a whole job follow from it.
+
 The total is the time from a message's arrival to the last byte of its reply. Where the arrival of a
 reply is unknown, as on real devices, the upload counts with its forecast median, so
 that the total follows the training, and the times of reporting stay those of the fleet.
@@ -75,6 +78,7 @@ def record(
     reply_bytes: float,
     state: RecordDict,
     work: float | None,
+    share: float | None,
     journal: "JournalHistory | None",
 ) -> Record:
     """Add a message to the history, learn from it, and return the record of the forecast.
@@ -88,7 +92,8 @@ def record(
         received_bytes: bytes of the message's arrays.
         reply_bytes: bytes of the reply, as the device counts them.
         state: of the node; the history and the calibration in it go on.
-        work: work units of one training where none are stated; None where unknown.
+        work: work units of one whole training where none are stated; None where unknown.
+        share: of a whole training that this one was; None where the message asks for no share.
         journal: of the device's recorder; None if there is none.
 
     Raises:
@@ -96,7 +101,7 @@ def record(
         ProtocolError: the server states a job that is none.
         ArithmeticError: the forecaster made something else than numbers.
     """
-    ready, cost = device.read(), device.cost()
+    ready, cost = device.read(), device.cost(share)
     history, calibration = MessageHistory.read(state), OwnCalibration.read(state)
     calibration.uploaded(device.uploaded_s(calibration.open_job))
     training: dict[str, float] = {}
@@ -104,8 +109,9 @@ def record(
         training = {
             "training_s": device.worked_s(),
             "upload_bytes": reply_bytes,
-            "work": _work_of(stated, cost, work),
+            "work": _work_of(stated, cost, work, 1.0 if share is None else share),
             "deadline_s": about.ttl if about.ttl > 0 else math.inf,
+            "share": math.nan if share is None else share,
         }
     history.add(
         arrived=arrived.instant,
@@ -132,21 +138,29 @@ def record(
         calibration.trained(about.message_id, raw, training["training_s"])
     calibration.write(state)
     now = _one(forecasts, 1)
-    known = {"deadline_s": math.inf} | history.last_training | _checked(stated)
-    forecast = None
-    if known.keys() >= set(STATED):
-        forecast = calibration.corrected(now.of_job(_job(known)))
-    return _record(now, forecast)
+    last = history.last_training
+    known = {"deadline_s": math.inf} | last | _checked(stated)
+    if not known.keys() >= set(STATED):
+        return _record(now, None)
+    made = _record(now, calibration.corrected(now.of_job(_job(known))))
+    of_whole = last.get("share", math.nan)
+    if of_whole > 0.0:
+        # What the server states is another job than the last one.
+        made["share"] = of_whole * (known["work"] / last["work"] if last["work"] > 0.0 else 1.0)
+    return made
 
 
-def _work_of(stated: Mapping[str, object], cost: Cost | None, default: float | None) -> float:
+def _work_of(
+    stated: Mapping[str, object], cost: Cost | None, default: float | None, share: float
+) -> float:
+    """Return the work units that were done; what is stated is of a whole job."""
     if cost is not None:
         return cost[0]
     work = stated.get("work")
     # A bad number is rejected later, once the message is in the history.
     if isinstance(work, int | float) and 0 <= work < math.inf:
-        return float(work)
-    return math.nan if default is None else default
+        return float(work) * share
+    return math.nan if default is None else default * share
 
 
 def _checked(stated: Mapping[str, object]) -> dict[str, float]:

@@ -4,7 +4,7 @@
 device does with each message, keeps that in the node's Context, and puts a forecast of the next job
 into each reply, in a ConfigRecord of its own, which stock strategies ignore. Whatever goes wrong in
 a forecast, the app's own reply goes out as it is. `CompactMod` answers in the format that a server
-asks for.
+asks for. Each of them states how much of the work an app has done that reads it (`local_steps`).
 """
 
 import logging
@@ -20,7 +20,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
 from fedstale import __version__
-from fedstale.client import compacting
+from fedstale.client import compacting, working
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.strategies.selection.forecast_request import JOB_RECORD, QUERY
 from fedstale.strategies.server.packing import pack, says_so, stating, unpack
@@ -30,6 +30,7 @@ from fedstale.strategies.server.releases import (
     stated_release,
 )
 from fedstale.strategies.server.validation import FORECAST_RECORD
+from fedstale.strategies.work import WORK, is_asked
 
 if TYPE_CHECKING:
     from fedstale.client.forecasting import Record
@@ -58,6 +59,7 @@ class ForecastMod:
     - `p_finish`: probability to be online throughout the next job and done by its deadline.
     - `duration_s`: median of the time from sending to the last byte if nothing interrupts, in s.
     - `training_s`, `reporting_s`, `total_s`: quantiles of times in s, at the `levels`.
+    - `share`: of a whole job that the job of the forecast is, if the last one was asked for one.
     - `error`: a sentence, and nothing else, where no forecast could be made.
 
     The next job is as the last training unless the message states it (`JOB_RECORD`); before
@@ -161,6 +163,7 @@ class ForecastMod:
         arrived = device.read()
         # The app's code may change the message.
         stated = dict(message.content.config_records.get(JOB_RECORD, {}))
+        has_share = is_asked(message.content)
         # What travels counts, also where `CompactMod` is around this mod.
         around = compacting.under_way()
         received_bytes = array_bytes(message.content if around is None else around.received)
@@ -172,6 +175,7 @@ class ForecastMod:
         try:
             from fedstale.client import forecasting  # noqa: PLC0415 - see above
 
+            done = working.noted()
             record = forecasting.record(
                 lambda: self._forecaster,
                 device,
@@ -182,6 +186,8 @@ class ForecastMod:
                 reply_bytes=device.reply_bytes(reply.content),
                 state=context.state,
                 work=self._work,
+                # An app that does not read its share has trained in full.
+                share=(1.0 if done is None else done.share) if has_share else None,
                 journal=self._journal(context),
             )
         except Exception as problem:
@@ -261,7 +267,10 @@ class PackMod:
             message.content = unpack(message.content)
         except ProtocolError as problem:
             return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, f"{problem}"), reply_to=message)
-        reply = call_next(message, context)
+        with working.noting() as note:
+            reply = call_next(message, context)
+        if note.done is not None and not reply.has_error():
+            reply.content[WORK] = note.done.record()
         # A simulated node has a device.
         if reply.has_error() or hasattr(context, "device"):
             return reply

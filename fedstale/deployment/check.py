@@ -42,6 +42,7 @@ from fedstale.simulation.stock_strategies import server_fn_on
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.messages.records import Asked
 from fedstale.strategies.server.packing import pack
+from fedstale.strategies.work import is_asked
 from fedstale.traces import TraceSet
 
 # What no bundle is expected to hold.
@@ -228,7 +229,8 @@ def check_messages(app: FlowerApp, run_config: str = "") -> list[Finding]:
 
     Returns:
         How many objects Flower makes of it, and how many of it packed; or why that is not known.
-        Whether replies are asked for in a format and no device will answer in it.
+        Whether replies are asked for in a format and no device will answer in it; and whether a
+        share of the work is asked for and no device will read it, or say that it did.
     """
     try:
         message = _first_message(app, run_config)
@@ -243,7 +245,8 @@ def check_messages(app: FlowerApp, run_config: str = "") -> list[Finding]:
         ]
     findings = [_objects(message)]
     sources = [p for p in collect_files(app.directory).values() if p.suffix == ".py"]
-    if Asked.of(message.content) and not any(_names_the_mod(path) for path in sources):
+    used = set[str]().union(*map(_names_in, sources))
+    if Asked.of(message.content) and "CompactMod" not in used:
         findings.append(
             Finding(
                 "the strategy's messages=... asks devices for smaller messages, but no file of the "
@@ -252,14 +255,30 @@ def check_messages(app: FlowerApp, run_config: str = "") -> list[Finding]:
                 is_fault=False,
             )
         )
+    # The clients of the built-in apps read their share in a module that these share.
+    reads = used & {"local_steps", "fedstale.apps"}
+    if is_asked(message.content) and not (
+        reads and used & {"PackMod", "CompactMod", "ForecastMod"}
+    ):
+        what = "has PackMod, CompactMod or ForecastMod" if reads else "calls local_steps"
+        findings.append(
+            Finding(
+                "the strategy's work=... or normalise='steps' asks devices for a share of their "
+                f"local epochs, and for the steps that they took, but no file of the app {what}: "
+                "devices train in full or do not say what they did; call "
+                "fedstale.client.local_steps in the ClientApp, and give it one of these mods",
+                is_fault=False,
+            )
+        )
     return findings
 
 
-def _names_the_mod(path: Path) -> bool:
-    """Return whether a file of Python uses `CompactMod` by name."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return any(
-        "CompactMod" in (getattr(node, "id", ""), getattr(node, "attr", "")) for node in nodes
+def _names_in(path: Path) -> set[str]:
+    """Return the names that a file of Python uses, and the modules that it imports from."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    imported = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return (
+        imported | {getattr(n, "id", "") for n in nodes} | {getattr(n, "attr", "") for n in nodes}
     )
 
 

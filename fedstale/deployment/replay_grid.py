@@ -258,7 +258,7 @@ class ReplayGrid(ForwardingGrid):
         job.status, job.reason = REPORTED, ""
         size = size_of(reply)
         charged = self._book.message_bytes(size, job.scale)
-        self._book.learn(kind, job.node_id, reply, size, charged)
+        self._book.learn(kind, job.node_id, reply, size, charged, job.work_share)
         due_at = self._due_at[job.row]
         self.late_s.append((job.delivered_at - due_at) / self._speed_up)
         late_s = (job.trained_at - due_at) / self._speed_up

@@ -39,8 +39,10 @@ from fedstale.simulation.metrics import (
     write_run,
 )
 from fedstale.simulation.stock_strategies import report_stock_strategies
+from fedstale.strategies.messages.records import formats_of
 from fedstale.strategies.server.runtime import MOST_REASON, Runtime
 from fedstale.strategies.server.superlink import SuperLinkGrid, connected
+from fedstale.strategies.work import asked_share
 
 _UNSEEN = (
     *("started_at", "downloaded_at", "trained_at", "reported_at", "ended_at"),
@@ -90,6 +92,9 @@ class JobLog(JobTable):
         for name in _UNSEEN:
             setattr(job, name, UNKNOWN)
         job.downloaded_bytes = float(content_bytes(message.content))
+        share = asked_share(message.content) if job.kind.startswith("train") else None
+        job.work_share = UNKNOWN if share is None else share
+        job.format_down, job.format_up = formats_of(message.content)
         job.status = UNCLAIMED
         self.name(job, message_id)
 

@@ -205,13 +205,13 @@ def figures(run: "Run") -> list[Figure]:
         ("traffic", "Where the bytes went", ways, size_unit, size),
     )
     return [
-        _account(key, title, sums.loc[[*names]].rename(names) / scale, label)
+        account_figure(key, title, sums.loc[[*names]].rename(names) / scale, label)
         for key, title, names, label, scale in accounts
         if sums.loc[[*names]].to_numpy().any()
     ]
 
 
-def _account(key: str, title: str, parts: pd.DataFrame, unit: str) -> Figure:
+def account_figure(key: str, title: str, parts: pd.DataFrame, unit: str) -> Figure:
     """Return the bars of what was spent on each part of a job (rows), by outcome (columns)."""
     total = parts.to_numpy().sum()
     used, wasted, in_flight = parts.sum() / total

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from fedstale import __version__
 from fedstale.errors import ConfigError
-from fedstale.reports import costs, devices, forecast_audit, learning
+from fedstale.reports import costs, devices, forecast_audit, learning, levels
 from fedstale.reports.devices import gini, used_jobs
 from fedstale.reports.figure import SOURCES, Figure, byte_unit, metric_text, time_text
 from fedstale.reports.folder import DEPLOYED
@@ -57,6 +57,7 @@ def write_run(run: "Run", out: Path) -> Path:
         devices.states(run),
         costs.failures(run),
         *costs.figures(run),
+        *levels.figures(run),
         devices.participation(run),
         devices.durations(run),
         *learning.aggregation(run),

@@ -163,7 +163,9 @@ class Clients(Stateful):
         if len(self._runs) >= self._sweep_at:
             self._drop_expired(jobs[0].jobs, now)
         table, rows = jobs[0].jobs, [job.row for job in jobs]
-        work, scales, when = table.values(rows, "asked_work", "scale", "runs_after")
+        work, whole, scales, when = table.values(
+            rows, "asked_work", "whole_work", "scale", "runs_after"
+        )
         runs = self._run_now(jobs, rows)
         up = [
             self._book.message_bytes(run.size, scale)
@@ -174,7 +176,11 @@ class Clients(Stateful):
                 continue
             reply = runs[i].reply
             assert reply is not None
-            if not reply.has_error():
+            if reply.has_error():
+                continue
+            if jobs[i].kind.startswith("train"):
+                work[i] = self._book.training(whole[i], reply.content)
+            else:
                 work[i] = self._book.evaluation(
                     jobs[i].node_id, examples_in(reply.content), work[i]
                 )
@@ -352,7 +358,8 @@ class Clients(Stateful):
             job.status = REPORTED
             kind = reply_kind(kind_of(job.message), job.message.content)
             self._book.check_promise(kind, job.node_id, size)
-            self._book.learn(kind, job.node_id, reply, size, int(job.asked_upload_bytes))
+            charged = int(job.asked_upload_bytes)
+            self._book.learn(kind, job.node_id, reply, size, charged, job.work_share)
         return reply
 
     def _context(self, node_id: int) -> Context:
@@ -497,9 +504,14 @@ class ReplayedDevice:
         is_before = latest.reported_at <= self._job.downloaded_at
         return latest.reported_at - latest.trained_at if is_before else UNKNOWN
 
-    def cost(self) -> tuple[float, float]:
-        """Return work units and bytes down of the message."""
-        return self._job.asked_work, self._job.asked_download_bytes
+    def cost(self, share: float | None) -> tuple[float, float]:
+        """Return work units and bytes down of the message; `share` as of `Device.cost`."""
+        job = self._job
+        work = job.asked_work
+        if share is not None and job.runs_after == RunsAfter.DOWNLOAD:
+            # What is asked is only expected, until the client has run.
+            work = job.whole_work * share
+        return work, job.asked_download_bytes
 
     def reply_bytes(self, content: RecordDict) -> float:
         """Return the bytes of a reply with this content; a stand-in's are those of its model."""

@@ -19,6 +19,7 @@ from fedstale.simulation.compat import entries, n_value_bytes
 from fedstale.strategies.messages.records import ASKED, Asked
 from fedstale.strategies.server.validation import records_in
 from fedstale.strategies.state import Stateful
+from fedstale.strategies.work import Done, steps_of
 
 # On the wire an array travels with its name, dtype and shape, and each record with a type and ids.
 _ARRAY_OVERHEAD = 160
@@ -46,6 +47,17 @@ class Size(NamedTuple):
     """Values of arrays, and bytes in config records: what grows with the model."""
 
 
+class Charge(NamedTuple):
+    """Work that a message costs its device."""
+
+    work: float
+    """Work units."""
+    whole: float
+    """Work units of the job in full, of which a share may be asked for."""
+    is_expected: bool = False
+    """Whether only the reply tells the work."""
+
+
 class CostBook(Stateful):
     """What messages cost, and what is expected of their replies.
 
@@ -58,7 +70,7 @@ class CostBook(Stateful):
     the model. Everything else of a message counts as it is.
     """
 
-    saved = ("_examples", "_sum", "_count", "_last", "_first", "_model_values")
+    saved = ("_examples", "_sum", "_count", "_last", "_first", "_steps", "_model_values")
 
     def __init__(self, costs: Costs, work: WorkHook | None = None) -> None:
         """Begin with what is declared.
@@ -73,6 +85,8 @@ class CostBook(Stateful):
         self._count: dict[str, int] = {}
         self._last: dict[tuple[str, int], int] = {}
         self._first: dict[str, tuple[int, int]] = {}
+        self._steps: dict[tuple[str, int], int] = {}
+        """Local steps of a whole job, as replies have stated them; 0 where they state none."""
         self._model_values = 0
         self._rules: dict[str, tuple[float | None, float]] = {}
 
@@ -94,35 +108,57 @@ class CostBook(Stateful):
             return size.fixed + (self.costs.model_bytes if size.values else 0)
         return sum(size) if scale == 1.0 else size.fixed + round(size.values * scale)
 
-    def work(self, message: Message, kind: str, node_id: int) -> tuple[float, bool]:
-        """Return the work of a message in work units, and whether that is only expected.
+    def work(self, message: Message, kind: str, node_id: int, share: float | None = None) -> Charge:
+        """Return the work of a message in work units.
 
         The first of these that says anything: the hook; the table `work` under type and action,
         then under the type; 0 for the stages of SecAgg+ that train nothing; and the examples of
         a `train` or `evaluate` message times the work of each, or `query-work` for all others.
         The examples of an evaluation are those in its reply, so before it they are expected.
 
+        Where a share of the local epochs is asked for, what follows from the table and from
+        examples is multiplied by the share that the app does. That is as many of its local steps,
+        and all of them if its replies state nothing of it; before the first such reply it is
+        expected. The hook sees the share in the message, and decides itself.
+
         Args:
             message: to the node.
             kind: its `kind_of`.
             node_id: of the node.
+            share: that the message asks for.
 
         Raises:
             ConfigError: the app does not declare what the message needs.
         """
         declared = self._hooked(message) if self._work is not None else None
         if declared is not None:
-            return declared, False
+            return Charge(declared, declared)
         if kind not in self._rules:
             self._rules[kind] = self._rule(kind)
         whole, each = self._rules[kind]
-        if whole is not None:
-            return whole, False
         is_training = kind.startswith("train")
-        if is_training and _trains_nothing(message.content):
-            return 0.0, False
-        expected = self._expected_examples(kind, node_id) or 0.0
-        return each * expected, not is_training
+        if whole is None and is_training and _trains_nothing(message.content):
+            return Charge(0.0, 0.0)
+        if whole is None:
+            whole = each * (self._expected_examples(kind, node_id) or 0.0)
+            if not is_training:
+                return Charge(whole, whole, is_expected=True)
+        if share is None or not is_training:
+            return Charge(whole, whole)
+        done, is_expected = self._share_done(kind, node_id, share)
+        return Charge(whole * done, whole, is_expected)
+
+    def _share_done(self, kind: str, node_id: int, share: float) -> tuple[float, bool]:
+        """Return which share of a job will be done, and whether nothing has told that yet."""
+        if share == 1.0:
+            return 1.0, False
+        steps = self._steps.get((kind, node_id))
+        if steps:
+            return steps_of(share, steps) / steps, False
+        of_others = self._steps.get((kind, -1))
+        if steps == 0 or of_others == 0:
+            return 1.0, False
+        return share, of_others is None
 
     def _rule(self, kind: str) -> tuple[float | None, float]:
         """Return the work of a message of a kind, None if it goes by example; and of an example."""
@@ -136,6 +172,16 @@ class CostBook(Stateful):
         if missing:
             raise _undeclared(missing)
         return None, self._work_each(main)
+
+    def training(self, whole: float, reply: RecordDict) -> float:
+        """Return the work of a training of which a share was asked for, in work units.
+
+        Args:
+            whole: work units of the job in full.
+            reply: to it.
+        """
+        done = Done.of(reply)
+        return whole if done is None else whole * done.share
 
     def evaluation(self, node_id: int, examples: float | None, expected: float) -> float:
         """Return the work of an evaluation in work units.
@@ -197,7 +243,9 @@ class CostBook(Stateful):
                 "out of [tool.fedstale]"
             )
 
-    def learn(self, kind: str, node_id: int, reply: Message, size: Size, charged: int) -> None:
+    def learn(  # noqa: PLR0917 - one reply
+        self, kind: str, node_id: int, reply: Message, size: Size, charged: int, share: float
+    ) -> None:
         """Take note of a reply without an error that was delivered.
 
         Args:
@@ -206,12 +254,17 @@ class CostBook(Stateful):
             reply: what came.
             size: its bytes.
             charged: the bytes that the device has uploaded for it.
+            share: of the work that was asked for; NaN if none was.
         """
         if self.costs.constant_replies and kind.startswith("train"):
             self._first.setdefault(kind, size)
         self._last[(kind, node_id)] = self._last[(kind, -1)] = charged
         # A format changes no number of examples.
         kind = kind.partition(" ")[0]
+        if share < 1.0:
+            done = Done.of(reply.content)
+            steps = 0 if done is None else done.whole
+            self._steps[(kind, node_id)] = self._steps[(kind, -1)] = steps
         examples = examples_in(reply.content)
         if examples is not None:
             before = self._examples.get((kind, node_id))

@@ -9,7 +9,8 @@ devices each time.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -24,15 +25,18 @@ from fedstale.simulation.jobs import (
     IN_FLIGHT,
     NEVER,
     UNCLAIMED,
+    UNKNOWN,
     Columns,
     JobRow,
     JobTable,
     RunsAfter,
 )
+from fedstale.strategies.messages.records import formats_of
 from fedstale.strategies.server.node_set import NodeSet, Places
 from fedstale.strategies.server.runtime import HEARTBEAT_S
 from fedstale.strategies.server.validation import records_in
 from fedstale.strategies.state import Stateful
+from fedstale.strategies.work import asked_share
 from fedstale.traces import Job, Status, TraceSet
 from fedstale.traces.arrays import Array, Index, Mask
 from fedstale.traces.availability import Availability
@@ -139,6 +143,27 @@ _SPENT = {name: name for name in ("download_s", "compute_s", "upload_s")} | {
 }
 
 
+_OTHERS = ("whole_work", "scale", "runs_after", "round", "work_share", "format_down", "format_up")
+"""Columns that a message fills besides what it asks."""
+
+
+class _Content(NamedTuple):
+    """What messages of one type with the same records have in common."""
+
+    kind: str
+    form: str
+    """Its `reply_kind`."""
+    round: int
+    scale: float
+    down: int
+    """Bytes of the message."""
+    promised: Size | None
+    share: float | None
+    """Share of the work that is asked for."""
+    formats: tuple[int, int]
+    """Down and up, by the table's numbers of texts."""
+
+
 class Fleet(Stateful):
     """Replayed devices; node i + 1000 is device i of the traces."""
 
@@ -200,7 +225,8 @@ class Fleet(Stateful):
                     f"get_node_ids(), {FIRST_NODE_ID} to {FIRST_NODE_ID + n_devices - 1}"
                 )
         places = np.array(devices, dtype=np.int64)
-        asked, scales, runs_after, rounds = self._asked(messages)
+        asked, others = self._asked(messages, jobs)
+        runs_after = np.array(others["runs_after"], dtype=np.int64)
         if not (asked[:, 3] > 0).all():
             raise ConfigError(f"ttl = {asked[:, 3].min()}: expected seconds > 0")
         unseen_until = now + self._least_s(places, asked, runs_after)
@@ -212,9 +238,9 @@ class Fleet(Stateful):
         columns["node_id"][rows] = places + FIRST_NODE_ID
         columns["device"][rows] = places
         columns["kind"][rows] = [jobs.number(m.metadata.message_type) for m in messages]
-        columns["round"][rows] = rounds
         columns["sent_at"][rows] = now
-        columns["scale"][rows], columns["runs_after"][rows] = scales, runs_after
+        for name, values in others.items():
+            columns[name][rows] = values
         for i, name in enumerate(ASKED):
             columns[name][rows] = asked[:, i]
         jobs.messages.update(zip(range(rows.start, rows.stop), messages, strict=True))
@@ -369,42 +395,58 @@ class Fleet(Stateful):
         else:
             job.visible_at, job.error_code = expires, ErrorCode.MESSAGE_UNAVAILABLE
 
-    def _asked(self, messages: Sequence[Message]) -> tuple[Array, list[float], Index, list[int]]:
+    def _asked(
+        self, messages: Sequence[Message], jobs: JobTable
+    ) -> tuple[Array, Mapping[str, list[float]]]:
         """Return what messages ask of their devices.
 
         Returns:
             Work, bytes down and up and ttl of each, shape (n, 4), of which some is only expected;
-            the scale of the values in its reply; when its client must run; and its round.
+            and other columns of the table: the work in full, the scale of the values in its reply,
+            when its client must run, its round, its share of the work and its formats.
         """
         book = self._book
         asked: list[tuple[float, float, float, float]] = []
-        scales: list[float] = []
-        runs_after: list[int] = []
-        rounds: list[int] = []
+        rows: list[tuple[float, ...]] = []
         # Strategies put the same records into every message of a round.
-        known: dict[tuple[int, str], tuple[str, str, int, float, int, Size | None]] = {}
+        known: dict[tuple[int, str], _Content] = {}
         for message in messages:
             metadata, content = message.metadata, message.content
             key = id(content), metadata.message_type
             if key not in known:
-                kind, size = kind_of(message), content_size(content)
-                scale = book.scale(size)
-                down, form = book.message_bytes(size, scale), reply_kind(kind, content)
-                known[key] = kind, form, _round_in(content), scale, down, book.promised_size(form)
-            kind, form, number, scale, down, promised = known[key]
-            node_id = metadata.dst_node_id
-            work, is_expected = book.work(message, kind, node_id)
-            if is_expected or promised is None:
-                up = book.expected_bytes(form, node_id, down)
-                runs_after.append(_AFTER_DOWNLOAD if is_expected else _AFTER_WORK)
+                known[key] = self._content_of(message, jobs)
+            found = known[key]
+            form, node_id, promised = found.form, metadata.dst_node_id, found.promised
+            charge = book.work(message, found.kind, node_id, found.share)
+            if charge.is_expected or promised is None:
+                up = book.expected_bytes(form, node_id, found.down)
+                after = _AFTER_DOWNLOAD if charge.is_expected else _AFTER_WORK
             else:
-                up = book.message_bytes(promised, scale)
-                runs_after.append(_AFTER_DELIVERY)
-            asked.append((work, down, up, metadata.ttl))
-            scales.append(scale)
-            rounds.append(_round(metadata.group_id, number))
+                up, after = book.message_bytes(promised, found.scale), _AFTER_DELIVERY
+            asked.append((charge.work, found.down, up, metadata.ttl))
+            number = _round(metadata.group_id, found.round)
+            share = UNKNOWN if found.share is None else found.share
+            rows.append((charge.whole, found.scale, after, number, share, *found.formats))
         of_each = np.array(asked, dtype=np.float64).reshape(-1, len(ASKED))
-        return of_each, scales, np.array(runs_after, dtype=np.int64), rounds
+        each = zip(*rows, strict=True) if rows else [()] * len(_OTHERS)
+        return of_each, dict(zip(_OTHERS, map(list, each), strict=True))
+
+    def _content_of(self, message: Message, jobs: JobTable) -> "_Content":
+        """Return what all messages of one type with the same records have in common."""
+        book, content = self._book, message.content
+        kind, size = kind_of(message), content_size(content)
+        scale, form = book.scale(size), reply_kind(kind, content)
+        down, up = formats_of(content)
+        return _Content(
+            kind=kind,
+            form=form,
+            round=_round_in(content),
+            scale=scale,
+            down=book.message_bytes(size, scale),
+            promised=book.promised_size(form),
+            share=asked_share(content) if kind.startswith("train") else None,
+            formats=(jobs.number(down), jobs.number(up)),
+        )
 
 
 def runs_at(columns: Columns, rows: Index) -> Array:

@@ -178,6 +178,12 @@ class JobRow:
     """Chance to finish the next job that the device had last reported, at the sending."""
     reported_duration_s = Column(float, UNKNOWN)
     """How long the next job takes, in s, as the device had last reported."""
+    work_share = Column(float, UNKNOWN)
+    """Share of its local epochs that the message asks for; NaN where it asks for none."""
+    format_down = Column(str, "")
+    """Format of the model in the message, and the one that the reply is asked in; empty for in
+    full, see `fedstale.strategies.messages`."""
+    format_up = Column(str, "")
 
     asked_work = Column(float, UNKNOWN, is_event=False)
     """What the job asks of its device: work units, bytes down and up, and s to report in. Until the
@@ -185,6 +191,8 @@ class JobRow:
     asked_download_bytes = Column(float, UNKNOWN, is_event=False)
     asked_upload_bytes = Column(float, UNKNOWN, is_event=False)
     asked_ttl_s = Column(float, UNKNOWN, is_event=False)
+    whole_work = Column(float, UNKNOWN, is_event=False)
+    """Work units of the job in full, of which `work_share` is asked; else `asked_work`."""
     runs_after = Column(int, 0, is_event=False)
     """When the client must run, because what it makes decides what the job costs; a `RunsAfter`."""
     scale = Column(float, 1.0, is_event=False)

@@ -30,6 +30,7 @@ from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.stock_strategies import server_fn_on
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server.runtime import RunEnded
+from fedstale.strategies.work import Done
 from fedstale.traces import TraceSet
 
 
@@ -78,6 +79,8 @@ class MeasuringExecutor(Executor):
             if answer.reply.has_error():
                 raise ConfigError(f"the client failed: {answer.reply.error.reason}")
             self.replies[kind] = answer.reply
+            if (done := Done.of(answer.reply.content)) is not None:
+                self.seconds[kind] /= done.share
         content = own_copy(self.replies[kind].content)
         return ClientReply(reply_with(call.message, content), call.context)
 

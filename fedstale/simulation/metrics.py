@@ -25,6 +25,7 @@ from fedstale.reports.costs import (
     rejections,
 )
 from fedstale.reports.folder import RunFolder
+from fedstale.reports.levels import LEVEL_COLUMNS, levels
 from fedstale.reports.run import Run, report_at_end
 from fedstale.simulation.devices import round_of
 from fedstale.simulation.stock_strategies import numbers
@@ -264,8 +265,9 @@ def write_run(
             "machine": {"processor": processor(), "cores": n_cores(), "system": system()},
             "virtual_s": run.now(),
             "rounds": metrics.rounds,
-            **ledger(events := folder.read_events((*COST_COLUMNS, "kind"))),
+            **ledger(events := folder.read_events((*COST_COLUMNS, *LEVEL_COLUMNS))),
             "messages": by_kind(events),
+            **levels(events),
             "client_errors": client_errors(folder.read_events(ERROR_COLUMNS, status=CLIENT_ERROR)),
             "rejected": rejections(rejected := folder.read_events(ERROR_COLUMNS, status=REJECTED)),
             "rejected_devices": rejected_devices(rejected),

@@ -21,6 +21,7 @@ from fedstale.simulation.costs import CostBook, kind_of, size_of
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import enrolled, simulate
 from fedstale.strategies.server.runtime import Callback, RunEnded, Runtime
+from fedstale.strategies.work import asked_share
 from fedstale.traces import Job, TraceSet
 from fedstale.traces.trip import Status
 
@@ -92,7 +93,8 @@ def look_ahead(config: SimulationConfig, traces: TraceSet) -> Outlook:
     message = first.messages[0]
     with app.importable():
         book = CostBook(Costs.from_table(resolved.costs), app.load_work())
-        work, _ = book.work(message, kind_of(message), message.metadata.dst_node_id)
+        about, share = message.metadata, asked_share(message.content)
+        work = book.work(message, kind_of(message), about.dst_node_id, share).work
     size = size_of(message)
     n_bytes = book.message_bytes(size, book.scale(size))
     job = Job(

@@ -3,10 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf
 
 from fedstale.strategies.messages.codec import FORMATS, FormatName
-from fedstale.strategies.server.clients import Forecast
+from fedstale.strategies.server.clients import Forecast, median_of
 from fedstale.strategies.settings import require
 
 WHOLE_NUMBERS: tuple[FormatName, ...] = ("int8", "int4", "int2")
@@ -121,7 +121,7 @@ class ByForecast(Messages):
         bytes_of: Callable[[FormatName | None], int],
     ) -> FormatName | None:
         """Return the format of a node's next reply; None for in full."""
-        upload_s, total_s = (_median(forecast, name) for name in ("reporting_s", "total_s"))
+        upload_s, total_s = (median_of(forecast, name) for name in ("reporting_s", "total_s"))
         if not 0.0 <= upload_s <= total_s < inf:
             return self.first
         most_s = self.share * (total_s - upload_s)
@@ -130,15 +130,6 @@ class ByForecast(Messages):
             if upload_s * bytes_of(form) / bytes_of(last) <= most_s:
                 return form
         return offered[-1]
-
-
-def _median(forecast: Forecast, name: str) -> float:
-    """Return the median of a time in a forecast, in s; NaN where it has none."""
-    levels, times = forecast.get("levels"), forecast.get(name)
-    if not isinstance(levels, list) or not isinstance(times, list) or 0.5 not in levels:
-        return nan
-    place = levels.index(0.5)
-    return times[place] if place < len(times) else nan
 
 
 def _accepted(formats: tuple[FormatName, ...]) -> str:

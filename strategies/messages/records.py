@@ -155,6 +155,16 @@ def has_quantised(content: RecordDict) -> bool:
     return any(form_of(array) for record in records for array in record.values())
 
 
+def formats_of(content: RecordDict) -> tuple[str, str]:
+    """Return the formats of a message's arrays and of those that it asks for; empty for in full."""
+    asked = Asked.of(content)
+    if asked is None:
+        return "", ""
+    records = (record for record in content.values() if isinstance(record, ArrayRecord))
+    forms = (form_of(array) for record in records for array in record.values())
+    return next((form for form in forms if form), ""), asked.up or ""
+
+
 def _full(record: ArrayRecord) -> ArrayRecord:
     arrays = {}
     for name, array in record.items():

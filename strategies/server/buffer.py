@@ -48,7 +48,7 @@ from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy
 
-Normalise = Literal["examples", "buffer_size", "weights"]
+Normalise = Literal["examples", "buffer_size", "weights", "steps"]
 
 MOST_EARLY = 20
 """Updates that wait to be limited at most, where few nodes answer often."""
@@ -248,14 +248,23 @@ class RunningMean(Stateful):
     The sum is divided by the buffer size, by the number of examples behind it, or by the sum of
     weights. The last undoes a penalty that all updates of a buffer share, and at buffer size 1 it
     undoes every penalty. Metrics are averaged by examples.
+
+    By "steps" it is FedNova's mean: with p the shares of examples and tau the numbers of local
+    steps, it is (sum of p tau) x (sum of p delta / tau). Where all took as many it is the mean by
+    examples but for rounding. A device of plain SGD is meant, whose update grows with its steps.
+
+    Reference:
+        Wang, Liu, Liang, Joshi, Poor. Tackling the Objective Inconsistency Problem in Heterogeneous
+        Federated Optimization. NeurIPS 2020.
     """
 
-    saved = ("_sum", "_counts", "_total", "_count_total", "_metrics")
+    saved = ("_sum", "_counts", "_total", "_steps", "_count_total", "_metrics")
     like: Snapshot
     normalise: Normalise
     _sum: Model = field(default_factory=dict)
     _counts: Model = field(default_factory=dict)
     _total: float = 0.0
+    _steps: float = 0.0
     _count_total: float = 0.0
     _metrics: Sums = field(default_factory=dict)
 
@@ -264,9 +273,11 @@ class RunningMean(Stateful):
         if self._count_total == 0.0:
             self._sum = zeros_like(self.like.floats)
             self._counts = zeros_like(self.like.counts, np.float64)
-        share = update.examples if self.normalise == "examples" else 1.0
-        add_scaled(self._sum, update.delta, share)
+        share = update.examples if self.normalise in ("examples", "steps") else 1.0
+        tau = update.steps if self.normalise == "steps" else 1.0
+        add_scaled(self._sum, update.delta, share / tau)
         add_scaled(self._counts, update.counts, share)
+        self._steps += share * tau
         self._total += _mass(update, self.normalise)
         self._count_total += share
         add_metrics(self._metrics, update.examples, update.metrics)
@@ -276,7 +287,7 @@ class RunningMean(Stateful):
         """Return the mean of what was added so far; empty if nothing was."""
         mean = copy_of(self._sum)
         if self._total > 0.0:
-            scale(mean, 1.0 / self._total)
+            scale(mean, self._factor)
         return mean
 
     def result(self) -> tuple[Model, dict[str, Array]]:
@@ -284,9 +295,15 @@ class RunningMean(Stateful):
 
         Where every weight is 0 the model does not move.
         """
-        scale(self._sum, 1.0 / self._total if self._total > 0.0 else 0.0)
+        scale(self._sum, self._factor if self._total > 0.0 else 0.0)
         scale(self._counts, 1.0 / self._count_total)
         return self._sum, self._counts
+
+    @property
+    def _factor(self) -> float:
+        """What makes a mean of the sum."""
+        per_update = 1.0 / self._total
+        return per_update * (self._steps / self._total) if self.normalise == "steps" else per_update
 
     def metrics(self) -> dict[str, float]:
         """Return the mean of each metric over the clients that sent it, by examples."""
@@ -388,7 +405,7 @@ def _mass(update: ClientUpdate, normalise: Normalise) -> float:
     """Return how much an update counts in a mean."""
     if normalise == "weights":
         return update.weight
-    return update.examples if normalise == "examples" else 1.0
+    return update.examples if normalise in ("examples", "steps") else 1.0
 
 
 def capped(weights: Array, f: int, cap: float) -> Array:

@@ -31,7 +31,7 @@ from fedstale.strategies.state import State
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 5
+FORMAT = 6
 SUFFIX = ".checkpoint"
 
 _HELD: set[tuple[int, int]] = set()  # device and inode of the folders that this process holds

@@ -118,7 +118,7 @@ class Table:
         columns = self.columns
         columns["forecast_p_finish"][row] = _chance(forecast.get("p_finish"))
         columns["forecast_p_available"][row] = _chance(forecast.get("p_available"))
-        columns["forecast_duration_s"][row] = _number(forecast.get("duration_s"))
+        columns["forecast_duration_s"][row] = _whole_duration_s(forecast)
         columns["forecast_at"][row] = now
 
 
@@ -141,11 +141,12 @@ class Candidates(Sequence[Candidate]):
     forecast_p_available = _Column[Floats](nan)
     """Chance to be online later that a device last stated, in [0, 1]."""
     forecast_duration_s = _Column[Floats](nan)
-    """Duration of a job that a device last stated, in s."""
+    """Duration of a job that a device last stated, in s; of a whole one, as `duration_s`."""
     forecast_at = _Column[Floats](nan)
     """Instant in s when the last forecast arrived."""
     duration_s = _Column[Floats](nan)
-    """Median of the last durations from sending to reply, in s."""
+    """Median of the last durations from sending to reply, in s. Where a job was a share of the work
+    it is what a whole one would have taken, by the device's forecast: less work is no speed."""
     loss = _Column[Floats](nan)
     """Mean training loss of the last reply."""
     square_loss = _Column[Floats](nan)
@@ -297,6 +298,38 @@ def forecast_bias(
     """
     jobs = np.asarray(finished) + np.asarray(failed)
     return (np.asarray(finished) - np.asarray(expected)) / (jobs + _TRUST)
+
+
+def median_of(forecast: Forecast, name: str) -> float:
+    """Return the median of a time in a forecast, in s; NaN where it has none."""
+    levels, times = forecast.get("levels"), forecast.get(name)
+    if not isinstance(levels, list) or not isinstance(times, list) or 0.5 not in levels:
+        return nan
+    place = levels.index(0.5)
+    return times[place] if place < len(times) else nan
+
+
+def forecast_share(forecast: Forecast) -> float:
+    """Return the share of a whole job's work that the job of a forecast has, in (0, inf)."""
+    share = _number(forecast.get("share", 1.0))
+    return share if share > 0.0 else 1.0
+
+
+def whole_s(duration_s: float, share: float, forecast: Forecast) -> float:
+    """Return how long a job would have taken in full, in s.
+
+    Args:
+        duration_s: that it took with a share of the work.
+        share: in (0, 1].
+        forecast: of its device; where it has no time of training, nothing is added.
+    """
+    left_s = (1.0 - share) * median_of(forecast, "training_s") / forecast_share(forecast)
+    return duration_s + left_s if 0.0 < left_s < inf else duration_s
+
+
+def _whole_duration_s(forecast: Forecast) -> float:
+    duration_s = _number(forecast.get("duration_s"))
+    return whole_s(duration_s, forecast_share(forecast), forecast)
 
 
 def _number(value: object) -> float:

@@ -49,6 +49,15 @@ class CompactNodes(Stateful):
         down = self._messages.down if node_id in self._able else None
         return Asked(up, self._accepted.get(node_id, ""), seed), down
 
+    def upload(self, node_id: int, up: FormatName | None) -> float:
+        """Return the bytes of a node's next reply over those of its last one.
+
+        Args:
+            node_id: of the node.
+            up: format of the next reply.
+        """
+        return self.bytes_of(up) / max(self.bytes_of(self._last.get(node_id)), 1)
+
     def content(
         self,
         asked: Asked,

@@ -11,6 +11,7 @@ from flwr.app.typing import ConfigRecordValues
 
 from fedstale.errors import FedstaleError
 from fedstale.strategies.messages.codec import FormatName
+from fedstale.strategies.messages.records import Asked
 from fedstale.strategies.selection.base import Selector
 from fedstale.strategies.selection.forecast_request import QUERY
 from fedstale.strategies.server.clients import History, Situation
@@ -21,6 +22,8 @@ from fedstale.strategies.server.record import Record
 from fedstale.strategies.server.releases import RELEASE, state_release
 from fedstale.strategies.server.runtime import RuntimeGrid
 from fedstale.strategies.server.versions import Versions
+from fedstale.strategies.server.working import WorkNodes
+from fedstale.strategies.work import asking
 
 if TYPE_CHECKING:
     from fedstale.strategies.strategy import StaleStrategy
@@ -66,6 +69,18 @@ class FreeNodes:
         return NodeSet(everyone, is_free)
 
 
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """What is of one node's own in a message to it; None for in full, and for no share."""
+
+    up: FormatName | None = None
+    down: FormatName | None = None
+    share: float | None = None
+
+
+_NOTHING = _Own()
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Dispatcher:
     """Chooses nodes, sends them the current model, and opens their jobs."""
@@ -94,10 +109,15 @@ class Dispatcher:
     """What nodes are asked for, where messages are made smaller."""
     run_record: Record | None = None
     """Of what is picked, if one is kept."""
+    work: WorkNodes | None = None
+    """Which share of the work nodes are asked for, where they are."""
     _version: int = 0
     _contents: dict[Purpose, tuple[int, RecordDict, int]] = field(default_factory=dict)
-    _formats: dict[int, tuple[FormatName | None, FormatName | None]] = field(default_factory=dict)
-    """Formats up and down of the messages that have been made and not opened, by node."""
+    _shares: dict[float, RecordDict] = field(default_factory=dict)
+    """What was made of a content by asking for a share; of the last one alone, which is a model."""
+    _shared: RecordDict | None = None
+    _own: dict[int, _Own] = field(default_factory=dict)
+    """Of the messages that have been made and not opened, by node."""
 
     def choose(self, free: NodeSet, k: int, now: float, deadline_s: float) -> list[int]:
         """Let the selector pick at most k of the free nodes.
@@ -145,7 +165,7 @@ class Dispatcher:
         _, full_bytes = self._content(purpose)
         messages = self.messages(nodes, purpose)
         n_bytes = [full_bytes] * len(nodes)
-        if self._formats:
+        if self.compact is not None and purpose == "train":
             n_bytes = [_array_bytes(message.content) for message in messages]
         ids: list[str | None] = list(self.grid.push_messages(messages))
         if len(ids) != len(nodes) or not any(ids):
@@ -160,19 +180,39 @@ class Dispatcher:
         content, _ = self._content(purpose)
         ttl_s, group_id = self.ttl_s(purpose), str(self.versions.version)
         contents = [content] * len(nodes)
-        if self.compact is not None and purpose == "train":
-            contents = [self._compact(node, content, self.compact) for node in nodes]
+        if purpose == "train" and (self.compact or self.work):
+            contents = [self._content_for(node, content) for node in nodes]
         return [
             Message(content, node, _TYPES[purpose], ttl=ttl_s, group_id=group_id)
             for node, content in zip(nodes, contents, strict=True)
         ]
 
-    def _compact(self, node: int, full: RecordDict, compact: CompactNodes) -> RecordDict:
-        """Return the content of a message to one node, in the formats that it gets."""
-        asked, down = compact.asked(node, self.history.forecast_of(node))
-        self._formats[node] = asked.up, down
-        keys = self.strategy.arrayrecord_key, self.strategy.configrecord_key
-        return compact.content(asked, down, full, keys)
+    def _content_for(self, node: int, content: RecordDict) -> RecordDict:
+        """Return the content of a message to one node: in its formats, and with its share."""
+        forecast = self.history.forecast_of(node)
+        asked, down = (
+            (Asked(), None) if self.compact is None else self.compact.asked(node, forecast)
+        )
+        share = None
+        if self.work is not None:
+            upload = 1.0 if self.compact is None else self.compact.upload(node, asked.up)
+            share = self.work.share_of(forecast, upload)
+            content = self._with_share(content, share)
+        if self.compact is not None:
+            keys = self.strategy.arrayrecord_key, self.strategy.configrecord_key
+            content = self.compact.content(asked, down, content, keys)
+        self._own[node] = _Own(asked.up, down, share)
+        return content
+
+    def _with_share(self, content: RecordDict, share: float) -> RecordDict:
+        """Return a content that asks for a share; the same object for all nodes with it."""
+        if self._shared is not content:
+            self._shared, self._shares = content, {}
+        if share not in self._shares:
+            key, made = self.strategy.configrecord_key, RecordDict(dict(content))
+            made[key] = asking(content.config_records[key], share)
+            self._shares[share] = made
+        return self._shares[share]
 
     def open(self, nodes: list[int], ids: list[str | None], purpose: Purpose, now: float) -> int:
         """Open a job for each message that was sent, and return how many were.
@@ -185,7 +225,7 @@ class Dispatcher:
         """
         version, first_job = self.versions.version, self.jobs.n_sent
         for node, message_id in zip(nodes, ids, strict=True):
-            up, down = self._formats.pop(node, (None, None))
+            own = self._own.pop(node, _NOTHING)
             if purpose == "train":
                 self.history.picked(node, now)
             if message_id is None:
@@ -200,8 +240,9 @@ class Dispatcher:
                 version=version,
                 now=now,
                 timeout_s=self.ttl_s(purpose),
-                up=up,
-                down=down,
+                up=own.up,
+                down=own.down,
+                share=own.share,
             )
             if purpose != "query":
                 self.versions.hold(version)

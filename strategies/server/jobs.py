@@ -39,6 +39,8 @@ class SentJob:
     """Format that its reply was asked in; None for in full."""
     down: FormatName | None = None
     """Format of the model that it carried; None for in full."""
+    share: float | None = None
+    """Share of the work that it asked for; None where it asked for none."""
 
 
 @dataclass
@@ -71,6 +73,7 @@ class OpenJobs(Stateful):
         timeout_s: float,
         up: FormatName | None = None,
         down: FormatName | None = None,
+        share: float | None = None,
     ) -> SentJob:
         """Open a job."""
         job = SentJob(
@@ -82,6 +85,7 @@ class OpenJobs(Stateful):
             sent_at=now,
             up=up,
             down=down,
+            share=share,
         )
         self.n_sent += 1
         self._open[message_id] = job

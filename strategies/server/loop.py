@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from fedstale.errors import FedstaleError, ProtocolError, ResumeError
 from fedstale.strategies.schedule import LearntDeadline
 from fedstale.strategies.server.buffer import Buffer
-from fedstale.strategies.server.clients import History
+from fedstale.strategies.server.clients import History, whole_s
 from fedstale.strategies.server.compacting import CompactNodes
 from fedstale.strategies.server.dispatch import Dispatcher, FreeNodes
 from fedstale.strategies.server.jobs import PURPOSES, Ending, OpenJobs, Purpose, SentJob
@@ -39,6 +39,7 @@ from fedstale.strategies.server.runtime import (
 )
 from fedstale.strategies.server.validation import RecordKeys, forecast_in
 from fedstale.strategies.server.versions import Snapshot, Versions
+from fedstale.strategies.server.working import WorkNodes
 from fedstale.strategies.state import State, Stateful
 from fedstale.strategies.weighting.base import ClientUpdate
 
@@ -114,12 +115,15 @@ class EventLoop(Stateful):
             keys,
             # Those of the grid also where another loop runs the rounds.
             told=grid.runtime.limited,
-            weighs_examples=strategy.normalise == "examples",
+            weighs_examples=strategy.normalise in ("examples", "steps"),
+            needs_steps=strategy.normalise == "steps",
         )
         strategy.rejections = grid.runtime.rejections = self.reputation.counts
         self.compact: CompactNodes | None = None
         if strategy.messages is not None:
             self.compact = CompactNodes(strategy.messages, self.versions, strategy.seed)
+        asks_for_work = strategy.work is not None or strategy.normalise == "steps"
+        self.work = WorkNodes(strategy.work) if asks_for_work else None
         self.rng = np.random.default_rng(strategy.seed)
         now = self.clock.now()
         self.progress = Progress(started_at=now, now=now)
@@ -136,6 +140,7 @@ class EventLoop(Stateful):
             latest=initial,
             compact=self.compact,
             run_record=self.record,
+            work=self.work,
         )
         self.evaluations = Evaluations(strategy.result, self.progress, self.runtime)
         self.buffer = Buffer(strategy, weighting, optimizer, self.versions, self.reputation)
@@ -363,6 +368,8 @@ class EventLoop(Stateful):
                 self.history.forecast(job.node_id, forecast, self.changed_at)
             if self.compact is not None and job.purpose == "train":
                 self.compact.heard(job, reply)
+            if self.work is not None and job.purpose == "train":
+                self.work.heard(job, reply)
             if job.purpose == "query":
                 self._end(job, "accepted")
             elif job.purpose == "evaluate":
@@ -388,7 +395,7 @@ class EventLoop(Stateful):
         self.durations_s.append(duration)
         self.history.finished(
             job.node_id,
-            duration_s=duration,
+            duration_s=whole_s(duration, update.share, self.history.forecast_of(job.node_id)),
             examples=update.examples,
             loss=update.metrics.get(self.strategy.loss_key, nan),
             square_loss=update.metrics.get(self.strategy.square_loss_key, nan),

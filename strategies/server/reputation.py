@@ -14,7 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isnan
 from statistics import median
 
 from flwr.app import Message
@@ -32,6 +32,7 @@ from fedstale.strategies.server.validation import (
 from fedstale.strategies.server.versions import Versions
 from fedstale.strategies.state import Stateful
 from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.work import WORK
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class NodeMedian(Stateful):
 class Reputation(Stateful):
     """What one run knows of the replies of its clients."""
 
-    saved = ("examples", "evaluated", "norms", "counts", "records")
+    saved = ("examples", "evaluated", "norms", "steps", "counts", "records")
 
     def __init__(
         self,
@@ -93,6 +94,7 @@ class Reputation(Stateful):
         *,
         told: Callable[[int, Limit], None] = lambda node_id, kind: None,
         weighs_examples: bool = True,
+        needs_steps: bool = False,
     ) -> None:
         """Start empty.
 
@@ -102,11 +104,12 @@ class Reputation(Stateful):
             told: called with the node and the kind of each limit that changed a number.
             weighs_examples: whether updates count by their examples. Where they do not, a cap
                 moves means of metrics and what selectors see, and is no warning.
+            needs_steps: whether updates are divided by their number of local steps.
         """
         self.validation, self.keys = validation, keys
-        self._told, self._weighs_examples = told, weighs_examples
-        self.examples, self.evaluated, self.norms = (
-            NodeMedian(validation.window, validation.enough) for _ in range(3)
+        self._told, self._weighs_examples, self._needs_steps = told, weighs_examples, needs_steps
+        self.examples, self.evaluated, self.norms, self.steps = (
+            NodeMedian(validation.window, validation.enough) for _ in range(4)
         )
         self.counts: Counter[str] = Counter()
         """Replies rejected by kind, as "rejected: KIND"; examples "capped" and norms "clipped"."""
@@ -127,6 +130,15 @@ class Reputation(Stateful):
         """
         self._check_source(reply, job.node_id)
         update = self.validation.open(reply, job, versions, self.keys)
+        if self._needs_steps:
+            if isnan(update.steps):
+                raise RejectionError(
+                    "steps",
+                    f"no ConfigRecord {WORK!r} states its local steps, which normalise='steps' "
+                    "divides by: call fedstale.client.local_steps in the ClientApp, and have a mod "
+                    "of fedstale, such as PackMod",
+                )
+            self.steps.hear(job.node_id, update.steps)
         # Also of what is rejected next: updates may grow a thousandfold if most nodes' do.
         self.norms.hear(job.node_id, update.norm)
         self.examples.hear(job.node_id, update.examples)
@@ -151,7 +163,7 @@ class Reputation(Stateful):
         """Clip and bound the norm of an update, and cap its examples; done here alone.
 
         Raises:
-            RejectionError: the norm is beyond the bound.
+            RejectionError: the norm, or the number of steps, is beyond the bound.
         """
         settings, norm = self.validation, update.norm
         clipped = min(norm, self.norms.times(settings.norm_cap, few=few))
@@ -161,6 +173,14 @@ class Reputation(Stateful):
                 "norm",
                 f"the norm of the update is {norm:.3g}: at most {most:.3g}, {settings.norm_bound:g}"
                 " times the largest median over nodes, by Validation(norm_bound)",
+            )
+        # The mean is multiplied by a mean of steps, which one node must not own either.
+        if update.steps > (most := self.steps.times(settings.norm_bound, few=few, ever=True)):
+            raise RejectionError(
+                "steps",
+                f"{update.steps:.3g} local steps are stated: at most {most:.3g}, "
+                f"{settings.norm_bound:g} times the largest median over nodes, by "
+                "Validation(norm_bound)",
             )
         if clipped < norm:
             scale(update.delta, clipped / norm)

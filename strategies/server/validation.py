@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from math import isfinite
+from math import isfinite, nan
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -36,6 +36,7 @@ from fedstale.strategies.server.jobs import SentJob
 from fedstale.strategies.server.versions import Snapshot, Versions
 from fedstale.strategies.settings import require, require_count
 from fedstale.strategies.weighting.base import ClientUpdate
+from fedstale.strategies.work import Done
 
 STYPE = "numpy.ndarray"
 _QUANTISED = {name: np.dtype(name) for name in ("float16", "float32", "float64")}
@@ -358,6 +359,9 @@ class Validation:
         for name, array in counts.items():
             if (np.abs(array) > MOST_COUNT).any():
                 raise RejectionError("finite", f"arrays[{name!r}] left the range of integers")
+        # What nobody has asked for is not looked at.
+        done = None if job.share is None else Done.of(reply.content)
+        steps, share = (nan, 1.0) if done is None else (float(done.steps), done.share)
         return ClientUpdate(
             delta=delta,
             base=base.floats,
@@ -371,6 +375,8 @@ class Validation:
             examples=examples,
             metrics=metrics,
             norm=norm,
+            steps=steps,
+            share=share,
         )
 
     def _floats(self, record: ArrayRecord, base: Snapshot, job: SentJob) -> tuple[Model, Model]:

@@ -49,6 +49,10 @@ class ClientUpdate:
     """Number of examples behind the update, > 0, as far as the cap allows."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the client measured; without the number of examples."""
+    steps: float = nan
+    """Local steps behind the update, as its reply states them; NaN where it does not."""
+    share: float = 1.0
+    """Share of a whole job's steps that they are."""
     norm: float = nan
     """Euclidean norm of the change of the float arrays, as it was received."""
     limited: bool = False

@@ -296,3 +296,36 @@ def test_up_does_not_touch_a_folder_that_holds_something_else(app, tmp_path, mon
     assert run.exit_code == 2
     assert "is not empty" in run.stderr
     assert (tmp_path / "own" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("setting", ["work=WorkShare(share=0.5)", "normalise='steps'"])
+def test_a_strategy_that_asks_for_a_share_of_an_app_that_does_not_read_it_is_a_note(app, setting):
+    server = app / "adder" / "server_app.py"
+    server.write_text(
+        server.read_text()
+        + f"""
+
+@app.main()
+def main(grid, context):
+    from fedstale.strategies import FedBuff, WorkShare
+
+    arrays = ArrayRecord({{"w": Array(np.zeros(3, np.float32))}})
+    FedBuff(1, 1, {setting}).start(grid, arrays, 1)
+"""
+    )
+    _, missing = check_messages(FlowerApp.find(app))
+    assert not missing.is_fault
+    assert "but no file of the app calls local_steps" in missing.text
+    append(app, "from fedstale.client import PackMod, local_steps  # local_steps")
+    assert len(check_messages(FlowerApp.find(app))) == 2
+    append(app, "steps = lambda message: local_steps(message, 1, 1)")
+    _, missing = check_messages(FlowerApp.find(app))
+    assert "no file of the app has PackMod, CompactMod or ForecastMod" in missing.text
+    append(app, "mods = [PackMod()]")
+    assert len(check_messages(FlowerApp.find(app))) == 1
+
+
+@pytest.mark.parametrize("name", ["digits"])
+def test_the_built_in_apps_read_their_share(name):
+    found = check_messages(FlowerApp.find(name), "strategy='fedbuff' work=0.5 normalise='steps'")
+    assert [finding.text for finding in found if "share" in finding.text] == []

@@ -74,7 +74,7 @@ STATUS = {
 """What a digest takes for a status: where one is renamed, only the key here changes."""
 FREE_TEXT = ("reason",)
 """Columns of events that no digest holds, since their wording may improve."""
-LATER = ("reported_duration_s",)
+LATER = ("reported_duration_s", "work_share", "format_down", "format_up")
 """Columns of events that came after the digests, which show that nothing else has changed since."""
 
 PYPROJECT = """

@@ -8,6 +8,7 @@ Results equal those of `inline` but for rounding: sums of float32 are formed in 
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedstale.client.working import noting
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import (
     filled,
@@ -102,7 +104,9 @@ class BatchedExecutor(Executor):
                 seed_streams(call.seed)
                 try:
                     messages[i] = _in_full(call.message, models)
-                    tasks[i] = TrainingTask.of(self._functions.job(messages[i], call.context))
+                    with noting() as note:
+                        task = TrainingTask.of(self._functions.job(messages[i], call.context))
+                    tasks[i] = replace(task, done=note.done)
                 except ConfigError:
                     raise
                 except (Exception, SystemExit) as problem:
@@ -202,7 +206,9 @@ class BatchedExecutor(Executor):
                 records = {name: filled(_ARRAYS, arrays), "metrics": filled(_METRICS, metrics)}
                 made = reply_with(message, filled(_CONTENT, records))
             if around is not None and not made.has_error():
-                made = around(call.message, call.context, lambda *_: made)
+                # What `job` has noted is what the mods around would have seen noted.
+                with noting(task.done):
+                    made = around(call.message, call.context, lambda *_: made)
         except (Exception, SystemExit) as problem:
             return failed_reply(call, problem)
         return ClientReply(made, call.context)

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedstale.errors import ConfigError
+from fedstale.strategies.work import Done
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ takes much more than twice the time of one that knew from the first step which s
 
 _SETTINGS = ("learning_rate", "momentum", "weight_decay", "max_norm", "proximal_mu")
 _NEEDED = {"data", "order", "batch_size", "learning_rate"}
+_STEPS = "steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class TrainingTask:
     """Examples in the order of training, one row an epoch; shape (epochs, examples)."""
     batch_size: int
     settings: Mapping[str, float]
+    n_steps: int
+    """Number of steps that the client takes, in all of the epochs or in their first ones."""
+    done: Done | None = None
+    """What the app has noted of its share of the work."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "TrainingTask":
@@ -58,11 +64,11 @@ class TrainingTask:
             ConfigError: a key is missing or means nothing, or a value is of the wrong kind.
         """
         keys = set(given)
-        if not keys >= _NEEDED or keys - _NEEDED - set(_SETTINGS):
+        if not keys >= _NEEDED or keys - _NEEDED - {*_SETTINGS, _STEPS}:
             raise ConfigError(
                 f"job of [tool.fedstale.batched] returned the keys {sorted(keys)}: expected "
-                f"{sorted(_NEEDED)}, and no others than momentum, weight_decay, max_norm and "
-                "proximal_mu"
+                f"{sorted(_NEEDED)}, and no others than steps, momentum, weight_decay, max_norm "
+                "and proximal_mu"
             )
         data, order = tuple(given["data"]), np.asarray(given["order"], dtype=np.int64)
         if not data or len({len(tensor) for tensor in data}) != 1:
@@ -76,18 +82,20 @@ class TrainingTask:
                 f"batch_size = {given['batch_size']}: expected one row an epoch, and at least 1"
             )
         settings = {name: float(given.get(name) or 0.0) for name in _SETTINGS}
-        return cls(given, data, order, int(given["batch_size"]), settings)
+        batch_size = int(given["batch_size"])
+        whole = len(order) * -(-order.shape[1] // batch_size)
+        steps = whole if given.get(_STEPS) is None else int(given[_STEPS])
+        if not 0 <= steps <= whole:
+            raise ConfigError(
+                f"job of [tool.fedstale.batched] returned steps = {steps}: expected at most the "
+                f"{whole} of its epochs"
+            )
+        return cls(given, data, order, batch_size, settings, steps)
 
     @property
     def n_examples(self) -> int:
         """Number of examples of the client."""
         return len(self.data[0])
-
-    @property
-    def n_steps(self) -> int:
-        """Number of steps that the client takes."""
-        epochs, examples = self.order.shape
-        return epochs * -(-examples // self.batch_size)
 
 
 class ManySGD:
@@ -129,7 +137,8 @@ class ManySGD:
             tasks: one a client.
 
         Returns:
-            The trained arrays, and each client's mean loss over its last epoch.
+            The trained arrays, and each client's mean loss over its last steps, as many as in an
+            epoch.
 
         Raises:
             ConfigError: the arrays are not those of the network.
@@ -241,6 +250,8 @@ class Batches:
         self._steps = np.array([task.n_steps for task in tasks])
         self.n_steps = tasks[0].n_steps
         self._per_epoch = -(-self._examples // self._size)
+        # Of as many steps as an epoch has, or of all if they are fewer; every batch is among them.
+        self._counted = np.minimum(self._steps * self._size, self._examples)
         # The clients' data lie one after the other, and so do their orders.
         owned = np.array([task.n_examples for task in tasks])
         taken = np.array([task.order.size for task in tasks])
@@ -256,7 +267,7 @@ class Batches:
 
         Returns:
             Places of the examples in the data, shape (k, longest); their weights in the mean loss,
-            same shape; and the share of the step in the mean loss of the last epoch, shape (k,).
+            same shape; and the share of the step in the mean loss of the last ones, shape (k,).
         """
         k = int(np.searchsorted(-self._steps, -t))
         per_epoch, size, examples = self._per_epoch[:k], self._size[:k], self._examples[:k]
@@ -268,7 +279,7 @@ class Batches:
         index = self._order[begin[:, None] + np.where(is_real, column, 0)]
         weights = (is_real / length[:, None]).astype(np.float32)
         is_last = t >= self._steps[:k] - per_epoch
-        return index, weights, is_last * length / examples
+        return index, weights, is_last * length / self._counted[:k]
 
 
 class TracedStep:

@@ -72,6 +72,7 @@ def test_the_page_lists_the_names_and_no_others():
     listed = {
         (row[1], name)
         for row in re.finditer(r"^\| `(\w+)` \| (.*?) \|$", section, re.MULTILINE)
+        if row[1] in registry.NAMES
         for name in re.findall(r"`([\w-]+)`", row[2])
     }
     assert listed == set(EVERY)
@@ -164,9 +165,65 @@ def test_the_command_line_chooses_formats_by_forecasts(tmp_path):
     assert sizes.nunique() > 1
 
 
+@pytest.mark.parametrize("name", ["digits", "fashion", "shakespeare"])
+def test_every_built_in_app_has_the_same_settings(name):
+    config = FlowerApp.find(name).defaults
+    assert {key: config.get(key) for key in registry.SETTINGS} == dict.fromkeys(
+        registry.SETTINGS, ""
+    )
+
+
+def test_the_command_line_asks_for_less_work(tmp_path):
+    work, shares = {}, {}
+    for settings in ("", "work=0.5", "work='2m' work-least=0.25 forecasts=true"):
+        folder = tmp_path / str(len(work))
+        summary_of(folder, settings)
+        events = pd.read_parquet(folder / "events.parquet")
+        jobs = events[(events["status"] == "reported") & (events["kind"] == "train")]
+        work[settings], shares[settings] = jobs["work"].sum() / len(jobs), jobs["work_share"]
+    whole, half, by_forecast = work.values()
+    assert 0.3 < half / whole < 0.6
+    assert by_forecast < whole
+    _, fixed, chosen = shares.values()
+    assert set(fixed) == {0.5}
+    assert set(chosen) <= {0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0}
+    assert chosen.nunique() > 1
+
+
+def test_the_command_line_normalises_by_steps(tmp_path):
+    rejected = summary_of(tmp_path / "run", "work=0.5 normalise='steps'")["rejected"]
+    assert not rejected
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
+        ("strategy='fedbuff' work=0.3", "strategy.work.share = 0.3: expected a whole number of"),
+        (
+            "strategy='fedbuff' work=0",
+            "strategy.work.share = 0: expected a whole number of eighths",
+        ),
+        ("strategy='fedbuff' work=1.5", "strategy.work.share = 1.5: expected a whole number of"),
+        ("strategy='fedbuff' work=true", "strategy.work.share = True: expected a whole number of"),
+        ("strategy='fedbuff' work='10m'", "work = '10m': expected a share such as 0.5, or forecas"),
+        (
+            "strategy='fedbuff' work='ten' forecasts=true",
+            "work = 'ten': expected a time such as 30m",
+        ),
+        (
+            "strategy='fedbuff' work='10m' work-least=0.1 forecasts=true",
+            "strategy.work.least = 0.1: expected a number from 0.125 to 1",
+        ),
+        (
+            "strategy='fedbuff' work=0.5 work-least=0.5",
+            "work-least = 0.5: expected with a time such as work='10m'",
+        ),
+        ("work=0.5", "work = 0.5: flower-fedavg is Flower's own and has none"),
+        ("strategy='fedbuff' normalise='step'", "strategy.normalise = 'step': expected examples|"),
+        (
+            "strategy='fedbuff' normalise='steps' robust='median'",
+            "strategy.normalise = 'steps': expected another one with a robust rule",
+        ),
         ("strategy='fedbuff' max-staleness=-1", "strategy.max_staleness = -1: expected an integer"),
         ("strategy='fedbuff' max-staleness='x'", "strategy.max_staleness = 'x': expected an"),
         ("max-staleness=0", "max-staleness = 0: flower-fedavg is Flower's own and has none"),
@@ -238,6 +295,8 @@ def test_plans_of_a_comparison_name_parts_and_settings(tmp_path):
         "Oort and a median": {"strategy": "fedbuff", "selector": "oort", "robust": "median"},
         "private": {"strategy": "fedbuff", "privacy": privacy},
         "small": {"strategy": "fedbuff", "messages": "int4", "messages-down": "int8"},
+        "half": {"strategy": "fedbuff", "work": 0.5, "normalise": "steps"},
+        "fits": {"strategy": "fedbuff", "work": "10m", "forecasts": True},
     }
     run = called(*plan_of(tmp_path, variants))
     assert run.exit_code == 0, run.output
@@ -254,6 +313,7 @@ def test_plans_of_a_comparison_name_parts_and_settings(tmp_path):
         ({"strategy": "fedbuff", "weighting": "gaps"}, "weighting = 'gaps': expected 'gap'"),
         ({"strategy": "fedbuff", "robust": "crum"}, "robust = 'crum': expected 'krum'"),
         ({"strategy": "fedbuff", "max-staleness": -1}, "strategy.max_staleness = -1: expected an"),
+        ({"strategy": "fedbuff", "work": 0.1}, "strategy.work.share = 0.1: expected a whole"),
     ],
 )
 def test_a_plan_with_an_unknown_part_starts_no_run(tmp_path, parts, sentence):

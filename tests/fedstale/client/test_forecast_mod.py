@@ -14,11 +14,12 @@ from flwr.app.error import Error
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedstale.client import FORECAST_RECORD, QUERY, ForecastMod
-from fedstale.client.device import COLUMNS, MESSAGES_KEPT, MessageHistory
+from fedstale.client import FORECAST_RECORD, QUERY, ForecastMod, local_steps
+from fedstale.client.device import COLUMNS, MESSAGES_KEPT, Machine, MessageHistory
 from fedstale.client.forecasting import OwnCalibration
 from fedstale.errors import ConfigError
 from fedstale.strategies.server import validation
+from fedstale.strategies.work import asking
 from fedstale.traces.forecast import embedded
 
 SAID = {"version", "available_s", "p_available", "p_finish", "duration_s", "levels"}
@@ -406,3 +407,53 @@ def test_the_mod_imports_nothing_that_only_servers_and_simulations_need():
     more = set(run.stdout.split("\n")[2].split())
     assert {"fedstale", "pandas"} <= more
     assert more & heavy == set()
+
+
+class Sharing(Bench):
+    """A bench whose app does a share of each job in as much of its time."""
+
+    def train(self, takes, *, share=None, **options):
+        request = message(created_at=self.wall - 2.0, key=f"message-{self.n}")
+        self.n += 1
+        here = context(self.state)
+        self.monitor.instant = self.wall
+        here.device = Machine(
+            request, self.state, self.monitor, wall=lambda: self.wall, steady=lambda: self.steady
+        )
+        if share is not None:
+            request.content["config"] = asking(ConfigRecord(), share)
+
+        def work(request, _):
+            self.go(takes * local_steps(request, 1, 800) / 800)
+            return trained(request)
+
+        return dict(self.mod(request, here, work).content["fedstale.forecast"])
+
+
+@pytest.mark.parametrize("work", [None, 60.0])
+def test_a_real_device_forecasts_whole_jobs_alike_whatever_its_shares(work):
+    whole = {}
+    for name, shares in (("in full", [None]), ("mixed", [0.125, 1.0, 0.5, 0.25])):
+        bench = Sharing(ForecastMod(work=work))
+        for i in range(24):
+            said = bench.train(80.0, share=shares[i % len(shares)])
+            bench.go(300.0)
+        whole[name] = said["training_s"][1] / said.get("share", 1.0)
+        history = MessageHistory.read(bench.state)
+        pace = history.scaled(1.0).pace
+        np.testing.assert_allclose(pace, pace[0])
+    assert said["share"] == 0.25
+    assert whole["mixed"] == pytest.approx(whole["in full"], rel=0.1)
+
+
+def test_without_a_share_the_record_has_none(bench):
+    assert "share" not in bench.train(40.0)
+
+
+def test_a_stated_job_has_the_share_that_its_work_is_of_a_whole_one():
+    bench = Sharing(ForecastMod(work=60.0))
+    for _ in range(3):
+        bench.train(80.0, share=0.5)
+        bench.go(300.0)
+    assert bench.ask(job={"work": 60.0})["share"] == pytest.approx(1.0)
+    assert bench.ask()["share"] == 0.5

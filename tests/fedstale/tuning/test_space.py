@@ -70,6 +70,16 @@ def test_paths_mean_the_same_from_any_folder(tmp_path, monkeypatch):
         )
 
 
+def test_shares_of_the_work_can_be_searched():
+    found = space(search={"work": [0.125, 0.5, 1.0], "normalise": ["", "steps"]})
+    (run, _) = found.runs({"run-config": {"work": 0.5, "normalise": "steps"}}, Path("out"))
+    assert run.config.run_config["work"] == 0.5
+    by_time = {"strategy": "fedbuff", "buffer-size": 2, "forecasts": True}
+    found = space(search={"work": ["", "2m", "10m"]}, run_config=by_time)
+    (run, _) = found.runs({"run-config": {"work": "10m"}}, Path("out"))
+    assert run.config.run_config["work"] == "10m"
+
+
 def test_the_defaults_keep_what_is_fixed_and_nothing_that_is_searched():
     plan = space(objective="time to accuracy 0.8").plan(
         {"best": {"run-config": {"concurrency": 15}}, "defaults": {}},

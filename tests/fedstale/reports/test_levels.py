@@ -1,0 +1,117 @@
+"""The levels of a run on its page and in its summary, and nothing of them where it had none."""
+
+import json
+
+import pandas as pd
+import pytest
+from made_run import job, table_of
+from made_run import write_run as made
+
+from fedstale.config import SimulationConfig
+from fedstale.reports import levels
+from fedstale.reports.run import Run
+from fedstale.simulation.run import simulate
+from fedstale.strategies.server.runtime import REPORTED
+from fedstale.traces import TraceSet
+
+IDS = pd.Index(["a", "b"])
+
+
+def jobs(*levels_of_each):
+    """Return the events of jobs of 1 MB each way and 60 s of training, by device and level."""
+    rows = [
+        job(i, device=device, status=REPORTED, sent_at=100.0 * i, **level)
+        for i, (device, level) in enumerate(levels_of_each)
+    ]
+    return table_of(rows, IDS)
+
+
+def test_a_run_without_formats_and_shares_has_no_levels(tmp_path):
+    assert levels.levels(jobs((0, {}), (1, {}))) == {}
+    run = Run(made(tmp_path / "run"))
+    assert levels.figures(run) == []
+    page = run.report().read_text()
+    assert "Bytes by format" not in page
+    assert "Level by device" not in page
+
+
+def test_a_run_of_before_these_columns_has_none(tmp_path):
+    run = Run(made(tmp_path / "run"))
+    run.__dict__["jobs"] = run.jobs.drop(columns="work_share")
+    assert levels.figures(run) == []
+
+
+def test_the_summary_counts_bytes_by_format_and_jobs_by_share():
+    events = jobs(
+        (0, {"format_up": "int4", "work_share": 0.5}),
+        (0, {"format_up": "int4", "format_down": "int8", "work_share": 1.0}),
+        (1, {"work_share": 0.5, "compute_s": float("nan")}),
+        (1, {"kind": "evaluate", "format_up": "", "downloaded_bytes": 1e9}),
+    )
+    found = levels.levels(events)
+    assert found == {
+        "formats": {
+            "down": {"in full": {"jobs": 2, "bytes": 2e6}, "int8": {"jobs": 1, "bytes": 1e6}},
+            "up": {"in full": {"jobs": 1, "bytes": 1e6}, "int4": {"jobs": 2, "bytes": 2e6}},
+        },
+        "work_shares": {
+            "0.5": {"jobs": 2, "compute_s": None},
+            "1": {"jobs": 1, "compute_s": 60.0},
+        },
+    }
+    assert list(found["formats"]["down"]) == ["in full", "int8"]
+    json.dumps(found, allow_nan=False)
+
+
+def test_only_what_was_used_is_counted():
+    assert set(levels.levels(jobs((0, {"work_share": 0.5})))) == {"work_shares"}
+    assert set(levels.levels(jobs((0, {"format_down": "int8"})))) == {"formats"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of digits with formats and shares by forecast."""
+    config = SimulationConfig(
+        app="digits",
+        traces="synthetic:20",
+        run_config={
+            "strategy": "fedbuff",
+            "num-server-rounds": 6,
+            "concurrency": 6,
+            "buffer-size": 3,
+            "work": "2m",
+            "forecasts": True,
+            "messages": "by-forecast",
+            "messages-down": "int8",
+        },
+    )
+    traces = TraceSet.synthetic(20, days=7, seed=0)
+    return simulate(config, tmp_path_factory.mktemp("levels") / "run", traces=traces)
+
+
+def test_the_page_of_a_run_shows_bytes_shares_and_devices(run):
+    page = (run.folder / "report.html").read_text()
+    for title in ("Bytes by format", "Share of the work", "Level by device"):
+        assert f"<h2>{title}</h2>" in page
+    assert "to devices, int8" in page
+    assert "share, last" in page
+
+
+def test_figures_hold_every_training_job_once(run):
+    formats, shares, devices = levels.figures(run)
+    trainings = run.jobs[run.jobs["kind"].str.startswith("train")]
+    n = sum(x or 0.0 for trace in shares.traces for x in trace["x"])
+    assert n == len(trainings)
+    assert shares.rows[-1][-1] == f"{len(trainings):,.4g}"
+    moved = float(trainings["moved_bytes"].sum())
+    assert formats.rows[-1][-1] == f"{moved / 1e6:,.4g}"
+    assert sum(devices.traces[0]["x"]) == trainings["device_id"].nunique() == len(devices.rows)
+    name, n_jobs, last, *_ = devices.rows[0]
+    own = trainings[trainings["device_id"] == name]
+    assert (n_jobs, last) == (f"{len(own):,}", f"{own['work_share'].iloc[-1]:g}")
+
+
+def test_the_summary_of_a_run_has_its_levels(run):
+    shares = run.summary["work_shares"]
+    assert sum(each["jobs"] for each in shares.values()) == run.jobs["work_share"].notna().sum()
+    assert set(run.summary["formats"]) == {"down", "up"}
