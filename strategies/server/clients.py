@@ -147,9 +147,9 @@ class Candidates(Sequence[Candidate]):
     duration_s = _Column[Floats](nan)
     """Median of the last durations from sending to reply, in s."""
     loss = _Column[Floats](nan)
-    """Mean training loss of the last reply."""
+    """Mean training loss of the last reply; or the norm of its update, by `Validation`."""
     square_loss = _Column[Floats](nan)
-    """Mean of squared per-example losses over the last round."""
+    """Mean of squared per-example losses over the last round; unknown where norms are taken."""
     examples = _Column[Floats](nan)
     """Training examples of the last reply."""
     staleness = _Column[Floats](nan)
