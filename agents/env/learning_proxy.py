@@ -31,6 +31,7 @@ from fedstale.traces.arrays import Array
 
 CONSTANTS = Path(__file__).with_name("learning_proxy.toml")
 """The file of constants that comes with the package; its provenance names the runs."""
+# a, b and c of `update_norms`.
 _NORM_LOSS, _NORM_EXAMPLES, _NORM_NOISE = 0.553, 0.338, 0.379
 _LEAST = 1e-4
 _LARGEST_RATIO = 30.0
