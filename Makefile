@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := fedstale traces strategies agents tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture profile screenshots table-agent table-forecasts table-strategies
+.PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture profile screenshots table-agent table-forecasts table-liars table-strategies
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -90,6 +90,12 @@ table-strategies: setup ## measure strategies on the records in RECORDINGS and r
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/adasync.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime.py
 	$(BIN)/python benchmarks/strategies_page.py
+
+table-liars: setup ## measure what lies bring devices on the records in RECORDINGS and rewrite their page; takes an hour
+	mkdir -p build/liars
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/update_norms.py $(RECORDINGS)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/liars.py $(RECORDINGS) --keep build/liars/runs.jsonl --cache build/liars
+	$(BIN)/python benchmarks/liars_page.py
 
 picture: setup ## draw the picture of the README from three runs
 	$(BIN)/python benchmarks/picture.py

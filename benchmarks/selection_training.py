@@ -179,16 +179,20 @@ class Liars:
     """Which devices of a window lie, and about what; shape (n,) each."""
 
     loss: Mask
-    """They report a loss `LOUDER` times too high."""
+    """They report a loss that is too high."""
     chance: Mask
     """They report a chance of 1."""
+    louder: float = LOUDER
+    """What those that lie about their loss multiply it by."""
 
     @classmethod
-    def of(cls, about: str, n: int, share: float, seed: int) -> "Liars":
+    def of(cls, about: str, n: int, share: float, seed: int, *, louder: float = LOUDER) -> "Liars":
         """Draw a share of n devices that lie about "loss" or "chance"; none about ""."""
         rng = np.random.default_rng((seed, 67))
         drawn = np.isin(np.arange(n), rng.permutation(n)[: round(share * n)])
-        return cls(loss=drawn & (about == "loss"), chance=drawn & (about == "chance"))
+        return cls(
+            loss=drawn & (about == "loss"), chance=drawn & (about == "chance"), louder=louder
+        )
 
 
 @dataclass(kw_only=True)
@@ -261,7 +265,7 @@ def train(
     trained = Trained()
     grid = TraceGrid(
         window.traces,
-        _Reporting(app.executor(), trained, lying.loss),
+        _Reporting(app.executor(), trained, lying),
         costs=app.costs(window.work, n, alpha, seed),
         seed=seed,
         run_config=app.config(alpha, seed),
@@ -296,7 +300,7 @@ def train(
 class _Reporting(Executor):
     """Trains, and notes what each device reported of which version; some of them lie."""
 
-    def __init__(self, then: Executor, trained: Trained, liars: Mask) -> None:
+    def __init__(self, then: Executor, trained: Trained, liars: Liars) -> None:
         self._then, self._trained, self._liars = then, trained, liars
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
@@ -306,7 +310,7 @@ class _Reporting(Executor):
             device = int(call.context.node_config["partition-id"])
             version = int(call.message.content.config_records["config"]["server-round"]) - 1
             metrics = each.reply.content.metric_records["metrics"]
-            if self._liars[device]:
-                metrics["train_loss"] = LOUDER * float(metrics["train_loss"])
+            if self._liars.loss[device]:
+                metrics["train_loss"] = self._liars.louder * float(metrics["train_loss"])
             self._trained.reported.append((device, version, float(metrics["train_loss"])))
         return replies

@@ -148,9 +148,9 @@ class Candidates(Sequence[Candidate]):
     """Median of the last durations from sending to reply, in s. Where a job was a share of the work
     it is what a whole one would have taken, by the device's forecast: less work is no speed."""
     loss = _Column[Floats](nan)
-    """Mean training loss of the last reply."""
+    """Mean training loss of the last reply; or the norm of its update, by `Validation`."""
     square_loss = _Column[Floats](nan)
-    """Mean of squared per-example losses over the last round."""
+    """Mean of squared per-example losses over the last round; unknown where norms are taken."""
     examples = _Column[Floats](nan)
     """Training examples of the last reply."""
     staleness = _Column[Floats](nan)

@@ -393,12 +393,17 @@ class EventLoop(Stateful):
         self.failures = 0
         duration = self.changed_at - job.sent_at
         self.durations_s.append(duration)
+        losses = self.reputation.losses(
+            update,
+            stated=update.metrics.get(self.strategy.loss_key, nan),
+            stated_square=update.metrics.get(self.strategy.square_loss_key, nan),
+        )
         self.history.finished(
             job.node_id,
             duration_s=whole_s(duration, update.share, self.history.forecast_of(job.node_id)),
             examples=update.examples,
-            loss=update.metrics.get(self.strategy.loss_key, nan),
-            square_loss=update.metrics.get(self.strategy.square_loss_key, nan),
+            loss=losses.loss,
+            square_loss=losses.square_loss,
             staleness=update.staleness,
             version=self.versions.version,
         )

@@ -14,8 +14,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf, isnan
+from math import inf, isnan, nan
 from statistics import median
+from typing import NamedTuple
 
 from flwr.app import Message
 
@@ -80,6 +81,15 @@ class NodeMedian(Stateful):
         now = median(self._last.values())
         # Where most numbers are 0, any other would be beyond all multiples.
         return multiple * (max(now, self._largest) if ever else now) or inf
+
+
+class Losses(NamedTuple):
+    """What selectors take for the losses of a client; NaN is unknown."""
+
+    loss: float
+    """Mean over its examples."""
+    square_loss: float
+    """Mean of the squares."""
 
 
 class Reputation(Stateful):
@@ -188,6 +198,25 @@ class Reputation(Stateful):
         examples = min(update.examples, self.examples.times(settings.examples_cap, few=few))
         self._note_limit("capped", update.node_id, update.examples, examples)
         update.examples, update.limited = examples, True
+
+    def losses(self, update: ClientUpdate, *, stated: float, stated_square: float) -> Losses:
+        """Return the losses of a client that selectors see.
+
+        Where devices are not trusted it is the norm of the update, as far as it counts, so that the
+        utility |B| ||U|| is that by which Chen et al. sample. A loss costs a device nothing to
+        state; its update is what it is paid for.
+
+        Args:
+            update: that was opened.
+            stated: mean loss that the client states, NaN if none.
+            stated_square: mean squared loss that it states, NaN if none.
+
+        Reference:
+            Chen, Horvath, Richtarik. Optimal Client Sampling for Federated Learning. TMLR 2022.
+        """
+        if self.validation.loss_from == "stated":
+            return Losses(stated, stated_square)
+        return Losses(min(update.norm, self.norms.times(self.validation.norm_cap)), nan)
 
     def measurements(self, reply: Message, *, node_id: int) -> tuple[float, dict[str, float]]:
         """Return the number of examples, capped, and the scalar metrics of an evaluation reply.

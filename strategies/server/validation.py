@@ -220,6 +220,10 @@ class Validation:
     with the steps of its training, at most in proportion, so there is room for clients with many
     examples. `Privacy`, which clips to its own norm, and robust rules, which need a number of
     updates and withstand large ones, do without."""
+    loss_from: Literal["stated", "norm"] = "stated"
+    """What selectors take for the loss of a client: what it states, or the norm of its update, up
+    to the `norm_cap`. No client gains by stating another loss than it has under "norm", which tells
+    about as much of how badly its data are learnt; see docs/incentives.md for what it costs."""
     most_bytes: int | None = None
     """Bytes of a reply, >= 1: of arrays, names, text and numbers. None for four times those of the
     model and a million: there is room for a second model, in float64, and for what is measured."""
@@ -254,6 +258,10 @@ class Validation:
             *("validation.most_examples", self.most_examples, "a finite number > 0"),
         )
         require(self.dtypes in {"same", "cast"}, "validation.dtypes", self.dtypes, "same|cast")
+        require(
+            self.loss_from in {"stated", "norm"},
+            *("validation.loss_from", self.loss_from, "stated|norm"),
+        )
         counts = ("window", "enough", "strikes", "most_records", "most_metrics", "most_elements")
         for name in (*counts, *(("most_bytes",) if self.most_bytes is not None else ())):
             require_count(f"validation.{name}", getattr(self, name))

@@ -65,7 +65,7 @@ def episodes(devices, *, b=1, **changed):
     return Episodes(**{name: np.array(value) for name, value in values.items()})
 
 
-def simulator_of(traces, made, *, kinds=None, forecasts=None, proxy=SIMPLE):
+def simulator_of(traces, made, *, kinds=None, forecasts=None, proxy=SIMPLE, **settings):
     """A simulator in which the episodes have begun."""
     scenario = Scenario(
         traces=traces,
@@ -74,7 +74,7 @@ def simulator_of(traces, made, *, kinds=None, forecasts=None, proxy=SIMPLE):
         devices=np.arange(traces.n_devices),
         start=0.0,
         end=np.inf,
-        settings=EpisodeSettings(devices=(1, made.devices.shape[1])),
+        settings=EpisodeSettings(devices=(1, made.devices.shape[1]), **settings),
         proxy=proxy,
     )
     simulator = scenario.simulator(len(made))

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_episodes import SIMPLE, episodes, fleet, one_kind, send, simulator_of
 
-from fedstale.agents.env.episodes import AGES, EpisodeSettings
+from fedstale.agents.env.episodes import AGES, INFLATION, EpisodeSettings
 from fedstale.agents.env.forecast_table import TrueForecasts
+from fedstale.agents.env.learning_proxy import update_norms
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.simulation import Costs, TraceGrid
@@ -20,8 +21,11 @@ from fedstale.strategies import StaleStrategy
 from fedstale.strategies.schedule import k_async, k_sync, semi_synchronous
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.server.clients import History
+from fedstale.strategies.server.reputation import Reputation
 from fedstale.strategies.server.runtime import HEARTBEAT_S, Callback
+from fedstale.strategies.server.validation import Validation
 from fedstale.strategies.weighting import ByAge, inverse_root
+from fedstale.strategies.weighting.base import ClientUpdate
 from fedstale.traces import TraceSet
 
 RECHECK_S = 0.05
@@ -125,20 +129,26 @@ def test_the_world_merges_what_a_strategy_merges_on_the_same_devices_at_the_same
     np.testing.assert_allclose(when, merged_at, atol=RECHECK_S)
 
 
-def test_the_server_knows_after_a_round_what_a_history_holds():
+@pytest.mark.parametrize("loss_from", ["stated", "norm"])
+def test_the_server_knows_after_a_round_what_a_history_holds(loss_from):
     traces = fleet([ALWAYS, ALWAYS, [(0.0, 50.0)]], compute=[1.0, 0.5, 1.0])
-    simulator = simulator_of(traces, episodes([0, 1, 2], concurrency=3, buffer_size=3))
+    examples, inflates = np.array([10.0, 40.0, 10.0]), np.array([True, False, False])
+    made = episodes([0, 1, 2], concurrency=3, buffer_size=3, examples=examples, inflates=inflates)
+    simulator = simulator_of(traces, made, loss_from=loss_from)
     send(simulator, 0, 1, 2)
-    history = History()
+    history, reputation = History(), Reputation(Validation(loss_from=loss_from))
     for node in range(3):
         history.picked(node, 0.0)
+    norms = update_norms(np.full(3, SIMPLE.first_loss), examples, 0.0)
     for node, seconds in ((0, 100.0), (1, 200.0)):
+        stated = SIMPLE.first_loss * (INFLATION if inflates[node] else 1.0)
+        update = ClientUpdate(delta={}, base={}, current={}, staleness=0, norm=float(norms[node]))
+        losses = reputation.losses(update, stated=stated, stated_square=stated**2)
         history.finished(
             node,
             duration_s=seconds,
-            examples=10.0,
-            loss=SIMPLE.first_loss,
-            square_loss=SIMPLE.first_loss**2,
+            examples=examples[node],
+            **losses._asdict(),
             staleness=0,
             version=0,
         )
@@ -150,6 +160,9 @@ def test_the_server_knows_after_a_round_what_a_history_holds():
     for name in ("times_picked", "times_finished", "times_failed", "picked_at", "p_finish"):
         np.testing.assert_array_equal(getattr(seen, name), getattr(known, name), err_msg=name)
     np.testing.assert_allclose(seen.utility, known.utility)
+    # The first states ten times its loss: that tells where losses are believed, and only there.
+    by = seen.utility[1] / seen.utility[0]
+    assert by == pytest.approx(4.0 / INFLATION if loss_from == "stated" else 4.0 * 4.0**0.338)
     assert simulator.known["times_failed"][0].tolist() == [0, 0, 1]
 
 

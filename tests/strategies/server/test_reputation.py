@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from replies import BASE, good, job, reply
 
-from fedstale.errors import ProtocolError
+from fedstale.errors import ConfigError, ProtocolError
 from fedstale.strategies.arrays import norm_of
 from fedstale.strategies.server.reputation import NodeMedian, Reputation
 from fedstale.strategies.server.validation import RejectionError, Validation
@@ -87,6 +87,30 @@ def test_an_early_update_is_limited_later_and_every_update_once():
         for node in range(5, 20):
             admit(reputation, 1, node, w=np.full((2, 3), 0.1, np.float32))
     assert (reputation.counts["capped"], reputation.counts["clipped"]) == (1, 1)
+
+
+def test_a_loss_is_what_a_client_states_or_the_norm_of_its_update_as_far_as_it_counts():
+    stated = {"stated": 7.0, "stated_square": 50.0}
+    believing = Reputation(Validation())
+    assert believing.losses(admit(believing), **stated) == (7.0, 50.0)
+    reputation = Reputation(Validation(loss_from="norm", norm_cap=2.0))
+    large = {"w": np.full((2, 3), 30.0, np.float32)}
+    first = admit(reputation, node_id=9, **large)
+    loss, square = reputation.losses(first, **stated)
+    assert loss == pytest.approx(30.0 * np.sqrt(6.0))
+    assert np.isnan(square)
+    for node in range(5):
+        admit(reputation, node_id=node)
+    # An update that is scaled down counts for what is left of it.
+    again = admit(reputation, node_id=9, **large)
+    assert reputation.losses(again, **stated)[0] == pytest.approx(2.0 * np.sqrt(6.0))
+    assert reputation.losses(again, **stated)[0] == pytest.approx(norm_of(again.delta), rel=1e-6)
+
+
+@pytest.mark.parametrize("value", ["", "Norm", None, "claimed"])
+def test_where_losses_come_from_is_one_of_two_words(value):
+    with pytest.raises(ConfigError, match=r"validation.loss_from = .*: expected stated\|norm"):
+        Validation(loss_from=value)
 
 
 def test_early_updates_of_one_or_two_nodes_are_not_limited():

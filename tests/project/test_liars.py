@@ -1,0 +1,115 @@
+"""The benchmark of lies: its quick form, what its simulator adds, and that its page follows."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedstale.agents import Scenario
+from fedstale.agents.evaluation import episode_metrics
+from fedstale.strategies.selection import ExpectedUtility
+from fedstale.traces import TraceSet
+from fedstale.traces.arrays import stream
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """Return the benchmark's module."""
+    sys.path.append(str(ROOT / "benchmarks"))
+    import liars
+
+    return liars
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Return what the benchmark measured."""
+    path = ROOT / "benchmarks" / "results" / "liars.json"
+    return json.loads(path.read_text(encoding="utf-8"))["rows"]
+
+
+@pytest.fixture(scope="module")
+def scenario():
+    """Return synthetic phones that say nothing of themselves."""
+    return Scenario.of(TraceSet.synthetic(60, days=1, seed=1), forecasts="none")
+
+
+def test_the_quick_form_takes_no_recordings_and_shows_a_lie_and_its_end(
+    bench, monkeypatch, tmp_path, capsys
+):
+    import results_file
+
+    monkeypatch.setattr(results_file, "RESULTS", tmp_path)
+    kept = tmp_path / "kept.jsonl"
+    monkeypatch.setattr(
+        sys, "argv", ["liars.py", "--quick", "--keep", str(kept), "--cache", str(tmp_path)]
+    )
+    for _ in range(2):
+        bench.main()
+    found = json.loads((tmp_path / "liars-quick.json").read_text())["rows"]
+    got = {(row["lie"], row["when"]): row["got"] for row in found}
+    assert got["3 x loss", "before"] > 0.3 + 0.1
+    # What is stated plays no part: the same jobs as if nobody lied.
+    assert got["3 x loss", "after"] == got["none", "after"] <= 0.3 + 0.1
+    # The second time nothing was played again.
+    assert len(kept.read_text().splitlines()) == len(found) == 4
+    assert capsys.readouterr().out.count("'got'") == 4
+
+
+@pytest.mark.parametrize("loss_from", ["stated", "norm"])
+def test_windows_in_which_nobody_lies_are_those_of_the_environment(bench, scenario, loss_from):
+    scenario = replace(scenario, settings=replace(scenario.settings, loss_from=loss_from))
+    drawn = scenario.draw(2, stream(0, 9))
+    plain = scenario.simulator(2)
+    nobody = np.zeros_like(drawn.present)
+    lying = bench.Lying(scenario, 2, nobody, "3 x loss")
+    for simulator in (plain, lying):
+        simulator.rewards = episode_metrics(simulator, drawn, ExpectedUtility())["reward"]
+    assert plain.rewards.tolist() == lying.rewards.tolist()
+    # And where all do, each is as much as every other again.
+    everyone = bench.Lying(scenario, 2, drawn.present, "3 x loss")
+    rewards = episode_metrics(everyone, drawn, ExpectedUtility())["reward"]
+    np.testing.assert_allclose(rewards, plain.rewards)
+
+
+def test_the_page_says_what_was_measured(bench):
+    import liars_page
+
+    for page, text in liars_page.written().items():
+        assert page.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("part", ["alike", "windows", "training"])
+def test_three_times_the_loss_brings_what_honesty_brings_where_norms_are_taken(bench, rows, part):
+    from liars_page import Rows
+
+    found = Rows(rows, part)
+    names = bench.TRAINED[1:] if part == "training" else bench.BELIEVERS
+    about = [{"selector": name, "share": 0.3, "when": "after"} for name in names]
+    for each in about:
+        lied, honest = (found.mean("got", lie=lie, **each) for lie in ("3 x loss", "none"))
+        assert lied == pytest.approx(honest, abs=1e-3), each
+        before = found.mean("got", lie="3 x loss", **(each | {"when": "before"}))
+        assert before > lied, each
+
+
+def test_among_devices_alike_a_fair_share_and_a_tenth_is_kept_at_one_and_three_in_ten(bench, rows):
+    from liars_page import Rows
+
+    found = Rows(rows, "alike")
+    for name, share in ((name, share) for name in bench.BELIEVERS for share in (0.1, 0.3)):
+        about = {"selector": name, "share": share, "lie": "3 x loss", "when": "after"}
+        assert found.mean("got", **about) <= share + 0.1, about
+
+
+def test_who_scales_its_update_still_gets_more_as_the_page_says(bench, rows):
+    from liars_page import Rows
+
+    found = Rows(rows, "alike")
+    about = {"lie": bench.SCALED, "share": 0.3, "selector": "ExpectedUtility"}
+    assert all(found.mean("got", when=when, **about) > 0.5 for when in ("after", bench.CLIPPED))
