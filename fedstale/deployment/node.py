@@ -2,7 +2,8 @@
 
 Both run until the SuperNode ends or this process is told to end. The SuperExec is started again
 when it ends, however it does, and the SuperNode if it waits for the answer of a ClientApp that was
-killed. This file imports little, since its process stays in memory.
+killed. What they write is their user's alone. This file imports little, since its process stays in
+memory.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from fedstale.deployment.processes import end_with_parent
 from fedstale.errors import ConfigError
+from fedstale.files import PRIVATE_UMASK
 
 STUCK = 76
 """Status of a SuperExec whose SuperNode waits for an answer that will not come."""
@@ -125,4 +127,4 @@ class NodeProcesses:
 
 def _started(command: Sequence[str]) -> "subprocess.Popen[bytes]":
     # There are no threads here that could hold a lock.
-    return subprocess.Popen(command, preexec_fn=end_with_parent)  # noqa: PLW1509
+    return subprocess.Popen(command, preexec_fn=end_with_parent, umask=PRIVATE_UMASK)  # noqa: PLW1509

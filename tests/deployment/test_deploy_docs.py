@@ -15,9 +15,11 @@ import psutil
 import pytest
 import yaml
 from small_deployment import wait_for
+from typer.testing import CliRunner
 
+from fedstale.cli.main import app as fedstale
 from fedstale.deployment import commands
-from fedstale.deployment.commands import Address, TlsFiles, write_private
+from fedstale.deployment.commands import Address, TlsFiles, write_node_key, write_private
 from fedstale.deployment.processes import ProcessGroup
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +122,40 @@ def test_each_unit_has_a_user_and_a_state_folder_of_its_own_and_checkpoints_a_pl
         for word in re.findall(r"%d/(\S+)", service["ExecStart"]):
             assert f"LoadCredential={word}:/etc/flower/" in (FILES / name).read_text()
         assert "/etc/flower/private" not in service["ExecStart"]
+
+
+def test_the_commands_of_the_page_put_in_place_all_that_units_read(tmp_path, monkeypatch):
+    """Run them as they are, below a folder, where no user is made and no unit is started."""
+    root, own = tmp_path / "root", tmp_path / "own"
+    own.mkdir()
+    (root / "etc" / "systemd" / "system").mkdir(parents=True)
+    (own / "docs").symlink_to(ROOT / "docs")
+    (own / "my_app").mkdir()
+    monkeypatch.chdir(own)
+    (init,) = re.findall(r"^fedstale (deploy init .*?[^\\])$", PAGE, re.MULTILINE | re.DOTALL)
+    made = CliRunner().invoke(fedstale, shlex.split(init.replace("\\\n", " ")))
+    assert made.exit_code == 0, made.output
+    for name in ("alice.pem", "ca.crt", "config.toml"):
+        shutil.copy(own / "my-server" / name, own)
+    write_node_key(own / "node-0")
+    page = (ROOT / "docs" / "services.md").read_text(encoding="utf-8").partition("## Containers")[0]
+    script = "\n".join(re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    script = re.sub(r" -[og] flower\S*", "", script)
+    script = re.sub(r" (/(?:etc|var|srv))\b", rf" {root}\1", script)
+    stubs = "useradd() { :; }; systemctl() { :; }\n"
+    subprocess.run(["sh", "-euc", stubs + script], cwd=own, check=True, timeout=60)
+    read = {"/etc/flower/ca.crt", "/var/lib/flower-operator/config.toml"}
+    for path in UNITS:
+        name = "run-1" if "run@" in path.name else "9094"
+        text = path.read_text().replace("%i", name)
+        assert (root / "etc" / "systemd" / "system" / path.name).read_text() == path.read_text()
+        read |= set(re.findall(r"^(?:LoadCredential=[^:]+:|EnvironmentFile=)(/.+)$", text, re.M))
+        read |= set(re.findall(r"^ReadWritePaths=(.+)$", text, re.M))
+    assert len(read) >= 9
+    assert [path for path in sorted(read) if not (root / path[1:]).exists()] == []
+    private = [path for path in read if "/private/" in path]
+    assert {(root / path[1:]).stat().st_mode & 0o777 for path in private} == {0o600}
+    assert (root / "etc" / "flower" / "private").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)

@@ -74,6 +74,19 @@ def test_a_node_ends_as_its_supernode_does_and_leaves_nothing(started):
     assert is_gone(superexec)
 
 
+def test_what_a_node_and_its_clients_write_is_their_users_alone(started, tmp_path):
+    start, pids = started
+    before = os.umask(0o022)
+    try:
+        start()
+    finally:
+        os.umask(before)
+    pids("supernode")
+    pids("superexec")
+    modes = {(tmp_path / name).stat().st_mode & 0o777 for name in ("supernode", "superexec")}
+    assert modes == {0o600}
+
+
 def test_a_superexec_that_ends_is_started_again(started, monkeypatch):
     start, pids = started
     found = start()

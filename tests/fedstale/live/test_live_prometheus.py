@@ -2,11 +2,16 @@
 
 import http.client
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
-from math import inf
+import time
+from contextlib import closing
+from math import inf, isfinite
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -16,6 +21,7 @@ from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from told_run import ToldRun
 
 from fedstale.deployment.local import free_port
+from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError
 from fedstale.live import exported
 from fedstale.live.prometheus import PHASES, Exporter
@@ -212,10 +218,10 @@ def test_flowers_own_strategy_is_counted_too():
 
 
 def get(port, path, host="localhost"):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    connection.request("GET", path, headers={"Host": host})
-    with connection.getresponse() as response:
-        return response.status, response.read().decode()
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request("GET", path, headers={"Host": host})
+        with connection.getresponse() as response:
+            return response.status, response.read().decode()
 
 
 def test_it_is_ready_once_there_are_a_model_and_nodes_and_healthy_while_its_loop_turns():
@@ -330,6 +336,63 @@ def test_each_query_of_the_dashboard_asks_for_what_is_exported():
         # Prometheus adds these two itself.
         offered = set().union(*(known[name] for name in names)) | {"instance", "job"}
         assert labels <= offered, f"{labels - offered} in {query}"
+
+
+@pytest.mark.slow
+def test_prometheus_answers_each_query_of_the_dashboard_with_numbers(tmp_path):
+    if not shutil.which("prometheus"):
+        pytest.skip("Prometheus is not installed: apt-get install prometheus")
+    grid, port, own = PlainGrid(good, good, misshapen, failing, boasting), free_port(), free_port()
+    (tmp_path / "prometheus.yml").write_text(
+        "global: {scrape_interval: 1s}\nscrape_configs:\n"
+        f"- {{job_name: fedstale, static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}\n"
+    )
+    command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml"]
+    command += [f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{own}"]
+
+    def answers(query):
+        path = "/api/v1/query?query=" + quote(query.replace("$instance", ".*"))
+        status, text = get(own, path)
+        assert status == 200, f"{query}: {text}"
+        return [float(series["value"][1]) for series in json.loads(text)["data"]["result"]]
+
+    def until(condition):
+        deadline = time.monotonic() + 60.0
+        while not condition():
+            assert time.monotonic() < deadline, "waited in vain"
+            time.sleep(0.2)
+
+    def is_ready():
+        try:
+            return get(own, "/-/ready")[0] == 200
+        except OSError:
+            return False
+
+    def n_scrapes():
+        return sum(answers("sum(count_over_time(fedstale_run_info[1h]))"))
+
+    with identity(), exported(grid, port) as watched, ProcessGroup() as processes:
+        processes.start(
+            "prometheus", command, environment=os.environ, log=tmp_path / "prometheus.log"
+        )
+        until(is_ready)
+        # A rate is of what is counted between two scrapes.
+        for number in (2, 4):
+            strategy = StaleStrategy(
+                seed=1,
+                schedule=schedule.k_batch_async(5, 1),
+                validation=Validation(examples_cap=1.5, enough=2),
+            )
+            strategy.start(
+                watched,
+                arrays(0.0),
+                num_rounds=6,
+                timeout=60.0,
+                evaluate_fn=lambda version, model: MetricRecord({"loss": 1.0}),
+            )
+            until(lambda number=number: n_scrapes() >= number)
+        silent = [query for query in queries() if not any(map(isfinite, answers(query)))]
+    assert silent == []
 
 
 def test_the_dashboard_shows_each_metric_of_a_run():
