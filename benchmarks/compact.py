@@ -32,7 +32,11 @@ from fedstale.strategies.arrays import Array
 
 SEEDS, TUNING_SEEDS = (501, 502, 503, 504, 505), (511, 512)
 PARTS = {"tuning": "stop", "reported": "test"}
-RATES = (0.6, 1.2, 2.4, 4.8)
+RATES = {
+    "digits": (0.6, 1.2, 2.4, 4.8),
+    "fashion": (1.2, 2.4, 4.8),
+    "shakespeare": (1.2, 2.4, 4.8),
+}
 MINUTE_S, SMOOTHED = 60.0, 10
 """Accuracy is read every minute and averaged over the last ten readings."""
 FULL, BY_FORECAST = "in full", "by forecast"
@@ -79,7 +83,7 @@ FORECAST: dict[str, Arm] = {
     )
 }
 ARMS = UNIFORM | SPARSE | FORECAST
-FEWER = (FULL, "int8, int8 down", "int4, int8 down", "int2, int8 down", next(iter(FORECAST)))
+FEWER = (FULL, "int4, int8 down", "int2, int8 down", next(iter(FORECAST)))
 """What is compared where runs take long."""
 TUNED_AS = dict.fromkeys(FORECAST, next(iter(FORECAST)))
 """Arms that have the rate of another one: the same rule with other forecasts."""
@@ -95,7 +99,7 @@ class Plan:
     arms: tuple[str, ...]
     tuning: Sequence[Window]
     windows: Sequence[Window]
-    rates: tuple[float, ...] = RATES
+    rates: tuple[float, ...]
     until_s: float = HOURS_S
 
 
@@ -284,7 +288,9 @@ def plans(recordings: Path, only: Iterable[str], *, quick: bool = False) -> Iter
                 until_s=1200.0,
             )  # fmt: skip
         else:
-            yield Plan(place=name, arms=arms, tuning=tuning, windows=windows)
+            yield Plan(
+                place=name, arms=arms, tuning=tuning, windows=windows, rates=RATES[place.app]
+            )
 
 
 def measured(
