@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from compact_runs import Arm, Curve, Place, run, windows_of
-from results_file import commit, write_result
+from results_file import RESULTS, commit, write_result
 from scipy import stats
 from selection_training import HOURS_S, Window
 from threadpoolctl import threadpool_limits
@@ -151,7 +151,7 @@ def outcome(curve: Curve, target: float, until_s: float) -> dict[str, float]:
     """Return what a run had taken when it reached a target; or by the end, if it did not."""
     smooth = smoothed(curve, until_s)
     reached = np.flatnonzero(smooth >= target)
-    when = MINUTE_S * (reached[0] if reached.size else smooth.size - 1)
+    when = MINUTE_S * float(reached[0] if reached.size else smooth.size - 1)
     i = int(np.searchsorted(curve.at_s, when, side="right")) - 1
     return {
         "reached": float(bool(reached.size)),
@@ -220,6 +220,7 @@ def tuned(plan: Plan, kept: Kept) -> Tuned:
 
 def rows_of(plan: Plan, kept: Kept) -> list[Row]:
     """Return a row for each arm."""
+    kept.commits.clear()
     chosen = tuned(plan, kept)
     found = {
         arm: [
@@ -239,11 +240,10 @@ def rows_of(plan: Plan, kept: Kept) -> list[Row]:
     rows: list[Row] = []
     for arm in plan.arms:
         row: Row = {
-            "what": "arm",
             "place": plan.place,
             "arm": arm,
             "server_rate": chosen.rates[arm],
-            "score": round(chosen.scores.get(arm, float("nan")), 4),
+            "score": round(chosen.scores[arm], 4) if arm in chosen.scores else None,
             "target": chosen.target,
             "best_pair": chosen.best_pair,
             "seeds": [window.seed for window in plan.windows],
@@ -285,7 +285,7 @@ def plans(recordings: Path, only: Iterable[str], *, quick: bool = False) -> Iter
             few = (FULL, "int4, int8 down", next(iter(SPARSE)), next(iter(FORECAST)))
             yield Plan(
                 place=name, arms=few, tuning=tuning[:1], windows=windows[:1], rates=(1.2,),
-                until_s=1200.0,
+                until_s=600.0,
             )  # fmt: skip
         else:
             yield Plan(
@@ -311,14 +311,22 @@ def main() -> None:
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--only", nargs="+", choices=PLACES, default=list(PLACES))
-    parser.add_argument("--quick", action="store_true", help="twenty minutes, not written")
+    parser.add_argument("--quick", action="store_true", help="ten minutes, not written")
     asked = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     only = asked.only[:1] if asked.quick else asked.only
     kept = Kept(asked.recordings, None if asked.quick else asked.keep)
     rows = measured(plans(asked.recordings, only, quick=asked.quick), kept)
     if not asked.quick:
+        rows = sorted(rows + before(only), key=lambda row: list(PLACES).index(str(row["place"])))
         write_result("compact", rows, command="python benchmarks/compact.py RECORDINGS")
+
+
+def before(measured_now: Iterable[str]) -> list[Row]:
+    """Return the rows of places that are not measured now, from the result that is there."""
+    path = RESULTS / "compact.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    return [row for row in rows if row["place"] not in set(measured_now)]
 
 
 if __name__ == "__main__":

@@ -198,15 +198,14 @@ def windows_of(recordings: Path, part: str, links: str, seeds: tuple[int, ...]) 
     made = windows(fleet, FLEET, seeds)
     if links != "uccmisl-5g.zip":
         fleet = linked(fleet, TraceSet.read(recordings / links), DIVISION)
-    return [
-        replace(
-            window,
-            traces=fleet.between(window.start - history_s(window), window.start + HOURS_S).take(
-                window.devices
-            ),
-        )
-        for window in made
-    ]
+    return [looking_back(window, fleet) for window in made]
+
+
+def looking_back(window: Window, fleet: TraceSet) -> Window:
+    """Return a window whose traces begin before it, with the links of a fleet."""
+    start = window.start - history_s(window)
+    traces = fleet.between(start, window.start + HOURS_S).take(window.devices)
+    return replace(window, traces=traces)
 
 
 def linked(fleet: TraceSet, links: TraceSet, seed: int) -> TraceSet:
