@@ -1,6 +1,8 @@
-"""Write the tables of docs/results/messages.md from compact.json, compact_codec.json and attacks.
+"""Write the tables of what smaller messages are worth, and of what does not pay, into their pages.
 
-What stands between the markers is replaced; the words around them are kept.
+They come from results/compact.json, compact_codec.json and attacks_int4.json, and from what the
+recipes in examples/ print. What stands between the markers is replaced; the words around them are
+kept.
 
 Run it with: python benchmarks/compact_page.py
 """
@@ -13,7 +15,9 @@ from typing import Any
 from pages import refilled, rewrite
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "results" / "messages.md"
+DOCS, EXAMPLES = HERE.parent / "docs", HERE.parent / "examples"
+PAGES = DOCS / "results" / "messages.md", DOCS / "what-does-not-pay.md"
+RECIPES = "overlapping_upload", "fedglomo_momenta"
 FORM = "int4"
 Row = dict[str, Any]
 
@@ -54,6 +58,32 @@ def _missed(row: Row) -> str:
 def _ratio(values: Sequence[float]) -> str:
     mean, low, high = values
     return "1" if low == high == 1.0 else f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def unpaid(rows: Sequence[Row]) -> str:
+    """Return what refinements are worth beside the best uniform pair of formats."""
+    lines = [
+        "| place | replies | x the best pair | GB up | GB up of the best pair |",
+        "|---|---|---|---:|---:|",
+    ]
+    for row in rows:
+        if row["arm"].startswith(("top-k", "by forecast")):
+            (best,) = (
+                one
+                for one in rows
+                if (one["place"], one["arm"]) == (row["place"], row["best_pair"])
+            )
+            lines.append(
+                f"| {row['place']} | {row['arm']} | {_ratio(row['hours_ratio_to_best_pair'])} "
+                f"| {row['up_gb']:.2f} | {best['up_gb']:.2f} |"
+            )
+    return "\n".join(lines)
+
+
+def printed(recipe: str) -> str:
+    """Return what a recipe prints, as its recorded output has it."""
+    text = (EXAMPLES / f"{recipe}.out").read_text(encoding="utf-8")
+    return f"```text\n{text}```"
 
 
 def speed(rows: Sequence[Row]) -> str:
@@ -105,12 +135,14 @@ def _cell(row: Row) -> tuple[str, str, str]:
 
 
 def tables() -> dict[str, str]:
-    """Return the tables of the page, by name."""
+    """Return the tables of both pages, by name."""
     rows = _rows("compact")
     places = dict.fromkeys(row["place"] for row in rows)
     codec = _rows("compact_codec")
     return {
         **{place: arms([row for row in rows if row["place"] == place]) for place in places},
+        "refinements": unpaid(rows),
+        **{recipe: printed(recipe) for recipe in RECIPES},
         "codec": speed(codec),
         "bytes": sizes(codec),
         "attacks": attacked(_rows("attacks"), _rows(f"attacks_{FORM}")),
@@ -124,8 +156,8 @@ def _rows(name: str) -> list[Row]:
 
 
 def written() -> dict[Path, str]:
-    """Return the page as the results say it."""
-    return refilled([PAGE], tables())
+    """Return the pages as the results say them."""
+    return refilled(PAGES, tables())
 
 
 if __name__ == "__main__":
