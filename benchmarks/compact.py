@@ -39,7 +39,7 @@ RATES = {
 }
 MINUTE_S, SMOOTHED = 60.0, 10
 """Accuracy is read every minute and averaged over the last ten readings."""
-FULL, BY_FORECAST = "in full", "by forecast"
+FULL, BY_FORECAST, TOP_K = "in full", "by forecast", "top-k in the bytes of "
 _5G, _LTE = "uccmisl-5g.zip", "mahimahi"
 
 PLACES = {
@@ -67,9 +67,7 @@ UNIFORM: dict[str, Arm] = {
     "int4, int4 down": Arm(messages=Format(up="int4", down="int4")),
 }
 SPARSE: dict[str, Arm] = {
-    f"top-k in the bytes of {form}, int8 down": Arm(
-        messages=Format(up=form, down="int8"), is_sparse=True
-    )
+    f"{TOP_K}{form}, int8 down": Arm(messages=Format(up=form, down="int8"), is_sparse=True)
     for form in ("int4", "int2")
 }
 FORECAST: dict[str, Arm] = {
@@ -259,6 +257,9 @@ def rows_of(plan: Plan, kept: Kept) -> list[Row]:
         row["hours_ratio_to_best_pair"] = ratio(
             column(chosen.best_pair, "hours"), column(arm, "hours")
         )
+        if arm in SPARSE:
+            dense = arm.removeprefix(TOP_K)
+            row["hours_ratio_to_same_bytes"] = ratio(column(dense, "hours"), column(arm, "hours"))
         rows.append(row)
     return rows
 

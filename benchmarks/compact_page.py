@@ -19,6 +19,8 @@ DOCS, EXAMPLES = HERE.parent / "docs", HERE.parent / "examples"
 PAGES = DOCS / "results" / "messages.md", DOCS / "what-does-not-pay.md"
 RECIPES = "overlapping_upload", "fedglomo_momenta"
 FORM = "int4"
+SAME = "hours_ratio_to_same_bytes"
+RECOMMENDED, COUNTED = "int4, int8 down", ("hours", "device_hours", "up_gb", "down_gb")
 Row = dict[str, Any]
 
 
@@ -60,11 +62,24 @@ def _ratio(values: Sequence[float]) -> str:
     return "1" if low == high == 1.0 else f"{mean:.2f} [{low:.2f}, {high:.2f}]"
 
 
+def summary(rows: Sequence[Row]) -> str:
+    """Return what the pair that the docs recommend is worth in each place."""
+    lines = [
+        "| place | x as fast | x fewer device-hours | x fewer GB up | x fewer GB down |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if row["arm"] == RECOMMENDED:
+            cells = [_ratio(row[f"{name}_ratio"]) for name in COUNTED]
+            lines.append(f"| {row['place']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def unpaid(rows: Sequence[Row]) -> str:
     """Return what refinements are worth beside the best uniform pair of formats."""
     lines = [
-        "| place | replies | x the best pair | GB up | GB up of the best pair |",
-        "|---|---|---|---:|---:|",
+        "| place | replies | x the best pair | x the format of its bytes | GB up | of the pair |",
+        "|---|---|---|---|---:|---:|",
     ]
     for row in rows:
         if row["arm"].startswith(("top-k", "by forecast")):
@@ -75,6 +90,7 @@ def unpaid(rows: Sequence[Row]) -> str:
             )
             lines.append(
                 f"| {row['place']} | {row['arm']} | {_ratio(row['hours_ratio_to_best_pair'])} "
+                f"| {_ratio(row[SAME]) if SAME in row else ''} "
                 f"| {row['up_gb']:.2f} | {best['up_gb']:.2f} |"
             )
     return "\n".join(lines)
@@ -141,6 +157,7 @@ def tables() -> dict[str, str]:
     codec = _rows("compact_codec")
     return {
         **{place: arms([row for row in rows if row["place"] == place]) for place in places},
+        "summary": summary(rows),
         "refinements": unpaid(rows),
         **{recipe: printed(recipe) for recipe in RECIPES},
         "codec": speed(codec),

@@ -1,5 +1,6 @@
 """The benchmark of smaller messages: arms, tuning on other phones, ratios, and its page."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -79,9 +80,11 @@ def test_every_arm_trains_and_reports_what_crossed(rows, bench):
         assert row["best_pair"] in bench.UNIFORM
 
 
-def test_a_sparse_reply_has_the_bytes_of_the_format_that_it_stands_for(rows):
+def test_a_sparse_reply_has_the_bytes_of_the_format_that_it_stands_for(rows, bench):
     sparse, dense = rows["top-k in the bytes of int4, int8 down"], rows["int4, int8 down"]
     assert sparse["jobs"] == dense["jobs"]
+    mean = bench.ratio(dense["hours_by_seed"], sparse["hours_by_seed"])[0]
+    assert sparse["hours_ratio_to_same_bytes"][0] == pytest.approx(mean, rel=0.02)
 
 
 def test_the_oracle_has_the_rate_that_the_forecasts_were_tuned_with(rows):
@@ -156,6 +159,30 @@ def test_replies_of_the_attacks_benchmark_go_in_a_format(bench):
         assert run.rejected == 0
     assert found["int4"] != found[None]
     assert found["int4"] == pytest.approx(found[None], abs=0.1)
+
+
+@pytest.fixture(scope="module")
+def result(bench):
+    """Return the rows that were measured, by place and arm."""
+    rows = json.loads((ROOT / "benchmarks/results/compact.json").read_text())["rows"]
+    return {(row["place"], row["arm"]): row for row in rows}
+
+
+def test_the_readme_says_what_was_measured(result):
+    ratio = result["digits, 56 MB, LTE and UMTS", "int4, int8 down"]["hours_ratio"]
+    fast, low, high = (f"{x:.1f}" for x in ratio)
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{fast} times as fast, with an interval of {low} to {high}" in text
+
+
+def test_no_refinement_was_faster_than_the_best_pair_by_an_interval(result):
+    """What docs/what-does-not-pay.md and docs/smaller-messages.md say."""
+    for (_, arm), row in result.items():
+        if arm.startswith(("top-k", "by forecast")):
+            assert row["hours_ratio_to_best_pair"][1] < 1.0
+            # Top-k ties with the format of its bytes, too.
+            low, high = row.get("hours_ratio_to_same_bytes", [1.0, 0.0, 2.0])[1:]
+            assert low < 1.0 < high
 
 
 @pytest.mark.slow
