@@ -32,11 +32,7 @@ from fedstale.strategies.arrays import Array
 
 SEEDS, TUNING_SEEDS = (501, 502, 503, 504, 505), (511, 512)
 PARTS = {"tuning": "stop", "reported": "test"}
-RATES = {
-    "digits": (0.6, 1.2, 2.4, 4.8),
-    "fashion": (1.2, 2.4, 4.8),
-    "shakespeare": (1.2, 2.4, 4.8),
-}
+RATES = (0.6, 1.2, 2.4, 4.8)
 MINUTE_S, SMOOTHED = 60.0, 10
 """Accuracy is read every minute and averaged over the last ten readings."""
 FULL, BY_FORECAST, TOP_K = "in full", "by forecast", "top-k in the bytes of "
@@ -289,9 +285,7 @@ def plans(recordings: Path, only: Iterable[str], *, quick: bool = False) -> Iter
                 until_s=600.0,
             )  # fmt: skip
         else:
-            yield Plan(
-                place=name, arms=arms, tuning=tuning, windows=windows, rates=RATES[place.app]
-            )
+            yield Plan(place=name, arms=arms, tuning=tuning, windows=windows, rates=RATES)
 
 
 def measured(

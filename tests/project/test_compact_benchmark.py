@@ -1,6 +1,7 @@
 """The benchmark of smaller messages: arms, tuning on other phones, ratios, and its page."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -183,6 +184,26 @@ def test_no_refinement_was_faster_than_the_best_pair_by_an_interval(result):
             # Top-k ties with the format of its bytes, too.
             low, high = row.get("hours_ratio_to_same_bytes", [1.0, 0.0, 2.0])[1:]
             assert low < 1.0 < high
+
+
+def recorded(recipe):
+    """Return the numbers of each line that a recipe prints; the last line is its summary."""
+    text = (ROOT / "examples" / f"{recipe}.out").read_text(encoding="utf-8")
+    return [[float(x) for x in re.findall(r"\d+(?:\.\d+)?", line)] for line in text.splitlines()]
+
+
+def test_overlap_brings_more_and_staler_replies_and_no_time():
+    *seeds, (_, ratio) = recorded("overlapping_upload")
+    for _, plain, more, fresh, stale, *_ in seeds:
+        assert 1.2 < more / plain < 1.55
+        assert 2.0 < stale / fresh < 3.0
+    assert 0.9 < ratio < 1.1
+
+
+def test_momenta_cost_more_than_they_save():
+    *_, (_, paid, free) = recorded("fedglomo_momenta")
+    assert paid < 0.8
+    assert 0.9 < free < 1.1
 
 
 @pytest.mark.slow
