@@ -27,19 +27,20 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    pulled, pushed, lock = [], [], threading.Lock()
+    # By object: one that is asked for again, while others are still on their way, is one.
+    pulled, pushed, lock = {{}}, {{}}, threading.Lock()
     client = grid._runtime_client
     pull, push = client.PullObject, client.PushObject
 
     def counting_pull(request):
         answer = pull(request)
         with lock:
-            pulled.append(len(answer.object_content))
+            pulled[request.object_id] = len(answer.object_content)
         return answer
 
     def counting_push(request):
         with lock:
-            pushed.append(len(request.object_content))
+            pushed[request.object_id] = len(request.object_content)
         return push(request)
 
     client.PullObject, client.PushObject = counting_pull, counting_push
@@ -48,7 +49,8 @@ def main(grid, context):
     def evaluate(version, arrays):
         # After each round: what it took, and how far the model is.
         moved = float((arrays["w"].numpy() - model).mean())
-        print("ROUND " + json.dumps([sum(pushed), sum(pulled), moved]), flush=True)
+        took = [sum(sizes.values()) for sizes in (pushed, pulled)]
+        print("ROUND " + json.dumps([*took, moved]), flush=True)
         pushed.clear(), pulled.clear()
 
     strategy = FedAvg({NODES}, messages=MESSAGES)
