@@ -5,9 +5,10 @@ real message that passes validation, and every buffer of fifteen updates is redu
 rule. In the setting "late", devices take exponential times, half of them three times as long, so
 that updates come several versions stale and are weighed by 1/sqrt(1 + tau). The adversaries know
 all honest updates of a buffer. Each cell is the accuracy on the test digits, averaged over the last
-five of the steps.
+five of the steps. With --format replies go in a format, with error feedback, as CompactMod sends
+them; adversaries quantise what they made up.
 
-Run it with: python benchmarks/attacks.py [--quick]
+Run it with: python benchmarks/attacks.py [--quick] [--format int4]
 """
 
 import argparse
@@ -28,6 +29,8 @@ from threadpoolctl import threadpool_limits
 from fedstale.errors import ProtocolError
 from fedstale.strategies import StaleStrategy, Validation
 from fedstale.strategies.arrays import Array, Model
+from fedstale.strategies.messages.codec import FORMATS, FormatName
+from fedstale.strategies.messages.records import quantised
 from fedstale.strategies.robust import (
     CTMA,
     Bulyan,
@@ -184,6 +187,8 @@ class Federation:
     rule: Rule | None
     validation: Validation
     late: bool
+    form: FormatName | None = None
+    """Format of replies; None for in full."""
     accuracies: list[float] = field(default_factory=list)
     bad_share: list[float] = field(default_factory=list)
 
@@ -203,6 +208,7 @@ class Federation:
         )
         parts = strategy.weighting, strategy.server_optimizer
         self.buffer = Buffer(strategy, *parts, versions=self.versions, reputation=self.reputation)
+        self.left = np.zeros((N_DEVICES, N_PARAMETERS), np.float32)
         # Device -> (instant of its reply, version it has).
         self.out = {k: self._send(k) for k in range(N_DEVICES)} if self.late else {}
 
@@ -280,6 +286,7 @@ class Federation:
             purpose="train",
             base_version=base_version,
             sent_at=self.now,
+            up=self.form,
         )
         try:
             update = self.reputation.open(reply, job, self.versions)
@@ -300,9 +307,15 @@ class Federation:
 
     def _reply(self, device: int, row: Array) -> Message:
         lies = self.attack in BY_EXAMPLES and device < N_BAD
+        array = FlowerArray(row)
+        if self.form is not None:
+            # What an adversary leaves out may be infinite: it begins anew.
+            left = np.nan_to_num(self.left[device], posinf=0.0, neginf=0.0)
+            array = quantised(row, self.form, left=left)
+            self.left[device] = left
         body = RecordDict(
             {
-                "arrays": ArrayRecord({MODEL: FlowerArray(row)}),
+                "arrays": ArrayRecord({MODEL: array}),
                 "metrics": MetricRecord({"num-examples": 10**9 if lies else EXAMPLES}),
                 "fedstale": ConfigRecord({"fedstale.update": "delta"}),
             }
@@ -315,6 +328,7 @@ def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one seed, few merges, not written")
+    parser.add_argument("--format", choices=FORMATS, help="of replies; in full if not set")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="seeds, 1 to 3")
     options = parser.parse_args()
     seeds = SEEDS[:1] if options.quick else SEEDS[: options.seeds]
@@ -323,6 +337,8 @@ def main() -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     command = "python benchmarks/attacks.py"
     command += f" --seeds {options.seeds}" if options.seeds != len(SEEDS) else ""
+    command += f" --format {options.format}" if options.format else ""
+    name = f"attacks_{options.format}" if options.format else "attacks"
     rows: list[dict[str, object]] = []
     with threadpool_limits(1):
         for late in (False, True):
@@ -330,20 +346,25 @@ def main() -> None:
                 if late and attack in BY_FORECASTS:
                     continue  # there every device is always out, and nothing is chosen
                 rows += [
-                    _row(attack, rule, late, seeds, n_merges)
+                    _row(attack, rule, late, seeds, n_merges, options.format)
                     for rule in RULES
                     # The cap on examples is idle where merges divide by their size.
                     if rule != UNCAPPED or attack in BY_EXAMPLES
                 ]
             if not options.quick:
-                write_result("attacks", rows, command=command)
+                write_result(name, rows, command=command)
 
 
-def _row(
-    attack: str, name: str, late: bool, seeds: tuple[int, ...], n_merges: int
+def _row(  # noqa: PLR0917 - what identifies a cell
+    attack: str,
+    name: str,
+    late: bool,
+    seeds: tuple[int, ...],
+    n_merges: int,
+    form: FormatName | None,
 ) -> dict[str, object]:
     started, (rule, gate) = time.perf_counter(), RULES[name]
-    runs = [Federation(seed, attack, rule, gate, late) for seed in seeds]
+    runs = [Federation(seed, attack, rule, gate, late, form) for seed in seeds]
     with np.errstate(over="ignore", invalid="ignore"):
         for run in runs:
             run.run(n_merges)

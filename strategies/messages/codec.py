@@ -122,9 +122,10 @@ def encode(
         for start in range(0, n, _CHUNK):
             part = slice(start, min(start + _CHUNK, n))
             v = values[: part.stop - start]
-            v[...] = flat[part]
-            if minus is not None:
-                v -= minus[part]
+            if minus is None:
+                v[...] = flat[part]
+            else:
+                np.subtract(flat[part], minus[part], out=v, dtype=real)
             if left is not None:
                 v += left[part]
             if form == "float16":
@@ -145,7 +146,14 @@ def _halve(v: Array, out: Array, start: int, left: Array | None) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         into[...] = v
         if left is not None:
-            np.subtract(v, into, out=left)
+            # A look-up is twice as fast as NumPy's conversion.
+            np.subtract(v, np.take(_halves(v.dtype), into.view("<u2"), mode="clip"), out=left)
+
+
+@cache
+def _halves(real: np.dtype[Any]) -> Array:
+    """Return every float16 by its bits; shape (65536,)."""
+    return np.arange(1 << 16, dtype="<u2").view(_HALF).astype(real)
 
 
 def _quantise(  # noqa: PLR0917 - one chunk of what `encode` was given

@@ -63,6 +63,7 @@ def test_the_map_shows_every_page_under_its_kind(kind):
         ("agent_page", 3),
         ("forecasting_page", 2),
         ("tuning_page", 1),
+        ("compact_page", 2),
         ("forecast_audit", 1),
     ],
 )

@@ -343,3 +343,14 @@ def test_a_run_with_formats_that_was_cut_off_ends_byte_for_byte_as_one_that_was_
     simulate(CONFIG, tmp_path / "cut", traces=traces, resume=True)
     for name in SAME:
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_with_formats_is_the_same_run_in_one_process_and_in_two(tmp_path):
+    for kind, workers in (("inline", 1), ("processes", 2)):
+        config = replace(CONFIG, executor=kind, workers=workers)
+        simulate(config, tmp_path / kind, traces=TraceSet.synthetic(20, days=7, seed=0))
+    for name in SAME:
+        assert (tmp_path / "inline" / name).read_bytes() == (
+            tmp_path / "processes" / name
+        ).read_bytes()

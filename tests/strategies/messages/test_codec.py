@@ -213,6 +213,13 @@ def test_other_lengths_are_refused(form, change):
         decode(data, form, (LEAST,), np.float32)
 
 
+@pytest.mark.parametrize("form", WHOLE)
+def test_more_scales_than_buckets_are_refused(form):
+    data = encode(np.ones(BUCKET, np.float32), form)
+    with pytest.raises(ProtocolError, match="bytes: expected"):
+        decode(data[:4] + data, form, (BUCKET,), np.float32)
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_shape_of_a_terabyte_takes_no_memory_before_it_is_refused(form):
     with pytest.raises(ProtocolError, match="bytes: expected"):

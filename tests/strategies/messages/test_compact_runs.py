@@ -1,5 +1,7 @@
 """Runs whose messages are smaller: what is asked, sent, owed and aggregated."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -18,10 +20,22 @@ from fedstale.strategies import (
 )
 from fedstale.strategies.messages.codec import FORMATS, decode, encode, n_bytes
 from fedstale.strategies.messages.records import COMPACT_RECORD, form_of
+from fedstale.strategies.robust import (
+    CTMA,
+    Bulyan,
+    CentredClipping,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    TrimmedMean,
+)
+from fedstale.strategies.weighting import Gap
 
 pytestmark = pytest.mark.usefixtures("_identity")
 
 N = 600
+RULES = CTMA, Bulyan, CentredClipping, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
 MODEL = {
     "w": np.random.default_rng(0).standard_normal((20, 30)).astype(np.float32),
     "b": np.arange(9, dtype=np.float32),
@@ -340,6 +354,34 @@ def test_robust_rules_caps_and_privacy_see_decoded_updates():
     assert 0.2 < moved <= 0.5 + 1e-4
 
 
+def private():
+    from fedstale.strategies import Privacy
+
+    return Privacy(clip_norm=0.5, noise_multiplier=0.5, delta=1e-6, noise_seed=1)
+
+
+READERS = {
+    **{rule.__name__: lambda rule=rule: {"robust": rule(f=1)} for rule in RULES},
+    "norms clipped": lambda: {"validation": Validation(norm_cap=1.01)},
+    "privacy": lambda: {"privacy": private(), "normalise": "buffer_size"},
+    "gap": lambda: {"weighting": Gap()},
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_whatever_reads_updates_reads_the_decoded_ones(reader):
+    compact = {k: Device(k, sends="delta") for k in range(1, 8)}
+    plain = {k: Device(k, sends="delta", mods=[]) for k in range(1, 8)}
+    for device in plain.values():
+        w = device.step["w"]
+        device.step["w"] = decode(encode(w, "int4"), "int4", w.shape, w.dtype)
+    _, model = start(StaleStrategy(messages=Format(up="int4"), **READERS[reader]()), compact)
+    _, expected = start(StaleStrategy(**READERS[reader]()), plain)
+    for name, array in model.items():
+        np.testing.assert_array_equal(array, expected[name])
+    assert not np.array_equal(model["w"], MODEL["w"])
+
+
 def test_norm_caps_count_decoded_updates():
     nodes = {k: Device(k) for k in range(1, 8)}
     nodes[7].step = {**nodes[7].step, "w": nodes[7].step["w"] * 1000}
@@ -437,6 +479,26 @@ def test_a_small_array_in_a_format_is_rejected():
     grid, _ = start(fedavg(messages=Format(up="int4")), {1: bad, 2: Device(2)})
     ((_, reason),) = grid.refused
     assert "arrays['b'] has 9 elements of 'float32' in int4: expected at least 256" in reason
+
+
+def test_an_array_that_the_model_lacks_is_rejected_before_memory_is_taken():
+    def mod(message, context, call_next):
+        reply = call_next(message, context)
+        more = stored(shape=(1 << 14, 1 << 14))
+        reply.content["arrays"] = ArrayRecord({**reply.content["arrays"], "more": more})
+        return reply
+
+    bad = Device(1, mods=[mod, CompactMod()])
+    tracemalloc.start()
+    try:
+        grid, _ = start(fedavg(messages=Format(up="int4")), {1: bad, 2: Device(2)})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    ((_, reason),) = grid.refused
+    assert "more" in reason
+    # In full it would take 1 GiB.
+    assert peak < 20_000_000
 
 
 @pytest.mark.parametrize("messages", [None, Format(down="int8"), Format(up="int8")])

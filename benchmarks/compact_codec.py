@@ -1,0 +1,168 @@
+"""What formats cost a core and its memory, and whether messages are as long as they are said to be.
+
+- Speed: 25 million float32 are encoded and decoded, in GB of float32 a processor second.
+- Memory: the peak beyond what comes in and goes out.
+- Bytes: of replies, by shapes alone, as a simulation charges them, and as Flower serialises them.
+
+Run it with: python benchmarks/compact_codec.py [--quick]
+"""
+
+import argparse
+import time
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from flwr.app import Array as FlowerArray
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app.message.message import make_message
+from flwr.app.metadata import Metadata
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from results_file import write_result
+from threadpoolctl import threadpool_limits
+
+from fedstale.simulation.costs import size_of
+from fedstale.strategies.arrays import Array, Model
+from fedstale.strategies.messages.codec import (
+    FORMATS,
+    FormatName,
+    decode,
+    encode,
+    is_quantised,
+    n_bytes,
+)
+from fedstale.strategies.messages.formats import WHOLE_NUMBERS
+from fedstale.strategies.messages.records import coarse
+
+N, REPEATS = 25_000_000, 7
+NETWORKS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "64-32-10": ((32, 64), (32,), (10, 32), (10,)),
+    "14 MB in 100 arrays": ((265, 264),) * 50 + ((264,),) * 50,
+    "100 MB in 160 arrays": ((560, 558),) * 80 + ((560,),) * 80,
+}
+"""Shapes of their arrays; the first is the network of `digits`."""
+Row = dict[str, object]
+
+
+def speeds(n: int, repeats: int) -> list[Row]:
+    """Return how fast each format is written, with error feedback and by chance, and read."""
+    rng = np.random.default_rng(0)
+    x, base, left = (rng.standard_normal(n, dtype=np.float32) for _ in range(3))
+    rows: list[Row] = []
+    for form in FORMATS:
+        made = encode(x, form)
+        works: dict[str, Callable[[], object]] = {
+            "encode": partial(encode, x, form),
+            "encode, error feedback": partial(encode, x, form, minus=base, left=left),
+            "encode, stochastic": partial(encode, x, form, rng=np.random.default_rng(0)),
+            "decode": partial(decode, made, form, x.shape, x.dtype),
+        }
+        if form not in WHOLE_NUMBERS:
+            del works["encode, stochastic"]
+        for name, work in works.items():
+            found = [x.nbytes / 1e9 / _took(work) for _ in range(repeats)]
+            row: Row = {"what": "speed", "format": form, "work": name, "parameters": n}
+            times = {"gb_per_s": float(np.median(found)), "min": min(found), "max": max(found)}
+            rows.append(row | {k: round(v, 2) for k, v in times.items()} | {"repeats": repeats})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def _took(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def memory(n: int) -> list[Row]:
+    """Return the bytes that are taken on the way, beyond arguments and result."""
+    x, base, left = (np.ones(n, np.float32) for _ in range(3))
+    rows: list[Row] = []
+    for form in FORMATS:
+        made = encode(x, form, minus=base, left=left)
+        decode(made, form, x.shape, x.dtype)  # what is made once is made
+        up = _peak(partial(encode, x, form, minus=base, left=left)) - len(made)
+        down = _peak(partial(decode, made, form, x.shape, x.dtype)) - x.nbytes
+        rows.append(
+            {
+                "what": "memory",
+                "format": form,
+                "parameters": n,
+                "encode_bytes": up,
+                "decode_bytes": down,
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def _peak(work: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def sizes() -> list[Row]:
+    """Return the bytes of replies as they are predicted, charged and serialised."""
+    rows: list[Row] = []
+    for name, shapes in NETWORKS.items():
+        model = {f"layer.{i}": _drawn(shape, i) for i, shape in enumerate(shapes)}
+        for form in (None, *FORMATS):
+            reply = _reply(model, form)
+            charged = sum(size_of(reply))
+            wire = sum(len(part.deflate()) for part in get_all_nested_objects(reply).values())
+            rows.append(
+                {
+                    "what": "bytes",
+                    "network": name,
+                    "format": form or "in full",
+                    "by_shapes": _by_shapes(model, form),
+                    "charged": charged,
+                    "serialised": wire,
+                    "off": round(charged / wire - 1, 4),
+                }
+            )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def _drawn(shape: tuple[int, ...], seed: int) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def _reply(model: Model, form: FormatName | None) -> Message:
+    arrays = ArrayRecord({name: FlowerArray(x) for name, x in model.items()})
+    arrays = arrays if form is None else coarse(arrays, form)
+    metrics = MetricRecord({"num-examples": 10, "train_loss": 0.5})
+    content = RecordDict({"arrays": arrays, "metrics": metrics})
+    about = Metadata(1, "", 1000, 1, "asked", "", 0.0, 60.0, "train")
+    return make_message(about, content)
+
+
+def _by_shapes(model: Model, form: FormatName | None) -> int:
+    return sum(
+        n_bytes(form, x.size)
+        if form is not None and is_quantised(form, x.dtype, x.shape)
+        else x.nbytes
+        for x in model.values()
+    )
+
+
+def main() -> None:
+    """Measure, print, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a million numbers, not written")
+    is_quick = parser.parse_args().quick
+    with threadpool_limits(1):
+        n, repeats = (1_000_000, 2) if is_quick else (N, REPEATS)
+        rows = [*speeds(n, repeats), *memory(n), *sizes()]
+    if not is_quick:
+        print(write_result("compact_codec", rows, command="python benchmarks/compact_codec.py"))
+
+
+if __name__ == "__main__":
+    main()
