@@ -487,3 +487,26 @@ def test_numbers_that_overflow_end_in_words(recorded, tmp_path):
     checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
     assert checked.faults
     assert np.isfinite(checked.lines)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strategy": "fedbuff", "selector": "agent", "work": "2m", "messages": "by-forecast"},
+        {"strategy": "fedavg", "selector": "oort", "work": 0.5, "messages": "int4"},
+        {"strategy": "gap-aware", "selector": "expected-utility", "normalise": "steps"},
+    ],
+)
+def test_picks_are_made_again_where_devices_are_asked_for_less(settings):
+    found = fedstale.simulate(
+        "digits",
+        traces="synthetic:20",
+        until="30m",
+        seed=0,
+        run_config={"forecasts": True, "num-server-rounds": 999, "record": True, **settings},
+    )
+    verified = fedstale.verify(found)
+    assert verified.holds
+    assert verified.made_again == verified.picks > 5
+    if "work" in settings:
+        assert (found.jobs["work_share"] < 1.0).any()
