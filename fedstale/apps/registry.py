@@ -195,7 +195,8 @@ def check(config: Mapping[str, bool | int | float | str]) -> None:
 
 def _flowers(config: UserConfig) -> Strategy:
     for key in ("selector", "weighting", "robust", "checkpoints", "resume", "record", *SETTINGS):
-        if config[key] not in ("", False):
+        # 0 is a setting, too.
+        if config[key] != "" and config[key] is not False:
             raise ConfigError(
                 f"{key} = {config[key]!r}: {FLOWERS} is Flower's own and has none; expected a "
                 "strategy of fedstale such as strategy='fedavg'"

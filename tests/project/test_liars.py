@@ -1,6 +1,7 @@
 """The benchmark of lies: its quick form, what its simulator adds, and that its page follows."""
 
 import json
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,8 @@ def test_the_quick_form_takes_no_recordings_and_shows_a_lie_and_its_end(
     monkeypatch.setattr(
         sys, "argv", ["liars.py", "--quick", "--keep", str(kept), "--cache", str(tmp_path)]
     )
+    # It says for a whole process that warnings are not shown.
+    monkeypatch.setattr(logging, "disable", lambda level: None)
     for _ in range(2):
         bench.main()
     found = json.loads((tmp_path / "liars-quick.json").read_text())["rows"]
