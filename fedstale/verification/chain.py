@@ -41,7 +41,7 @@ class Line:
     """The rest of it."""
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """What is kept of a line while the chain is looked at."""
 
     number: int
@@ -127,7 +127,7 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def broken(links: Sequence[Link], before: Link | None) -> list[str]:
+def broken(links: Sequence[ChainLink], before: ChainLink | None) -> list[str]:
     """Return where a chain is broken, in words; none if it holds.
 
     Args:
@@ -136,7 +136,7 @@ def broken(links: Sequence[Link], before: Link | None) -> list[str]:
     """
     found = []
     numbers = Counter(link.number for link in links)
-    last = before or Link(0, "", NONE_BEFORE)
+    last = before or ChainLink(0, "", NONE_BEFORE)
     for i, link in enumerate(links):
         due = last.number + 1
         if numbers[link.number] > 1 and link.number < due:
@@ -156,7 +156,7 @@ def broken(links: Sequence[Link], before: Link | None) -> list[str]:
     return found
 
 
-def _altered(links: Sequence[Link], i: int, last: Link) -> str:
+def _altered(links: Sequence[ChainLink], i: int, last: ChainLink) -> str:
     """Say which of two lines was altered whose numbers follow each other."""
     number = links[i].number
     if number == 1 or (i == 0 and last.number):

@@ -98,7 +98,7 @@ class Facts:
             raise WrongError(f"{', '.join(sorted(self._left))[:200]}: no such field of this line")
 
 
-class Replay:
+class ReplayedRun:
     """The server of a run, as far as its picks depend on it."""
 
     def __init__(self, own: Sequence[type[Selector]] = (), agent: str | None = None) -> None:
@@ -325,17 +325,17 @@ class Replay:
         facts.text("reason")
 
 
-_KINDS: Mapping[str, Callable[[Replay, Facts], None]] = {
-    "start": Replay._start,
-    "settings": Replay._settings,
-    "resumed": Replay._resumed,
-    "heard": Replay._heard,
-    "pick": Replay._pick,
-    "evaluate": Replay._evaluate,
-    "sent": Replay._sent,
-    "ended": Replay._ended,
-    "left-out": Replay._left_out,
-    "end": Replay._end,
+_KINDS: Mapping[str, Callable[[ReplayedRun, Facts], None]] = {
+    "start": ReplayedRun._start,
+    "settings": ReplayedRun._settings,
+    "resumed": ReplayedRun._resumed,
+    "heard": ReplayedRun._heard,
+    "pick": ReplayedRun._pick,
+    "evaluate": ReplayedRun._evaluate,
+    "sent": ReplayedRun._sent,
+    "ended": ReplayedRun._ended,
+    "left-out": ReplayedRun._left_out,
+    "end": ReplayedRun._end,
 }
 
 

@@ -26,8 +26,16 @@ from fedstale.reports.folder import DEPLOYED, EVENTS, SUMMARY
 from fedstale.reports.run import Run
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.server.record import RECORD
-from fedstale.verification.chain import MOST_FAULTS, Line, Link, WrongError, broken, file_of, lines
-from fedstale.verification.replay import Replay
+from fedstale.verification.chain import (
+    MOST_FAULTS,
+    ChainLink,
+    Line,
+    WrongError,
+    broken,
+    file_of,
+    lines,
+)
+from fedstale.verification.replay import ReplayedRun
 
 _MOST_KEPT = 16
 """States of a run that are kept for lines that go back to them."""
@@ -106,7 +114,7 @@ def verify(
     for part in parts:
         part.names_file = len(parts) > 1
     chain = _chain(parts)
-    replay = Replay(selectors, None if agent is None else str(agent))
+    replay = ReplayedRun(selectors, None if agent is None else str(agent))
     faults = chain.faults
     notes: list[str] = []
     if not faults:
@@ -155,7 +163,7 @@ class _Part:
 class _Chain:
     """The lines of all files, without what they say."""
 
-    links: list[Link]
+    links: list[ChainLink]
     faults: list[str]
     targets: Counter[str]
     """Hashes of lines that later lines go back to, and how often."""
@@ -166,8 +174,8 @@ def _chain(parts: Sequence[_Part]) -> _Chain:
     """Return the chain of some files, and what is wrong with it."""
     chain = _Chain([], [], Counter())
     for i, part in enumerate(parts):
-        own: list[Link] = []
-        before: Link | None = None
+        own: list[ChainLink] = []
+        before: ChainLink | None = None
         for line in lines(part.file):
             if isinstance(line, str):
                 chain.faults.append(part.where + line)
@@ -183,7 +191,7 @@ def _chain(parts: Sequence[_Part]) -> _Chain:
             elif not own and i:
                 chain.faults.append(f"{part.where}it begins a chain of its own: verify it alone")
                 return chain
-            own.append(Link(line.number, line.before, line.hash))
+            own.append(ChainLink(line.number, line.before, line.hash))
             chain.last_kind = line.kind
             if line.kind == "resumed":
                 chain.targets[str(line.facts.get("head"))] += 1
@@ -195,7 +203,7 @@ def _chain(parts: Sequence[_Part]) -> _Chain:
 
 
 def _make_again(
-    parts: Sequence[_Part], chain: _Chain, replay: Replay, faults: list[str], notes: list[str]
+    parts: Sequence[_Part], chain: _Chain, replay: ReplayedRun, faults: list[str], notes: list[str]
 ) -> None:
     """Apply all lines; add what is wrong with them, and what is worth a look."""
     kept: dict[str, tuple[int, Any]] = {}
@@ -223,7 +231,7 @@ def _make_again(
 
 
 def _go_back(
-    line: Line, replay: Replay, kept: dict[str, tuple[int, Any]], targets: Counter[str]
+    line: Line, replay: ReplayedRun, kept: dict[str, tuple[int, Any]], targets: Counter[str]
 ) -> None:
     """Take a run back to the line that a run was resumed from."""
     head, to = str(line.facts.get("head")), line.facts.get("to")
