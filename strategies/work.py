@@ -6,7 +6,7 @@ eighths, so that messages of one version have a few contents and not one for eac
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, floor, inf
 from typing import NamedTuple, Self, cast
@@ -132,7 +132,14 @@ def asking(config: ConfigRecord, share: float) -> ConfigRecord:
 
 def is_asked(content: RecordDict) -> bool:
     """Return whether a message says anything of a share."""
-    return any(isinstance(record, ConfigRecord) and WORK in record for record in content.values())
+    return next(_said(content), None) is not None
+
+
+def _said(content: RecordDict) -> Iterator[ConfigRecordValues]:
+    """Return what the records of a message say of a share."""
+    for record in content.values():
+        if isinstance(record, ConfigRecord) and WORK in record:
+            yield record[WORK]
 
 
 def asked_share(content: RecordDict) -> float | None:
@@ -141,13 +148,12 @@ def asked_share(content: RecordDict) -> float | None:
     Raises:
         ProtocolError: it is no share.
     """
-    for record in content.values():
-        if isinstance(record, ConfigRecord) and WORK in record:
-            share = record[WORK]
-            if not _is_share(share):
-                raise ProtocolError(f"{WORK} = {share!r:.40}: expected {_ACCEPTED}")
-            return float(cast(float, share))
-    return None
+    share = next(_said(content), None)
+    if share is None:
+        return None
+    if not _is_share(share):
+        raise ProtocolError(f"{WORK} = {share!r:.40}: expected {_ACCEPTED}")
+    return float(cast(float, share))
 
 
 def steps_of(share: float, whole: int) -> int:
