@@ -80,6 +80,7 @@ table-forecasts: setup ## measure forecasts on the records in RECORDINGS and rew
 table-agent: setup ## train agents, compare them on windows and in real training, rewrite their page; takes hours
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent_windows.py $(RECORDINGS) --out build/agents --ship
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent_training.py $(RECORDINGS) --keep build/agents/runs.jsonl --cache build/agents/forecasts --jobs 2
+	$(BIN)/python benchmarks/agent_worlds.py $(RECORDINGS) --out build/agents/worlds
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/agent_sizes.py
 	$(BIN)/python benchmarks/agent_page.py
 
