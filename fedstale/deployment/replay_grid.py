@@ -141,7 +141,7 @@ class ReplayGrid(ForwardingGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the devices that are available, and whose nodes are online."""
-        is_online = self._fleet.online_set(self.now()).is_online
+        is_online = self._fleet.online_set(self.now()).is_online()
         connected = set(self._superlink.get_node_ids())
         return [
             FIRST_NODE_ID + i

@@ -59,6 +59,7 @@ _JOB_SEED = b"fedstale job"
 # The summary counts them all.
 _ERRORS_SHOWN = 5
 _UNKNOWN_SIZE = Size(0, 0)
+_AT_ONCE = 64
 _SWEEP_AT = 1024
 """Replies that have not been pulled, from which on the expired are looked for."""
 
@@ -166,7 +167,12 @@ class Clients(Stateful):
         work, whole, scales, when = table.values(
             rows, "asked_work", "whole_work", "scale", "runs_after"
         )
-        runs = self._run_now(jobs, rows)
+        # Where clients run in this process, what a few of them take is gone before the next begin:
+        # ten thousand calls at once would leave the processor's caches, and memory is bounded.
+        few = len(jobs) if self._executor.is_remote else max(self.batch, _AT_ONCE)
+        runs: list[_Run] = []
+        for i in range(0, len(jobs), few):
+            runs += self._run_now(jobs[i : i + few], rows[i : i + few])
         up = [
             self._book.message_bytes(run.size, scale)
             for run, scale in zip(runs, scales, strict=True)

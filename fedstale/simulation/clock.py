@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from fedstale.simulation.compat import replaced
+from fedstale.strategies.server.node_set import Words
 from fedstale.strategies.server.runtime import RunEnded
 from fedstale.strategies.state import Stateful
-from fedstale.traces.arrays import Mask
 
 # A strategy that has sent nothing for this long is waiting for something that will not come.
 _PATIENCE_S = 7 * 86_400.0
@@ -43,7 +43,7 @@ class StallDetection(Stateful):
     _busy_at: float = 0.0
     _step_s: float = 0.0
     _looked_at: float = 0.0
-    _seen: Mask | None = None
+    _seen: Words | None = None
     _n_looks: int = 0
     _most_online: int = 0
 
@@ -55,22 +55,22 @@ class StallDetection(Stateful):
         """Note that the strategy waits for an instant: it is not looking for nodes."""
         self._seen = None
 
-    def is_stalled(self, is_online: Mask, now: float) -> bool:
+    def is_stalled(self, online: Words, now: float) -> bool:
         """Return whether a look at who is online is one too many, with nothing else in between.
 
         Args:
-            is_online: whom it would see, one of shape (devices,).
+            online: whom it would see, as bits.
             now: the instant in s.
         """
-        if self._seen is None or not np.array_equal(is_online, self._seen):
+        if self._seen is None or not np.array_equal(online, self._seen):
             self._n_looks = 0
             return False
         self._n_looks += 1
         return now > self._looked_at or self._n_looks >= _LOOKS_OF_A_LOOP
 
-    def looked(self, is_online: Mask, now: float, n_online: int) -> None:
+    def looked(self, online: Words, now: float, n_online: int) -> None:
         """Note what the strategy has seen."""
-        self._seen, self._looked_at = is_online, now
+        self._seen, self._looked_at = online, now
         self._most_online = max(self._most_online, n_online)
 
     def step_s(self) -> float:

@@ -32,7 +32,15 @@ from fedstale.simulation.jobs import (
     RunsAfter,
 )
 from fedstale.strategies.messages.records import formats_of
-from fedstale.strategies.server.node_set import NodeSet, Places
+from fedstale.strategies.server.node_set import (
+    NodeSet,
+    Places,
+    Words,
+    bits_at,
+    packed,
+    put_bits,
+    unpacked,
+)
 from fedstale.strategies.server.runtime import HEARTBEAT_S
 from fedstale.strategies.server.validation import records_in
 from fedstale.strategies.state import Stateful
@@ -53,7 +61,7 @@ class OnlineSet:
         >>> phones = Availability.of([[(0.0, 10.0)], [(5.0, 20.0)]], 60.0)
         >>> online = OnlineSet(phones)
         >>> online.move(7.0)
-        >>> online.is_online, online.next_change
+        >>> online.is_online(), online.next_change
         (array([ True,  True]), 10.0)
     """
 
@@ -61,13 +69,17 @@ class OnlineSet:
         """Start at 0 s."""
         self._availability = availability
         self._everyone = np.arange(availability.n_devices)
-        self.is_online: Mask = np.zeros(availability.n_devices, dtype=np.bool_)
-        """Which devices are available; the same array until one changes, then another."""
+        self.words: Words = packed(np.zeros(availability.n_devices, dtype=np.bool_))
+        """Which devices are available, as bits; the same array until one changes, then another."""
         self.n_online = 0
         self._until: Array = np.zeros(availability.n_devices)
         self._soon: list[tuple[float, int]] = []
         self._now, self._horizon = 0.0, np.inf
         self._begin(0.0)
+
+    def is_online(self) -> Mask:
+        """Return which devices are available, shape (devices,)."""
+        return unpacked(self.words, self._everyone.size)
 
     @property
     def next_change(self) -> float:
@@ -103,9 +115,10 @@ class OnlineSet:
         """Look up which of some devices are online now, and until when that holds."""
         start, end = self._availability.window_at_or_after(devices, self._now)
         now_online = start <= self._now
-        self.n_online += int(now_online.sum()) - int(self.is_online[devices].sum())
-        self.is_online = self.is_online.copy()
-        self.is_online[devices] = now_online
+        was_online = bits_at(self.words, devices)
+        self.n_online += int(now_online.sum()) - int(was_online.sum())
+        self.words = self.words.copy()
+        put_bits(self.words, devices, now_online)
         self._until[devices] = np.where(now_online, end, start)
 
     def _order(self) -> None:
@@ -178,7 +191,7 @@ class Fleet(Stateful):
         self.traces = traces
         self._online_set = OnlineSet(traces.availability)
         self._everyone = Places(np.arange(traces.n_devices, dtype=np.uint64) + FIRST_NODE_ID)
-        self._online = NodeSet(self._everyone, self._online_set.is_online)
+        self._online = NodeSet(self._everyone, self._online_set.words)
         self._book = book
         self._on_interrupt: OnInterrupt = on_interrupt
         self._free_at = np.zeros(traces.n_devices)
@@ -200,9 +213,9 @@ class Fleet(Stateful):
 
     def online(self, now: float) -> NodeSet:
         """Return the nodes that are available at an instant; the same object until one changes."""
-        is_online = self.online_set(now).is_online
-        if is_online is not self._online.is_in:
-            self._online = NodeSet(self._everyone, is_online)
+        words = self.online_set(now).words
+        if words is not self._online.words:
+            self._online = NodeSet(self._everyone, words)
         return self._online
 
     def send(self, messages: Sequence[Message], now: float, jobs: JobTable) -> tuple[slice, Array]:

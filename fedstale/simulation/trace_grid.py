@@ -257,10 +257,10 @@ class TraceGrid(Stateful, RuntimeGrid):
         """
         self._check_time()
         nodes = self._fleet.online(self._clock.now)
-        if self._stalls.is_stalled(nodes.is_in, self._clock.now):
+        if self._stalls.is_stalled(nodes.words, self._clock.now):
             self._idle()
             nodes = self._fleet.online(self._clock.now)
-        self._stalls.looked(nodes.is_in, self._clock.now, self.n_online)
+        self._stalls.looked(nodes.words, self._clock.now, self.n_online)
         return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

@@ -17,7 +17,7 @@ from fedstale.strategies.selection.forecast_request import QUERY
 from fedstale.strategies.server.clients import History, Situation
 from fedstale.strategies.server.compacting import CompactNodes
 from fedstale.strategies.server.jobs import OpenJobs, Purpose
-from fedstale.strategies.server.node_set import Mask, NodeSet, Places
+from fedstale.strategies.server.node_set import NodeSet, Places, Words, packed, put_bits
 from fedstale.strategies.server.record import Record
 from fedstale.strategies.server.releases import RELEASE, state_release
 from fedstale.strategies.server.runtime import RuntimeGrid
@@ -48,7 +48,7 @@ class FreeNodes:
         """Follow the jobs on a grid."""
         self._grid, self._jobs = grid, jobs
         self._everyone = Places(np.zeros(0, dtype=np.uint64))
-        self._is_idle: Mask = np.zeros(0, dtype=np.bool_)
+        self._idle: Words = np.zeros(0, dtype=np.uint64)
 
     def free(self, but: Collection[int] = ()) -> NodeSet:
         """Return the nodes that are online and have no training job, but for some others."""
@@ -57,16 +57,16 @@ class FreeNodes:
         known, everyone = self._everyone, online.everyone
         if everyone is known or np.array_equal(everyone.ids, known.ids):
             # Not `moved - busy`, which would walk over all that are busy.
-            self._is_idle[known.of([node for node in moved if node not in busy])] = True
-            self._is_idle[known.of([node for node in moved if node in busy])] = False
+            put_bits(self._idle, known.of([node for node in moved if node not in busy]), True)
+            put_bits(self._idle, known.of([node for node in moved if node in busy]), False)
         else:
             self._everyone = everyone
-            self._is_idle = np.ones(everyone.ids.size, dtype=np.bool_)
-            self._is_idle[everyone.of(busy)] = False
-        is_free = online.is_in & self._is_idle
+            self._idle = packed(np.ones(everyone.ids.size, dtype=np.bool_))
+            put_bits(self._idle, everyone.of(busy), False)
+        free = online.words & self._idle
         if but:
-            is_free[everyone.of(but)] = False
-        return NodeSet(everyone, is_free)
+            put_bits(free, everyone.of(but), False)
+        return NodeSet(everyone, free)
 
 
 @dataclass(frozen=True, slots=True)

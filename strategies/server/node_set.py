@@ -1,8 +1,8 @@
-"""Some of many nodes, as a mask: who is online, who is free, without a list of a million ids.
+"""Some of many nodes, as bits: who is online, who is free, without a list of a million ids.
 
 A server that sends one job after each reply needs to know how many nodes it may choose from, and
-the ids of the few that it drew. A mask tells both in a fraction of a millisecond, where an array of
-the ids of all who are free takes several, and a list of them a hundred.
+the ids of the few that it drew. Words of 64 bits tell both in some hundredths of a millisecond,
+where an array of the ids of all who are free takes several, and a list of them a hundred.
 """
 
 from collections.abc import Collection
@@ -15,8 +15,65 @@ import numpy.typing as npt
 NodeIds = npt.NDArray[np.uint64]
 Index = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+Words = npt.NDArray[np.uint64]
+"""A mask of shape (m,) as ceil(m / 64) words: bit i % 64 of word i // 64, the lowest first."""
 
 _WORD = 64
+
+
+def packed(mask: Mask) -> Words:
+    """Return a mask as words; bits beyond its end are 0.
+
+    Example:
+        >>> packed(np.array([True, False, True]))
+        array([5], dtype=uint64)
+    """
+    found = np.packbits(mask, bitorder="little")
+    words = np.zeros(-(-found.size // 8), dtype=np.uint64)
+    words.view(np.uint8)[: found.size] = found
+    return words
+
+
+def unpacked(words: Words, n: int) -> Mask:
+    """Return the first n bits of words as a mask."""
+    bits = np.unpackbits(words.view(np.uint8), count=n, bitorder="little")
+    mask: Mask = bits.view(np.bool_)
+    return mask
+
+
+def bits_at(words: Words, places: Index) -> Mask:
+    """Return the bits at some places."""
+    word, bit = _where(places)
+    return (words[word] & bit) != 0
+
+
+def put_bits(words: Words, places: Index, values: Mask | bool) -> None:
+    """Write bits at some places, as `mask[places] = values` does.
+
+    Example:
+        >>> words = packed(np.array([True, False, True]))
+        >>> put_bits(words, np.array([1, 2]), np.array([True, False]))
+        >>> words
+        array([3], dtype=uint64)
+    """
+    word, bit = _where(places)
+    # Several places may be in one word, of which an assignment would keep the last.
+    np.bitwise_or.at(words, word, bit)
+    np.bitwise_and.at(words, word, np.where(values, ~np.uint64(0), ~bit))
+
+
+def places_of(words: Words) -> Index:
+    """Return the places of the bits that are 1, ascending."""
+    word = np.flatnonzero(words)
+    bits = np.unpackbits(words[word].view(np.uint8), bitorder="little").reshape(-1, _WORD)
+    row, bit = bits.nonzero()
+    places: Index = word[row] * _WORD + bit
+    return places
+
+
+def _where(places: Index) -> tuple[Index, Words]:
+    """Return the word of each place, and its bit in there."""
+    return places // _WORD, np.uint64(1) << (places % _WORD).astype(np.uint64)
 
 
 class Places:
@@ -50,36 +107,35 @@ class NodeSet:
 
     Example:
         >>> everyone = Places(np.array([3, 5, 9], dtype=np.uint64))
-        >>> online = NodeSet(everyone, np.array([True, False, True]))
+        >>> online = NodeSet(everyone, packed(np.array([True, False, True])))
         >>> len(online), online.at(np.array([1]))
         (2, array([9], dtype=uint64))
     """
 
-    def __init__(self, everyone: Places, is_in: Mask) -> None:
-        """Take the nodes of a mask of shape (m,), which must not be written to any more."""
-        self.everyone, self.is_in = everyone, is_in
+    def __init__(self, everyone: Places, words: Words) -> None:
+        """Take the nodes of a mask in words, which must not be written to any more."""
+        self.everyone, self.words = everyone, words
 
     @classmethod
     def of(cls, node_ids: NodeIds) -> "NodeSet":
         """Return a set of all of some distinct nodes."""
-        return cls(Places(node_ids), np.ones(node_ids.size, dtype=np.bool_))
+        return cls(Places(node_ids), packed(np.ones(node_ids.size, dtype=np.bool_)))
 
     @cached_property
     def ids(self) -> NodeIds:
         """Ids of the nodes, shape (n,)."""
-        return self.everyone.ids[np.flatnonzero(self.is_in)]
+        return self.everyone.ids[np.flatnonzero(unpacked(self.words, self.everyone.ids.size))]
 
     def __len__(self) -> int:
-        _, n_until = self._words
-        return int(n_until[-1]) if n_until.size else 0
+        return int(self._n_until[-1]) if self.words.size else 0
 
     def at(self, which: npt.NDArray[Any] | slice) -> NodeIds:
         """Return `ids[which]`; of few positions, without looking for the ids of all others."""
         if not isinstance(which, np.ndarray) or which.dtype.kind != "i":
             return self.ids[which]
-        if _WORD * which.size > self.is_in.size or (which < 0).any():
+        if _WORD * which.size > self.everyone.ids.size or (which < 0).any():
             return self.ids[which]
-        words, n_until = self._words
+        words, n_until = self.words, self._n_until
         word = np.searchsorted(n_until, which, side="right")
         bits = np.unpackbits(words[word].view(np.uint8), bitorder="little").reshape(-1, _WORD)
         counted = bits.cumsum(axis=1, dtype=np.int64)
@@ -89,12 +145,9 @@ class NodeSet:
 
     def n_of(self, nodes: Collection[int]) -> int:
         """Return how many of some nodes are among these."""
-        return int(np.count_nonzero(self.is_in[self.everyone.of(nodes)]))
+        return int(np.count_nonzero(bits_at(self.words, self.everyone.of(nodes))))
 
     @cached_property
-    def _words(self) -> tuple[npt.NDArray[np.uint64], Index]:
-        """The mask in words of 64 bits, and how many nodes there are up to the end of each."""
-        packed = np.packbits(self.is_in, bitorder="little")
-        words = np.zeros(-(-packed.size // 8), dtype=np.uint64)
-        words.view(np.uint8)[: packed.size] = packed
-        return words, np.cumsum(np.bitwise_count(words), dtype=np.int64)
+    def _n_until(self) -> Index:
+        """How many nodes there are up to the end of each word."""
+        return np.cumsum(np.bitwise_count(self.words), dtype=np.int64)

@@ -23,7 +23,14 @@ from fedstale import __version__
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.strategies.server.clients import Forecast, History, Situation
 from fedstale.strategies.server.jobs import Ending, SentJob
-from fedstale.strategies.server.node_set import NodeIds, NodeSet
+from fedstale.strategies.server.node_set import (
+    NodeIds,
+    NodeSet,
+    Places,
+    Words,
+    bits_at,
+    places_of,
+)
 from fedstale.strategies.server.runtime import MOST_REASON, RunEnded, Runtime
 from fedstale.strategies.state import State
 
@@ -84,10 +91,10 @@ class Record:
         self._file: IO[bytes] | None = None
         self._is_unwritable = False
         self._about: State = {}
-        self._everyone: object = None
-        self._is_in = np.zeros(0, dtype=np.bool_)
+        self._everyone: Places | None = None
+        self._words: Words = np.zeros(0, dtype=np.uint64)
         self._candidates: NodeIds | None = np.zeros(0, dtype=np.uint64)
-        """Ids at the last pick, ascending; None where the mask has them."""
+        """Ids at the last pick, ascending; None where the words have them."""
         self._sending: list[int] = []
         self._unsent: list[int] = []
         self._ending: State | None = None
@@ -273,25 +280,25 @@ class Record:
     def _changes(self, free: NodeSet) -> tuple[list[int], list[int]]:
         """Return the nodes that have become candidates since the last pick, and that no longer are.
 
-        The masks of one grid are compared; of two sets of nodes their ids.
+        The bits of one grid are compared; of two sets of nodes their ids.
         """
         ids = free.everyone.ids
         if free.everyone is self._everyone:
-            changed = np.flatnonzero(free.is_in != self._is_in)
-            has_joined = free.is_in[changed]
+            changed = places_of(free.words ^ self._words)
+            has_joined = bits_at(free.words, changed)
             joined, left = ids[changed[has_joined]], ids[changed[~has_joined]]
         else:
             before = self._last_candidates()
             joined = np.setdiff1d(free.ids, before, assume_unique=True)
             left = np.setdiff1d(before, free.ids, assume_unique=True)
-        self._everyone, self._is_in, self._candidates = free.everyone, free.is_in, None
+        self._everyone, self._words, self._candidates = free.everyone, free.words, None
         return joined.tolist(), left.tolist()
 
     def _last_candidates(self) -> NodeIds:
         if self._candidates is not None:
             return self._candidates
-        found: NodeIds = self._everyone.ids[self._is_in]  # type: ignore[attr-defined]
-        return found
+        assert self._everyone is not None
+        return NodeSet(self._everyone, self._words).ids
 
     def _forget_candidates(self, ids: NodeIds) -> None:
         self._everyone, self._candidates = None, ids

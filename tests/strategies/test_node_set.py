@@ -4,7 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.strategies.server.clients import History
-from fedstale.strategies.server.node_set import NodeSet, Places
+from fedstale.strategies.server.node_set import (
+    NodeSet,
+    Places,
+    bits_at,
+    packed,
+    places_of,
+    put_bits,
+    unpacked,
+)
 
 IDS = st.integers(0, 2**64 - 1)
 
@@ -17,17 +25,36 @@ def test_places_are_found_in_any_order_of_ids(ids, others):
     assert places.of(wanted).tolist() == expected
 
 
+@given(st.lists(st.booleans()), st.data())
+def test_bits_are_read_and_written_as_in_a_mask(values, data):
+    mask = np.array(values, dtype=np.bool_)
+    words = packed(mask)
+    n = mask.size
+    drawn = data.draw(st.lists(st.integers(0, n - 1), unique=True)) if n else []
+    places = np.array(drawn, dtype=np.int64)
+    assert bits_at(words, places).tolist() == mask[places].tolist()
+    each = st.lists(st.booleans(), min_size=places.size, max_size=places.size).map(np.array)
+    new = data.draw(st.booleans() | each)
+    mask[places] = new
+    put_bits(words, places, new)
+    assert unpacked(words, n).tolist() == mask.tolist()
+    assert places_of(words).tolist() == np.flatnonzero(mask).tolist()
+    assert words.tolist() == packed(mask).tolist()
+
+
 @st.composite
 def sets(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     n = draw(st.sampled_from([0, 1, 63, 64, 65, 1000, 10_000]))
     ids = rng.permutation(20_000)[:n].astype(np.uint64)
-    return NodeSet(Places(ids), rng.random(n) < draw(st.sampled_from([0.0, 0.01, 0.5, 1.0])))
+    return NodeSet(
+        Places(ids), packed(rng.random(n) < draw(st.sampled_from([0.0, 0.01, 0.5, 1.0])))
+    )
 
 
 @given(sets(), st.data())
 def test_a_few_positions_are_found_as_in_the_array_of_all_ids(nodes, data):
-    ids = nodes.everyone.ids[nodes.is_in].tolist()
+    ids = nodes.everyone.ids[unpacked(nodes.words, nodes.everyone.ids.size)].tolist()
     assert len(nodes) == len(ids)
     drawn = data.draw(st.lists(st.integers(-len(ids), len(ids) - 1), max_size=5)) if ids else []
     which = np.array(drawn, dtype=np.int64)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fedstale.strategies.server.dispatch import FreeNodes
 from fedstale.strategies.server.jobs import OpenJobs
-from fedstale.strategies.server.node_set import NodeSet, Places
+from fedstale.strategies.server.node_set import NodeSet, Places, packed
 from fedstale.strategies.server.runtime import RuntimeGrid
 
 NODES = [2**63, 11, 7, 3, 5]
@@ -40,7 +40,7 @@ class Keeping:
         self.names = nodes
 
     def online_nodes(self):
-        return NodeSet(self.everyone, np.array([node in self.names for node in NODES]))
+        return NodeSet(self.everyone, packed(np.array([node in self.names for node in NODES])))
 
 
 def send(open_jobs, node, message_id):
