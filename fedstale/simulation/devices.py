@@ -37,8 +37,9 @@ from fedstale.strategies.server.node_set import (
     Places,
     Words,
     bits_at,
+    clear_bits,
     packed,
-    put_bits,
+    set_bits,
     unpacked,
 )
 from fedstale.strategies.server.runtime import HEARTBEAT_S
@@ -118,7 +119,8 @@ class OnlineSet:
         was_online = bits_at(self.words, devices)
         self.n_online += int(now_online.sum()) - int(was_online.sum())
         self.words = self.words.copy()
-        put_bits(self.words, devices, now_online)
+        set_bits(self.words, devices[now_online])
+        clear_bits(self.words, devices[~now_online])
         self._until[devices] = np.where(now_online, end, start)
 
     def _order(self) -> None:

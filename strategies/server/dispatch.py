@@ -17,7 +17,7 @@ from fedstale.strategies.selection.forecast_request import QUERY
 from fedstale.strategies.server.clients import History, Situation
 from fedstale.strategies.server.compacting import CompactNodes
 from fedstale.strategies.server.jobs import OpenJobs, Purpose
-from fedstale.strategies.server.node_set import NodeSet, Places, Words, packed, put_bits
+from fedstale.strategies.server.node_set import NodeSet, Places, Words, clear_bits, packed, set_bits
 from fedstale.strategies.server.record import Record
 from fedstale.strategies.server.releases import RELEASE, state_release
 from fedstale.strategies.server.runtime import RuntimeGrid
@@ -57,15 +57,15 @@ class FreeNodes:
         known, everyone = self._everyone, online.everyone
         if everyone is known or np.array_equal(everyone.ids, known.ids):
             # Not `moved - busy`, which would walk over all that are busy.
-            put_bits(self._idle, known.of([node for node in moved if node not in busy]), True)
-            put_bits(self._idle, known.of([node for node in moved if node in busy]), False)
+            set_bits(self._idle, known.of([node for node in moved if node not in busy]))
+            clear_bits(self._idle, known.of([node for node in moved if node in busy]))
         else:
             self._everyone = everyone
             self._idle = packed(np.ones(everyone.ids.size, dtype=np.bool_))
-            put_bits(self._idle, everyone.of(busy), False)
+            clear_bits(self._idle, everyone.of(busy))
         free = online.words & self._idle
         if but:
-            put_bits(free, everyone.of(but), False)
+            clear_bits(free, everyone.of(but))
         return NodeSet(everyone, free)
 
 

@@ -19,6 +19,7 @@ Words = npt.NDArray[np.uint64]
 """A mask of shape (m,) as ceil(m / 64) words: bit i % 64 of word i // 64, the lowest first."""
 
 _WORD = 64
+_BIT = np.uint64(1) << np.arange(_WORD, dtype=np.uint64)
 
 
 def packed(mask: Mask) -> Words:
@@ -43,23 +44,27 @@ def unpacked(words: Words, n: int) -> Mask:
 
 def bits_at(words: Words, places: Index) -> Mask:
     """Return the bits at some places."""
-    word, bit = _where(places)
-    return (words[word] & bit) != 0
+    return (words[places // _WORD] & _BIT[places % _WORD]) != 0
 
 
-def put_bits(words: Words, places: Index, values: Mask | bool) -> None:
-    """Write bits at some places, as `mask[places] = values` does.
+def set_bits(words: Words, places: Index) -> None:
+    """Write 1 at some places.
 
     Example:
-        >>> words = packed(np.array([True, False, True]))
-        >>> put_bits(words, np.array([1, 2]), np.array([True, False]))
+        >>> words = packed(np.array([True, False, False]))
+        >>> set_bits(words, np.array([2]))
         >>> words
-        array([3], dtype=uint64)
+        array([5], dtype=uint64)
     """
-    word, bit = _where(places)
-    # Several places may be in one word, of which an assignment would keep the last.
-    np.bitwise_or.at(words, word, bit)
-    np.bitwise_and.at(words, word, np.where(values, ~np.uint64(0), ~bit))
+    if places.size:
+        # Several places may be in one word, of which an assignment would keep the last.
+        np.bitwise_or.at(words, places // _WORD, _BIT[places % _WORD])
+
+
+def clear_bits(words: Words, places: Index) -> None:
+    """Write 0 at some places."""
+    if places.size:
+        np.bitwise_and.at(words, places // _WORD, ~_BIT[places % _WORD])
 
 
 def places_of(words: Words) -> Index:
@@ -69,11 +74,6 @@ def places_of(words: Words) -> Index:
     row, bit = bits.nonzero()
     places: Index = word[row] * _WORD + bit
     return places
-
-
-def _where(places: Index) -> tuple[Index, Words]:
-    """Return the word of each place, and its bit in there."""
-    return places // _WORD, np.uint64(1) << (places % _WORD).astype(np.uint64)
 
 
 class Places:
