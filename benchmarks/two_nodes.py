@@ -24,7 +24,7 @@ import fedstale
 PLAN: dict[str, Any] = {
     "app": "digits",
     "traces": "synthetic:40",
-    "until": "2h",
+    "until": "8h",
     "seeds": [1, 2, 3, 4],
     "run-config": {"num-server-rounds": 100000, "buffer-size": 2, "concurrency": 6},
     "variants": {
