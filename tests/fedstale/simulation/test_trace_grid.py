@@ -13,7 +13,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from tiny import COSTS, counting_app, fleet, message_to
 
 from fedstale.errors import ConfigError, TraceError
-from fedstale.simulation import Costs, RunEnded, TraceGrid
+from fedstale.simulation import Costs, RunEnded, TraceGrid, clients
 from fedstale.simulation.costs import content_bytes
 from fedstale.strategies import FedBuff
 from fedstale.traces import TraceSet
@@ -406,6 +406,32 @@ def test_a_clients_draws_leave_the_servers_random_stream_alone(make_grid):
     first = np.random.random()
     grid.send_and_receive([message_to(1000)])
     assert [first, np.random.random()] == list(expected)
+
+
+def test_the_calls_of_clients_of_this_process_are_made_a_few_at_a_time(make_grid, monkeypatch):
+    alive, most = weakref.WeakSet(), []
+
+    def played(at_once):
+        app = ClientApp()
+
+        @app.train()
+        def train(message, context):
+            alive.add(message)
+            most.append(len(alive))
+            return Message(
+                RecordDict({"c": ConfigRecord({"n": [0] * context.node_id})}), reply_to=message
+            )
+
+        monkeypatch.setattr(clients, "_AT_ONCE", at_once)
+        most.clear()
+        grid = make_grid([ALWAYS] * 150, app=app)
+        replies = grid.send_and_receive([message_to(1000 + i) for i in range(150)])
+        return [reply.metadata.src_node_id for reply in replies], str(rows(grid)), max(most)
+
+    together, few = played(1000), played(7)
+    assert few[:2] == together[:2]
+    assert together[2] == 150
+    assert few[2] <= 8
 
 
 def test_config_record_of_the_reply_survives(make_grid):
