@@ -60,6 +60,7 @@ _JOB_SEED = b"fedstale job"
 _ERRORS_SHOWN = 5
 _UNKNOWN_SIZE = Size(0, 0)
 _AT_ONCE = 64
+"""Clients of this process that are called before the next are got ready, at least."""
 _SWEEP_AT = 1024
 """Replies that have not been pulled, from which on the expired are looked for."""
 

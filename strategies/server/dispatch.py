@@ -56,8 +56,8 @@ class FreeNodes:
         busy, moved = self._jobs.busy_nodes, self._jobs.take_moved()
         known, everyone = self._everyone, online.everyone
         if everyone is known or np.array_equal(everyone.ids, known.ids):
-            # Not `moved - busy`, which would walk over all that are busy.
-            set_bits(self._idle, known.of([node for node in moved if node not in busy]))
+            # Not `moved & busy`, which may walk over all that are busy.
+            set_bits(self._idle, known.of(moved))
             clear_bits(self._idle, known.of([node for node in moved if node in busy]))
         else:
             self._everyone = everyone

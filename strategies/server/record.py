@@ -23,14 +23,7 @@ from fedstale import __version__
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
 from fedstale.strategies.server.clients import Forecast, History, Situation
 from fedstale.strategies.server.jobs import Ending, SentJob
-from fedstale.strategies.server.node_set import (
-    NodeIds,
-    NodeSet,
-    Places,
-    Words,
-    bits_at,
-    places_of,
-)
+from fedstale.strategies.server.node_set import NodeSet, bits_at, places_of
 from fedstale.strategies.server.runtime import MOST_REASON, RunEnded, Runtime
 from fedstale.strategies.state import State
 
@@ -44,6 +37,8 @@ RECORD = "record.jsonl"
 FORMAT = 1
 NONE_BEFORE = "0" * 64
 """In the place of a hash, in a line that begins a chain."""
+
+_NOBODY = NodeSet.of(np.zeros(0, dtype=np.uint64))
 
 _encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False).encode
 
@@ -91,10 +86,8 @@ class Record:
         self._file: IO[bytes] | None = None
         self._is_unwritable = False
         self._about: State = {}
-        self._everyone: Places | None = None
-        self._words: Words = np.zeros(0, dtype=np.uint64)
-        self._candidates: NodeIds | None = np.zeros(0, dtype=np.uint64)
-        """Ids at the last pick, ascending; None where the words have them."""
+        self._candidates = _NOBODY
+        """At the last pick."""
         self._sending: list[int] = []
         self._unsent: list[int] = []
         self._ending: State | None = None
@@ -129,7 +122,7 @@ class Record:
                 ) from None
         else:
             self._open_at_end(least=0)
-        self._forget_candidates(np.zeros(0, dtype=np.uint64))
+        self._candidates = _NOBODY
         self._about = about
         versions = {"python": platform.python_version(), "numpy": np.__version__}
         start = {"format": FORMAT, "fedstale": __version__, **versions, "seed": seed, "now": now}
@@ -147,7 +140,7 @@ class Record:
             ResumeError: the file is not the one that the checkpoint was written beside.
         """
         n, head = int(state["n"]), str(state["head"])
-        self._forget_candidates(np.asarray(state["candidates"], dtype=np.uint64))
+        self._candidates = NodeSet.of(np.asarray(state["candidates"], dtype=np.uint64))
         changed = about if about != state["about"] else {}
         self._about = about
         if self._repeats:
@@ -168,7 +161,7 @@ class Record:
         """Return what a checkpoint must hold; the lines so far are on the disk then."""
         self._flush(sync=True)
         where = {"n": self.n, "head": self.head, "bytes": self._n_bytes, "about": self._about}
-        return where | {"candidates": self._last_candidates()}
+        return where | {"candidates": self._candidates.ids}
 
     def end(self, problem: BaseException | None, version: int) -> None:
         """Write the last line, for a run that ended by itself or by an exception, and close."""
@@ -282,26 +275,15 @@ class Record:
 
         The bits of one grid are compared; of two sets of nodes their ids.
         """
-        ids = free.everyone.ids
-        if free.everyone is self._everyone:
-            changed = places_of(free.words ^ self._words)
+        before, self._candidates = self._candidates, free
+        if free.everyone is before.everyone:
+            ids, changed = free.everyone.ids, places_of(free.words ^ before.words)
             has_joined = bits_at(free.words, changed)
             joined, left = ids[changed[has_joined]], ids[changed[~has_joined]]
         else:
-            before = self._last_candidates()
-            joined = np.setdiff1d(free.ids, before, assume_unique=True)
-            left = np.setdiff1d(before, free.ids, assume_unique=True)
-        self._everyone, self._words, self._candidates = free.everyone, free.words, None
+            joined = np.setdiff1d(free.ids, before.ids, assume_unique=True)
+            left = np.setdiff1d(before.ids, free.ids, assume_unique=True)
         return joined.tolist(), left.tolist()
-
-    def _last_candidates(self) -> NodeIds:
-        if self._candidates is not None:
-            return self._candidates
-        assert self._everyone is not None
-        return NodeSet(self._everyone, self._words).ids
-
-    def _forget_candidates(self, ids: NodeIds) -> None:
-        self._everyone, self._candidates = None, ids
 
     # The file.
 
