@@ -68,18 +68,19 @@ def main() -> None:
     turns = parser.parse_args().turns
     # Ray lets its workers wait for everything else, as 15 less important.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for turn in range(turns):
         order = (1, 2) if turn % 2 else (2, 1)
-        (one, first), (two, second) = (
-            dict(zip(order, map(played, order), strict=True))[n] for n in (1, 2)
-        )
-        assert first == second, "runs on two nodes differ from those on one"
+        found = {n_nodes: played(n_nodes) for n_nodes in order}
+        (one, first), (two, second) = found[1], found[2]
+        is_same = first == second
+        assert is_same, "runs on two nodes differ from those on one"
         row = {"turn": turn, "one_node_s": round(one, 1), "two_nodes_s": round(two, 1)}
-        rows.append(row | {"speed_up": round(one / two, 3), "same_bytes": True})
+        rows.append(row | {"speed_up": round(one / two, 3), "same_bytes": is_same})
         print(rows[-1], flush=True)
-    speed_ups = [one["speed_up"] for one in rows]
-    rows.append({"turn": "median", "speed_up": statistics.median(speed_ups), "runs": 8})
+    speed_up = statistics.median(row["speed_up"] for row in rows)
+    n_runs = len(PLAN["variants"]) * len(PLAN["seeds"])
+    rows.append({"turn": "median", "speed_up": speed_up, "runs": n_runs})
     print(
         write_result("two_nodes", rows, command=f"python benchmarks/two_nodes.py --turns {turns}")
     )
