@@ -1,11 +1,11 @@
 """The benchmark of worlds: its spread, its cases, and that pages and package follow its result."""
 
-import json
 import sys
-from pathlib import Path
 
 import numpy as np
+import published
 import pytest
+from published import ROOT, page
 from scipy.stats import spearmanr
 
 from fedstale.agents.env.forecast_table import NoForecasts
@@ -13,8 +13,6 @@ from fedstale.agents.env.learning_proxy import fitted
 from fedstale.agents.env.worlds import VARIED, Worlds, read_spread
 from fedstale.strategies.selection import Random
 from fedstale.traces import TraceSet
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +27,7 @@ def bench():
 @pytest.fixture(scope="module")
 def rows():
     """Return what the benchmark measured."""
-    path = ROOT / "benchmarks" / "results" / "agent_worlds.json"
-    return json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return published.rows("agent_worlds")
 
 
 def of(rows, part):
@@ -69,10 +66,9 @@ def test_two_hundred_worlds_take_less_than_a_processor_minute(rows):
 
 
 def test_a_case_is_in_the_band_where_the_real_advantage_lies_between_its_ends(bench, rows):
-    real = json.loads((ROOT / "benchmarks/results/agent_training.json").read_text())["rows"]
     by_place = {
         (row["app"], row["fleet"], row["schedule"], row["selector"]): row["hours_ratio"]["mean"]
-        for row in real
+        for row in published.rows("agent_training")
         if "hours_ratio" in row and not row["lies"]
     }
     cases = of(rows, "cases")
@@ -132,10 +128,6 @@ def test_the_hours_to_a_target_are_those_of_the_first_step_that_reaches_it(case)
             first = next(at for at, _, right in steps if right[world] >= target[world])
             assert found[world] == first
         assert (played.hours(row, np.full(3, 2.0)) == 4 * 3600.0).all()
-
-
-def page(name):
-    return " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
 
 
 def test_the_pages_say_in_how_many_cases_the_band_held(rows):

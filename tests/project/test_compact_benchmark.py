@@ -1,6 +1,5 @@
 """The benchmark of smaller messages: arms, tuning on other phones, ratios, and its page."""
 
-import json
 import re
 import subprocess
 import sys
@@ -9,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import published
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
+from published import ROOT
 
 from fedstale.strategies.messages.codec import n_bytes
 from fedstale.traces import Series, TraceSet
 
-ROOT = Path(__file__).parents[2]
 RECORDINGS = ROOT / ".." / "shared" / "traces"
 UNTIL_S = 1500.0
 
@@ -165,8 +165,7 @@ def test_replies_of_the_attacks_benchmark_go_in_a_format(bench):
 @pytest.fixture(scope="module")
 def result(bench):
     """Return the rows that were measured, by place and arm."""
-    rows = json.loads((ROOT / "benchmarks/results/compact.json").read_text())["rows"]
-    return {(row["place"], row["arm"]): row for row in rows}
+    return {(row["place"], row["arm"]): row for row in published.rows("compact")}
 
 
 def test_the_readme_says_what_was_measured(result):

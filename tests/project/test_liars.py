@@ -4,18 +4,17 @@ import json
 import logging
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
+import published
 import pytest
+from published import ROOT
 
 from fedstale.agents import Scenario
 from fedstale.agents.evaluation import episode_metrics
 from fedstale.strategies.selection import ExpectedUtility
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import stream
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +29,7 @@ def bench():
 @pytest.fixture(scope="module")
 def rows():
     """Return what the benchmark measured."""
-    path = ROOT / "benchmarks" / "results" / "liars.json"
-    return json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return published.rows("liars")
 
 
 @pytest.fixture(scope="module")
