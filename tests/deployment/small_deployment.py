@@ -1,9 +1,11 @@
 """A small app without torch, written out for Flower's own processes, and what tests ask of runs."""
 
+import subprocess
 import threading
 import time
 
-from fedstale.deployment.local import run_app
+from fedstale.deployment import commands
+from fedstale.deployment.local import LINK, run_app
 
 PYPROJECT = """
 [project]
@@ -129,6 +131,13 @@ class Running:
         if self.problem is not None:
             raise AssertionError("\n".join(self.lines)) from self.problem
         return self.lines
+
+
+def stop(deployment, run_id):
+    """Stop a run as an operator does."""
+    environment = deployment.operator_environment()
+    words = commands.found(["fedstale", "flwr", "stop", str(run_id), LINK], environment)
+    subprocess.run(words, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
 def wait_for(condition, limit_s=120.0):

@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import sqlite3
-import subprocess
 import warnings
 from contextlib import closing
 
@@ -12,12 +11,11 @@ import numpy as np
 import pytest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
-from small_deployment import CLIENT, PYPROJECT, SERVER, Running, write_app
+from small_deployment import CLIENT, PYPROJECT, SERVER, Running, stop, write_app
 from typer.testing import CliRunner
 
 from fedstale.cli.main import app as fedstale
-from fedstale.deployment import commands
-from fedstale.deployment.local import LINK, LocalDeployment, run_app
+from fedstale.deployment.local import LocalDeployment, run_app
 from fedstale.deployment.purge import _KEPT, _PASSING
 
 
@@ -141,9 +139,7 @@ def test_a_purge_after_a_run_leaves_no_byte_of_its_models_and_nodes_go_on(tmp_pa
         deployment.wait_online()
         (first,) = deployment.control.runs()
         # Its ServerApp has outlived the SuperLink, and waits for a job that was purged.
-        environment = deployment.operator_environment()
-        words = commands.found(["fedstale", "flwr", "stop", str(first), LINK], environment)
-        subprocess.run(words, env=environment, check=True, stdout=subprocess.DEVNULL)
+        stop(deployment, first)
         run.thread.join(100.0)
         run_app(deployment, app, run_config=f"{config} rounds=2", show=lambda line: None)
         assert len(deployment.control.runs()) == 2
