@@ -59,13 +59,13 @@ def job(
     # Asked of every message; Flower's view of all config records takes fifty times as long.
     told = message.content.get("config")
     mu = told.get("proximal-mu", 0.0) if isinstance(told, ConfigRecord) else 0.0
-    epochs, batch_size = int(config["local-epochs"]), int(config["batch-size"])
+    epochs, batch_size, n = int(config["local-epochs"]), int(config["batch-size"]), len(data[0])
     # `train` refuses a batch size below 1.
-    per_epoch = -(-len(data[0]) // max(batch_size, 1))
+    per_epoch = -(-n // max(batch_size, 1))
     steps = local_steps(message, epochs, per_epoch)
     return {
         "data": data,
-        "order": order(len(data[0]), epochs, seed),
+        "order": order(n, epochs, seed),
         "batch_size": batch_size,
         "learning_rate": float(config["learning-rate"]),
         **({"steps": steps} if steps < epochs * per_epoch else {}),

@@ -264,7 +264,8 @@ class PackMod:
         """Let the app answer; a message that cannot be unpacked is answered with an error."""
         is_packed = says_so(message.content)
         try:
-            message.content = unpack(message.content)
+            if is_packed:
+                message.content = unpack(message.content)
         except ProtocolError as problem:
             return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, f"{problem}"), reply_to=message)
         with working.noting() as note:

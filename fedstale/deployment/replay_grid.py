@@ -19,7 +19,7 @@ from fedstale.config import FLOWER_OVERHEAD, Costs
 from fedstale.deployment.paced import PACING_RECORD
 from fedstale.deployment.run_folder import JobLog
 from fedstale.simulation.compat import error_reply, own_copy, stamp, with_content
-from fedstale.simulation.costs import CostBook, reply_kind, size_of
+from fedstale.simulation.costs import CostBook, size_of
 from fedstale.simulation.devices import FIRST_NODE_ID, Fleet
 from fedstale.simulation.jobs import IN_FLIGHT, NEVER, Columns, JobRow, RunsAfter
 from fedstale.strategies.server.runtime import (
@@ -233,7 +233,6 @@ class ReplayGrid(ForwardingGrid):
         return message
 
     def _delivered(self, job: JobRow, reply: Message) -> None:
-        kind = reply_kind(job.kind.removesuffix(".default"), job.message.content)
         self._log.end(job, self.now())
         if reply.has_error():
             if job.is_answered:
@@ -258,7 +257,7 @@ class ReplayGrid(ForwardingGrid):
         job.status, job.reason = REPORTED, ""
         size = size_of(reply)
         charged = self._book.message_bytes(size, job.scale)
-        self._book.learn(kind, job.node_id, reply, size, charged, job.work_share)
+        self._book.learn(job.form, job.node_id, reply, size, charged, job.work_share)
         due_at = self._due_at[job.row]
         self.late_s.append((job.delivered_at - due_at) / self._speed_up)
         late_s = (job.trained_at - due_at) / self._speed_up

@@ -26,15 +26,7 @@ from flwr.app.user_config import UserConfig
 from flwr.common.constant import ErrorCode
 
 from fedstale.simulation.compat import error_reply, own_copy, with_content
-from fedstale.simulation.costs import (
-    CostBook,
-    Size,
-    content_size,
-    examples_in,
-    kind_of,
-    reply_kind,
-    size_of,
-)
+from fedstale.simulation.costs import CostBook, Size, content_size, examples_in, size_of
 from fedstale.simulation.devices import FIRST_NODE_ID
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor
 from fedstale.simulation.jobs import (
@@ -363,10 +355,9 @@ class Clients(Stateful):
             logger.log(level, "client on node %d failed: %s", job.node_id, job.reason)
         else:
             job.status = REPORTED
-            kind = reply_kind(kind_of(job.message), job.message.content)
-            self._book.check_promise(kind, job.node_id, size)
-            charged = int(job.asked_upload_bytes)
-            self._book.learn(kind, job.node_id, reply, size, charged, job.work_share)
+            form, node_id, charged = job.form, job.node_id, int(job.asked_upload_bytes)
+            self._book.check_promise(form, node_id, size)
+            self._book.learn(form, node_id, reply, size, charged, job.work_share)
         return reply
 
     def _context(self, node_id: int) -> Context:

@@ -100,7 +100,9 @@ def error_reply(message: Message, code: int, reason: str) -> Message:
 def with_content(message: Message, content: RecordDict) -> Message:
     """Return a message with the same metadata, in an object of its own, and other content."""
     made = _shallow(message)
-    made.__dict__.update(_metadata=_shallow(message.metadata), _content=content, _error=None)
+    held = made.__dict__
+    held["_metadata"] = _shallow(held["_metadata"])
+    held["_content"], held["_error"] = content, None
     return made
 
 
@@ -109,15 +111,12 @@ def reply_with(message: Message, content: RecordDict) -> Message:
 
     Those a grid stamps on it anyway, and Flower's constructor takes four times as long.
     """
-    reply, request = with_content(message, content), message.metadata
-    reply.metadata.__dict__.update(
-        _message_id="",
-        _reply_to_message_id=request.message_id,
-        _src_node_id=request.dst_node_id,
-        _dst_node_id=request.src_node_id,
-        _src_task_id=request.dst_task_id,
-        _dst_task_id=request.src_task_id,
-    )
+    reply = with_content(message, content)
+    about = reply.__dict__["_metadata"].__dict__
+    about["_message_id"], about["_reply_to_message_id"] = "", about["_message_id"]
+    for kind in ("node", "task"):
+        source, target = f"_src_{kind}_id", f"_dst_{kind}_id"
+        about[source], about[target] = about[target], about[source]
     return reply
 
 
@@ -156,7 +155,7 @@ def filled(like: Records, held: dict[str, Any]) -> Records:
 def _shallow(original: T) -> T:
     """Return another object with the same attributes."""
     own = object.__new__(type(original))
-    own.__dict__.update(original.__dict__)
+    own.__dict__ = original.__dict__.copy()
     return own
 
 

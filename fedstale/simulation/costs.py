@@ -16,8 +16,6 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from fedstale.config import Costs
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import entries, n_value_bytes
-from fedstale.strategies.messages.records import ASKED, Asked
-from fedstale.strategies.server.validation import records_in
 from fedstale.strategies.state import Stateful
 from fedstale.strategies.work import Done, steps_of
 
@@ -25,6 +23,7 @@ from fedstale.strategies.work import Done, steps_of
 _ARRAY_OVERHEAD = 160
 _RECORD_OVERHEAD = 120
 _MESSAGE_OVERHEAD = 300
+_NUMBER_BYTES = 8
 
 WorkHook = Callable[[Message], float | None]
 """Returns the work units of a message; None leaves it to what is declared."""
@@ -314,18 +313,14 @@ def kind_of(message: Message) -> str:
     return message.metadata.message_type.removesuffix(".default")
 
 
-def reply_kind(kind: str, content: RecordDict) -> str:
+def reply_kind(kind: str, format_up: str) -> str:
     """Return what replies of one size have in common: what they answer, and the format asked for.
 
     Args:
         kind: of a message, by `kind_of`.
-        content: of the message.
+        format_up: that it asks for; empty for none.
     """
-    # Of every message; and most ask for no format.
-    if not any(ASKED in entries(record) for record in entries(content).values()):
-        return kind
-    asked = Asked.of(content)
-    return kind if asked is None or asked.up is None else f"{kind} {asked.up}"
+    return f"{kind} {format_up}" if format_up else kind
 
 
 def is_by_examples(message: Message) -> bool:
@@ -407,7 +402,9 @@ def _trains_nothing(content: RecordDict) -> bool:
 def examples_in(content: RecordDict) -> float | None:
     """Return the number of examples that a reply states, >= 0; None where it states none."""
     found = None
-    for record in records_in(content, MetricRecord).values():
+    for record in entries(content).values():
+        if not isinstance(record, MetricRecord):
+            continue
         # Clients made by client_fn spell it with an underscore, in a record of its own.
         metrics = entries(record)
         examples = metrics.get("num-examples", metrics.get("num_examples"))
@@ -445,6 +442,10 @@ def content_size(content: RecordDict) -> Size:
                 fixed += len(array.data) - n + len(name) + _ARRAY_OVERHEAD
             continue
         for name, value in entries(record).items():
+            if type(value) is float or type(value) is int:
+                # Most are, and a call would take longer than the rest.
+                fixed += len(name) + 8 + _NUMBER_BYTES
+                continue
             total, n = _value_bytes(value)
             if key == RECORD_KEY_CONFIGS and name != Key.MASKED_PARAMETERS:
                 n = 0
@@ -462,4 +463,4 @@ def _value_bytes(value: object) -> tuple[int, int]:
     if isinstance(value, list):
         each = [_value_bytes(v) for v in value]
         return sum(total for total, _ in each), sum(n for _, n in each)
-    return 8, 0
+    return _NUMBER_BYTES, 0

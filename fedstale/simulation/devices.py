@@ -158,7 +158,10 @@ _SPENT = {name: name for name in ("download_s", "compute_s", "upload_s")} | {
 }
 
 
-_OTHERS = ("whole_work", "scale", "runs_after", "round", "work_share", "format_down", "format_up")
+_OTHERS = (
+    *("whole_work", "scale", "runs_after", "round", "work_share", "kind", "format_down"),
+    "format_up",
+)
 """Columns that a message fills besides what it asks."""
 
 
@@ -175,8 +178,8 @@ class _Content(NamedTuple):
     promised: Size | None
     share: float | None
     """Share of the work that is asked for."""
-    formats: tuple[int, int]
-    """Down and up, by the table's numbers of texts."""
+    texts: tuple[int, int, int]
+    """Its type and its formats down and up, by the table's numbers of texts."""
 
 
 class Fleet(Stateful):
@@ -231,16 +234,16 @@ class Fleet(Stateful):
             ConfigError: a node does not exist, the cost of a message is unknown, or its ttl is not
                 above 0.
         """
-        devices = [message.metadata.dst_node_id - FIRST_NODE_ID for message in messages]
+        nodes = [message.metadata.dst_node_id for message in messages]
         n_devices = self.traces.n_devices
-        for device in devices:
-            if not 0 <= device < n_devices:
+        for node_id in nodes:
+            if not 0 <= node_id - FIRST_NODE_ID < n_devices:
                 raise ConfigError(
-                    f"dst_node_id = {FIRST_NODE_ID + device}: expected an id from "
+                    f"dst_node_id = {node_id}: expected an id from "
                     f"get_node_ids(), {FIRST_NODE_ID} to {FIRST_NODE_ID + n_devices - 1}"
                 )
-        places = np.array(devices, dtype=np.int64)
-        asked, others = self._asked(messages, jobs)
+        places = np.array(nodes, dtype=np.int64) - FIRST_NODE_ID
+        asked, others = self._asked(messages, nodes, jobs)
         runs_after = np.array(others["runs_after"], dtype=np.int64)
         if not (asked[:, 3] > 0).all():
             raise ConfigError(f"ttl = {asked[:, 3].min()}: expected seconds > 0")
@@ -252,7 +255,6 @@ class Fleet(Stateful):
         columns = jobs.columns
         columns["node_id"][rows] = places + FIRST_NODE_ID
         columns["device"][rows] = places
-        columns["kind"][rows] = [jobs.number(m.metadata.message_type) for m in messages]
         columns["sent_at"][rows] = now
         for name, values in others.items():
             columns[name][rows] = values
@@ -411,27 +413,27 @@ class Fleet(Stateful):
             job.visible_at, job.error_code = expires, ErrorCode.MESSAGE_UNAVAILABLE
 
     def _asked(
-        self, messages: Sequence[Message], jobs: JobTable
+        self, messages: Sequence[Message], nodes: Sequence[int], jobs: JobTable
     ) -> tuple[Array, Mapping[str, list[float]]]:
-        """Return what messages ask of their devices.
+        """Return what messages to some nodes ask of their devices.
 
         Returns:
             Work, bytes down and up and ttl of each, shape (n, 4), of which some is only expected;
             and other columns of the table: the work in full, the scale of the values in its reply,
-            when its client must run, its round, its share of the work and its formats.
+            when its client must run, its round, its share of the work, its type and its formats.
         """
         book = self._book
         asked: list[tuple[float, float, float, float]] = []
         rows: list[tuple[float, ...]] = []
         # Strategies put the same records into every message of a round.
         known: dict[tuple[int, str], _Content] = {}
-        for message in messages:
+        for message, node_id in zip(messages, nodes, strict=True):
             metadata, content = message.metadata, message.content
             key = id(content), metadata.message_type
             if key not in known:
                 known[key] = self._content_of(message, jobs)
             found = known[key]
-            form, node_id, promised = found.form, metadata.dst_node_id, found.promised
+            form, promised = found.form, found.promised
             charge = book.work(message, found.kind, node_id, found.share)
             if charge.is_expected or promised is None:
                 up = book.expected_bytes(form, node_id, found.down)
@@ -441,7 +443,7 @@ class Fleet(Stateful):
             asked.append((charge.work, found.down, up, metadata.ttl))
             number = _round(metadata.group_id, found.round)
             share = UNKNOWN if found.share is None else found.share
-            rows.append((charge.whole, found.scale, after, number, share, *found.formats))
+            rows.append((charge.whole, found.scale, after, number, share, *found.texts))
         of_each = np.array(asked, dtype=np.float64).reshape(-1, len(ASKED))
         each = zip(*rows, strict=True) if rows else [()] * len(_OTHERS)
         return of_each, dict(zip(_OTHERS, map(list, each), strict=True))
@@ -450,8 +452,8 @@ class Fleet(Stateful):
         """Return what all messages of one type with the same records have in common."""
         book, content = self._book, message.content
         kind, size = kind_of(message), content_size(content)
-        scale, form = book.scale(size), reply_kind(kind, content)
         down, up = formats_of(content)
+        scale, form = book.scale(size), reply_kind(kind, up)
         return _Content(
             kind=kind,
             form=form,
@@ -460,7 +462,7 @@ class Fleet(Stateful):
             down=book.message_bytes(size, scale),
             promised=book.promised_size(form),
             share=asked_share(content) if kind.startswith("train") else None,
-            formats=(jobs.number(down), jobs.number(up)),
+            texts=(jobs.number(message.metadata.message_type), jobs.number(down), jobs.number(up)),
         )
 
 

@@ -64,7 +64,8 @@ class Asked:
     @classmethod
     def of(cls, content: RecordDict) -> "Asked | None":
         """Return what a message asks; None where it asks nothing that this release can do."""
-        record = next((content[name] for name in _asking(content)), ConfigRecord())
+        names = _asking(content)
+        record = content[names[0]] if names else None
         if not isinstance(record, ConfigRecord) or record.get(ASKED) != _VERSION:
             return None
         up, accepted, seed = (record.get(name) for name in (_UP, _ACCEPTED, _SEED))
@@ -151,8 +152,8 @@ def decoded(content: RecordDict) -> RecordDict:
 
 def has_quantised(content: RecordDict) -> bool:
     """Return whether some array of a message is quantised."""
-    records = (record for record in content.values() if isinstance(record, ArrayRecord))
-    return any(form_of(array) for record in records for array in record.values())
+    records = [record for record in content.values() if isinstance(record, ArrayRecord)]
+    return any([array.stype in _BY_STYPE for record in records for array in record.values()])
 
 
 def formats_of(content: RecordDict) -> tuple[str, str]:

@@ -17,7 +17,7 @@ numbers, in 1 us, and nothing about a header is kept.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import ItemsView, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite, nan
@@ -176,6 +176,7 @@ MOST_METRICS, MOST_NAME, MOST_LIST = 256, 200, 1024
 """Values of a reply, and characters of a name; numbers of a list in a forecast, which is ignored if
 it has more of any."""
 _TIMES_MODEL, _BESIDES = 4, 1_000_000
+_TEXTS = (str, bytes)
 
 MOST_NORM = 1e15
 """Largest norm of an update: squares of such, and sums of a million of them times `most_examples`,
@@ -289,23 +290,30 @@ class Validation:
         most_bytes = self.most_bytes or _TIMES_MODEL * model_bytes + _BESIDES
         # Each limit is held before anything of what it limits is looked at.
         _hold("records", len(reply.content), self.most_records, "most_records")
-        others = [x for x in reply.content.values() if not isinstance(x, ArrayRecord)]
-        n_values = sum(len(record) for record in others)
+        arrays: list[ItemsView[str, FlowerArray]] = []
+        others: list[ItemsView[str, object]] = []
+        for record in reply.content.values():
+            if isinstance(record, ArrayRecord):
+                arrays.append(record.items())
+            else:
+                others.append(record.items())
+        n_values = sum(map(len, others))
         _hold("metrics and configs", n_values, self.most_metrics, "most_metrics")
-        lists = [x for record in others for x in record.values() if isinstance(x, list)]
-        n_elements = sum(len(values) for values in lists)
+        n_bytes, longest, lists = 8 * n_values + sum(map(len, reply.content)), 0, []
+        for name, value in chain.from_iterable(others):
+            n_bytes += len(name)
+            longest = max(longest, len(name))
+            if isinstance(value, list):
+                lists.append(value)
+            elif isinstance(value, _TEXTS):
+                n_bytes += len(value)
+        n_elements = sum(map(len, lists))
         _hold("elements of lists", n_elements, self.most_elements, "most_elements")
-        arrays = [x for x in reply.content.values() if isinstance(x, ArrayRecord)]
-        stored = [array for record in arrays for array in record.values()]
-        texts: list[str | bytes] = [
-            name for record in (reply.content, *arrays, *others) for name in record
-        ]
-        values = [value for record in others for value in record.values()]
-        texts += [x for x in chain(values, *lists) if isinstance(x, str | bytes)]
-        n_bytes = 8 * (n_values + n_elements) + sum(len(array.data) for array in stored)
-        _hold("bytes", n_bytes + sum(map(len, texts)), most_bytes, "most_bytes")
-        for name in chain.from_iterable(others):
-            _hold("characters of a name", len(name), MOST_NAME)
+        n_bytes += 8 * n_elements
+        n_bytes += sum(len(x) for x in chain.from_iterable(lists) if isinstance(x, _TEXTS))
+        n_bytes += sum(len(name) + len(array.data) for name, array in chain.from_iterable(arrays))
+        _hold("bytes", n_bytes, most_bytes, "most_bytes")
+        _hold("characters of a name", longest, MOST_NAME)
 
     def open(
         self, reply: Message, job: SentJob, versions: Versions, keys: RecordKeys = USUAL_KEYS

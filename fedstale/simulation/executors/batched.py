@@ -8,7 +8,6 @@ Results equal those of `inline` but for rounding: sums of float32 are formed in 
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,8 +104,8 @@ class BatchedExecutor(Executor):
                 try:
                     messages[i] = _in_full(call.message, models)
                     with noting() as note:
-                        task = TrainingTask.of(self._functions.job(messages[i], call.context))
-                    tasks[i] = replace(task, done=note.done)
+                        given = self._functions.job(messages[i], call.context)
+                    tasks[i] = TrainingTask.of(given, note.done)
                 except ConfigError:
                     raise
                 except (Exception, SystemExit) as problem:

@@ -39,6 +39,7 @@ takes much more than twice the time of one that knew from the first step which s
 _SETTINGS = ("learning_rate", "momentum", "weight_decay", "max_norm", "proximal_mu")
 _NEEDED = {"data", "order", "batch_size", "learning_rate"}
 _STEPS = "steps"
+_ALLOWED = {*_NEEDED, *_SETTINGS, _STEPS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,15 @@ class TrainingTask:
     """What the app has noted of its share of the work."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "TrainingTask":
-        """Check what `job` returned.
+    def of(cls, given: Mapping[str, Any], done: Done | None = None) -> "TrainingTask":
+        """Check what `job` returned, and what the app has noted meanwhile.
 
         Raises:
             ConfigError: a key is missing or means nothing, or a value is of the wrong kind.
         """
-        keys = set(given)
-        if not keys >= _NEEDED or keys - _NEEDED - {*_SETTINGS, _STEPS}:
+        if not _NEEDED <= given.keys() <= _ALLOWED:
             raise ConfigError(
-                f"job of [tool.fedstale.batched] returned the keys {sorted(keys)}: expected "
+                f"job of [tool.fedstale.batched] returned the keys {sorted(given)}: expected "
                 f"{sorted(_NEEDED)}, and no others than steps, momentum, weight_decay, max_norm "
                 "and proximal_mu"
             )
@@ -90,7 +90,7 @@ class TrainingTask:
                 f"job of [tool.fedstale.batched] returned steps = {steps}: expected at most the "
                 f"{whole} of its epochs"
             )
-        return cls(given, data, order, batch_size, settings, steps)
+        return cls(given, data, order, batch_size, settings, steps, done)
 
     @property
     def n_examples(self) -> int:
