@@ -257,7 +257,8 @@ class ReplayGrid(ForwardingGrid):
         job.status, job.reason = REPORTED, ""
         size = size_of(reply)
         charged = self._book.message_bytes(size, job.scale)
-        self._book.learn(job.form, job.node_id, reply, size, charged, job.work_share)
+        (form,) = self._log.forms([job.row])
+        self._book.learn(form, job.node_id, reply, size, charged, job.work_share)
         due_at = self._due_at[job.row]
         self.late_s.append((job.delivered_at - due_at) / self._speed_up)
         late_s = (job.trained_at - due_at) / self._speed_up

@@ -212,7 +212,7 @@ class Clients(Stateful):
         Raises:
             ConfigError: the app promises replies of one size, and one has another.
         """
-        replies: dict[int, Message] = {}
+        taken: dict[int, tuple[Message, Size]] = {}
         have_run = [job for job in jobs if job.row in self._runs]
         gone = [job for job in have_run if self._runs[job.row].reply is None]
         if gone:
@@ -220,15 +220,17 @@ class Clients(Stateful):
         for job in have_run:
             run = self._runs.pop(job.row)
             assert run.reply is not None
-            replies[job.row] = self._taken(job, run.reply, run.size)
-        for wave in _waves([job for job in jobs if job.row not in replies]):
+            taken[job.row] = run.reply, run.size
+        for wave in _waves([job for job in jobs if job.row not in taken]):
             self._train([job for job in wave if not self._is_ready(job)], coming)
             for job in wave:
                 _, answer = self._ahead.pop(job.row)
                 self._contexts[job.node_id], self._latest[job.node_id] = answer.context, job.row
                 reply = _own_answer(job.message, answer.reply)
-                replies[job.row] = self._taken(job, reply, size_of(reply))
-        return {job.row: replies[job.row] for job in jobs}
+                taken[job.row] = reply, size_of(reply)
+        if jobs:
+            self._note(jobs[0].jobs, taken)
+        return {job.row: taken[job.row][0] for job in jobs}
 
     def _run_now(self, jobs: Sequence[JobRow], rows: Sequence[int]) -> list[_Run]:
         """Run clients, on what their nodes remember, which is then what these leave."""
@@ -341,24 +343,36 @@ class Clients(Stateful):
         content = own_copy(sent.content)
         return ClientCall(with_content(sent, content), NodeContext.of(context, device), seed)
 
-    def _taken(self, job: JobRow, reply: Message, size: Size) -> Message:
-        """Return a reply that is handed out, and note how the job ended.
+    def _note(self, jobs: JobTable, taken: Mapping[int, tuple[Message, Size]]) -> None:
+        """Note how jobs ended whose replies are handed out now.
+
+        Args:
+            jobs: the table.
+            taken: reply of each job id, and its bytes.
 
         Raises:
-            ConfigError: the app promises replies of one size, and this one has another.
+            ConfigError: the app promises replies of one size, and one has another.
         """
-        if reply.has_error():
-            job.status, job.reason = CLIENT_ERROR, reply.error.reason or ""
-            is_new = job.reason not in self._errors and len(self._errors) < _ERRORS_SHOWN
-            self._errors |= {job.reason} if is_new else set()
-            level = logging.WARNING if is_new else logging.DEBUG
-            logger.log(level, "client on node %d failed: %s", job.node_id, job.reason)
-        else:
-            job.status = REPORTED
-            form, node_id, charged = job.form, job.node_id, int(job.asked_upload_bytes)
+        rows = list(taken)
+        nodes, charged, shares = jobs.values(rows, "node_id", "asked_upload_bytes", "work_share")
+        status, reported = jobs.columns["status"], jobs.number(REPORTED)
+        for row, form, node_id, up, share in zip(
+            rows, jobs.forms(rows), nodes, charged, shares, strict=True
+        ):
+            reply, size = taken[row]
+            if reply.has_error():
+                self._note_error(jobs[row], reply.error.reason or "")
+                continue
+            status[row] = reported
             self._book.check_promise(form, node_id, size)
-            self._book.learn(form, node_id, reply, size, charged, job.work_share)
-        return reply
+            self._book.learn(form, node_id, reply, size, int(up), share)
+
+    def _note_error(self, job: JobRow, reason: str) -> None:
+        job.status, job.reason = CLIENT_ERROR, reason
+        is_new = reason not in self._errors and len(self._errors) < _ERRORS_SHOWN
+        self._errors |= {reason} if is_new else set()
+        level = logging.WARNING if is_new else logging.DEBUG
+        logger.log(level, "client on node %d failed: %s", job.node_id, reason)
 
     def _context(self, node_id: int) -> Context:
         return self._contexts.get(node_id) or self._new_context(node_id)

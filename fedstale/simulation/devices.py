@@ -17,6 +17,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fedstale.errors import ConfigError
+from fedstale.simulation.compat import entries
 from fedstale.simulation.costs import CostBook, Size, content_size, kind_of, reply_kind
 from fedstale.simulation.jobs import (
     ANSWERED,
@@ -43,7 +44,6 @@ from fedstale.strategies.server.node_set import (
     unpacked,
 )
 from fedstale.strategies.server.runtime import HEARTBEAT_S
-from fedstale.strategies.server.validation import records_in
 from fedstale.strategies.state import Stateful
 from fedstale.strategies.work import asked_share
 from fedstale.traces import Job, Status, TraceSet
@@ -497,8 +497,8 @@ def round_of(message: Message) -> int:
 
 def _round_in(content: RecordDict) -> int:
     """Return the round that a strategy wrote into the records of a message, or -1."""
-    for record in records_in(content, ConfigRecord).values():
-        number = record.get("server-round")
+    for record in entries(content).values():
+        number = entries(record).get("server-round") if isinstance(record, ConfigRecord) else None
         if isinstance(number, int):
             return number
     return -1

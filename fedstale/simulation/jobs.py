@@ -223,11 +223,6 @@ class JobRow:
         return self.jobs.messages[self.row]
 
     @property
-    def form(self) -> str:
-        """Its `reply_kind`."""
-        return reply_kind(self.kind.removesuffix(".default"), self.format_up)
-
-    @property
     def is_waiting(self) -> bool:
         """Whether the server has not been given a reply yet."""
         return self.row in self.jobs.messages
@@ -349,6 +344,16 @@ class JobTable(Stateful, Callback):
             return ([self.columns[name].item(rows[0])] for name in names)
         places = np.array(rows, dtype=np.int64)
         return (self.columns[name][places].tolist() for name in names)
+
+    def forms(self, rows: Sequence[int]) -> list[str]:
+        """Return the `reply_kind` of each of some jobs."""
+        each = list(zip(*self.values(rows, "kind", "format_up"), strict=True))
+        words = self._words
+        known = {
+            pair: reply_kind(words[pair[0]].removesuffix(".default"), words[pair[1]])
+            for pair in set(each)
+        }
+        return [known[pair] for pair in each]
 
     def of_message(self, message_id: str) -> JobRow | None:
         """Return the job of a message, or None if no such message was sent."""
