@@ -137,14 +137,24 @@ class VirtualTime:
 
         return here
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> "_Paused":
         """Show wall time again, for the duration of a client's work."""
-        thread, self._thread = self._thread, None
-        try:
-            yield
-        finally:
-            self._thread = thread
+        return _Paused(self)
+
+
+class _Paused:
+    """Around every reply; a generator would take three times as long."""
+
+    __slots__ = ("_thread", "_time")
+
+    def __init__(self, virtual: VirtualTime) -> None:
+        self._time, self._thread = virtual, virtual._thread
+
+    def __enter__(self) -> None:
+        self._time._thread = None
+
+    def __exit__(self, *problem: object) -> None:
+        self._time._thread = self._thread
 
 
 class Kind(IntEnum):

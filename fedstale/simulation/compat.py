@@ -11,7 +11,7 @@ and anything unusual goes to NumPy itself. For the digits app this is a quarter 
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from io import BytesIO
 from typing import Any, TypeVar, cast
@@ -159,13 +159,14 @@ def _shallow(original: T) -> T:
     return own
 
 
-@contextmanager
-def quick_arrays() -> Iterator[None]:
+def quick_arrays() -> AbstractContextManager[None]:
     """Let every Flower array inside be read and written the quick way."""
-    if Array.numpy is read_array:
-        # To replace methods makes Python forget what it knows of the class.
-        yield
-        return
+    # To replace methods makes Python forget what it knows of the class.
+    return nullcontext() if Array.numpy is read_array else _replacing_methods()
+
+
+@contextmanager
+def _replacing_methods() -> Iterator[None]:
     ours = {"numpy": read_array, "from_numpy_ndarray": staticmethod(written_array)}
     before = {name: vars(Array)[name] for name in ours}
     for name, function in ours.items():
