@@ -6,6 +6,7 @@ of `random`, NumPy and torch, so these are seeded for each call and restored aft
 is then the same in every executor, with any number of workers and in any order.
 """
 
+import _random
 import concurrent.futures.thread
 import random
 import sys
@@ -31,6 +32,9 @@ from numpy.random import mtrand
 from fedstale.simulation.compat import quick_arrays
 
 _MIN_SEED, _MAX_SEED = -0x8000_0000_0000_0000, 0xFFFF_FFFF_FFFF_FFFF
+_PYTHON_STREAM: Any = random.random.__self__  # type: ignore[attr-defined]
+_N_BYTES = 4 * (624 + 1)
+"""Bytes of a Mersenne twister's words and its place in them."""
 _LIBRARIES = {"site-packages", "dist-packages"}
 # How long a client's own threads may outlast it; a device's process waits for them too.
 _THREADS_PATIENCE_S = 60.0
@@ -194,16 +198,52 @@ def seed_streams(seed: int) -> None:
 def own_random_streams() -> Iterator[None]:
     """Give back the server's random streams after clients have run in its process."""
     torch = imported_torch()
-    saved, saved_numpy = random.getstate(), _NumpyStream()
+    saved, saved_numpy = _PythonStream(), _NumpyStream()
     saved_torch = torch.get_rng_state() if torch is not None else None
     try:
         with quick_manual_seed():
             yield
     finally:
-        random.setstate(saved)
+        saved.restore()
         saved_numpy.restore()
         if torch is not None:
             torch.set_rng_state(saved_torch)
+
+
+class _PythonStream:
+    """Python's global stream as it is now.
+
+    `getstate` makes a number of each of the 624 words of the Mersenne twister. Where CPython keeps
+    them as it is known to, they are copied at once, with their place.
+    """
+
+    def __init__(self) -> None:
+        self._at = _place_of_words()
+        if self._at is None:
+            self._slow = random.getstate()
+            return
+        self._words = string_at(self._at, _N_BYTES)
+        self._second = _PYTHON_STREAM.gauss_next
+
+    def restore(self) -> None:
+        """Let the global stream go on from where it was."""
+        if self._at is None:
+            random.setstate(self._slow)
+            return
+        memmove(self._at, self._words, _N_BYTES)
+        _PYTHON_STREAM.gauss_next = self._second
+
+
+@cache
+def _place_of_words() -> int | None:
+    """Return where CPython keeps the words of its stream; None where they are not found there."""
+    size = object.__basicsize__ + _N_BYTES
+    # An object's head, the place and the words, up to a whole pointer.
+    if sys.implementation.name != "cpython" or _random.Random.__basicsize__ != -(-size // 8) * 8:
+        return None
+    at = id(_PYTHON_STREAM) + object.__basicsize__
+    place, *words = np.frombuffer(string_at(at, _N_BYTES), np.uint32).tolist()
+    return at if (*words, place) == random.getstate()[1] else None
 
 
 class _NumpyStream:
@@ -213,8 +253,6 @@ class _NumpyStream:
     all the rest of an empty client. Here they are copied at once, with their place.
     """
 
-    _N_BYTES = 4 * (624 + 1)
-
     def __init__(self) -> None:
         self._generator = mtrand.get_bit_generator()
         self._slow: dict[str, Any] = {}
@@ -222,10 +260,10 @@ class _NumpyStream:
             self._slow = np.random.get_state(legacy=False)  # noqa: NPY002
             return
         self._at = self._generator.ctypes.state_address
-        self._words = string_at(self._at, self._N_BYTES)
+        self._words = string_at(self._at, _N_BYTES)
         # Normal numbers are made in pairs: to draw the second one moves nothing.
         second = np.random.standard_normal()  # noqa: NPY002
-        self._second = second if string_at(self._at, self._N_BYTES) == self._words else None
+        self._second = second if string_at(self._at, _N_BYTES) == self._words else None
 
     def restore(self) -> None:
         """Let the global stream go on from where it was."""
@@ -233,7 +271,7 @@ class _NumpyStream:
         if self._slow:
             np.random.set_state(self._slow)  # noqa: NPY002
             return
-        memmove(self._at, self._words, self._N_BYTES)
+        memmove(self._at, self._words, _N_BYTES)
         if self._second is not None:
             words = np.frombuffer(self._words, np.uint32)
             state = ("MT19937", words[:-1], int(words[-1]), 1, self._second)
