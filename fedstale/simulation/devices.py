@@ -159,8 +159,8 @@ _SPENT = {name: name for name in ("download_s", "compute_s", "upload_s")} | {
 
 
 _OTHERS = (
-    *("whole_work", "scale", "runs_after", "round", "work_share", "kind", "format_down"),
-    "format_up",
+    *("whole_work", "scale", "runs_after", "round", "work_share"),
+    *("kind", "format_down", "format_up"),
 )
 """Columns that a message fills besides what it asks."""
 

@@ -289,17 +289,18 @@ class Validation:
         """
         most_bytes = self.most_bytes or _TIMES_MODEL * model_bytes + _BESIDES
         # Each limit is held before anything of what it limits is looked at.
-        _hold("records", len(reply.content), self.most_records, "most_records")
+        content = reply.content
+        _hold("records", len(content), self.most_records, "most_records")
         arrays: list[ItemsView[str, FlowerArray]] = []
         others: list[ItemsView[str, object]] = []
-        for record in reply.content.values():
+        for record in content.values():
             if isinstance(record, ArrayRecord):
                 arrays.append(record.items())
             else:
                 others.append(record.items())
         n_values = sum(map(len, others))
         _hold("metrics and configs", n_values, self.most_metrics, "most_metrics")
-        n_bytes, longest, lists = 8 * n_values + sum(map(len, reply.content)), 0, []
+        n_bytes, longest, lists = 8 * n_values + sum(map(len, content)), 0, []
         for name, value in chain.from_iterable(others):
             n_bytes += len(name)
             longest = max(longest, len(name))

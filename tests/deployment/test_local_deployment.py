@@ -69,7 +69,7 @@ def test_a_run_survives_a_node_killed_in_training_and_uses_one_that_joins_late(t
         run.until(lambda: "Sending: train" in log(deployment, "node-2"))
         merged = len(means(run.lines))
         run.until(lambda: len(means(run.lines)) >= merged + 2)
-        found = [mean for version, mean in sorted(means(run.lines).items())]
+        found = [mean for _, mean in sorted(means(run.lines).items())]
         assert all(b > a for a, b in pairwise(found)), found
         (run_id,) = deployment.control.runs()
         stop(deployment, run_id)
