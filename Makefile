@@ -95,7 +95,7 @@ table-strategies: setup ## measure strategies on the records in RECORDINGS and r
 table-liars: setup ## measure what lies bring devices on the records in RECORDINGS and rewrite their page; takes an hour
 	mkdir -p build/liars
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/update_norms.py $(RECORDINGS)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/liars.py $(RECORDINGS) --keep build/liars/runs.jsonl --cache build/liars
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/liars.py $(RECORDINGS) --keep build/liars/runs.jsonl --cache build/liars --jobs 2
 	$(BIN)/python benchmarks/liars_page.py
 
 picture: setup ## draw the picture of the README from three runs

@@ -28,7 +28,9 @@ from recorded_fleets import ASSUMED, fleets, span
 from results_file import write_result
 from selection_training import (
     HOURS_S,
+    NO_LIE,
     Liars,
+    Lie,
     Trained,
     Window,
     appearing,
@@ -92,7 +94,7 @@ MINUTE_S, SMOOTHED = 60.0, 10
 LYING = 0.3
 """Share of the devices that lie, in the setting `LIED_TO`."""
 LIED_TO = ("digits", "phones", "fedavg", 0.3)
-LIES = ("", "loss", "chance")
+LIES = {"": NO_LIE, "loss": Lie(loss=10.0), "chance": Lie(chance=1.0)}
 """What devices lie about; nothing at first."""
 TARGETS: dict[tuple[str, str, str], tuple[float, ...]] = {
     ("digits", "phones", "fedavg"): (0.73, 0.79, 0.83),
@@ -187,7 +189,7 @@ def wanted(only: Iterable[str] = (), *, quick: bool = False) -> list[Run]:
         "fleet": list(FLEETS),
         "schedule": list(SCHEDULES),
         "selector": list(SELECTORS),
-        "lies": ["honest", *LIES[1:]],
+        "lies": ["honest", *list(LIES)[1:]],
     }
     known = {name for names in sorts.values() for name in names}
     if unknown := set(only) - known:
@@ -278,7 +280,7 @@ def played(run: Run, window: Window, forecasts: Forecasts, target: float) -> tup
             forecasts=forecasts,
             strategy=partial(SCHEDULES[run.schedule], concurrency=concurrency),
             kind=list(APPS).index(run.app),
-            liars=Liars.of(run.lies, window.n_devices, LYING, window.seed),
+            liars=Liars.of(LIES[run.lies], window.n_devices, LYING, window.seed),
         )
     found = {
         name: round(value, 4) if isinstance(value, float) else value

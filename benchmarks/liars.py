@@ -10,22 +10,25 @@ windows: the selection environment on recorded phones that no model has seen. Th
     picks there, and never the model.
 training: the app digits on recorded phones, as in `agent_training`.
 
-In "alike" and "windows" some other ways to take a stated loss are played as well (`WAYS`). Then the
-audit of forecasts reads runs of recorded phones whose forecasts are the embedded forecaster's.
+In "alike" and "windows" some other ways to take a stated loss are played as well (`WAYS`), and in
+"training" what else an update tells of a loss (`EVIDENCE`). Then the audit of forecasts reads runs
+of recorded phones whose forecasts are the embedded forecaster's.
 
 Runs are kept in a file and not repeated:
 
-    OMP_NUM_THREADS=1 python benchmarks/liars.py RECORDINGS --keep FILE --cache FOLDER [--quick]
+    OMP_NUM_THREADS=1 python benchmarks/liars.py RECORDINGS --keep FILE --cache FOLDER --jobs 2
 """
 
 import argparse
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,13 +36,14 @@ from typing import Any
 import agent_training
 import numpy as np
 from agent_windows import NOBODY, lied_to
+from evidence import EVIDENCE, losses_by, taken
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from forecast_bias import testing
 from numpy import typing as npt
 from recorded_fleets import ASSUMED, fleets
 from results_file import write_result
-from selection_training import Liars, train
+from selection_training import FIRST_NODE, NO_LIE, Liars, Lie, LyingGrid, train
 from threadpoolctl import threadpool_limits
 from training_apps import opened
 
@@ -51,7 +55,7 @@ from fedstale.agents.env.rounds import Policy
 from fedstale.agents.env.simulator import Simulator
 from fedstale.agents.evaluation import episode_metrics
 from fedstale.agents.policy.scorer import by_agent, embedded
-from fedstale.simulation import Costs, TraceGrid
+from fedstale.simulation import Costs
 from fedstale.strategies import FedAvg, StaleStrategy
 from fedstale.strategies.schedule import k_sync
 from fedstale.strategies.selection import (
@@ -74,14 +78,26 @@ from fedstale.traces.arrays import Array, Index, Mask, stream
 Row = dict[str, Any]
 NAME = "liars"
 HONEST = "none"
-LIES = ("chance 1", "chance 0", "3 x loss", "10 x examples", "third of the duration")
-TIMES, MORE, SHORTER = 3.0, 10.0, 3.0
+LIES = {
+    "chance 1": Lie(chance=1.0),
+    "chance 0": Lie(chance=0.0),
+    "3 x loss": Lie(loss=3.0),
+    "10 x examples": Lie(examples=10.0),
+    "third of the duration": Lie(duration=1.0 / 3.0),
+}
+LOSSES = {
+    "loss of 0": Lie(loss=0.0),
+    "1.5 x loss": Lie(loss=1.5),
+    "10 x loss": Lie(loss=10.0),
+}
+"""Other lies of loss, played in "alike" alone."""
+SAID = {HONEST: NO_LIE, **LIES, **LOSSES}
 SHARES = (0.1, 0.3, 0.5)
 CAP = 1.5
 WHEN = ("before", "after")
 BEFORE = {"loss_from": "stated", "examples_cap": None}
 AFTER = {"loss_from": "norm", "examples_cap": CAP}
-SCALED = "3 x update"
+SCALED, UPDATE_TIMES = "3 x update", 3.0
 """No lie, but what a device can do against `AFTER`."""
 CLIPPED = "after, norm_cap 1.5"
 NORM = "the norm itself"
@@ -103,11 +119,11 @@ norm of an update to the median of norms. `NORM`, which is `Validation(loss_from
 played beside them."""
 BELIEVERS = ("ExpectedUtility", "Oort", "PowerOfChoice", "agent", "LinUCB")
 """Selectors that use losses; the others are the same with each way."""
-ENOUGH = 5
+ENOUGH, AUDITS = 5, 3
 
 # -- Forty devices alike.
 
-N, PICKED, VERSIONS, DRAWS, FIRST_NODE = 40, 8, 20, 3, 1000
+N, PICKED, VERSIONS, DRAWS = 40, 8, 20, 3
 SELECTORS: dict[str, Callable[[], Selector]] = {
     "Random": Random,
     "MostReliable": MostReliable,
@@ -131,7 +147,9 @@ def alike(run: Row, validation: Row) -> Row:
     twins = {key: np.repeat(values, 2) for key, values in _drawn(rng, N // 2).items()}
     traces = TraceSet.constant(N, compute=1.0, downlink_bit_per_s=1e9, uplink_bit_per_s=1e9)
     costs = Costs(work_per_example=1.0, epochs=1, examples=50, model_bytes=1000)
-    grid = TraceGrid(traces, _client(twins, lies, lie), costs=costs, seed=seed)
+    scales = lies & (lie == SCALED)
+    liars = Liars(who=lies, lie=SAID.get(lie, NO_LIE))
+    grid = LyingGrid(traces, _client(twins, scales), liars=liars, costs=costs, seed=seed)
     checks = Validation(**validation)
     strategy = FedAvg(PICKED, selector=SELECTORS[run["selector"]](), seed=seed, validation=checks)
     with grid.running():
@@ -155,7 +173,7 @@ def _drawn(rng: np.random.Generator, n: int) -> dict[str, Array]:
     }
 
 
-def _client(known: dict[str, Array], lies: Mask, lie: str) -> ClientApp:
+def _client(known: dict[str, Array], scales: Mask) -> ClientApp:
     """Return clients that fail by chance, and move further the larger their loss is."""
     app = ClientApp()
 
@@ -164,7 +182,6 @@ def _client(known: dict[str, Array], lies: Mask, lie: str) -> ClientApp:
         device = int(context.node_config["partition-id"])
         version = int(message.content["config"]["server-round"])
         rng = np.random.default_rng((device, version))
-        told = lie if lies[device] else HONEST
         if rng.random() >= known["p"][device]:
             raise RuntimeError("lost")
         examples = known["examples"][device]
@@ -172,15 +189,11 @@ def _client(known: dict[str, Array], lies: Mask, lie: str) -> ClientApp:
         loss = float(loss * np.exp(0.3 * rng.standard_normal()))
         norm = float(update_norms(np.array(loss), np.array(examples), rng.standard_normal()))
         step = rng.standard_normal(8)
-        norm *= TIMES if told == SCALED else 1.0
+        norm *= UPDATE_TIMES if scales[device] else 1.0
         arrays = [x + 0.01 * norm * step / np.linalg.norm(step) for x in _arrays(message)]
-        metrics = {
-            "train_loss": TIMES * loss if told == "3 x loss" else loss,
-            "num-examples": int(examples * (MORE if told == "10 x examples" else 1.0)),
-        }
-        chance = {"chance 1": 1.0, "chance 0": 0.0}.get(told, float(known["p"][device]))
-        duration = 50.0 / (SHORTER if told == "third of the duration" else 1.0)
-        forecast = {"p_finish": chance, "duration_s": duration, "p_available": 0.9}
+        metrics = {"train_loss": loss, "num-examples": int(examples)}
+        chance = float(known["p"][device])
+        forecast = {"p_finish": chance, "duration_s": 50.0, "p_available": 0.9}
         content = RecordDict(
             {
                 "arrays": ArrayRecord(arrays),
@@ -214,11 +227,8 @@ def taking(way: str) -> Iterator[None]:
         taken = WAYS[way](np.array(stated), np.array(usual), np.array(usual * update.norm / norm))
         return Losses(float(np.asarray(taken)), float("nan"))
 
-    Reputation.losses = losses  # type: ignore[method-assign]
-    try:
+    with losses_by(losses):
         yield
-    finally:
-        Reputation.losses = plain  # type: ignore[method-assign]
 
 
 # -- Windows of recorded phones.
@@ -241,7 +251,7 @@ class Lying(Simulator):
         scenario: Scenario,
         b: int,
         lies: Mask,
-        lie: str,
+        lie: Lie,
         *,
         way: str = "as stated",
         cap: float | None = None,
@@ -254,8 +264,8 @@ class Lying(Simulator):
 
     def _train(self, at: tuple[Index, Index]) -> None:
         super()._train(at)
-        if not self.takes_norms and self.lie == "3 x loss":
-            times = np.where(self.lies[at], TIMES, 1.0)
+        if not self.takes_norms:
+            times = np.where(self.lies[at], self.lie.loss, 1.0)
             self.job_loss[at] *= times
             self.job_square_loss[at] *= times**2
         turn = (self.known["times_picked"][at] + NOISES // 2) % NOISES
@@ -276,7 +286,7 @@ class Lying(Simulator):
             ratio = np.where(holds, self.job_loss[at] / stated, 1.0)
             self.job_square_loss[at] *= ratio**2
         super()._accept(rows, accepted)
-        times = np.where(self.lies[at] & (self.lie == "10 x examples"), MORE, 1.0)
+        times = np.where(self.lies[at], self.lie.examples, 1.0)
         stated = self.episodes.examples[at] * times
         self.stated[at] = stated
         if self.cap is not None and which.size:
@@ -288,12 +298,10 @@ class Lying(Simulator):
         super()._report_forecasts(row, column, now)
         lies = self.lies[row, column]
         at, known = (row[lies], column[lies]), self.known
-        if self.lie.startswith("chance"):
-            stated = float(self.lie.removeprefix("chance "))
+        if self.lie.chance is not None:
             p = known["forecast_p_finish"][at]
-            known["forecast_p_finish"][at] = np.where(np.isnan(p), p, stated)
-        if self.lie == "third of the duration":
-            known["forecast_duration_s"][at] /= SHORTER
+            known["forecast_p_finish"][at] = np.where(np.isnan(p), p, self.lie.chance)
+        known["forecast_duration_s"][at] *= self.lie.duration
 
 
 def _medians(values: Array) -> Array:
@@ -323,7 +331,9 @@ def windows(run: Row, scenario: Scenario, n: int, validation: Row, way: str) -> 
     episodes = replace(episodes, inflates=np.zeros_like(lies))
     settings = replace(among.settings, loss_from=validation["loss_from"])
     cap = validation["examples_cap"]
-    simulator = Lying(replace(among, settings=settings), n, lies, run["lie"], way=way, cap=cap)
+    simulator = Lying(
+        replace(among, settings=settings), n, lies, SAID[run["lie"]], way=way, cap=cap
+    )
     most = max(2, round(settings.devices[1] * settings.concurrency_share[1]))
     played = episode_metrics(simulator, episodes, policies(most)[run["selector"]], seed=0)
     sent = simulator.known["times_picked"] * episodes.present
@@ -339,15 +349,12 @@ def windows(run: Row, scenario: Scenario, n: int, validation: Row, way: str) -> 
 
 # -- Real training of digits.
 
-TRAINED = ("Random", "ExpectedUtility", "Oort", "PowerOfChoice", "agent")
-"""The subset that trains: a control, and who goes by losses."""
 SKEW, TARGET, CONCURRENCY = 0.3, 0.79, 4
-TRAINING_SEEDS = agent_training.SEEDS[:3]
 
 
 def training(run: Row, recordings: Path, folder: Path, validation: Row) -> Row:
     """Return what one run of digits needed to its target."""
-    name, share, seed = run["selector"], run["share"], run["seed"]
+    name, seed, app = run["selector"], run["seed"], opened("digits")
     window, told = _training_window(recordings, folder, seed)
     make = (lambda: PowerOfChoice(8)) if name == "PowerOfChoice" else SELECTORS[name]
 
@@ -356,18 +363,18 @@ def training(run: Row, recordings: Path, folder: Path, validation: Row) -> Row:
         checks = Validation(**validation)
         return StaleStrategy(selector=selector, schedule=schedule, seed=seed, validation=checks)
 
+    def public(arrays: ArrayRecord) -> float:
+        return float(app.evaluate(arrays, seed)[1].mean())
+
     # The same devices are looked at where none of them lies.
-    liars = Liars.of("loss", window.n_devices, share, seed, louder=TIMES)
-    about = "" if run["lie"] == HONEST else "loss"
-    lying = Liars.of(about, window.n_devices, share, seed, louder=TIMES)
-    with threadpool_limits(1):
-        trained = train(
-            window, opened("digits"), SKEW, make(), forecasts=told, strategy=strategy, liars=lying
-        )
+    liars = Liars.of(SAID[run["lie"]], window.n_devices, run["share"], seed)
+    judged = taken(run["when"], public) if run["when"] in EVIDENCE else nullcontext()
+    with threadpool_limits(1), judged:
+        trained = train(window, app, SKEW, make(), forecasts=told, strategy=strategy, liars=liars)
     found = agent_training.outcome(trained, TARGET, window.n_devices)
     return {
-        "got": float(liars.loss[trained.devices].mean()),
-        "fair": float(liars.loss.mean()),
+        "got": float(liars.who[trained.devices].mean()),
+        "fair": float(liars.who.mean()),
         "finished": found["valid_ratio"],
         "device_hours": found["device_hours"],
         "reached": found["reached"],
@@ -431,6 +438,8 @@ def _wanted_alike() -> Iterator[Row]:
         for name in SELECTORS:
             for lie, share, when in product((HONEST, *LIES), SHARES, WHEN):
                 yield {**about, "selector": name, "lie": lie, "share": share, "when": when}
+        for name, lie, share, when in product(BELIEVERS, LOSSES, (0.1, 0.3), WHEN):
+            yield {**about, "selector": name, "lie": lie, "share": share, "when": when}
         for name, share, when in product(BELIEVERS, (0.1, 0.3), ("after", CLIPPED)):
             yield {**about, "selector": name, "lie": SCALED, "share": share, "when": when}
         for way, name, share in product((*WAYS, NORM), BELIEVERS, (0.1, 0.3)):
@@ -443,11 +452,15 @@ def _wanted_on_phones() -> Iterator[Row]:
         yield {**about, "selector": name, "lie": lie, "share": share, "when": when}
     for way, name, lie in product((*WAYS, NORM), BELIEVERS, (HONEST, "3 x loss")):
         yield {**about, "selector": name, "lie": lie, "share": 0.3, "when": way}
-    cases = [(HONEST, 0.3), *product(("3 x loss",), SHARES)]
-    for seed, name, (lie, share), when in product(TRAINING_SEEDS, TRAINED, cases, WHEN):
-        about = {"part": "training", "selector": name, "seed": seed}
-        yield {**about, "lie": lie, "share": share, "when": when}
-    yield {"part": "audit", "selector": "", "seed": 0, "lie": HONEST, "share": 0.0, "when": ""}
+    for seed in agent_training.SEEDS:
+        about = {"part": "training", "seed": seed}
+        for name, lie, share, when in product(SELECTORS, (HONEST, *LIES), SHARES, WHEN):
+            yield {**about, "selector": name, "lie": lie, "share": share, "when": when}
+        for when, name in product((NORM, *EVIDENCE), BELIEVERS):
+            yield {**about, "selector": name, "lie": HONEST, "share": 0.3, "when": when}
+    for seed in range(AUDITS):
+        about = {"part": "audit", "seed": seed}
+        yield {**about, "selector": "", "lie": HONEST, "share": 0.0, "when": ""}
 
 
 def measured(run: Row, recordings: Path | None, folder: Path, n_windows: int) -> Row:
@@ -478,30 +491,45 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a lie, two selectors, no phones")
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--cache", type=Path, help="folder to keep forecasts in")
-    parser.add_argument("--windows", type=int, default=40, help="windows of each run of that part")
+    parser.add_argument("--windows", type=int, default=200, help="windows of each run of that part")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    # Each lost job, and each number that is capped, would be a line.
-    logging.disable(logging.WARNING)
     runs = wanted(options.recordings, quick=options.quick)
-    kept = _read(options.keep)
     folder = options.cache or Path("build/liars")
     folder.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for run in runs:
-        key = json.dumps(run, sort_keys=True)
-        if key not in kept:
-            found = measured(run, options.recordings, folder, options.windows)
-            kept[key] = {
-                k: round(float(v), 4) if isinstance(v, float) else v for k, v in found.items()
-            }
-            print(run, {k: v for k, v in kept[key].items() if k != "rewards"}, flush=True)
-            if options.keep:
-                with options.keep.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps([key, kept[key]]) + "\n")
-        rows.append({**run, **kept[key]})
+    measure = partial(
+        measured, recordings=options.recordings, folder=folder, n_windows=options.windows
+    )
+    kept = _read(options.keep)
+    missing = [run for run in runs if _key(run) not in kept]
+    for run, found in zip(missing, _each(measure, missing, options.jobs), strict=True):
+        kept[_key(run)] = row = {
+            k: round(float(v), 4) if isinstance(v, float) else v for k, v in found.items()
+        }
+        print(run, {k: v for k, v in row.items() if k != "rewards"}, flush=True)
+        if options.keep:
+            with options.keep.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([_key(run), row]) + "\n")
+    rows = [{**run, **kept[_key(run)]} for run in runs]
     command = "OMP_NUM_THREADS=1 python benchmarks/liars.py RECORDINGS --keep FILE"
     name = f"{NAME}-quick" if options.quick else NAME
     print(write_result(name, rows, command=command + " --quick" * options.quick))
+
+
+def _each(measure: Callable[[Row], Row], runs: Sequence[Row], jobs: int) -> Iterator[Row]:
+    """Yield what came of each run, in their order."""
+    # Each lost job, and each number that is capped, would be a line.
+    quiet = partial(logging.disable, logging.WARNING)
+    if jobs == 1:
+        quiet()
+        yield from map(measure, runs)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=quiet) as pool:
+        yield from pool.map(measure, runs)
+
+
+def _key(run: Row) -> str:
+    return json.dumps(run, sort_keys=True)
 
 
 def _read(path: Path | None) -> dict[str, Row]:

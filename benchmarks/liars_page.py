@@ -21,7 +21,6 @@ from liars import (
     SCALED,
     SELECTORS,
     SHARES,
-    TRAINED,
     WAYS,
     WHEN,
 )
@@ -29,6 +28,7 @@ from pages import refilled, rewrite
 from results_file import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "liars.md"
+TRAINED = ("Random", "ExpectedUtility", "Oort", "PowerOfChoice", "agent")
 Row = dict[str, Any]
 
 

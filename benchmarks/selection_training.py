@@ -5,12 +5,13 @@ device for a forecast before it picks. Every merge is written down: what the mod
 each group of data before and after, and whose updates went in.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from training_apps import TrainingApp
 
 from fedstale.agents.env.episodes import JobKinds
@@ -20,6 +21,7 @@ from fedstale.simulation.executors import ClientCall, ClientReply
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.selection import Selector
 from fedstale.strategies.server.clients import UNKNOWN, Candidates
+from fedstale.strategies.server.validation import FORECAST_RECORD
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import Array, Index, Mask
 
@@ -29,8 +31,6 @@ JOB_S = 120.0
 """Of the training of the device with the mean number of examples, at the fleet's median speed."""
 SPENT = ("download_s", "compute_s", "upload_s")
 FIRST_NODE = 1000
-LOUDER = 10.0
-"""What a device that lies about its loss multiplies it by."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,6 +94,69 @@ def training_kinds(traces: TraceSet, n_bytes: Sequence[int]) -> JobKinds:
     return replace(made, ttl_s=np.full(len(megabytes), TTL_S))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lie:
+    """What a device says of itself in place of the truth."""
+
+    chance: float | None = None
+    """Chance to finish that it states; None for its forecast."""
+    loss: float = 1.0
+    """What it multiplies its loss by."""
+    examples: float = 1.0
+    """What it multiplies its examples by."""
+    duration: float = 1.0
+    """What it multiplies the duration by that it forecasts."""
+
+
+NO_LIE = Lie()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Liars:
+    """Which devices lie, and how."""
+
+    who: Mask
+    """Shape (n,)."""
+    lie: Lie
+
+    @classmethod
+    def of(cls, lie: Lie, n: int, share: float, seed: int) -> "Liars":
+        """Draw a share of n devices; the same ones whatever the lie."""
+        rng = np.random.default_rng((seed, 67))
+        return cls(who=np.isin(np.arange(n), rng.permutation(n)[: round(share * n)]), lie=lie)
+
+
+class LyingGrid(TraceGrid):
+    """A grid some of whose devices lie in their replies to the server.
+
+    The clock takes the examples in a reply for the work that was done. Whoever states ten times its
+    examples has not trained ten times as long: so the lie is told to the server alone.
+    """
+
+    def __init__(self, *args: Any, liars: Liars, **options: Any) -> None:  # noqa: ANN401
+        """Set who lies; the rest is for `TraceGrid`."""
+        super().__init__(*args, **options)
+        self._liars = liars
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return replies as their devices would have them."""
+        replies = list(super().pull_messages(message_ids))
+        for reply in replies:
+            if not reply.has_error() and self._liars.who[reply.metadata.src_node_id - FIRST_NODE]:
+                _lie(self._liars.lie, reply.content)
+        return replies
+
+
+def _lie(lie: Lie, content: RecordDict) -> None:
+    metrics = content.metric_records["metrics"]
+    metrics["train_loss"] = lie.loss * float(metrics["train_loss"])
+    metrics["num-examples"] = round(lie.examples * int(metrics["num-examples"]))
+    if (forecast := content.config_records.get(FORECAST_RECORD)) is not None:
+        if lie.chance is not None:
+            forecast["p_finish"] = lie.chance
+        forecast["duration_s"] = lie.duration * float(forecast["duration_s"])
+
+
 class Told(Selector):
     """Lets another selector choose, with forecasts that devices give when asked.
 
@@ -108,7 +171,7 @@ class Told(Selector):
         window: Window,
         *,
         kind: int = 0,
-        certain: Mask | None = None,
+        liars: Liars,
     ) -> None:
         """Set who chooses and what is said.
 
@@ -117,19 +180,17 @@ class Told(Selector):
             forecasts: of the fleet.
             window: devices and hours.
             kind: of the job, in the forecasts.
-            certain: which devices of the window state a chance of 1, whatever they forecast.
+            liars: devices of the window that forecast something else than they know.
         """
         self.then, self._forecasts, self._window, self._kind = then, forecasts, window, kind
-        self._certain = np.zeros(window.n_devices, dtype=bool) if certain is None else certain
+        self._liars = liars
         n = window.n_devices
         self._stated, self._expected = np.full(n, np.nan), np.zeros(n)
         self._ended, self._finished = np.zeros(n), np.zeros(n)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Told":
         # A run of a strategy copies its selector; the forecasts are large, and never change.
-        return Told(
-            self.then, self._forecasts, self._window, kind=self._kind, certain=self._certain
-        )
+        return Told(self.then, self._forecasts, self._window, kind=self._kind, liars=self._liars)
 
     def select(
         self, candidates: Candidates, k: int, now: float, rng: np.random.Generator
@@ -146,7 +207,9 @@ class Told(Selector):
         when = np.full(who.size, self._window.start + now)
         kinds = np.full(who.size, self._kind, dtype=np.int64)
         p, available, duration = self._forecasts.at(who, kinds, when)
-        p = np.where(self._certain[places], 1.0, p)
+        lies, lie = self._liars.who[places], self._liars.lie
+        p = p if lie.chance is None else np.where(lies, lie.chance, p)
+        duration = np.where(lies, lie.duration * duration, duration)
         told = Candidates.of(
             candidates.node_ids,
             candidates.situation,
@@ -174,27 +237,6 @@ class Told(Selector):
         self._ended[places], self._finished[places] = ended, finished
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Liars:
-    """Which devices of a window lie, and about what; shape (n,) each."""
-
-    loss: Mask
-    """They report a loss that is too high."""
-    chance: Mask
-    """They report a chance of 1."""
-    louder: float = LOUDER
-    """What those that lie about their loss multiply it by."""
-
-    @classmethod
-    def of(cls, about: str, n: int, share: float, seed: int, *, louder: float = LOUDER) -> "Liars":
-        """Draw a share of n devices that lie about "loss" or "chance"; none about ""."""
-        rng = np.random.default_rng((seed, 67))
-        drawn = np.isin(np.arange(n), rng.permutation(n)[: round(share * n)])
-        return cls(
-            loss=drawn & (about == "loss"), chance=drawn & (about == "chance"), louder=louder
-        )
-
-
 @dataclass(kw_only=True)
 class Trained:
     """What a run did; lists have one entry for each version that was evaluated."""
@@ -205,7 +247,7 @@ class Trained:
     """Loss of the model on each group of data."""
     accuracy: list[float] = field(default_factory=list)
     reported: list[tuple[int, int, float]] = field(default_factory=list)
-    """Device, version that it was sent, and loss that it reported."""
+    """Device, version that it was sent, and loss that it measured."""
     merged: list[Index] = field(default_factory=list)
     """Devices whose updates made each version after the first."""
     begun: Array = field(default_factory=lambda: np.zeros(0))
@@ -261,11 +303,12 @@ def train(
         liars: devices that lie; none if None.
     """
     n, seed = window.n_devices, window.seed
-    lying = liars or Liars.of("", n, 0.0, seed)
+    lying = liars or Liars.of(NO_LIE, n, 0.0, seed)
     trained = Trained()
-    grid = TraceGrid(
+    grid = LyingGrid(
         window.traces,
-        _Reporting(app.executor(), trained, lying),
+        _Noting(app.executor(), trained),
+        liars=lying,
         costs=app.costs(window.work, n, alpha, seed),
         seed=seed,
         run_config=app.config(alpha, seed),
@@ -281,7 +324,7 @@ def train(
         trained.accuracy.append(accuracy)
         return MetricRecord({"loss": float(losses.mean())})
 
-    told = Told(selector, forecasts, window, kind=kind, certain=lying.chance)
+    told = Told(selector, forecasts, window, kind=kind, liars=lying)
     made = strategy(told, seed)
     with grid.running(), suppress(RunEnded):
         made.start(grid, app.initial(seed), 10**6, TTL_S, evaluate_fn=evaluate)
@@ -297,20 +340,18 @@ def train(
     return trained
 
 
-class _Reporting(Executor):
-    """Trains, and notes what each device reported of which version; some of them lie."""
+class _Noting(Executor):
+    """Trains, and notes what loss each device measured of which version."""
 
-    def __init__(self, then: Executor, trained: Trained, liars: Liars) -> None:
-        self._then, self._trained, self._liars = then, trained, liars
+    def __init__(self, then: Executor, trained: Trained) -> None:
+        self._then, self._trained = then, trained
 
     def run(self, calls: Sequence[ClientCall]) -> list[ClientReply]:
-        """Train, then lie."""
+        """Train, then note."""
         replies = self._then.run(calls)
         for call, each in zip(calls, replies, strict=True):
             device = int(call.context.node_config["partition-id"])
             version = int(call.message.content.config_records["config"]["server-round"]) - 1
             metrics = each.reply.content.metric_records["metrics"]
-            if self._liars.loss[device]:
-                metrics["train_loss"] = self._liars.louder * float(metrics["train_loss"])
             self._trained.reported.append((device, version, float(metrics["train_loss"])))
         return replies

@@ -1,21 +1,25 @@
-"""Does the norm of an update tell how badly a device's data are learnt, as its stated loss does?
+"""Does an update itself tell how badly a device's data are learnt, as its stated loss does?
 
 Recorded phones that no test plays train digits under random selection. For each update the model's
 true loss on the mixture of digits that its device holds, at the version that it was sent, is held
-against the training loss that the device stated and against the norm of its update. The constants
-of `update_norms` in the learning proxy are the fit printed here.
+against the training loss that the device stated, the norm of its update, and the other `evidence`.
+The constants of `update_norms` in the learning proxy are the fit printed here.
 
 Run it with: OMP_NUM_THREADS=1 python benchmarks/update_norms.py RECORDINGS
 """
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import agent_training
 import numpy as np
+from evidence import EVIDENCE, Evidence, losses_by
 from recorded_fleets import ASSUMED, fleets
 from results_file import write_result
+from scipy.ndimage import uniform_filter1d
+from scipy.stats import spearmanr
 from selection_training import FIRST_NODE, Window, train
 from threadpoolctl import threadpool_limits
 from training_apps import TrainingApp, opened
@@ -27,44 +31,50 @@ from fedstale.strategies.weighting.base import ClientUpdate
 from fedstale.traces.arrays import Array
 
 SKEWS, SEEDS = (0.1, 0.3, 1.0), range(321, 325)
+TELLING = ("stated", "norm", *EVIDENCE)
+COLUMNS = ("true", "examples", *TELLING)
+BY_RANKS, AROUND = "_by_ranks", 21
 
 
 def updates(app: TrainingApp, window: Window, skew: float, schedule: str) -> Array:
-    """Return logarithms of true loss, examples, stated loss and norm of each update; (n, 4)."""
-    heard: list[tuple[int, int, float, float, float]] = []
+    """Return what is known of each update, by `COLUMNS`; shape (n, columns)."""
+    heard: list[tuple[int, int, tuple[float, ...]]] = []
     plain = Reputation.losses
+    evidence = Evidence(lambda arrays: float(app.evaluate(arrays, window.seed)[1].mean()))
 
     def losses(
         self: Reputation, update: ClientUpdate, *, stated: float, stated_square: float
     ) -> Losses:
-        device = update.node_id - FIRST_NODE
-        heard.append((device, update.base_version, update.examples, stated, update.norm))
+        told = evidence.of(update)
+        known = update.examples, stated, update.norm, *(told[name] for name in EVIDENCE)
+        heard.append((update.node_id - FIRST_NODE, update.base_version, known))
         return plain(self, update, stated=stated, stated_square=stated_square)
 
-    Reputation.losses = losses  # type: ignore[method-assign]
-    try:
-        with threadpool_limits(1):
-            trained = train(
-                window, app, skew, Random(), forecasts=NoForecasts(),
-                strategy=partial(agent_training.SCHEDULES[schedule], concurrency=4),
-            )  # fmt: skip
-    finally:
-        Reputation.losses = plain  # type: ignore[method-assign]
+    with losses_by(losses), threadpool_limits(1):
+        trained = train(
+            window, app, skew, Random(), forecasts=NoForecasts(),
+            strategy=partial(agent_training.SCHEDULES[schedule], concurrency=4),
+        )  # fmt: skip
     labels = app.labels(window.n_devices, skew, window.seed)  # type: ignore[attr-defined]
     shares = np.array([np.bincount(y, minlength=10) / len(y) for y in labels])
-    rows = [
-        (shares[device] @ trained.losses[version], examples, stated, norm)
-        for device, version, examples, stated, norm in heard
-        if version < len(trained.losses)
-    ]
-    logs = np.log(np.maximum(np.array(rows), 1e-12))
-    return logs[np.isfinite(logs).all(axis=1)]
+    return np.array(
+        [
+            (shares[device] @ trained.losses[version], *known)
+            for device, version, known in heard
+            if version < len(trained.losses)
+        ]
+    )
 
 
-def fitted(found: Array) -> dict[str, float]:
-    """Return correlations with the true loss, and the fit of norms."""
-    true, examples, stated, norm = found.T
-    design = np.column_stack([true, examples, np.ones(len(found))])
+def fitted(runs: Sequence[Array]) -> dict[str, float]:
+    """Return correlations of logarithms, the fit of norms, and how each number ranks devices.
+
+    Losses fall while a run goes on, and so does most else. What ranks devices is how far a number
+    lies above those of the updates around it; `BY_RANKS` is Spearman's of that and the true loss.
+    """
+    logs = np.log(np.maximum(np.concatenate(runs)[:, :4], 1e-12))
+    true, examples, stated, norm = logs[np.isfinite(logs).all(axis=1)].T
+    design = np.column_stack([true, examples, np.ones(true.size)])
     power, of_examples, constant = np.linalg.lstsq(design, norm, rcond=None)[0]
     spread = (norm - design @ (power, of_examples, constant)).std()
     numbers = {
@@ -74,7 +84,11 @@ def fitted(found: Array) -> dict[str, float]:
         "examples": of_examples,
         "noise": spread,
     }
-    return {"updates": len(found), **{k: round(float(x), 3) for k, x in numbers.items()}}
+    above = np.concatenate([run - uniform_filter1d(run, AROUND, axis=0) for run in runs])
+    for column, name in enumerate(COLUMNS):
+        if name in TELLING:
+            numbers[name + BY_RANKS] = spearmanr(above[:, 0], above[:, column]).statistic
+    return {"updates": true.size, **{k: round(float(x), 3) for k, x in numbers.items()}}
 
 
 def main() -> None:
@@ -86,14 +100,13 @@ def main() -> None:
     drawn = agent_training.windows(traces, "phones", SEEDS)
     app, parts = opened("digits"), {}
     for skew in SKEWS:
-        runs = [
+        parts[str(skew)] = [
             updates(app, window, skew, schedule)
             for schedule in ("fedavg", "fedbuff")
             for window in drawn
         ]
-        parts[str(skew)] = np.concatenate(runs)
-    parts["all"] = np.concatenate(list(parts.values()))
-    rows = [{"skew": skew, **fitted(found)} for skew, found in parts.items()]
+    parts["all"] = [run for runs in parts.values() for run in runs]
+    rows = [{"skew": skew, **fitted(runs)} for skew, runs in parts.items()]
     for row in rows:
         print(row, flush=True)
     command = "OMP_NUM_THREADS=1 python benchmarks/update_norms.py RECORDINGS"

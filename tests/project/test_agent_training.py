@@ -270,20 +270,6 @@ def test_every_setting_has_a_target_for_each_skew(bench):
 # Lies.
 
 
-def test_liars_of_loss_report_ten_times_theirs_and_train_as_before(bench, training, apps, windows):
-    n = windows[0].n_devices
-    liars = training.Liars.of("loss", n, 0.3, 301)
-    assert liars.loss.sum() == round(0.3 * n)
-    assert not liars.chance.any()
-    # Random selection does not look at losses, so that the same jobs are sent.
-    honest = train(bench, training, apps, windows[0], Random())
-    lied = train(bench, training, apps, windows[0], Random(), liars=liars)
-    assert lied.accuracy == honest.accuracy
-    assert {device for device, _, _ in lied.reported} & set(np.flatnonzero(liars.loss))
-    for (device, _, said), (_, _, true) in zip(lied.reported, honest.reported, strict=True):
-        assert said == pytest.approx(10 * true if liars.loss[device] else true)
-
-
 class Spy(Selector):
     """Notes what it is told, and picks the most reliable."""
 
@@ -292,7 +278,7 @@ class Spy(Selector):
     def select(self, candidates, k, now, rng):
         """Note, then pick."""
         who = candidates.node_ids.astype(np.int64) - 1000
-        Spy.told.append((who, candidates.forecast_p_finish, candidates.expected_finishes))
+        Spy.told.append((who, candidates))
         return MostReliable().select(candidates, k, now, rng)
 
 
@@ -300,19 +286,69 @@ def test_liars_of_chance_state_certainty_and_are_found_out(bench, training, apps
     Spy.told = []
     window = windows[0]
     said = bench.told(fleet, "phones", window, None)
-    liars = training.Liars.of("chance", window.n_devices, 0.3, 301)
+    liars = training.Liars.of(bench.LIES["chance"], window.n_devices, 0.3, 301)
     train(bench, training, apps, window, Spy(), forecasts=said, liars=liars)
-    stated = np.concatenate([p[liars.chance[who]] for who, p, _ in Spy.told])
-    others = np.concatenate([p[~liars.chance[who]] for who, p, _ in Spy.told])
+    stated = np.concatenate([c.forecast_p_finish[liars.who[who]] for who, c in Spy.told])
+    others = np.concatenate([c.forecast_p_finish[~liars.who[who]] for who, c in Spy.told])
     assert stated.size
     assert (stated == 1.0).all()
     assert (others < 1.0).any()
     expected = np.zeros(window.n_devices)
-    for who, _, so_far in Spy.told:
-        expected[who] = so_far
+    for who, candidates in Spy.told:
+        expected[who] = candidates.expected_finishes
     # Whole numbers: each of their jobs was sure to finish.
-    assert expected[liars.chance].max() >= 1.0
-    np.testing.assert_array_equal(expected[liars.chance] % 1.0, 0.0)
+    assert expected[liars.who].max() >= 1.0
+    np.testing.assert_array_equal(expected[liars.who] % 1.0, 0.0)
+
+
+def test_other_liars_state_multiples_train_as_before_and_take_no_longer(
+    bench, training, apps, fleet, windows
+):
+    window, n = windows[0], windows[0].n_devices
+    said = bench.told(fleet, "phones", window, None)
+    lie = training.Lie(loss=10.0, examples=10.0, duration=1.0 / 3.0)
+    liars = training.Liars.of(lie, n, 0.3, 301)
+    assert liars.who.sum() == round(0.3 * n)
+    dealt = apps.opened("digits").examples(n, 0.3, window.seed)
+    # It goes by chances alone, so that the same jobs are sent, and would be at other instants if
+    # a device took ten times as long.
+    runs, heard = [], []
+    for lying in (None, liars):
+        Spy.told = []
+        runs.append(train(bench, training, apps, window, Spy(), forecasts=said, liars=lying))
+        heard.append(Spy.told)
+    np.testing.assert_array_equal(runs[0].spent_s, runs[1].spent_s)
+    assert [each[:2] for each in runs[0].reported] == [each[:2] for each in runs[1].reported]
+    assert not np.array_equal(runs[0].accuracy, runs[1].accuracy)  # examples weigh updates
+    seen = set()
+    for (who, true), (_, stated) in zip(*heard, strict=True):
+        lies, known = liars.who[who], np.isfinite(true.loss)
+        np.testing.assert_allclose(
+            stated.forecast_duration_s, np.where(lies, 1.0 / 3.0, 1.0) * true.forecast_duration_s
+        )
+        np.testing.assert_array_equal(true.examples[known], dealt[who][known])
+        np.testing.assert_array_equal(
+            stated.examples[known], (np.where(lies, 10, 1) * dealt[who])[known]
+        )
+        seen |= set(lies[known].tolist())
+    assert seen == {True, False}
+
+
+def test_liars_of_loss_train_as_before_and_state_ten_times_theirs(bench, training, apps, windows):
+    window = windows[0]
+    liars = training.Liars.of(bench.LIES["loss"], window.n_devices, 0.3, 301)
+    runs, heard = [], []
+    for lying in (None, liars):
+        Spy.told = []
+        runs.append(train(bench, training, apps, window, Spy(), liars=lying))
+        heard.append(Spy.told)
+    assert runs[0].accuracy == runs[1].accuracy
+    seen = 0
+    for (who, true), (_, stated) in zip(*heard, strict=True):
+        lies = liars.who[who]
+        np.testing.assert_allclose(stated.loss, np.where(lies, 10.0, 1.0) * true.loss)
+        seen += int(np.isfinite(true.loss[lies]).sum())
+    assert seen
 
 
 def test_what_was_stated_adds_up_as_on_a_server_that_asks(training, windows):
@@ -327,8 +363,8 @@ def test_what_was_stated_adds_up_as_on_a_server_that_asks(training, windows):
             return candidates.node_ids[:k].tolist()
 
     window, history, rng = windows[0], History(), np.random.default_rng(5)
-    then = Picks()
-    told, nodes = training.Told(then, Said(), window), list(range(1000, 1010))
+    then, nobody = Picks(), training.Liars.of(training.NO_LIE, window.n_devices, 0.0, 301)
+    told, nodes = training.Told(then, Said(), window, liars=nobody), list(range(1000, 1010))
     for step in range(40):
         now = float(step * 7)
         p = Said().at(window.devices[:10], None, np.full(10, window.start + now))[0]

@@ -13,6 +13,9 @@ from published import ROOT
 from fedstale.agents import Scenario
 from fedstale.agents.evaluation import episode_metrics
 from fedstale.strategies.selection import ExpectedUtility
+from fedstale.strategies.server.reputation import Reputation
+from fedstale.strategies.server.validation import Validation
+from fedstale.strategies.weighting.base import ClientUpdate
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import stream
 
@@ -68,14 +71,45 @@ def test_windows_in_which_nobody_lies_are_those_of_the_environment(bench, scenar
     drawn = scenario.draw(2, stream(0, 9))
     plain = scenario.simulator(2)
     nobody = np.zeros_like(drawn.present)
-    lying = bench.Lying(scenario, 2, nobody, "3 x loss")
+    lying = bench.Lying(scenario, 2, nobody, bench.LIES["3 x loss"])
     for simulator in (plain, lying):
         simulator.rewards = episode_metrics(simulator, drawn, ExpectedUtility())["reward"]
     assert plain.rewards.tolist() == lying.rewards.tolist()
     # And where all do, each is as much as every other again.
-    everyone = bench.Lying(scenario, 2, drawn.present, "3 x loss")
+    everyone = bench.Lying(scenario, 2, drawn.present, bench.LIES["3 x loss"])
     rewards = episode_metrics(everyone, drawn, ExpectedUtility())["reward"]
     np.testing.assert_allclose(rewards, plain.rewards)
+
+
+def test_evidence_is_of_the_update_alone(bench):
+    from evidence import Evidence
+
+    def update(node_id, *step):
+        delta, base = {"w": np.array(step)}, {"w": np.zeros(2)}
+        return ClientUpdate(delta=delta, base=base, current=base, staleness=0, node_id=node_id)
+
+    # A public batch that wants both numbers to be 1.
+    evidence = Evidence(lambda arrays: float(((1.0 - arrays["w"].numpy()) ** 2).sum()))
+    first = evidence.of(update(1, 1.0, 1.0))
+    assert first == {"alignment": 1.0, "public loss": 0.0, "public gain": 2.0}
+    found = [evidence.of(update(2, *step)) for step in ((3.0, 3.0), (-1.0, -1.0), (1.0, -1.0))]
+    assert [each["alignment"] for each in found] == pytest.approx([0.0, 2.0, 1.0])
+    # What makes the batch worse gains nothing, and is not paid for.
+    assert [each["public gain"] for each in found] == [0.0, 0.0, 0.0]
+    assert [each["public loss"] for each in found] == [8.0, 8.0, 4.0]
+
+
+def test_selectors_are_given_the_evidence_while_it_is_taken_and_no_longer(bench):
+    from evidence import taken
+
+    plain = Reputation.losses
+    delta, base = {"w": np.ones(2)}, {"w": np.zeros(2)}
+    of = ClientUpdate(delta=delta, base=base, current=base, staleness=0, node_id=3)
+    server = Reputation(Validation())
+    with taken("public loss", lambda arrays: 5.0):
+        assert server.losses(of, stated=1.0, stated_square=1.0).loss == 5.0
+    assert Reputation.losses is plain
+    assert server.losses(of, stated=1.0, stated_square=1.0).loss == 1.0
 
 
 def test_the_page_says_what_was_measured(bench):
@@ -87,10 +121,10 @@ def test_the_page_says_what_was_measured(bench):
 
 @pytest.mark.parametrize("part", ["alike", "windows", "training"])
 def test_three_times_the_loss_brings_what_honesty_brings_where_norms_are_taken(bench, rows, part):
-    from liars_page import Rows
+    from liars_page import TRAINED, Rows
 
     found = Rows(rows, part)
-    names = bench.TRAINED[1:] if part == "training" else bench.BELIEVERS
+    names = TRAINED[1:] if part == "training" else bench.BELIEVERS
     about = [{"selector": name, "share": 0.3, "when": "after"} for name in names]
     for each in about:
         lied, honest = (found.mean("got", lie=lie, **each) for lie in ("3 x loss", "none"))
