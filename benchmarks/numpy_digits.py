@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
+from fedstale.client import local_steps
 from fedstale.simulation import Executor
 from fedstale.simulation.executors import ClientCall, ClientReply
 from fedstale.strategies.arrays import Array, Model
@@ -50,13 +51,16 @@ class NumpyDigits(Executor):
         x, y = self.data(partition, n, float(config["alpha"]), seed)
         model = read_model(message.content.array_records["arrays"])
         server_round = message.content.config_records["config"].get("server-round", 0)
+        epochs, batch_size = int(config["local-epochs"]), int(config["batch-size"])
         loss = train(
             model,
             (x, y),
-            epochs=int(config["local-epochs"]),
-            batch_size=int(config["batch-size"]),
+            epochs=epochs,
+            batch_size=batch_size,
             rate=float(config["learning-rate"]),
             rng=np.random.default_rng((self.task.SHUFFLE, seed, partition, server_round)),
+            steps=local_steps(message, epochs, -(-len(y) // batch_size)),
+            mu=float(config.get("proximal-mu", 0.0)),
         )
         arrays = ArrayRecord({name: FlowerArray(array) for name, array in model.items()})
         metrics = MetricRecord({"train_loss": loss, "num-examples": len(y)})
@@ -126,29 +130,49 @@ def train(
     batch_size: int,
     rate: float,
     rng: np.random.Generator,
+    steps: int | None = None,
+    mu: float = 0.0,
 ) -> float:
-    """Train in place with SGD; return the mean loss of the last epoch."""
+    """Train in place with SGD; return the mean loss of the last steps, as many as in an epoch.
+
+    Args:
+        model: changed in place.
+        data: images and labels.
+        epochs: of a whole job.
+        batch_size: examples of one step.
+        rate: of SGD.
+        rng: orders the examples of each epoch.
+        steps: to take of these epochs; None takes all.
+        mu: of FedProx.
+    """
     images, labels = data
-    total, step = 0.0, np.float32(rate)
-    for _ in range(epochs):
-        total, order = 0.0, rng.permutation(len(labels))
-        for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]
-            x, y, rows = images[batch], labels[batch], np.arange(len(batch))
-            hidden, scores = forward(model, x)
-            scores -= scores.max(1, keepdims=True)
-            p = np.exp(scores)
-            sums = p.sum(1, keepdims=True)
-            total += float((np.log(sums[:, 0]) - scores[rows, y]).sum())
-            p /= sums
-            p[rows, y] -= 1
-            p *= step / np.float32(len(batch))
-            back = (p @ model[W2]) * (hidden > 0)
-            model[W2] -= p.T @ hidden
-            model[B2] -= p.sum(0)
-            model[W1] -= back.T @ x
-            model[B1] -= back.sum(0)
-    return total / len(labels)
+    step = np.float32(rate)
+    received = {name: array.copy() for name, array in model.items()} if mu else {}
+    orders = [rng.permutation(len(labels)) for _ in range(epochs)]
+    starts = range(0, len(labels), batch_size)
+    batches = [order[start : start + batch_size] for order in orders for start in starts]
+    losses: list[float] = []
+    taken = batches[:steps]
+    for batch in taken:
+        x, y, rows = images[batch], labels[batch], np.arange(len(batch))
+        hidden, scores = forward(model, x)
+        scores -= scores.max(1, keepdims=True)
+        p = np.exp(scores)
+        sums = p.sum(1, keepdims=True)
+        losses.append(float((np.log(sums[:, 0]) - scores[rows, y]).sum()))
+        p /= sums
+        p[rows, y] -= 1
+        p *= step / np.float32(len(batch))
+        back = (p @ model[W2]) * (hidden > 0)
+        pulls = {name: step * np.float32(mu) * (model[name] - w) for name, w in received.items()}
+        model[W2] -= p.T @ hidden
+        model[B2] -= p.sum(0)
+        model[W1] -= back.T @ x
+        model[B1] -= back.sum(0)
+        for name, pull in pulls.items():
+            model[name] -= pull
+    last = slice(-len(starts), None)
+    return sum(losses[last]) / max(sum(len(batch) for batch in taken[last]), 1)
 
 
 def forward(model: Model, x: Array) -> tuple[Array, Array]:

@@ -91,4 +91,4 @@ class PlaySetting:
         initial = ArrayRecord(self.task.Network(self.seed).state_dict())
         with grid.running(*self.app.packages), suppress(RunEnded):
             strategy.start(grid, initial, 10**6, TIMEOUT_S, evaluate_fn=look)
-        return read_curve(np.array(seen), until_s, self.grid_s)
+        return read_curve(np.array(seen), grid.events().to_pandas(), until_s, self.grid_s)

@@ -78,6 +78,9 @@ REFERENCE = "FedBuff"
 OURS = "directional gap"
 TUNED = "directional gap, tuned form"
 
+CURVES = ("accuracy", "slow", "gigabytes")
+"""Arrays of a curve."""
+
 Make = Callable[[float, int], StaleStrategy]
 Row = dict[str, object]
 
@@ -221,7 +224,7 @@ class Kept:
                     "name another file"
                 )
             found = run["curve"]
-            for name in ("accuracy", "slow"):
+            for name in CURVES:
                 found[name] = np.array(found[name])
             self.curves[tuple(run["of"])] = Curve(**found)
 
@@ -236,7 +239,7 @@ class Kept:
             self.curves[of] = made = run()
             if self.path is not None:
                 values = asdict(made)
-                for name in ("accuracy", "slow"):
+                for name in CURVES:
                     values[name] = values[name].tolist()
                 line = json.dumps({"commit": self.commit, "of": of, "curve": values})
                 with self.path.open("a", encoding="utf-8") as file:

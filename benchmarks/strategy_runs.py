@@ -13,11 +13,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from flwr.app import ArrayRecord, MetricRecord
+from flwr.app.user_config import UserConfig
 from numpy_digits import NumpyDigits, deal_rare_to, forward, read_model
 from recorded_fleets import ASSUMED, fleets
 
-from fedstale.simulation import RunEnded, TraceGrid
+from fedstale.simulation import Executor, RunEnded, TraceGrid
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import StaleStrategy
 from fedstale.strategies.arrays import Array
@@ -56,6 +58,8 @@ class Curve:
     """Share of right answers, averaged over the last ten readings."""
     slow: Array
     """The same on the digits 7 to 9."""
+    gigabytes: Array
+    """Both ways, of all jobs that have begun by then."""
     versions: int
     """Server steps within the horizon."""
     grid_s: float
@@ -73,8 +77,10 @@ class Curve:
     def outcome(self, target: float) -> dict[str, float]:
         """Return the numbers that are compared; finals are means over the last tenth."""
         last = len(self.accuracy) // 10
+        when = round(self.to_target_s(target) / self.grid_s) - 1
         return {
             "hours_to_target": self.to_target_s(target) / 3600.0,
+            "gigabytes_to_target": float(self.gigabytes[when]),
             "final_accuracy": float(self.accuracy[-last:].mean()),
             "final_slow_accuracy": float(self.slow[-last:].mean()),
         }
@@ -84,7 +90,14 @@ class Setting:
     """Devices and digits of one seed."""
 
     def __init__(
-        self, app: FlowerApp, traces: TraceSet, seed: int, *, slow: bool, grid_s: float
+        self,
+        app: FlowerApp,
+        traces: TraceSet,
+        seed: int,
+        *,
+        slow: bool,
+        grid_s: float,
+        config: UserConfig | None = None,
     ) -> None:
         """Deal the digits to the devices.
 
@@ -94,12 +107,13 @@ class Setting:
             seed: of the deal and of all that follows.
             slow: deal the digits 7 to 9 to the slow devices alone.
             grid_s: time between two readings of the accuracy.
+            config: what the run config has besides the app's defaults, the skew and the seed.
         """
         app.load_client()
         from digits_app import task  # only now, while the app is open
 
         self.app, self.seed, self.task, self.grid_s = app, seed, task, grid_s
-        self.config = app.run_config({"alpha": ALPHA, "seed": seed})
+        self.config = app.run_config({"alpha": ALPHA, "seed": seed, **(config or {})})
         self.costs = app.costs.resolved(self.config)
         train, self.test = task.load_data(seed)
         self.traces = traces
@@ -109,11 +123,15 @@ class Setting:
             owners = slowest_third(self.traces)
             self.deal = deal_rare_to(owners, labels, SLOW_CLASSES, alpha=ALPHA, seed=seed)
 
+    def executor(self) -> Executor:
+        """Return what trains the devices."""
+        return NumpyDigits(self.task, self.deal)
+
     def run(self, strategy: StaleStrategy, until_s: float) -> Curve:
         """Return what a strategy reaches by some instant."""
         grid = TraceGrid(
             self.traces,
-            NumpyDigits(self.task, self.deal),
+            self.executor(),
             costs=self.costs,
             seed=self.seed,
             run_config=self.config,
@@ -131,17 +149,39 @@ class Setting:
         initial = ArrayRecord(self.task.Network(self.seed).state_dict())
         with grid.running(*self.app.packages), suppress(RunEnded):
             strategy.start(grid, initial, 10**6, TIMEOUT_S, evaluate_fn=evaluate)
-        return read_curve(np.array(seen), until_s, self.grid_s)
+        return read_curve(np.array(seen), grid.events().to_pandas(), until_s, self.grid_s)
 
 
-def read_curve(seen: Array, until_s: float, grid_s: float) -> Curve:
-    """Read the step function of (instant, accuracy, accuracy on some) on the grid of instants."""
+def read_curve(seen: Array, events: pd.DataFrame, until_s: float, grid_s: float) -> Curve:
+    """Read a run on the grid of instants.
+
+    Args:
+        seen: (instant, accuracy, accuracy on some) of each version; shape (versions, 3).
+        events: of the run, one row a job.
+        until_s: end of the run in s.
+        grid_s: time between two readings in s.
+    """
     instants = np.arange(grid_s, until_s + grid_s / 2, grid_s)
     at = np.searchsorted(seen[:, 0], instants, side="right") - 1
     weights = np.ones(WINDOW) / WINDOW
     padded = np.concatenate([np.repeat(at[:1], WINDOW - 1), at])
     smooth = [np.convolve(seen[padded, column], weights, mode="valid") for column in (1, 2)]
-    return Curve(accuracy=smooth[0], slow=smooth[1], versions=len(seen) - 1, grid_s=grid_s)
+    return Curve(
+        accuracy=smooth[0],
+        slow=smooth[1],
+        gigabytes=_gigabytes(events, instants),
+        versions=len(seen) - 1,
+        grid_s=grid_s,
+    )
+
+
+def _gigabytes(events: pd.DataFrame, instants: Array) -> Array:
+    """Return what all jobs that have begun by some instants moved, both ways."""
+    moved = events[["downloaded_bytes", "uploaded_bytes"]].sum(axis=1).to_numpy()
+    begun = events["started_at"].to_numpy()
+    order = np.argsort(begun)
+    sums = np.concatenate([[0.0], np.cumsum(moved[order])])
+    return np.asarray(sums[np.searchsorted(begun[order], instants, side="right")] / 1e9)
 
 
 @cache

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -52,7 +53,8 @@ def comparing(benchmarks):
     del sys.modules["comparing"]
 
 
-def test_training_in_numpy_agrees_with_the_app_within_rounding(numpy_digits):
+@pytest.mark.parametrize(("steps", "mu"), [(None, 0.0), (4, 0.0), (1, 0.0), (None, 0.5)], ids=str)
+def test_training_in_numpy_agrees_with_the_app_within_rounding(numpy_digits, steps, mu):
     app = FlowerApp.find("digits")
     with app.importable():
         app.load_client()
@@ -67,10 +69,12 @@ def test_training_in_numpy_agrees_with_the_app_within_rounding(numpy_digits):
             seed = (task.SHUFFLE, *seed)
             order = client.order(len(data[1]), 5, seed)
             settings = {"batch_size": 8, "learning_rate": 0.1}
+            settings |= {"steps": steps, "proximal_mu": mu}
             loss = client.train(network, classification.mean_loss, data, order, **settings)
             rng = np.random.default_rng(seed)
             arrays = data[0].numpy(), data[1].numpy()
-            found = numpy_digits.train(model, arrays, epochs=5, batch_size=8, rate=0.1, rng=rng)
+            settings = {"epochs": 5, "batch_size": 8, "rate": 0.1, "steps": steps, "mu": mu}
+            found = numpy_digits.train(model, arrays, rng=rng, **settings)
             assert found == pytest.approx(loss, rel=1e-4)
             for name, expected in network.state_dict().items():
                 np.testing.assert_allclose(model[name], expected.numpy(), atol=1e-5)
@@ -127,7 +131,12 @@ def test_a_curve_holds_the_last_value_and_averages_ten_readings(comparing):
     from strategy_runs import read_curve
 
     seen = np.array([[0.0, 0.0, 1.0], [150.0, 1.0, 0.5]])
-    curve = read_curve(seen, 1200.0, 60.0)
+    # A job counts from when it begins; one that never does moves nothing.
+    jobs = {"started_at": [90.0, 10.0, np.nan], "downloaded_bytes": [2e9, 1e9, 0.0]}
+    events = pd.DataFrame(jobs | {"uploaded_bytes": [0.0, 5e8, 0.0]})
+    curve = read_curve(seen, events, 1200.0, 60.0)
+    assert curve.gigabytes.tolist() == [1.5] + [3.5] * 19
+    assert curve.outcome(0.2)["gigabytes_to_target"] == 3.5
     # Read at 60, 120, ...: from the third reading on the second value holds.
     assert curve.accuracy[:4] == pytest.approx([0.0, 0.0, 0.1, 0.2])
     assert curve.slow[[1, 2, 11]] == pytest.approx([1.0, 0.95, 0.5])
@@ -147,7 +156,10 @@ class _Made:
         self.asked.append((rate, until_s))
         instants = np.arange(60.0, until_s + 1, 60.0)
         accuracy = (instants >= (1000.0 + self.seed) / rate).astype(float)
-        return self.comparing.Curve(accuracy=accuracy, slow=accuracy / 2, versions=7, grid_s=60.0)
+        return self.comparing.Curve(
+            **{"accuracy": accuracy, "slow": accuracy / 2, "gigabytes": instants},
+            **{"versions": 7, "grid_s": 60.0},
+        )
 
 
 def _comparison(comparing, settings, **more):

@@ -1,0 +1,164 @@
+"""What it is worth that slow devices do less: work by forecast against uniform epochs and FedProx.
+
+The phones, digits and settings are those of `strategies`: in "mixed" a device's digits have nothing
+to do with its speed, in "slow alone hold 7-9" three digits are with the slowest third alone. All
+arms are FedBuff with 20 jobs at a time and 5 updates a merge, and differ in what a job is: 1, 2 or
+5 local epochs; 5 with the proximal term of FedProx; 5 with the directional gap as weighting; or the
+share of 5 with which a job takes at most so long, by the device's own forecast. Some devices of
+these windows have taught the embedded forecaster, so forecasts are those of persistence: a device
+goes on at its last pace.
+
+Every arm has the server's rate with the highest mean accuracy over half of the time on other seeds
+and days. What is reported comes from five other seeds, paired with five epochs.
+
+Run it with: python benchmarks/less_work.py RECORDINGS [--keep FILE] [--quick]
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from compact_runs import WithMods, forecaster
+from results_file import write_result
+from strategy_runs import Curve, Setting, devices
+from threadpoolctl import threadpool_limits
+
+from fedstale.client import CompactMod, ForecastMod
+from fedstale.simulation import Executor
+from fedstale.simulation.flower_app import FlowerApp
+from fedstale.strategies import Format, Work, WorkWithin
+from fedstale.strategies.messages import Messages
+from fedstale.strategies.weighting import DirectionalGap, Weighting
+
+# The benchmark of that name, which is found before the package of the root.
+from strategies import (  # noqa: TID251
+    MIXED,
+    PLACES,
+    SLOW,
+    Comparison,
+    Kept,
+    Row,
+    Trial,
+    buffered,
+    interval,
+    shown,
+)
+
+REFERENCE = "5 epochs"
+SMALL = Format(up="int4", down="int8")
+SETTINGS = (MIXED, SLOW)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """What a job is."""
+
+    epochs: int = 5
+    mu: float = 0.0
+    """Of the proximal term."""
+    work: Work | None = None
+    weighting: Callable[[], Weighting] | None = None
+    messages: Messages | None = None
+
+    def trial(self) -> Trial:
+        """Return FedBuff with this arm, before its tuning."""
+        parts = {"work": self.work, "messages": self.messages, "weighting": self.weighting}
+        return Trial(make=buffered(**{name: part for name, part in parts.items() if part}))
+
+
+ARMS = {
+    REFERENCE: Arm(),
+    "2 epochs": Arm(epochs=2),
+    "1 epoch": Arm(epochs=1),
+    **{f"FedProx, mu {mu:g}": Arm(mu=mu) for mu in (0.01, 0.1, 1.0)},
+    "directional gap": Arm(weighting=DirectionalGap),
+    **{
+        f"at most {at_most_s:g} s": Arm(work=WorkWithin(at_most_s=at_most_s))
+        for at_most_s in (60.0, 120.0)
+    },
+    "5 epochs, small messages": Arm(messages=SMALL),
+    "1 epoch, small messages": Arm(epochs=1, messages=SMALL),
+    "at most 60 s, small messages": Arm(work=WorkWithin(at_most_s=60.0), messages=SMALL),
+}
+
+
+class LessWork(Setting):
+    """Devices and digits of one seed, and what a job is."""
+
+    def __init__(self, app: FlowerApp, recordings: Path, seed: int, arm: Arm, title: str) -> None:
+        """Deal the digits of a setting."""
+        place = PLACES[title]
+        super().__init__(
+            app,
+            devices(recordings, place.kind, seed),
+            seed,
+            slow=place.slow,
+            grid_s=place.grid_s,
+            config={"local-epochs": arm.epochs},
+        )
+        self.arm, self.recordings = arm, recordings
+        self.config |= {"proximal-mu": arm.mu} if arm.mu else {}
+
+    def executor(self) -> Executor:
+        """Return what trains, with the mods that the arm needs."""
+        mods = []
+        if self.arm.messages:
+            mods.append(CompactMod())
+        if self.arm.work:
+            mod = ForecastMod()
+            vars(mod)["_forecaster"] = forecaster("persistence", self.traces, self.recordings)
+            mods.append(mod)
+        return WithMods(super().executor(), mods) if mods else super().executor()
+
+
+def measure(title: str, app: FlowerApp, recordings: Path, kept: Kept, quick: bool) -> Iterator[Row]:
+    """Yield a row for each arm in one setting."""
+    place = PLACES[title]
+    reference: list[Curve] = []
+    for name, arm in ARMS.items():
+        tuning, seeds = ((), (1,)) if quick else (place.tuning_seeds, (1, 2, 3, 4, 5))
+        comparison = Comparison(
+            title=title,
+            settings={
+                seed: LessWork(app, recordings, seed, arm, title) for seed in (*tuning, *seeds)
+            },
+            tuning_seeds=tuning,
+            seeds=seeds,
+            target=place.target,
+            horizon_s=place.horizon_s,
+            kept=kept,
+        )
+        rates = place.rates[1:2] if quick else place.rates
+        rate, curves = comparison.measure(name, arm.trial(), rates)
+        reference = reference or curves
+        row = comparison.row(name, rate, curves, reference)
+        gigabytes = [
+            np.array([curve.outcome(place.target)["gigabytes_to_target"] for curve in each])
+            for each in (reference, curves)
+        ]
+        mean, half = interval(np.log(gigabytes[0] / gigabytes[1]))
+        row["fewer_gigabytes"] = [float(np.exp(x)) for x in (mean, mean - half, mean + half)]
+        yield row
+
+
+def main() -> None:
+    """Measure, print, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recordings", type=Path)
+    parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
+    parser.add_argument("--quick", action="store_true", help="one seed, no tuning, not written")
+    options = parser.parse_args()
+    kept, app = Kept(options.keep), FlowerApp.find("digits")
+    measured = partial(measure, app=app, recordings=options.recordings, kept=kept)
+    with app.importable(), threadpool_limits(1):
+        rows = [row for title in SETTINGS for row in shown(measured(title, quick=options.quick))]
+    if not options.quick:
+        command = "python benchmarks/less_work.py RECORDINGS"
+        print(write_result("less_work", rows, command=command))
+
+
+if __name__ == "__main__":
+    main()
