@@ -1,4 +1,4 @@
-"""Write the tables of docs/results/liars.md from benchmarks/results/liars.json.
+"""Write the tables of docs/results/liars.md and liars-evidence.md from the results of `liars`.
 
 What stands between the markers is replaced; the words around them are kept.
 
@@ -6,16 +6,18 @@ Run it with: python benchmarks/liars_page.py
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from evidence import EVIDENCE
 from liars import (
     BELIEVERS,
     CLIPPED,
     HONEST,
     LIES,
+    LOSSES,
     NAME,
     NORM,
     SCALED,
@@ -26,9 +28,14 @@ from liars import (
 )
 from pages import refilled, rewrite
 from results_file import RESULTS
+from update_norms import BY_RANKS, SKEWS
 
-PAGE = Path(__file__).parent.parent / "docs" / "results" / "liars.md"
-TRAINED = ("Random", "ExpectedUtility", "Oort", "PowerOfChoice", "agent")
+from fedstale.comparison.statistics import estimate
+
+FOLDER = Path(__file__).parent.parent / "docs" / "results"
+PAGES = [FOLDER / "liars.md", FOLDER / "liars-evidence.md"]
+FEWER = (0.1, 0.3)
+"""Shares of liars in the tables of other ways."""
 Row = dict[str, Any]
 
 
@@ -39,15 +46,30 @@ class Rows:
         """Keep those of the part."""
         self.rows = [row for row in rows if row["part"] == part]
 
+    def of(self, **about: object) -> list[Row]:
+        """Return the runs that are so."""
+        return [row for row in self.rows if all(row[k] == v for k, v in about.items())]
+
     def mean(self, column: str, **about: object) -> float:
         """Return the mean of a column over the runs that are so; NaN without any."""
-        found = [row[column] for row in self.rows if all(row[k] == v for k, v in about.items())]
+        found = [row[column] for row in self.of(**about)]
         return float(np.mean(found)) if found else float("nan")
 
-    def change(self, column: str, form: str = ".2f", **about: object) -> str:
-        """Return a mean before and after as the text of a cell."""
-        before, after = (self.mean(column, **about, when=when) for when in WHEN)
-        return f"{before:{form}} → {after:{form}}"
+    def change(self, column: str, **about: object) -> str:
+        """Return a mean before and after as the text of a cell; an honest run has no after."""
+        before, after = (f"{self.mean(column, **about, when=when):.2f}" for when in WHEN)
+        return f"{before} → {after}"
+
+    def change_of_hours(self, **about: object) -> str:
+        """Return device hours to the target before and after; "> " where a run did not arrive."""
+        cells = []
+        for when in WHEN:
+            found = self.of(**about, when=when)
+            is_whole = all(row["reached"] for row in found)
+            cells.append(
+                "> " * (not is_whole) + f"{np.mean([r['device_hours'] for r in found]):.1f}"
+            )
+        return " → ".join(cells)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
@@ -80,72 +102,116 @@ def finished(rows: Rows) -> str:
     return table(["selector", "honest", *LIES], cells)
 
 
-def training(rows: Rows) -> str:
-    """Return device hours to the target and shares of jobs in real training."""
-    cells = []
-    for name in TRAINED:
-        honest = {"selector": name, "lie": HONEST}
-        lying = {"selector": name, "lie": "3 x loss"}
-        cells.append(
-            [
-                name,
-                rows.change("device_hours", **honest),
-                rows.change("accuracy", ".3f", **honest),
-                rows.change("got", **honest, share=0.3),
-                *(rows.change("got", **lying, share=share) for share in SHARES),
-                *(rows.change("device_hours", **lying, share=share) for share in (0.3, 0.5)),
-            ]
-        )
-    head = ["selector", "device hours, honest", "accuracy, honest", "share of 30 %, honest"]
-    head += [f"{share:.0%} lie" for share in SHARES]
-    return table([*head, "device hours, 30 % lie", "50 % lie"], cells)
+def hours(rows: Rows) -> str:
+    """Return device hours to the target, with three liars in ten."""
+    cells = [
+        [name, *(rows.change_of_hours(selector=name, share=0.3, lie=x) for x in (HONEST, *LIES))]
+        for name in SELECTORS
+    ]
+    return table(["selector", "honest", *LIES], cells)
+
+
+def hours_among_half(rows: Rows) -> str:
+    """Return device hours to the target with three times the loss, by the share of liars."""
+    cells = [
+        [
+            name,
+            rows.change_of_hours(selector=name, share=0.3, lie=HONEST),
+            *(rows.change_of_hours(selector=name, share=x, lie="3 x loss") for x in SHARES),
+        ]
+        for name in BELIEVERS
+    ]
+    return table(["selector", "nobody", *(f"{share:.0%}" for share in SHARES)], cells)
 
 
 def ways(alike: Rows, windows: Rows) -> str:
     """Return what each way to take a stated loss does to shares and to honest fleets."""
-    parts = []
-    for share in (0.1, 0.3):
-        about = {"lie": "3 x loss", "share": share}
-        cells = [
-            [way, *(f"{alike.mean('got', **about, when=way, selector=x):.2f}" for x in BELIEVERS)]
-            for way in (*WAYS, NORM)
-        ]
-        parts.append(table([f"alike, {share:.0%} lie", *BELIEVERS], cells))
-    cells = [
-        [
-            way,
-            *(
-                f"{windows.mean('got', lie='3 x loss', when=way, selector=x):.2f}"
-                for x in BELIEVERS
-            ),
-        ]
-        for way in (*WAYS, NORM)
+    parts = [
+        _by_way(f"alike, {share:.0%} lie", alike, lie="3 x loss", share=share) for share in FEWER
     ]
-    parts.append(table(["windows, 30% lie", *BELIEVERS], cells))
+    parts.append(_by_way("windows, 30% lie", windows, lie="3 x loss"))
     cells = [[way, *(_lost(windows, way, name) for name in BELIEVERS)] for way in (*WAYS, NORM)]
     parts.append(table(["windows, reward of honest fleets", *BELIEVERS], cells))
     return "\n\n".join(parts)
 
 
+def _by_way(head: str, rows: Rows, **about: object) -> str:
+    cells = [
+        [way, *(f"{rows.mean('got', **about, when=way, selector=x):.2f}" for x in BELIEVERS)]
+        for way in (*WAYS, NORM)
+    ]
+    return table([head, *BELIEVERS], cells)
+
+
 def _lost(windows: Rows, way: str, name: str) -> str:
     """Return the mean difference in reward to believing what is stated, and its standard error."""
-    found = [
-        np.array(row["rewards"])
+    stated, taken = (
+        np.array(windows.of(when=when, selector=name, lie=HONEST)[0]["rewards"])
         for when in ("as stated", way)
-        for row in windows.rows
-        if (row["when"], row["selector"], row["lie"]) == (when, name, HONEST)
-    ]
-    by = found[-1] - found[0]
+    )
     if way == "as stated":
-        return f"{found[0].mean():.2f}"
+        return f"{stated.mean():.2f}"
+    by = taken - stated
     return f"{by.mean():+.2f} ± {by.std(ddof=1) / np.sqrt(by.size):.2f}"
+
+
+def other_losses(rows: Rows) -> str:
+    """Return the shares of jobs that lies of loss of other sizes bring."""
+    lies = ["loss of 0", "1.5 x loss", "3 x loss", "10 x loss"]
+    if set(lies) != {*LOSSES, "3 x loss"}:
+        raise ValueError(f"{lies}: expected those of LOSSES, and 3 x loss")
+    cells = [
+        [
+            name,
+            f"{share:.0%}",
+            *(rows.change("got", selector=name, share=share, lie=lie) for lie in (HONEST, *lies)),
+        ]
+        for name in BELIEVERS
+        for share in FEWER
+    ]
+    return table(["selector", "liars", "honest", *lies], cells, words=2)
+
+
+def evidence(training: Rows, told: Sequence[Row]) -> str:
+    """Return how each evidence ranks devices, and what honest fleets need with it."""
+    ranks = {row["skew"]: row for row in told}
+    cells = []
+    for name, column, when in _evidence():
+        row = [name, *(f"{ranks[str(skew)][column + BY_RANKS]:+.2f}" for skew in SKEWS)]
+        cells.append([*row, *(_needed(training, x, when) for x in BELIEVERS)])
+    head = ["selectors are given", *(f"ranks, skew {skew:g}" for skew in SKEWS), *BELIEVERS]
+    return table(head, cells)
+
+
+def _evidence() -> Iterator[tuple[str, str, str]]:
+    yield "the stated loss", "stated", "before"
+    yield "the norm of the update", "norm", NORM
+    for name in EVIDENCE:
+        yield f"the {name}", name, name
+
+
+def _needed(training: Rows, name: str, when: str) -> str:
+    """Return how many times the device hours a selector needs that it needs with stated losses."""
+    hours = [
+        {
+            row["seed"]: row["device_hours"]
+            for row in training.of(selector=name, lie=HONEST, share=0.3, when=each)
+        }
+        for each in ("before", when)
+    ]
+    stated, needed = hours
+    if when == "before":
+        return f"{np.mean(list(stated.values())):.1f} h"
+    found = estimate([float(np.log(needed[seed] / stated[seed])) for seed in stated])
+    mean, low, high = np.exp([found.mean, found.low, found.high])
+    return f"{mean:.2f} ({low:.2f} to {high:.2f})"
 
 
 def scaled(rows: Rows) -> str:
     """Return the shares of jobs of devices that scale their update, without a cap and with it."""
     cells = [
         [f"{share:.0%}", when, *(f"{rows.mean('got', **about, selector=x):.2f}" for x in BELIEVERS)]
-        for share in (0.1, 0.3)
+        for share in FEWER
         for when in ("after", CLIPPED)
         if (about := {"lie": SCALED, "share": share, "when": when})
     ]
@@ -160,24 +226,32 @@ def audit(rows: Rows) -> str:
 
 
 def written() -> dict[Path, str]:
-    """Return the page with its tables as the result says."""
-    result = json.loads((RESULTS / f"{NAME}.json").read_text(encoding="utf-8"))
+    """Return the pages with their tables as the results say."""
+    result, told = (
+        json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        for name in (NAME, "update_norms")
+    )
     parts = {name: Rows(result["rows"], name) for name in ("alike", "windows", "training", "audit")}
-    alike, windows = parts["alike"], parts["windows"]
+    alike, windows, training = parts["alike"], parts["windows"], parts["training"]
     about = (
         f"`{result['command']}`, commit {result['commit'][:10]}, on {result['hardware']['cores']} "
         f"cores of {result['hardware']['cpu']}."
     )
     return refilled(
-        [PAGE],
+        PAGES,
         {
             "command": about,
             "alike": shares(alike),
             "alike-finished": finished(alike),
             "windows": shares(windows),
             "windows-finished": finished(windows),
-            "training": training(parts["training"]),
+            "training-hours": hours(training),
+            "training-hours-by-share": hours_among_half(training),
+            "training": shares(training),
+            "training-finished": finished(training),
             "ways": ways(alike, windows),
+            "evidence": evidence(training, told["rows"]),
+            "other-losses": other_losses(alike),
             "scaled": scaled(alike),
             "audit": audit(parts["audit"]),
         },

@@ -121,10 +121,10 @@ def test_the_page_says_what_was_measured(bench):
 
 @pytest.mark.parametrize("part", ["alike", "windows", "training"])
 def test_three_times_the_loss_brings_what_honesty_brings_where_norms_are_taken(bench, rows, part):
-    from liars_page import TRAINED, Rows
+    from liars_page import Rows
 
     found = Rows(rows, part)
-    names = TRAINED[1:] if part == "training" else bench.BELIEVERS
+    names = bench.BELIEVERS
     about = [{"selector": name, "share": 0.3, "when": "after"} for name in names]
     for each in about:
         lied, honest = (found.mean("got", lie=lie, **each) for lie in ("3 x loss", "none"))
@@ -148,3 +148,51 @@ def test_who_scales_its_update_still_gets_more_as_the_page_says(bench, rows):
     found = Rows(rows, "alike")
     about = {"lie": bench.SCALED, "share": 0.3, "selector": "ExpectedUtility"}
     assert all(found.mean("got", when=when, **about) > 0.5 for when in ("after", bench.CLIPPED))
+
+
+def test_a_lie_about_examples_brings_jobs_and_costs_hours_which_the_cap_lowers(bench, rows):
+    from liars_page import Rows
+
+    lie = "10 x examples"
+    parts = {part: Rows(rows, part) for part in ("alike", "windows", "training")}
+    for name in set(bench.BELIEVERS) - {"PowerOfChoice"}:
+        for part, kept in (("alike", 0.6), ("windows", 0.75)):
+            about = {"selector": name, "share": 0.3}
+
+            def gain(when, part=part, about=about):
+                got = (parts[part].mean("got", lie=x, when=when, **about) for x in (lie, "none"))
+                return next(got) - next(got)
+
+            # Who states more examples is not slower for it, and gets more by all of these.
+            assert 0.0 < gain("after") < kept * gain("before"), (part, name)
+        hours = [
+            parts["training"].mean("device_hours", lie=x, when=when, **about)
+            for x, when in ((lie, "before"), (lie, "after"), ("none", "before"))
+        ]
+        assert hours[0] > hours[1], name
+        assert hours[0] > 1.2 * hours[2], name
+
+
+def test_norms_cost_honest_fleets_of_the_agent_alone(bench, rows):
+    from liars_page import Rows
+
+    found = Rows(rows, "windows")
+    for name in bench.BELIEVERS:
+        stated, norm = (
+            np.array(found.of(when=when, selector=name, lie="none")[0]["rewards"])
+            for when in ("as stated", bench.NORM)
+        )
+        by = norm - stated
+        errors = by.mean() / (by.std(ddof=1) / np.sqrt(by.size))
+        assert (errors < -2.0) == (name == "agent"), name
+
+
+def test_the_norm_tells_devices_of_one_moment_apart_and_alignment_and_public_batches_do_not():
+    told = {row["skew"]: row for row in published.rows("update_norms")}
+    for skew in ("0.1", "0.3"):
+        ranks = {k.removesuffix("_by_ranks"): v for k, v in told[skew].items() if "ranks" in k}
+        assert max(ranks, key=ranks.__getitem__) == "norm"
+    every = told["all"]
+    assert every["norm_by_ranks"] > every["stated_by_ranks"] > every["public gain_by_ranks"] > 0.1
+    assert abs(every["public loss_by_ranks"]) < 0.1
+    assert every["alignment_by_ranks"] < 0.0
