@@ -113,8 +113,10 @@ def text(deployment, name):
     return deployment.log(name).read_text(errors="replace")
 
 
-def start_node(deployment, folder, *, link=None, ca=None, customised="", registered=True):
-    """Start a node in which one thing is wrong; return its name."""
+def start_node(
+    deployment, folder, *, link=None, ca=None, customised="", registered=True, is_flowers=False
+):
+    """Start a node in which one thing is wrong, of fedstale or Flower's own; return its name."""
     name = folder.name
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(customised)
@@ -128,6 +130,8 @@ def start_node(deployment, folder, *, link=None, ca=None, customised="", registe
         port=free_port(),
         config={"partition-id": 1},
     )
+    if is_flowers:
+        command = ["flower-supernode", *command[2:]]
     environment = commands.environment(deployment.folder / f"home-{name}")
     environment["PYTHONPATH"] = str(folder / "site")
     found = commands.found(command, environment)
@@ -179,7 +183,7 @@ def test_a_run_on_a_superlink_of_an_unknown_name(deployment, app, monkeypatch):
 @pytest.mark.slow
 def test_a_node_without_fedstale_fails_alone(one_node, app, tmp_path):
     deployment = one_node
-    name = start_node(deployment, tmp_path, customised=WITHOUT_FEDSTALE)
+    name = start_node(deployment, tmp_path, customised=WITHOUT_FEDSTALE, is_flowers=True)
     wait_for(lambda: sorted(deployment.control.nodes().values()).count("online") == 2)
     lines = []
     run_app(deployment, app, show=lines.append)
