@@ -101,14 +101,12 @@ def test_a_node_whose_client_app_dies_with_its_reply_trains_again(
 
 
 @pytest.mark.slow
-def test_half_a_reply_is_given_up_after_three_minutes(deployment, dies):
-    # Forks share the libraries of the first app; another app has processes of its own.
-    for process in superexecs(deployment):
-        process.kill()
+def test_half_a_reply_is_given_up_after_three_minutes_at_most(deployment, dies):
+    # At once if the SuperNode was ended before it told the SuperLink of the reply, else in 180 s.
     began = time.monotonic()
-    found = means(Running(deployment, dies, "rounds=1 timeout=230.0").end())
+    found = means(Running(deployment, dies, "rounds=1 timeout=400.0").end())
     assert found[1] == pytest.approx((1 + 3) / 2)
-    assert 180.0 < time.monotonic() - began < 210.0
+    assert time.monotonic() - began < 210.0
 
 
 @pytest.mark.slow
