@@ -248,7 +248,8 @@ class Watched:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        self.lines.extend(line.rstrip() for line in self.process.stdout)
+        with self.process.stdout as lines:
+            self.lines.extend(line.rstrip() for line in lines)
 
     def notes(self, of: str) -> list[Note]:
         """Return what the server or the devices have noted; "server" or "devices"."""
