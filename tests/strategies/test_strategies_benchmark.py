@@ -446,3 +446,39 @@ def test_both_tables_of_single_gradients_are_on_the_page(benchmarks):
         }
         for line in strategies_page.staleness(rows):
             assert line in page
+
+
+def test_what_the_page_of_less_work_says_stands_in_its_results(benchmarks):
+    import less_work
+    import less_work_page
+
+    for page, text in less_work_page.written().items():
+        assert page.read_text(encoding="utf-8") == text
+    found = json.loads((BENCHMARKS / "results" / "less_work.json").read_text())["rows"]
+    rows = {(row["setting"], row["strategy"]): row for row in found}
+    assert set(rows) == {(title, arm) for title in less_work.SETTINGS for arm in less_work.ARMS}
+    for title, times in zip(less_work.SETTINGS, (1.2, 1.4), strict=True):
+        minute, one, five, small, both = (
+            rows[title, name]
+            for name in (
+                *("at most 60 s", "1 epoch", "5 epochs"),
+                *("at most 60 s, small messages", "1 epoch, small messages"),
+            )
+        )
+        assert minute["speed_up"][0] == pytest.approx(times, abs=0.05)
+        assert one["hours_to_target"] < minute["hours_to_target"] < five["hours_to_target"]
+        # By itself it saves no traffic, and messages do.
+        assert minute["gigabytes_to_target"] > five["gigabytes_to_target"]
+        messages = rows[title, "5 epochs, small messages"]
+        assert messages["hours_to_target"] == pytest.approx(minute["hours_to_target"], rel=0.06)
+        saved = minute["gigabytes_to_target"] / messages["gigabytes_to_target"]
+        assert 4.5 < saved < 6.5
+        assert both["hours_to_target"] < small["hours_to_target"] < one["hours_to_target"]
+        assert one["server_rate"] == max(less_work.PLACES[title].rates)
+        lost = {
+            name: (row["final_accuracy"] - row["final_slow_accuracy"]) / 0.7
+            for name, row in (("minute", minute), ("five", five), ("small", small))
+        }
+        assert lost["small"] < 0.05
+        assert max(lost["small"], lost["minute"]) < min(0.06, lost["five"])
+    assert lost["five"] == pytest.approx(0.08, abs=0.005)
