@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord
+from training_apps import TrainingApp
 
 from fedstale.strategies.arrays import Model
 from fedstale.strategies.server.reputation import Losses, Reputation
@@ -22,6 +23,11 @@ Loss = Callable[[ArrayRecord], float]
 NODES = 20
 """Last updates, one of a node, whose mean is the direction that the fleet takes."""
 EVIDENCE = ("alignment", "public loss", "public gain")
+
+
+def public_loss(app: TrainingApp, seed: int) -> Loss:
+    """Return the mean loss over the groups of the test set, which stands for a public batch."""
+    return lambda arrays: float(app.evaluate(arrays, seed)[1].mean())
 
 
 class Evidence:

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from compact_runs import WithMods, forecaster
 from results_file import write_result
-from strategy_runs import Curve, Setting, devices
+from strategy_runs import SEEDS, Curve, Setting, devices
 from threadpoolctl import threadpool_limits
 
 from fedstale.client import CompactMod, ForecastMod
@@ -43,7 +42,6 @@ from strategies import (  # noqa: TID251
     Row,
     Trial,
     buffered,
-    interval,
     shown,
 )
 
@@ -119,7 +117,7 @@ def measure(title: str, app: FlowerApp, recordings: Path, kept: Kept, quick: boo
     place = PLACES[title]
     reference: list[Curve] = []
     for name, arm in ARMS.items():
-        tuning, seeds = ((), (1,)) if quick else (place.tuning_seeds, (1, 2, 3, 4, 5))
+        tuning, seeds = ((), SEEDS[:1]) if quick else (place.tuning_seeds, SEEDS)
         comparison = Comparison(
             title=title,
             settings={
@@ -134,14 +132,7 @@ def measure(title: str, app: FlowerApp, recordings: Path, kept: Kept, quick: boo
         rates = place.rates[1:2] if quick else place.rates
         rate, curves = comparison.measure(name, arm.trial(), rates)
         reference = reference or curves
-        row = comparison.row(name, rate, curves, reference)
-        gigabytes = [
-            np.array([curve.outcome(place.target)["gigabytes_to_target"] for curve in each])
-            for each in (reference, curves)
-        ]
-        mean, half = interval(np.log(gigabytes[0] / gigabytes[1]))
-        row["fewer_gigabytes"] = [float(np.exp(x)) for x in (mean, mean - half, mean + half)]
-        yield row
+        yield comparison.row(name, rate, curves, reference)
 
 
 def main() -> None:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from liars_page import table
-from pages import refilled, rewrite
+from pages import refilled, rewrite, table
 from results_file import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "less-work.md"

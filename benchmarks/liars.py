@@ -36,7 +36,7 @@ from typing import Any
 import agent_training
 import numpy as np
 from agent_windows import NOBODY, lied_to
-from evidence import EVIDENCE, losses_by, taken
+from evidence import EVIDENCE, losses_by, public_loss, taken
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from forecast_bias import testing
@@ -93,6 +93,8 @@ LOSSES = {
 """Other lies of loss, played in "alike" alone."""
 SAID = {HONEST: NO_LIE, **LIES, **LOSSES}
 SHARES = (0.1, 0.3, 0.5)
+FEWER = SHARES[:2]
+"""Of what is played beside the five lies."""
 CAP = 1.5
 WHEN = ("before", "after")
 BEFORE = {"loss_from": "stated", "examples_cap": None}
@@ -363,12 +365,11 @@ def training(run: Row, recordings: Path, folder: Path, validation: Row) -> Row:
         checks = Validation(**validation)
         return StaleStrategy(selector=selector, schedule=schedule, seed=seed, validation=checks)
 
-    def public(arrays: ArrayRecord) -> float:
-        return float(app.evaluate(arrays, seed)[1].mean())
-
     # The same devices are looked at where none of them lies.
     liars = Liars.of(SAID[run["lie"]], window.n_devices, run["share"], seed)
-    judged = taken(run["when"], public) if run["when"] in EVIDENCE else nullcontext()
+    judged = (
+        taken(run["when"], public_loss(app, seed)) if run["when"] in EVIDENCE else nullcontext()
+    )
     with threadpool_limits(1), judged:
         trained = train(window, app, SKEW, make(), forecasts=told, strategy=strategy, liars=liars)
     found = agent_training.outcome(trained, TARGET, window.n_devices)
@@ -438,11 +439,11 @@ def _wanted_alike() -> Iterator[Row]:
         for name in SELECTORS:
             for lie, share, when in product((HONEST, *LIES), SHARES, WHEN):
                 yield {**about, "selector": name, "lie": lie, "share": share, "when": when}
-        for name, lie, share, when in product(BELIEVERS, LOSSES, (0.1, 0.3), WHEN):
+        for name, lie, share, when in product(BELIEVERS, LOSSES, FEWER, WHEN):
             yield {**about, "selector": name, "lie": lie, "share": share, "when": when}
-        for name, share, when in product(BELIEVERS, (0.1, 0.3), ("after", CLIPPED)):
+        for name, share, when in product(BELIEVERS, FEWER, ("after", CLIPPED)):
             yield {**about, "selector": name, "lie": SCALED, "share": share, "when": when}
-        for way, name, share in product((*WAYS, NORM), BELIEVERS, (0.1, 0.3)):
+        for way, name, share in product((*WAYS, NORM), BELIEVERS, FEWER):
             yield {**about, "selector": name, "lie": "3 x loss", "share": share, "when": way}
 
 

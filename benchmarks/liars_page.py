@@ -6,7 +6,7 @@ Run it with: python benchmarks/liars_page.py
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from evidence import EVIDENCE
 from liars import (
     BELIEVERS,
     CLIPPED,
+    FEWER,
     HONEST,
     LIES,
     LOSSES,
@@ -26,7 +27,7 @@ from liars import (
     WAYS,
     WHEN,
 )
-from pages import refilled, rewrite
+from pages import refilled, rewrite, table
 from results_file import RESULTS
 from update_norms import BY_RANKS, SKEWS
 
@@ -34,8 +35,6 @@ from fedstale.comparison.statistics import estimate
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 PAGES = [FOLDER / "liars.md", FOLDER / "liars-evidence.md"]
-FEWER = (0.1, 0.3)
-"""Shares of liars in the tables of other ways."""
 Row = dict[str, Any]
 
 
@@ -56,7 +55,7 @@ class Rows:
         return float(np.mean(found)) if found else float("nan")
 
     def change(self, column: str, **about: object) -> str:
-        """Return a mean before and after as the text of a cell; an honest run has no after."""
+        """Return a mean before and after as the text of a cell."""
         before, after = (f"{self.mean(column, **about, when=when):.2f}" for when in WHEN)
         return f"{before} → {after}"
 
@@ -72,25 +71,23 @@ class Rows:
         return " → ".join(cells)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
-    """Return a Markdown table whose first columns are words."""
-    rule = "|" + "---|" * words + "---:|" * (len(head) - words)
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
-    return "\n".join([lines[0], rule, *lines[1:]])
-
-
-def shares(rows: Rows) -> str:
+def shares(
+    rows: Rows,
+    lies: Collection[str] = LIES,
+    names: Collection[str] = SELECTORS,
+    of: Sequence[float] = SHARES,
+) -> str:
     """Return the shares of jobs that liars get, and those of the same devices if honest."""
     cells = [
         [
             name,
             f"{share:.0%}",
-            *(rows.change("got", selector=name, share=share, lie=lie) for lie in (HONEST, *LIES)),
+            *(rows.change("got", selector=name, share=share, lie=lie) for lie in (HONEST, *lies)),
         ]
-        for name in SELECTORS
-        for share in SHARES
+        for name in names
+        for share in of
     ]
-    return table(["selector", "liars", "honest", *LIES], cells, words=2)
+    return table(["selector", "liars", "honest", *lies], cells, words=2)
 
 
 def finished(rows: Rows) -> str:
@@ -111,7 +108,7 @@ def hours(rows: Rows) -> str:
     return table(["selector", "honest", *LIES], cells)
 
 
-def hours_among_half(rows: Rows) -> str:
+def hours_by_share(rows: Rows) -> str:
     """Return device hours to the target with three times the loss, by the share of liars."""
     cells = [
         [
@@ -160,16 +157,7 @@ def other_losses(rows: Rows) -> str:
     lies = ["loss of 0", "1.5 x loss", "3 x loss", "10 x loss"]
     if set(lies) != {*LOSSES, "3 x loss"}:
         raise ValueError(f"{lies}: expected those of LOSSES, and 3 x loss")
-    cells = [
-        [
-            name,
-            f"{share:.0%}",
-            *(rows.change("got", selector=name, share=share, lie=lie) for lie in (HONEST, *lies)),
-        ]
-        for name in BELIEVERS
-        for share in FEWER
-    ]
-    return table(["selector", "liars", "honest", *lies], cells, words=2)
+    return shares(rows, lies, BELIEVERS, FEWER)
 
 
 def evidence(training: Rows, told: Sequence[Row]) -> str:
@@ -246,7 +234,7 @@ def written() -> dict[Path, str]:
             "windows": shares(windows),
             "windows-finished": finished(windows),
             "training-hours": hours(training),
-            "training-hours-by-share": hours_among_half(training),
+            "training-hours-by-share": hours_by_share(training),
             "training": shares(training),
             "training-finished": finished(training),
             "ways": ways(alike, windows),

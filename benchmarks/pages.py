@@ -1,7 +1,14 @@
 """Tables within pages: what stands between `<!-- NAME: begin -->` and `<!-- NAME: end -->`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """Return a Markdown table whose first columns are words."""
+    rule = "|" + "---|" * words + "---:|" * (len(head) - words)
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], rule, *lines[1:]])
 
 
 def markers(name: str) -> tuple[str, str]:

@@ -78,6 +78,8 @@ REFERENCE = "FedBuff"
 OURS = "directional gap"
 TUNED = "directional gap, tuned form"
 
+RATIOS = {"hours_to_target": "speed_up", "gigabytes_to_target": "fewer_gigabytes"}
+"""Outcomes that are compared as ratios, and how these are called."""
 CURVES = ("accuracy", "slow", "gigabytes")
 """Arrays of a curve."""
 
@@ -312,10 +314,10 @@ class Comparison:
             values, base = (np.array([o[key] for o in each]) for each in (outcomes, others))
             found[key] = float(values.mean())
             found[f"{key}_by_seed"] = [round(float(value), 4) for value in values]
-            if key == "hours_to_target":
-                # Times are compared as ratios: above 1 is faster than the reference.
+            if key in RATIOS:
+                # As ratios: above 1 is faster, or less, than the reference.
                 mean, half = interval(np.log(base / values))
-                found["speed_up"] = [float(np.exp(x)) for x in (mean, mean - half, mean + half)]
+                found[RATIOS[key]] = [float(np.exp(x)) for x in (mean, mean - half, mean + half)]
             else:
                 mean, half = interval(values - base)
                 found[f"{key}_difference"] = [mean, mean - half, mean + half]

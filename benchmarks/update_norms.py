@@ -15,7 +15,7 @@ from pathlib import Path
 
 import agent_training
 import numpy as np
-from evidence import EVIDENCE, Evidence, losses_by
+from evidence import EVIDENCE, Evidence, losses_by, public_loss
 from recorded_fleets import ASSUMED, fleets
 from results_file import write_result
 from scipy.ndimage import uniform_filter1d
@@ -40,7 +40,7 @@ def updates(app: TrainingApp, window: Window, skew: float, schedule: str) -> Arr
     """Return what is known of each update, by `COLUMNS`; shape (n, columns)."""
     heard: list[tuple[int, int, tuple[float, ...]]] = []
     plain = Reputation.losses
-    evidence = Evidence(lambda arrays: float(app.evaluate(arrays, window.seed)[1].mean()))
+    evidence = Evidence(public_loss(app, window.seed))
 
     def losses(
         self: Reputation, update: ClientUpdate, *, stated: float, stated_square: float

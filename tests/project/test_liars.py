@@ -124,8 +124,7 @@ def test_three_times_the_loss_brings_what_honesty_brings_where_norms_are_taken(b
     from liars_page import Rows
 
     found = Rows(rows, part)
-    names = bench.BELIEVERS
-    about = [{"selector": name, "share": 0.3, "when": "after"} for name in names]
+    about = [{"selector": name, "share": 0.3, "when": "after"} for name in bench.BELIEVERS]
     for each in about:
         lied, honest = (found.mean("got", lie=lie, **each) for lie in ("3 x loss", "none"))
         assert lied == pytest.approx(honest, abs=1e-3), each

@@ -186,7 +186,7 @@ def test_a_strategy_is_tuned_on_its_own_seeds_and_compared_in_pairs(comparing):
     assert [until for _, until in settings[1].asked] == [7200.0] * 2
     assert (slow["server_rate"], fast["server_rate"]) == (10.0, 1.0)
     assert slow["hours_to_target_by_seed"] == pytest.approx([2040 / 3600, 2040 / 3600], abs=1e-4)
-    assert fast["speed_up"] == pytest.approx([2.0, 2.0, 2.0])
+    assert fast["speed_up"] == fast["fewer_gigabytes"] == pytest.approx([2.0, 2.0, 2.0])
     assert fast["final_slow_accuracy"] == pytest.approx(0.5)
     assert slow["reached"] == fast["reached"] == 2
 
