@@ -13,6 +13,7 @@ walked in chunks: beyond what comes in and goes out there is memory for one.
 """
 
 import io
+import sys
 from functools import cache
 from math import prod
 from typing import Any, Literal, get_args
@@ -143,7 +144,15 @@ def _padded(n: int) -> int:
 def _halve(v: Array, out: Array, start: int, left: Array | None) -> None:
     """Write a chunk as float16."""
     into = out[2 * start : 2 * (start + v.size)].view(_HALF)
+    torch: Any = sys.modules.get("torch")
     with np.errstate(over="ignore", invalid="ignore"):
+        if torch is not None and v.dtype == np.float32:
+            # By the processor: the same numbers, several times as fast. (From float64 it would
+            # round twice.)
+            half = torch.from_numpy(into).copy_(torch.from_numpy(v))
+            if left is not None:
+                np.subtract(v, half.float().numpy(), out=left)
+            return
         into[...] = v
         if left is not None:
             # A look-up is twice as fast as NumPy's conversion.
@@ -195,10 +204,8 @@ def _quantise(  # noqa: PLR0917 - one chunk of what `encode` was given
         np.divide(buckets, unit[:, None], out=q)
         if rng is not None:
             # Drawn for elements alone: padding must not move the stream.
-            q.reshape(-1)[:size] += rng.random(size, dtype=q.dtype.type)
-            np.floor(q, out=q)
-        else:
-            np.rint(q, out=q)
+            q.reshape(-1)[:size] += _noise(size, q.dtype, rng)
+        np.rint(q, out=q)
         np.clip(q, -levels, levels, out=q)
     if (none := unusable | tiny).any():
         q[none] = 0.0
@@ -209,6 +216,15 @@ def _quantise(  # noqa: PLR0917 - one chunk of what `encode` was given
     if left is not None:
         q *= unit[:, None]
         np.subtract(padded[:size], q.reshape(-1)[:size], out=left)
+
+
+def _noise(n: int, real: np.dtype[Any], rng: np.random.Generator) -> Array:
+    """Draw odd multiples of 2**-16 between -1/2 and 1/2; x plus one, rounded, is x in the mean.
+
+    It is within 2**-16. Four come from one draw, which is twice as fast as drawing floats.
+    """
+    drawn = rng.integers(1 << 64, size=-(-n // 4), dtype=np.uint64).view("<i2")[:n]
+    return np.multiply(drawn | np.int16(1), real.type(2.0**-16), dtype=real)
 
 
 def _units(scales: Array, levels: int, real: np.dtype[Any]) -> Array:

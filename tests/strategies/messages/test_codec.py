@@ -1,5 +1,6 @@
 """Quantised arrays: what rounding may change, sizes, and bytes of strangers."""
 
+import sys
 import tracemalloc
 
 import numpy as np
@@ -143,10 +144,31 @@ def test_the_same_stream_rounds_the_same_way(form, x, seed):
     assert one == other
 
 
-def test_float16_rounds_as_numpy_does():
-    x = np.random.default_rng(0).standard_normal(40_000).astype(np.float32)
-    y = decode(encode(x, "float16"), "float16", x.shape, x.dtype)
-    np.testing.assert_array_equal(y, x.astype(np.float16).astype(np.float32))
+@pytest.mark.parametrize("form", WHOLE)
+def test_stochastic_rounding_leaves_what_needs_none(form):
+    x = np.tile(np.arange(-LEVELS[form], LEVELS[form] + 1, dtype=np.float32), 40_000)
+    y = decode(encode(x, form, rng=np.random.default_rng(1)), form, x.shape, x.dtype)
+    np.testing.assert_array_equal(np.rint(y), x)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("has_torch", [True, False])
+def test_float16_rounds_as_numpy_does_with_torch_and_without(dtype, has_torch, monkeypatch):
+    if has_torch:
+        pytest.importorskip("torch")
+    else:
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+    rng = np.random.default_rng(0)
+    # Ties between two neighbours, and numbers that are subnormal in float16, among others.
+    x = np.concatenate([rng.standard_normal(40_000), np.arange(4096) / 2, 2.0**-26 * np.arange(99)])
+    x, left = x.astype(dtype), rng.standard_normal(x.size).astype(dtype)
+    wanted = x.astype(np.float16)
+    assert encode(x, "float16") == wanted.tobytes()
+    owed = (x + left).astype(np.float16)
+    assert encode(x, "float16", left=(after := left.copy())) == owed.tobytes()
+    np.testing.assert_array_equal(after, x + left - owed.astype(dtype))
+    y = decode(wanted.tobytes(), "float16", x.shape, x.dtype)
+    np.testing.assert_array_equal(y, wanted.astype(np.promote_types(dtype, np.float32)))
 
 
 def test_small_arrays_integers_and_what_would_grow_go_in_full():
