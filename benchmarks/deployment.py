@@ -323,7 +323,7 @@ def import_rows(repeats: int) -> list[Row]:
 
 def _name(process: psutil.Process) -> str:
     names = [part.rpartition("/")[2] for part in process.cmdline()]
-    return next((n for n in names if n.startswith("flower-")), names[0])
+    return next((n for n in names if n.startswith(("flower-", "fedstale."))), names[0])
 
 
 def main() -> None:

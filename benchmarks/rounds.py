@@ -56,6 +56,8 @@ def main(grid, context):
 
     def evaluate(version, arrays):
         was.append(time.monotonic())
+        # Each round adds 1: all clients have answered.
+        assert arrays["w"].numpy()[0] == version
         if version > 0:
             row = {"version": version, "round s": was[-1] - was[-2]}
             print("ROW " + json.dumps(row), flush=True)
@@ -74,7 +76,8 @@ def main(grid, context):
 
 CLIENT = """
 import IMPORTS
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 app = ClientApp()
@@ -82,9 +85,10 @@ app = ClientApp()
 
 @app.train()
 def train(message, context):
-    arrays = ArrayRecord(message.content["arrays"])
-    content = {"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}
-    return Message(RecordDict(content), reply_to=message)
+    w = message.content["arrays"]["w"].numpy() + np.float32(1)
+    metrics = MetricRecord({"num-examples": 1})
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics})
+    return Message(content, reply_to=message)
 """
 
 

@@ -42,6 +42,11 @@ def leaves_waiting(stage: int) -> bool:
     return os.pread(stage, 1, 0) in {b"", _BEGUN, _PUSHING}
 
 
+def has_answered(stage: int) -> bool:
+    """Return whether a ClientApp's reply has been taken, or never will be."""
+    return os.pread(stage, 1, 0) == _ENDED
+
+
 def answer(spec: ExecutionSpec, stage: int, at_end: Callable[[], None]) -> NoReturn:
     """Be the process of a ClientApp, as flwr-clientapp is, and end.
 

@@ -215,7 +215,7 @@ class HeldPulls:
         if event is None:
             await self._app(scope, receive, send)
             return
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         try:
             answer = await self._answer(node, event, gone, scope)
         finally:
@@ -240,7 +240,7 @@ class HeldPulls:
                     arrivals.answered(node, has_message=not is_empty)
                 if not is_empty or left <= 0 or arrivals.is_closed:
                     return answer
-            await _first_of(event, gone, left)
+            await first_of(event, gone, left)
             if gone.done():
                 # Nobody listens, so nothing may be taken out of the line.
                 return answer or await _answer_of(JSONResponse({"detail": "ask again"}, 503), scope)
@@ -263,16 +263,16 @@ async def _answer_of(app: ASGIApp, scope: Scope) -> list[Message]:
     async def keep(part: Message) -> None:
         answer.append(part)
 
-    await app(scope, _nothing, keep)
+    await app(scope, nothing, keep)
     return answer
 
 
-async def _nothing() -> Message:
+async def nothing() -> Message:
     """Return what is left of a request whose body has been read."""
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
     """Return when the connection is closed."""
     # Starlette raises this where it is asked once more after that.
     with suppress(RuntimeError):
@@ -280,7 +280,7 @@ async def _disconnected(receive: Receive) -> None:
             pass
 
 
-async def _first_of(event: asyncio.Event, gone: "asyncio.Future[None]", timeout_s: float) -> None:
+async def first_of(event: asyncio.Event, gone: "asyncio.Future[None]", timeout_s: float) -> None:
     """Wait for an event, the end of the connection or an instant."""
     woken = asyncio.ensure_future(event.wait())
     try:

@@ -1,4 +1,4 @@
-"""A device's node: Flower's SuperNode, with ClientApps that start in a fork (`warm`).
+"""A device's node: Flower's SuperNode (`supernode`), with ClientApps that start in a fork (`warm`).
 
 Both run until the SuperNode ends or this process is told to end. The SuperExec is started again
 when it ends, however it does, and the SuperNode if it waits for the answer of a ClientApp that was
@@ -44,19 +44,21 @@ def run(arguments: Sequence[str]) -> int:
         Its exit status; 0 if this process was told to end.
 
     Raises:
-        ConfigError: flower-supernode is not installed here, or its options say who starts
-            ClientApps.
+        ConfigError: its options say who starts ClientApps; or flower-supernode is not installed
+            here, elsewhere than on Linux.
     """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    program = shutil.which("flower-supernode", path=path)
-    if program is None:
-        raise ConfigError(f"flower-supernode is not installed: expected it beside {sys.executable}")
     if not sys.platform.startswith("linux"):
+        program = shutil.which("flower-supernode", path=path)
+        if program is None:
+            raise ConfigError(f"flower-supernode: not installed beside {sys.executable}")
         return subprocess.run([program, *arguments], check=False).returncode
-    superexec = [sys.executable, "-P", "-m", "fedstale.deployment.warm", *_runtime(arguments)]
+    module = [sys.executable, "-P", "-m"]
+    superexec = [*module, "fedstale.deployment.warm", *_runtime(arguments)]
+    supernode = [*module, "fedstale.deployment.supernode", *arguments, "--isolation", "process"]
     # It starts Flower's programs by their names.
     os.environ["PATH"] = path
-    return NodeProcesses([program, *arguments, "--isolation", "process"], superexec).run()
+    return NodeProcesses(supernode, superexec).run()
 
 
 def _runtime(arguments: Sequence[str]) -> list[str]:

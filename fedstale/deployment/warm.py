@@ -21,6 +21,7 @@ import gc
 import importlib
 import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -39,15 +40,25 @@ from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExec
 from flwr.supercore.superexec.run_superexec import run_superexec
 from flwr.supercore.utils import get_flwr_home
 
-from fedstale.deployment.client_process import answer, become, forget, leaves_waiting
+from fedstale.deployment.client_process import (
+    answer,
+    become,
+    forget,
+    has_answered,
+    leaves_waiting,
+)
 from fedstale.deployment.node import STUCK
 
 logger = logging.getLogger(__name__)
 
 _OTHERS = 3
 _MOST_BYTES = 10_000_000
-_POLL_S, _LONGEST_POLL_S, _POLL_SHARE = 0.1, 1.0, 0.05
-"""Time between two questions for work: a share of the time since something happened."""
+_POLL_S = 0.1
+"""Pause before each question for work, which the SuperNode then holds."""
+_ENDS_S = 1.0
+"""How long a ClientApp that has answered may take to end before the next question."""
+_NOTICED = os.WEXITED | os.WNOHANG | os.WNOWAIT
+"""Whether a child has ended, which is waited for later."""
 _GPUS = "/dev/nvidia", "/dev/kfd", "/dev/dri"
 
 
@@ -90,7 +101,6 @@ class WarmExecutor(SubprocessExecutor):
     _others: int = field(default=0, init=False)
     """Messages in a row that were for other apps."""
     _since: float = field(default_factory=time.monotonic, init=False)
-    _busy_at: float = field(default_factory=time.monotonic, init=False)
     _installed: dict[Path, int] = field(init=False)
     _is_outdated: bool = field(default=False, init=False)
     """Whether other libraries are installed now."""
@@ -103,7 +113,6 @@ class WarmExecutor(SubprocessExecutor):
         """Start the ClientApp for a message; its process never returns from here."""
         if spec.task_type is not TaskType.CLIENT_APP:
             return super().launch(spec)
-        self._busy_at = time.monotonic()
         if self.fab_hash is None:
             self.fab_hash = spec.fab_hash
         is_ours = spec.fab_hash is not None and spec.fab_hash == self.fab_hash
@@ -131,12 +140,18 @@ class WarmExecutor(SubprocessExecutor):
     def reconcile(self) -> None:
         """Wait for what has ended, import what has proved harmless, and end when it is time.
 
+        A SuperNode has no other message before one is answered, so until then nobody asks for one.
+
         Raises:
             SystemExit: another process is to take its place; or the SuperNode's as well.
         """
+        deadline = math.inf
+        while self._apps and not os.waitid(os.P_ALL, 0, _NOTICED) and time.monotonic() < deadline:
+            if all(has_answered(app.stage.fileno()) for app in self._apps.values()):
+                deadline = min(deadline, time.monotonic() + _ENDS_S)
+            time.sleep(_POLL_S)
         for pid, status in _ended():
             if pid in self._apps:
-                self._busy_at = time.monotonic()
                 with closing(self._apps.pop(pid)) as app:
                     self._try(_told(app.imported))
                     if leaves_waiting(app.stage.fileno()):
@@ -147,9 +162,6 @@ class WarmExecutor(SubprocessExecutor):
                 self._share(names, is_harmless=status == 0)
         if self._is_worn() and not self._apps and self._trial is None:
             raise SystemExit(0)
-        # Flower's own pause comes on top.
-        quiet_s = (time.monotonic() - self._busy_at) * _POLL_SHARE
-        time.sleep(min(max(quiet_s, _POLL_S), _LONGEST_POLL_S) - _POLL_S)
 
     def _try(self, names: list[str]) -> None:
         """Let a fork import libraries."""
@@ -220,18 +232,15 @@ def _nameless(name: str) -> IO[str]:
     return os.fdopen(os.memfd_create(name), "w+", encoding="utf-8")
 
 
-def _tell(report: IO[str], known: Iterable[str]) -> None:
+def _tell(report: IO[str], known: set[str]) -> None:
     """Write which modules were imported here and are no files of an app, in their order."""
     apps = get_flwr_home() / "apps"
-    origins = {
-        name: getattr(getattr(module, "__spec__", None), "origin", None)
-        for name, module in list(sys.modules.items())
-    }
-    names = [
-        name
-        for name, origin in origins.items()
-        if name not in known and origin and not Path(origin).is_relative_to(apps)
-    ]
+    names = []
+    for name, module in list(sys.modules.items()):
+        if name not in known:
+            origin = getattr(getattr(module, "__spec__", None), "origin", None)
+            if origin and not Path(origin).is_relative_to(apps):
+                names.append(name)
     json.dump(names, report)
     report.flush()
 

@@ -271,8 +271,7 @@ def test_another_app_gets_new_interpreters_and_after_three_messages_a_process_of
 def test_the_client_apps_of_another_app_end_before_it_makes_way(said):
     found = said("""
         def wait(spec, stage):
-            while not Path("end").exists():
-                time.sleep(0.01)
+            time.sleep(0.5 * len(executor._apps) + 0.5)
             instead(spec, stage)
         def app(): pass
         warm.become = wait
@@ -280,10 +279,6 @@ def test_the_client_apps_of_another_app_end_before_it_makes_way(said):
         answered(executor, "app")
         for _ in range(3):
             launched(executor, "app", "b")
-        for _ in range(20):
-            executor.reconcile()
-            time.sleep(0.01)
-        Path("end").touch()
         try:
             settle(executor)
         except SystemExit as end:
@@ -363,16 +358,11 @@ def test_a_new_interpreter_is_told_what_a_fork_is_and_watched_as_one(said, tmp_p
 )
 def test_it_makes_way_for_a_new_process_when_no_client_app_runs(said, worn):
     found = said(f"""
-        def app():
-            while not Path("end").exists():
-                time.sleep(0.01)
+        def app(): time.sleep(1.0)
         executor = warm.WarmExecutor()
         executor.reconcile()
         launched(executor, "app")
         {worn}
-        for _ in range(5):
-            executor.reconcile()
-        Path("end").touch()
         try:
             settle(executor)
         except SystemExit as end:
@@ -396,23 +386,31 @@ def test_what_is_installed_meanwhile_is_there_for_the_next_message(said):
     assert found == [{"new": "a"}, {"end": 0}]
 
 
-def test_the_longer_nothing_comes_the_less_often_it_asks(said):
+def test_it_asks_for_no_other_message_before_one_is_answered(said):
     (found,) = said("""
-        def app(): pass
-        executor, naps = warm.WarmExecutor(), []
-        for quiet_s in (0.0, 2.0, 10.0, 20.0, 1e6):
-            executor._busy_at = time.monotonic() - quiet_s
-            with patch.object(time, "sleep", naps.append):
-                executor.reconcile()
-        # The end of a ClientApp is something that happens.
+        def app(): time.sleep(2.0)
+        executor, began = warm.WarmExecutor(), time.monotonic()
         launched(executor, "app")
-        executor._busy_at = 0.0
-        settle(executor)
-        tell(naps=[round(nap, 2) for nap in naps], quiet=time.monotonic() - executor._busy_at)
+        executor.reconcile()
+        tell(waited=time.monotonic() - began, at_work=len(executor._apps))
         """)
-    # Flower's pause of 0.1 s comes on top.
-    assert found["naps"] == [0.0, 0.0, 0.4, 0.9, 0.9]
-    assert found["quiet"] < 30.0
+    assert 2.0 <= found["waited"] < 20.0
+    assert found["at_work"] == 0
+
+
+def test_a_client_app_that_has_answered_and_does_not_end_keeps_no_other_message_back(said):
+    (found,) = said("""
+        import threading
+        def app(): threading.Thread(target=time.sleep, args=(60.0,)).start()
+        executor, began = warm.WarmExecutor(), time.monotonic()
+        launched(executor, "app")
+        executor.reconcile()
+        tell(waited=time.monotonic() - began, at_work=len(executor._apps))
+        for pid in executor._apps:
+            os.kill(pid, signal.SIGKILL)
+        """)
+    assert found["waited"] < 30.0
+    assert found["at_work"] == 1
 
 
 def test_no_process_to_be_had_is_said_and_not_an_end(said):

@@ -1,0 +1,169 @@
+"""Flower's SuperNode, in which nobody asks again and again whether something has come.
+
+Flower's SuperExec asks its SuperNode for a task (Flower 1.41, `superexec/run_superexec.py`), and
+each question costs the two some milliseconds of processor time: ten times a second, as much as all
+else that a small message takes on a device. Here it is held for some seconds, and answered as soon
+as a message is there with all its objects, which a ClientApp would otherwise look for again after
+1, 2, 4 s. And the SuperNode, which looks every half second for the reply
+(`supernode/start_client_internal.py`, 470), is woken when the ClientApp has handed over the last of
+it, its state.
+"""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import wraps
+from typing import Any
+
+import flwr.supernode.main
+from fastapi import FastAPI
+from flwr.supercore.exit import add_exit_handler
+from flwr.supernode.cli.flower_supernode import flower_supernode
+from flwr.supernode.start_client_internal import start_client_internal
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fedstale.deployment.held_pulls import disconnected, first_of, nothing
+from fedstale.deployment.processes import name_process
+
+_NAME = "flower-supernode"
+_ACQUIRE, _ANSWERED = "/v1/runtime/acquire-task", "/v1/runtime/push-task-output"
+
+
+class Whole:
+    """Whether a message is there, with all its objects, whose task nobody has asked for yet.
+
+    One event loop waits for it; other threads say that it is so.
+    """
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        """Whether nobody is to wait any more."""
+        self._event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def wait(self, gone: "asyncio.Future[None]", timeout_s: float) -> None:
+        """Wait until there is one, or until something else has come, but no longer."""
+        self._loop = asyncio.get_running_loop()
+        if not self.is_closed:
+            await first_of(self._event, gone, timeout_s)
+
+    def take(self) -> None:
+        """Note that its task is asked for now."""
+        self._event.clear()
+
+    def say(self) -> None:
+        """Say that there is one."""
+        if self._loop is None:
+            self._event.set()
+            return
+        # A loop that has ended has nobody waiting.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    def close(self) -> None:
+        """Let nobody wait any more."""
+        self.is_closed = True
+        self.say()
+
+
+class Pauses:
+    """Stands for Python's `time` in a SuperNode's loop: a pause is over when a reply is there."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for a reply, but not longer than some seconds."""
+        self._event.wait(seconds)
+        self._event.clear()
+
+    def end(self) -> None:
+        """Say that there is a reply."""
+        self._event.set()
+
+
+class HeldTasks:
+    """Holds a SuperExec's question for a task, in front of a SuperNode's Runtime API.
+
+    The question of a SuperExec that was killed meanwhile takes no task: its connection is closed.
+    """
+
+    def __init__(self, app: ASGIApp, whole: Whole, pauses: Pauses, hold_s: float) -> None:
+        """Stand in front of an ASGI app, behind Flower's own middleware.
+
+        Args:
+            app: a SuperNode's Runtime API.
+            whole: says when there is a task.
+            pauses: is told when a ClientApp has answered.
+            hold_s: how long a question is held at most, in s.
+        """
+        self._app, self._whole, self._pauses, self._hold_s = app, whole, pauses, hold_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, at once or when there is something for it."""
+        path = scope.get("path")
+        if path != _ACQUIRE:
+            await self._app(scope, receive, send)
+            if path == _ANSWERED:
+                self._pauses.end()
+            return
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            await self._whole.wait(gone, self._hold_s)
+            is_gone = gone.done()
+        finally:
+            gone.cancel()
+        if is_gone:
+            await JSONResponse({"detail": "ask again"}, 503)(scope, receive, send)
+            return
+        self._whole.take()
+        # Flower's middleware has read the body.
+        await self._app(scope, nothing, send)
+
+
+def holding(app: FastAPI, whole: Whole, pauses: Pauses, hold_s: float) -> FastAPI:
+    """Let a SuperNode's Runtime API hold questions for tasks; return it."""
+    app.user_middleware.append(Middleware(HeldTasks, whole=whole, pauses=pauses, hold_s=hold_s))
+    return app
+
+
+def run(arguments: Sequence[str], hold_s: float = 5.0) -> None:
+    """Run flower-supernode until it ends.
+
+    Args:
+        arguments: of flower-supernode.
+        hold_s: how long its SuperExec's question for a task is held at most, in s.
+    """
+    name_process(_NAME)
+    sys.argv = [_NAME, *arguments]
+    whole, pauses = Whole(), Pauses()
+    made = flwr.supernode.main.create_app
+
+    @wraps(made)
+    def create_app(*given: Any, **named: Any) -> FastAPI:  # noqa: ANN401 - as Flower's
+        return holding(made(*given, **named), whole, pauses, hold_s)
+
+    flwr.supernode.main.create_app = create_app
+    # The SuperNode's loop pulls a message with all its objects, and then waits for the reply.
+    parts = start_client_internal.__globals__
+    parts["time"] = pauses
+    parts["_push_messages"] = _first(whole.say, parts["_push_messages"])
+    add_exit_handler(whole.close, run_before_force_exit=True)
+    flower_supernode()
+
+
+def _first(say: Callable[[], None], then: Callable[..., None]) -> Callable[..., None]:
+    @wraps(then)
+    def both(*given: object, **named: object) -> None:
+        say()
+        then(*given, **named)
+
+    return both
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])
