@@ -9,10 +9,12 @@ accurate the chosen configuration is at the end than the best of all 24, in the 
 
 What was chosen then runs on other phones, other days and ten other seeds, beside the defaults of
 every strategy. A repetition divides the phones in another way, draws other configurations, and
-plays each search in twenty orders, of which the mean counts; where runs take long there is one.
+plays each search in twenty orders, of which the mean counts.
 
 Run it with: python benchmarks/tuning.py RECORDINGS [--keep FILE] [--jobs N] [--only APP ...]
-Runs that are in the file of --keep are not run again, and rows of apps that are not in --only stay.
+    [--draws N ...]
+Runs that are in the file of --keep are not run again. Rows of apps that are not in --only, and of
+repetitions that are not in --draws, stay as they are in the result.
 """
 
 import argparse
@@ -40,7 +42,7 @@ from fedstale.tuning.trials import Ledger, Report
 HOURS = 4.0
 N_CONFIGURATIONS = 24
 TUNING_SEEDS, HELD_OUT_SEEDS = (1, 2, 3), tuple(range(11, 21))
-REPETITIONS = {"digits": 5, "fashion": 1, "shakespeare": 1}
+APPS, DRAWS = ("digits", "fashion", "shakespeare"), (1, 2, 3, 4, 5)
 """Draws of configurations, each with a division of the phones of its own."""
 ORDERS = 20
 """In which the configurations of a draw are tried: which comes first is chance."""
@@ -383,30 +385,33 @@ def measured(app: str, repetition: int, runs: Runs) -> list[Row]:
     return rows + judged(app, repetition, chosen, {of: c.accuracy[-1] for of, c in ends.items()})
 
 
+def with_draw(rows: Iterable[Row], found: Sequence[Row]) -> list[Row]:
+    """Return the rows of draws with those of one of them anew, by app and repetition."""
+    place = found[0]["app"], found[0]["repetition"]
+    others = [row for row in rows if (row["app"], row["repetition"]) != place]
+    return sorted([*others, *found], key=lambda row: (str(row["app"]), int(str(row["repetition"]))))
+
+
 def main() -> None:
     """Measure, print, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--keep", type=Path, help="file of runs; those in it are not run again")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--only", nargs="+", default=list(REPETITIONS), help="apps")
+    parser.add_argument("--only", nargs="+", choices=APPS, default=APPS, help="apps")
+    parser.add_argument("--draws", nargs="+", type=int, default=DRAWS, help="their repetitions")
     options = parser.parse_args()
     runs = Runs(options.recordings, options.keep, options.jobs)
     published = json.loads((RESULTS / "tuning.json").read_text(encoding="utf-8"))["rows"]
-    rows = [
-        row
-        for row in published
-        if row["what"] in {"search", "held out"} and row["app"] not in options.only
-    ]
+    rows = [row for row in published if row["what"] in {"search", "held out"}]
     for app in options.only:
-        for repetition in range(1, REPETITIONS[app] + 1):
+        for repetition in options.draws:
             found = measured(app, repetition, runs)
-            rows += found
             print(json.dumps(summary(found), indent=1), flush=True)
-    rows = [*summary(rows), *rows]
-    for row in rows:
-        print(row, flush=True)
-    print(write_result("tuning", rows, command="python benchmarks/tuning.py RECORDINGS"))
+            rows = with_draw(rows, found)
+            # Each draw takes long, and the next may never come.
+            command = "python benchmarks/tuning.py RECORDINGS"
+            write_result("tuning", [*summary(rows), *rows], command=command)
 
 
 if __name__ == "__main__":

@@ -163,6 +163,22 @@ def test_the_benchmark_plays_what_a_search_does(searched, monkeypatch):
     assert lasted <= played.cpu_s < lasted + 2 * 6 * 60.0
 
 
+def test_a_draw_that_is_measured_later_stands_beside_those_that_are_published(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    import tuning
+
+    def draw(app, repetition, saved):
+        values = {"regret": 0.0, "regret of random search": 0.1, "saved": saved}
+        about = {"what": "search", "app": app, "repetition": repetition, "rungs in": "device time"}
+        return [about | values]
+
+    rows = draw("digits", 1, 0.5) + draw("fashion", 2, 0.6)
+    for app, repetition, saved in (("fashion", 1, 0.8), ("fashion", 2, 0.7)):
+        rows = tuning.with_draw(rows, draw(app, repetition, saved))
+    found = [(row["app"], row["repetition"], row["saved"]) for row in rows]
+    assert found == [("digits", 1, 0.5), ("fashion", 1, 0.8), ("fashion", 2, 0.7)]
+
+
 @pytest.mark.slow
 def test_one_worker_and_a_seed_give_the_same_trials_and_decisions_again(searched, tmp_path):
     _, folder = searched
