@@ -33,7 +33,7 @@ _NAME = "flower-supernode"
 _ACQUIRE, _ANSWERED = "/v1/runtime/acquire-task", "/v1/runtime/push-task-output"
 
 
-class Whole:
+class Arrival:
     """Whether a message is there, with all its objects, whose task nobody has asked for yet.
 
     One event loop waits for it; other threads say that it is so.
@@ -92,16 +92,16 @@ class HeldTasks:
     The question of a SuperExec that was killed meanwhile takes no task: its connection is closed.
     """
 
-    def __init__(self, app: ASGIApp, whole: Whole, pauses: Pauses, hold_s: float) -> None:
+    def __init__(self, app: ASGIApp, arrival: Arrival, pauses: Pauses, hold_s: float) -> None:
         """Stand in front of an ASGI app, behind Flower's own middleware.
 
         Args:
             app: a SuperNode's Runtime API.
-            whole: says when there is a task.
+            arrival: says when there is a task.
             pauses: is told when a ClientApp has answered.
             hold_s: how long a question is held at most, in s.
         """
-        self._app, self._whole, self._pauses, self._hold_s = app, whole, pauses, hold_s
+        self._app, self._arrival, self._pauses, self._hold_s = app, arrival, pauses, hold_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, at once or when there is something for it."""
@@ -113,21 +113,21 @@ class HeldTasks:
             return
         gone = asyncio.ensure_future(disconnected(receive))
         try:
-            await self._whole.wait(gone, self._hold_s)
+            await self._arrival.wait(gone, self._hold_s)
             is_gone = gone.done()
         finally:
             gone.cancel()
         if is_gone:
             await JSONResponse({"detail": "ask again"}, 503)(scope, receive, send)
             return
-        self._whole.take()
+        self._arrival.take()
         # Flower's middleware has read the body.
         await self._app(scope, nothing, send)
 
 
-def holding(app: FastAPI, whole: Whole, pauses: Pauses, hold_s: float) -> FastAPI:
+def holding(app: FastAPI, arrival: Arrival, pauses: Pauses, hold_s: float) -> FastAPI:
     """Let a SuperNode's Runtime API hold questions for tasks; return it."""
-    app.user_middleware.append(Middleware(HeldTasks, whole=whole, pauses=pauses, hold_s=hold_s))
+    app.user_middleware.append(Middleware(HeldTasks, arrival=arrival, pauses=pauses, hold_s=hold_s))
     return app
 
 
@@ -140,19 +140,19 @@ def run(arguments: Sequence[str], hold_s: float = 5.0) -> None:
     """
     name_process(_NAME)
     sys.argv = [_NAME, *arguments]
-    whole, pauses = Whole(), Pauses()
+    arrival, pauses = Arrival(), Pauses()
     made = flwr.supernode.main.create_app
 
     @wraps(made)
     def create_app(*given: Any, **named: Any) -> FastAPI:  # noqa: ANN401 - as Flower's
-        return holding(made(*given, **named), whole, pauses, hold_s)
+        return holding(made(*given, **named), arrival, pauses, hold_s)
 
     flwr.supernode.main.create_app = create_app
     # The SuperNode's loop pulls a message with all its objects, and then waits for the reply.
     parts = start_client_internal.__globals__
     parts["time"] = pauses
-    parts["_push_messages"] = _first(whole.say, parts["_push_messages"])
-    add_exit_handler(whole.close, run_before_force_exit=True)
+    parts["_push_messages"] = _first(arrival.say, parts["_push_messages"])
+    add_exit_handler(arrival.close, run_before_force_exit=True)
     flower_supernode()
 
 

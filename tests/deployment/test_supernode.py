@@ -24,7 +24,7 @@ from flwr.supernode.start_client_internal import start_client_internal
 from small_deployment import wait_for
 
 from fedstale.deployment import supernode
-from fedstale.deployment.supernode import Pauses, Whole, holding
+from fedstale.deployment.supernode import Arrival, Pauses, holding
 
 HOLD_S = 3.0
 ASK = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
@@ -33,8 +33,8 @@ ASK = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
 class Node:
     """A SuperNode's state and its Runtime API, served."""
 
-    def __init__(self, port, whole, pauses, state):
-        self.port, self.whole, self.pauses, self.state = port, whole, pauses, state
+    def __init__(self, port, arrival, pauses, state):
+        self.port, self.arrival, self.pauses, self.state = port, arrival, pauses, state
 
     def client(self, *interceptors):
         return RuntimeHttpClient.from_server_address(
@@ -57,7 +57,7 @@ class Node:
     def has_message(self):
         """Do what the SuperNode's loop does when a message has come with all its objects."""
         assert self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=1, fab_hash="a")
-        self.whole.say()
+        self.arrival.say()
 
     def later(self, delay_s, act):
         timer = threading.Timer(delay_s, act)
@@ -68,8 +68,8 @@ class Node:
 @pytest.fixture
 def node():
     factory = NodeStateFactory(objectstore_factory=ObjectStoreFactory())
-    whole, pauses = Whole(), Pauses()
-    app = holding(create_app(state_factory=factory), whole, pauses, HOLD_S)
+    arrival, pauses = Arrival(), Pauses()
+    app = holding(create_app(state_factory=factory), arrival, pauses, HOLD_S)
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, log_level="error", lifespan="off", ws="none"
     )
@@ -77,8 +77,8 @@ def node():
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_for(lambda: server.started, limit_s=20)
-    yield Node(server.servers[0].sockets[0].getsockname()[1], whole, pauses, factory.state())
-    whole.close()
+    yield Node(server.servers[0].sockets[0].getsockname()[1], arrival, pauses, factory.state())
+    arrival.close()
     server.should_exit = True
     thread.join(30)
     assert not thread.is_alive()
@@ -153,7 +153,7 @@ def test_nothing_else_is_held(node):
 
 
 def test_nobody_waits_for_a_supernode_that_ends(node):
-    timer = node.later(0.5, node.whole.close)
+    timer = node.later(0.5, node.arrival.close)
     has_task, took_s = node.asks()
     timer.join()
     assert not has_task
@@ -166,7 +166,7 @@ def test_flowers_own_loop_says_when_a_message_is_whole_and_its_api_holds(monkeyp
     monkeypatch.setitem(parts, "time", time)
     monkeypatch.setitem(parts, "_push_messages", lambda **given: replies.append(given))
     monkeypatch.setattr(main, "create_app", create_app)
-    monkeypatch.setattr(Whole, "say", property(lambda whole: lambda: said.append(whole)))
+    monkeypatch.setattr(Arrival, "say", property(lambda arrival: lambda: said.append(arrival)))
     monkeypatch.setattr(supernode, "name_process", lambda name: None)
     monkeypatch.setattr(supernode, "add_exit_handler", lambda *given, **named: None)
     monkeypatch.setattr(sys, "argv", [])
@@ -181,7 +181,7 @@ def test_flowers_own_loop_says_when_a_message_is_whole_and_its_api_holds(monkeyp
     assert sys.argv == ["flower-supernode", "--insecure"]
     assert replies == [{"state": 1}]
     held = [one for one in made[0].user_middleware if one.cls is supernode.HeldTasks]
-    assert [one.kwargs["whole"] for one in held] == said
+    assert [one.kwargs["arrival"] for one in held] == said
     assert "_push_messages" in start_client_internal.__code__.co_names
     assert isinstance(parts["time"], Pauses)
     used = re.findall(r"\btime\.\w+", Path(start_client_internal.__code__.co_filename).read_text())
