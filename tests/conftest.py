@@ -60,8 +60,12 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid):
+            file = nodeid.split("::")[0]
+            if file == "tests/deployment/test_kills.py":
+                # Each has a deployment of its own, which waits most of the time.
+                return nodeid
             # These share a deployment.
-            return "deployment" if nodeid.startswith("tests/deployment/") else nodeid.split("::")[0]
+            return "deployment" if file.startswith("tests/deployment/") else file
 
     # Files go out in the order above, and not by their number of tests.
     config.option.loadscopereorder = False
