@@ -22,6 +22,23 @@ clientapp = "{name}.client_app:app"
 {tables}
 """
 
+ADDS_ONE = """
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    w = message.content["arrays"]["w"].numpy() + np.float32(1)
+    metrics = MetricRecord({"num-examples": 1})
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics})
+    return Message(content, reply_to=message)
+"""
+"""Source of a ClientApp that adds 1 to its one array, w."""
+
 
 def write_app(
     folder: Path, name: str, *, server: str, client: str, config: str = "", tables: str = ""

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-from benchmark_app import write_app
+from benchmark_app import ADDS_ONE, write_app
 from deployed import AsFlower, cpu_s, memory_mb, nodes_of, superlink_of
 from pages import filled
 from results_file import write_result
@@ -71,22 +71,6 @@ def main(grid, context):
     )
 """
 
-CLIENT = """
-import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-
-app = ClientApp()
-
-
-@app.train()
-def train(message, context):
-    w = message.content["arrays"]["w"].numpy() + np.float32(1)
-    metrics = MetricRecord({"num-examples": 1})
-    content = RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics})
-    return Message(content, reply_to=message)
-"""
-
 
 class OneByOne(LocalDeployment):
     """Nodes as fedstale starts them, one after the other."""
@@ -107,7 +91,7 @@ SIDES = {FLOWER: OneByOneAsFlower, OURS: OneByOne}
 
 def measured(kind: type[LocalDeployment], folder: Path, n_nodes: int, minutes: int) -> Row:
     """Run a deployment for some minutes after its first versions; return medians over minutes."""
-    app = write_app(folder / "busy", "busy", server=SERVER, client=CLIENT, config=CONFIG)
+    app = write_app(folder / "busy", "busy", server=SERVER, client=ADDS_ONE, config=CONFIG)
     with kind(folder / "deployment", nodes=n_nodes, limit_s=900.0, say=print) as deployment:
         environment, notes = deployment.operator_environment(), folder / "notes"
         command = commands.run(app, LINK, f"nodes={n_nodes} notes='{notes}'")

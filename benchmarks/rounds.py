@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmark_app import write_app
+from benchmark_app import ADDS_ONE, write_app
 from deployed import AsFlower, Memory, cpu_s, memory_mb, nodes_of
 from pages import filled
 from results_file import write_result
@@ -74,23 +74,6 @@ def main(grid, context):
         )
 """
 
-CLIENT = """
-import IMPORTS
-import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-
-app = ClientApp()
-
-
-@app.train()
-def train(message, context):
-    w = message.content["arrays"]["w"].numpy() + np.float32(1)
-    metrics = MetricRecord({"num-examples": 1})
-    content = RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics})
-    return Message(content, reply_to=message)
-"""
-
 
 def measured(deployment: LocalDeployment, app: Path, rounds: int) -> tuple[list[float], Row]:
     """Run an app; return how long its rounds took in s, and what it took of the nodes."""
@@ -141,7 +124,7 @@ def main() -> None:
         }
         for what, imports in APPS.items():
             name = f"importing_{imports.partition(',')[0]}"
-            client = CLIENT.replace("IMPORTS", imports)
+            client = f"import {imports}\n{ADDS_ONE}"
             app = write_app(root / name, name, server=SERVER, client=client, config=CONFIG)
             found: dict[str, list[tuple[list[float], Row]]] = {name: [] for name in sides}
             for _ in range(turns):
