@@ -53,7 +53,7 @@ class ProcessGroup:
     def start(
         self, name: str, command: Sequence[str], *, environment: Mapping[str, str], log: Path
     ) -> None:
-        """Start a process.
+        """Start a process, in the place of one of its name.
 
         Args:
             name: under which it can be asked for and killed alone.
@@ -61,6 +61,8 @@ class ProcessGroup:
             environment: of the process.
             log: file for its output, which is appended to.
         """
+        if name in self._supervisors:
+            self.kill(name)
         # Private: a log may show what an app prints.
         out = open_private(str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:

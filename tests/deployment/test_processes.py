@@ -183,6 +183,21 @@ def test_kill_ends_one_process_and_not_the_others(stubborn, tmp_path):
         assert all_end(started)
 
 
+@needs_linux
+def test_a_process_in_the_place_of_one_of_its_name_leaves_nothing_of_that(stubborn, tmp_path):
+    at_once = [sys.executable, "-c", ""]
+    with ProcessGroup() as group:
+        first = started_by(start(group, stubborn, tmp_path))
+        n_files = psutil.Process().num_fds()
+        start(group, at_once, tmp_path)
+        assert all_end(first)
+        wait_until(lambda: not group.is_running("stubborn"))
+        # As one that has ended is started again, and again.
+        for _ in range(3):
+            start(group, at_once, tmp_path)
+        assert psutil.Process().num_fds() == n_files
+
+
 def test_the_output_of_a_process_comes_line_by_line(tmp_path):
     command = [sys.executable, "-c", "print('a'); print('b'); print('\\xe4')"]
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
