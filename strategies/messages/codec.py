@@ -206,7 +206,9 @@ def _quantise(  # noqa: PLR0917 - one chunk of what `encode` was given
             # Drawn for elements alone: padding must not move the stream.
             q.reshape(-1)[:size] += _noise(size, q.dtype, rng)
         np.rint(q, out=q)
-        np.clip(q, -levels, levels, out=q)
+        if rng is not None:
+            # The largest element may have been rounded away from 0.
+            np.clip(q, -levels, levels, out=q)
     if (none := unusable | tiny).any():
         q[none] = 0.0
     codes = q.astype(np.int8).reshape(-1).view(np.uint8)
@@ -223,7 +225,7 @@ def _noise(n: int, real: np.dtype[Any], rng: np.random.Generator) -> Array:
 
     It is within 2**-16. Four come from one draw, which is twice as fast as drawing floats.
     """
-    drawn = rng.integers(1 << 64, size=-(-n // 4), dtype=np.uint64).view("<i2")[:n]
+    drawn = rng.bit_generator.random_raw(-(-n // 4)).view("<i2")[:n]
     return np.multiply(drawn | np.int16(1), real.type(2.0**-16), dtype=real)
 
 
