@@ -48,8 +48,6 @@ from strategies import (  # noqa: TID251
 REFERENCE = "5 epochs"
 SMALL = Format(up="int4", down="int8")
 SETTINGS = (MIXED, SLOW)
-FASTEST = 9.6
-"""Rate of the server that is tried beside those of `strategies`: short jobs bear larger ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +129,7 @@ def measure(title: str, app: FlowerApp, recordings: Path, kept: Kept, quick: boo
             horizon_s=place.horizon_s,
             kept=kept,
         )
-        rates = place.rates[1:2] if quick else (*place.rates, FASTEST)
+        rates = place.rates[1:2] if quick else place.rates
         rate, curves = comparison.measure(name, arm.trial(), rates)
         reference = reference or curves
         yield comparison.row(name, rate, curves, reference)
