@@ -2,6 +2,7 @@
 
 import subprocess
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -39,11 +40,13 @@ def superexecs(deployment):
         for number in range(3)
         for process in psutil.Process(deployment.processes.pid(f"node-{number}")).children(True)
     ]
-    return [
-        process
-        for process in below
-        if "fedstale.deployment.warm" in process.cmdline() and process.name() != "flwr-clientapp"
-    ]
+    found = []
+    for process in below:
+        # A ClientApp may just have ended.
+        with suppress(psutil.Error):
+            is_warm = "fedstale.deployment.warm" in process.cmdline()
+            found += [process] if is_warm and process.name() != "flwr-clientapp" else []
+    return found
 
 
 def test_a_killed_superexec_of_a_node_loses_not_even_the_job(deployment, tmp_path):
