@@ -14,6 +14,7 @@ walked in chunks: beyond what comes in and goes out there is memory for one.
 
 import io
 import sys
+from collections.abc import Callable
 from functools import cache
 from math import prod
 from typing import Any, Literal, get_args
@@ -23,6 +24,7 @@ import numpy.typing as npt
 
 from fedstale.errors import ProtocolError
 from fedstale.strategies.arrays import Array, at_least_single
+from fedstale.strategies.messages.codec_kernel import rounding_loop
 
 FormatName = Literal["float16", "int8", "int4", "int2"]
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
@@ -34,6 +36,8 @@ LEAST = 256
 
 _BITS = {"int8": 8, "int4": 4, "int2": 2}
 _LEVELS = {"int8": 127, "int4": 7, "int2": 1}
+_STEP = 2.0**-16
+"""Of what is added to a number that is rounded stochastically."""
 _CHUNK = 1 << 15
 """Elements: what is worked on fits in the second-level cache."""
 _SCALE = np.dtype("<f4")
@@ -120,6 +124,7 @@ def encode(
     with file.getbuffer() as buffer:
         out = np.frombuffer(buffer, np.uint8)
         values = np.empty(_padded(min(n, _CHUNK)), real)
+        round_ = rounding_loop(x, real) or round_to_codes
         for start in range(0, n, _CHUNK):
             part = slice(start, min(start + _CHUNK, n))
             v = values[: part.stop - start]
@@ -132,7 +137,8 @@ def encode(
             if form == "float16":
                 _halve(v, out, start, None if left is None else left[part])
             else:
-                _quantise(values, part, form, out, n, None if left is None else left[part], rng)
+                rest = _nothing(real) if left is None else left[part]
+                _quantise(round_, values, part, form, out, n, rest, rng)
         del out
     return file.getvalue()
 
@@ -166,67 +172,102 @@ def _halves(real: np.dtype[Any]) -> Array:
 
 
 def _quantise(  # noqa: PLR0917 - one chunk of what `encode` was given
+    round_: Callable[..., None],
     values: Array,
     part: slice,
     form: FormatName,
     out: Array,
     n: int,
-    left: Array | None,
+    left: Array,
     rng: np.random.Generator | None,
 ) -> None:
     """Write a chunk as scales and whole numbers.
 
     Args:
+        round_: `round_to_codes`, or what stands for it.
         values: of the chunk, from its first element on; padded in place to whole buckets.
         part: where it is among all n elements.
         form: of the result.
         out: all bytes.
         n: number of all elements.
-        left: of the chunk, written to.
+        left: of the chunk, written to; or empty.
         rng: of `encode`.
     """
     size, bits, levels = part.stop - part.start, _BITS[form], _LEVELS[form]
     padded = values[: _padded(size)]
-    padded[size:] = 0.0
-    buckets = padded.reshape(-1, BUCKET)
-    q = np.abs(buckets)
+    real, padded[size:] = padded.dtype, 0.0
+    q = np.abs(padded)
     first = part.start // BUCKET
-    places = slice(_SCALE.itemsize * first, _SCALE.itemsize * (first + len(buckets)))
+    places = slice(_SCALE.itemsize * first, _SCALE.itemsize * n_buckets(part.stop))
     scales = out[places].view(_SCALE)
     with np.errstate(over="ignore", invalid="ignore"):
-        scales[...] = q.max(axis=1)
-        unit = _units(scales, levels, padded.dtype)
-        unusable = ~np.isfinite(unit)
-        scales[unusable], unit[unusable] = np.nan, 1.0
-        # A unit of nearly nothing is none.
-        tiny = unit < _LEAST_UNIT
-        scales[tiny], unit[tiny] = 0.0, 1.0
-        np.divide(buckets, unit[:, None], out=q)
-        if rng is not None:
-            # Drawn for elements alone: padding must not move the stream.
-            q.reshape(-1)[:size] += _noise(size, q.dtype, rng)
-        np.rint(q, out=q)
-        if rng is not None:
-            # The largest element may have been rounded away from 0.
-            np.clip(q, -levels, levels, out=q)
-    if (none := unusable | tiny).any():
-        q[none] = 0.0
-    codes = q.astype(np.int8).reshape(-1).view(np.uint8)
+        scales[...] = q.reshape(-1, BUCKET).max(axis=1)
+        unit = _units(scales, levels, real)
+    # A unit of nearly nothing is none.
+    unusable, tiny = ~np.isfinite(unit), unit < _LEAST_UNIT
+    scales[unusable], scales[tiny] = np.nan, 0.0
+    unit[unusable | tiny] = 0.0
+    # Drawn for elements alone: padding must not move the stream.
+    drawn = _nothing(np.int16) if rng is None else _drawn(size, rng)
+    codes = np.empty(padded.size, np.int8)
+    round_(padded, unit, drawn, real.type(_STEP), real.type(levels), codes, left, q)
     begins = _SCALE.itemsize * n_buckets(n) + part.start * bits // 8
     into = out[begins : begins + -(-size * bits // 8)]
-    into[...] = _joined(codes, bits, levels)[: into.size]
-    if left is not None:
-        q *= unit[:, None]
-        np.subtract(padded[:size], q.reshape(-1)[:size], out=left)
+    into[...] = _joined(codes.view(np.uint8), bits, levels)[: into.size]
 
 
-def _noise(n: int, real: np.dtype[Any], rng: np.random.Generator) -> Array:
-    """Draw odd multiples of 2**-16 between -1/2 and 1/2; x plus one, rounded, is x in the mean.
+@cache
+def _nothing(dtype: npt.DTypeLike) -> Array:
+    return np.empty(0, dtype)
+
+
+def _drawn(n: int, rng: np.random.Generator) -> Array:
+    """Draw odd whole numbers of 16 bits; x + `_STEP` times one, rounded, is x in the mean.
 
     It is within 2**-16. Four come from one draw, which is twice as fast as drawing floats.
     """
-    drawn = rng.bit_generator.random_raw(-(-n // 4)).view("<i2")[:n]
-    return np.multiply(drawn | np.int16(1), real.type(2.0**-16), dtype=real)
+    return rng.bit_generator.random_raw(-(-n // 4)).view("<i2")[:n] | np.int16(1)
+
+
+def round_to_codes(  # noqa: PLR0917 - compiled loops take no keywords
+    values: Array,
+    unit: Array,
+    drawn: Array,
+    step: float,
+    most: float,
+    codes: Array,
+    left: Array,
+    q: Array,
+) -> None:
+    """Round a chunk to whole multiples of its units.
+
+    `codec_kernel.rounding_loop` is the same in one pass over memory, to the last bit.
+
+    Args:
+        values: whole buckets of them.
+        unit: what 1 stands for, one for each bucket; 0 for a bucket whose elements all become 0.
+        drawn: added to values / unit, in steps; shorter than values, or empty to round to the
+            nearest.
+        step: of drawn.
+        most: L, the largest whole number.
+        codes: int8; set to the result.
+        left: set to what rounding leaves of the values; shorter than values, or empty.
+        q: as long as values; written to.
+    """
+    buckets, rounded = values.reshape(unit.size, -1), q.reshape(unit.size, -1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        np.divide(buckets, unit[:, None], out=rounded)
+    if drawn.size:
+        q[: drawn.size] += np.multiply(drawn, step, dtype=q.dtype)
+    np.rint(q, out=q)
+    if drawn.size:
+        # The largest element may have been rounded away from 0.
+        np.clip(q, -most, most, out=q)
+    rounded[unit == 0.0] = 0.0
+    codes[...] = q
+    if left.size:
+        rounded *= unit[:, None]
+        np.subtract(values[: left.size], q[: left.size], out=left)
 
 
 def _units(scales: Array, levels: int, real: np.dtype[Any]) -> Array:
