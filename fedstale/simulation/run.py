@@ -3,7 +3,6 @@
 import logging
 import random
 import shutil
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from fedstale.reports.folder import ONLINE_SCHEMA, RunFolder
 from fedstale.reports.run import Run
 from fedstale.simulation.black_box import BlackBox
 from fedstale.simulation.costs import check_costs
-from fedstale.simulation.executors.base import seed_streams
+from fedstale.simulation.executors.base import imported_torch, seed_streams
 from fedstale.simulation.executors.choice import executor_for
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.metrics import (
@@ -445,7 +444,7 @@ def _seed_server(seed: int) -> None:
     """Seed the global streams that stock strategies and apps draw from on the server."""
     state = np.random.SeedSequence(seed, spawn_key=(_SERVER_SEED,)).generate_state(1)[0]
     seed_streams(int(state))
-    torch = sys.modules.get("torch")
+    torch = imported_torch()
     if torch is not None:
         # Sums of floats depend on the number of threads, and small models are faster on one.
         torch.set_num_threads(1)
@@ -473,7 +472,7 @@ def _random_streams() -> State:
         "python": [version, np.array(words, dtype=np.uint64), gauss],
         "numpy": [name, keys, *rest],
     }
-    torch: Any = sys.modules.get("torch")
+    torch = imported_torch()
     if torch is not None:
         state["torch"] = torch.get_rng_state().numpy()
     return state
@@ -484,6 +483,6 @@ def _set_random_streams(state: State) -> None:
     random.setstate((version, tuple(words.tolist()), gauss))
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys, *rest))  # noqa: NPY002
-    torch: Any = sys.modules.get("torch")
+    torch = imported_torch()
     if torch is not None and "torch" in state:
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
