@@ -1,6 +1,7 @@
 """What formats cost a core and its memory, and whether messages are as long as they are said to be.
 
-- Speed: 25 million float32 are encoded and decoded, in GB of float32 a processor second.
+- Speed: 25 million float32 are encoded and decoded, in GB of float32 a processor second, with the
+  loop that numba compiles and by NumPy alone.
 - Memory: the peak beyond what comes in and goes out.
 - Bytes: of replies, by shapes alone, as a simulation charges them, and as Flower serialises them.
 
@@ -11,9 +12,12 @@ import argparse
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from unittest.mock import patch
 
 import numpy as np
+import torch
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.message import make_message
@@ -24,6 +28,7 @@ from threadpoolctl import threadpool_limits
 
 from fedstale.simulation.costs import size_of
 from fedstale.strategies.arrays import Array, Model
+from fedstale.strategies.messages import codec
 from fedstale.strategies.messages.codec import (
     FORMATS,
     FormatName,
@@ -43,6 +48,7 @@ NETWORKS: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 """Shapes of their arrays; the first is the network of `digits`."""
 Row = dict[str, object]
+Work = Callable[[], object]
 
 
 def speeds(n: int, repeats: int) -> list[Row]:
@@ -52,21 +58,35 @@ def speeds(n: int, repeats: int) -> list[Row]:
     rows: list[Row] = []
     for form in FORMATS:
         made = encode(x, form)
-        works: dict[str, Callable[[], object]] = {
+        read: dict[str, Work] = {"decode": partial(decode, made, form, x.shape, x.dtype)}
+        written: dict[str, Work] = {
             "encode": partial(encode, x, form),
             "encode, error feedback": partial(encode, x, form, minus=base, left=left),
-            "encode, stochastic": partial(encode, x, form, rng=np.random.default_rng(0)),
-            "decode": partial(decode, made, form, x.shape, x.dtype),
         }
         if form not in WHOLE_NUMBERS:
-            del works["encode, stochastic"]
-        for name, work in works.items():
-            found = [x.nbytes / 1e9 / _took(work) for _ in range(repeats)]
-            row: Row = {"what": "speed", "format": form, "work": name, "parameters": n}
-            times = {"gb_per_s": float(np.median(found)), "min": min(found), "max": max(found)}
-            rows.append(row | {k: round(v, 2) for k, v in times.items()} | {"repeats": repeats})
-            print(rows[-1], flush=True)
+            works = {"NumPy": written | read}
+        else:
+            chance = {"encode, stochastic": partial(encode, x, form, rng=np.random.default_rng(0))}
+            works = {"numba": written | chance | read, "NumPy": written | chance}
+        for loop, of_loop in works.items():
+            with nullcontext() if loop == "numba" else patch.object(codec, "rounding_loop", _none):
+                for name, work in of_loop.items():
+                    work()  # what is made once is made
+                    found = [x.nbytes / 1e9 / _took(work) for _ in range(repeats)]
+                    row: Row = {"what": "speed", "format": form, "loop": loop, "work": name}
+                    times = {
+                        "gb_per_s": float(np.median(found)),
+                        "min": min(found),
+                        "max": max(found),
+                    }
+                    row |= {"parameters": n} | {k: round(v, 2) for k, v in times.items()}
+                    rows.append(row | {"repeats": repeats})
+                    print(rows[-1], flush=True)
     return rows
+
+
+def _none(*_: object) -> None:
+    return None
 
 
 def _took(work: Callable[[], object]) -> float:
@@ -157,6 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a million numbers, not written")
     is_quick = parser.parse_args().quick
+    torch.set_num_threads(1)
     with threadpool_limits(1):
         n, repeats = (1_000_000, 2) if is_quick else (N, REPEATS)
         rows = [*speeds(n, repeats), *memory(n), *sizes()]

@@ -109,14 +109,18 @@ def speed(rows: Sequence[Row]) -> str:
         "| format | " + " | ".join(works) + " | memory to encode, to decode, KB |",
         "|---|" + "---:|" * (len(works) + 1),
     ]
-    for of in (row for row in rows if row["what"] == "memory"):
-        found = {
-            row["work"]: f"{row['gb_per_s']:.2f}"
-            for row in rows
-            if row["what"] == "speed" and row["format"] == of["format"]
-        }
+    memory = {row["format"]: row for row in rows if row["what"] == "memory"}
+    lines_of: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        if row["what"] == "speed":
+            found = lines_of.setdefault((row["format"], row["loop"]), {})
+            found[row["work"]] = f"{row['gb_per_s']:.2f}"
+    for (form, loop), found in lines_of.items():
+        is_first = "decode" in found
+        of = memory[form]
         kilobytes = f"{of['encode_bytes'] / 1e3:.0f}, {of['decode_bytes'] / 1e3:.0f}"
-        cells = [of["format"], *(found.get(work, "") for work in works), kilobytes]
+        name = form if is_first else f"{form}, {loop} alone"
+        cells = [name, *(found.get(work, "") for work in works), kilobytes if is_first else ""]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

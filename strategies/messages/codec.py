@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from fedstale.errors import ProtocolError
 from fedstale.strategies.arrays import Array, at_least_single
-from fedstale.strategies.messages.codec_kernel import rounding_loop
+from fedstale.strategies.compiled import rounding_loop
 
 FormatName = Literal["float16", "int8", "int4", "int2"]
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
@@ -241,7 +241,7 @@ def round_to_codes(  # noqa: PLR0917 - compiled loops take no keywords
 ) -> None:
     """Round a chunk to whole multiples of its units.
 
-    `codec_kernel.rounding_loop` is the same in one pass over memory, to the last bit.
+    `compiled.rounding_loop` is the same in one pass over memory, to the last bit.
 
     Args:
         values: whole buckets of them.

@@ -38,9 +38,9 @@ from fedstale.strategies.arrays import (
     scale,
     square_distance,
 )
+from fedstale.strategies.compiled import gap_loop
 from fedstale.strategies.settings import require, require_choice
 from fedstale.strategies.state import Stateful
-from fedstale.strategies.weighting import gap_kernel as compiled
 from fedstale.strategies.weighting.base import ClientUpdate, Weighting
 
 Grain = Literal["parameter", "layer", "model"]
@@ -227,7 +227,7 @@ class Gap(Weighting):
 
     def _weigh_parameters(self, update: ClientUpdate) -> float:
         models = (update.delta, update.current, update.base, self.travel.sizes(update.current))
-        divide = partial(compiled.gap_loop(*models) or divide_by_gap, cap=1.0 + update.staleness)
+        divide = partial(gap_loop(*models) or divide_by_gap, cap=1.0 + update.staleness)
         # The quotient may vanish where C is 0, and the sum may overflow; G is then its cap.
         with np.errstate(over="ignore", under="ignore"):
             weights = over_chunks(divide, *models)

@@ -1,4 +1,4 @@
-"""The compiled loop of the gap against NumPy, to the last bit."""
+"""Compiled loops against NumPy, to the last bit."""
 
 import subprocess
 import sys
@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedstale.strategies import arrays
+from fedstale.strategies import arrays, compiled
 from fedstale.strategies.arrays import CHUNK, LANES
+from fedstale.strategies.messages import codec
+from fedstale.strategies.messages.codec import BUCKET, encode
 from fedstale.strategies.weighting import ClientUpdate, DirectionalGap, Gap
-from fedstale.strategies.weighting import gap_kernel as compiled
 from fedstale.strategies.weighting.gap import divide_by_gap
 
 needs_numba = pytest.mark.skipif(
@@ -20,7 +21,7 @@ needs_numba = pytest.mark.skipif(
 )
 
 
-def drawn(rng, n, dtype):
+def gap_inputs(rng, n, dtype):
     """Return an update, a current and a base model, and C, with whatever a run can meet."""
     delta, now, base, c = (rng.standard_normal(n).astype(dtype) for _ in range(4))
     c = np.maximum(np.abs(c), np.finfo(dtype).tiny)
@@ -42,12 +43,12 @@ def drawn(rng, n, dtype):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_compiled_gap_is_numpys_to_the_last_bit(n, dtype, cap, seed):
-    delta, now, base, c = drawn(np.random.default_rng(seed), n, dtype)
+    delta, now, base, c = gap_inputs(np.random.default_rng(seed), n, dtype)
     other = delta.copy()
     base.flags.writeable = False
     with np.errstate(all="ignore"):
         expected = divide_by_gap(delta, now, base, c, cap=cap)
-    found = compiled._compiled()(other, now, base, c, cap=cap)
+    found = compiled._gap_compiled()(other, now, base, c, cap=cap)
     np.testing.assert_array_equal(other, delta)
     np.testing.assert_array_equal(found, expected)
 
@@ -71,9 +72,9 @@ def test_stale_updates_weigh_the_same_on_any_number_of_threads(monkeypatch, make
     monkeypatch.setattr(arrays, "LARGE", 1 << 62)
     weight, delta = weighed(make(), sizes, dtype)
     monkeypatch.setattr(arrays, "LARGE", 1)
-    loops = [lambda: None] + ([compiled._compiled] if find_spec("numba") else [])
+    loops = [lambda: None] + ([compiled._gap_compiled] if find_spec("numba") else [])
     for loop in loops:
-        monkeypatch.setattr(compiled, "_compiled", loop)
+        monkeypatch.setattr(compiled, "_gap_compiled", loop)
         for threads in ("1", "2", "5"):
             monkeypatch.setenv("OMP_NUM_THREADS", threads)
             again, parts = weighed(make(), sizes, dtype)
@@ -83,7 +84,7 @@ def test_stale_updates_weigh_the_same_on_any_number_of_threads(monkeypatch, make
 
 
 @needs_numba
-def test_the_loop_is_compiled_for_large_models_in_one_real_dtype_only(monkeypatch):
+def test_the_loop_of_the_gap_is_compiled_for_large_models_in_one_real_dtype_only(monkeypatch):
     monkeypatch.setattr(arrays, "LARGE", 100)
     for dtype, n, expected in (
         (np.float32, 100, True),
@@ -98,15 +99,82 @@ def test_the_loop_is_compiled_for_large_models_in_one_real_dtype_only(monkeypatc
     assert compiled.gap_loop(mixed) is None
 
 
-def test_a_small_update_is_weighed_without_importing_numba():
-    code = """
-import sys, numpy as np
+def rounding_inputs(rng, n, dtype):
+    """Return elements of buckets of all sizes: of zeros, of nearly nothing, and beyond a number."""
+    x = rng.standard_normal(n)
+    x[rng.random(n) < 0.2] = 0.0
+    x[rng.random(n) < 0.2] *= -0.0
+    powers = rng.choice([0.0, 1e-45, 1e-39, 1e-30, 1.0, 1e30, 1e38], -(-n // BUCKET))
+    x *= np.repeat(powers, BUCKET)[:n]
+    odd = rng.integers(0, n, 3)
+    x[odd] = rng.choice([np.nan, np.inf, -np.inf, 1.0], 3)
+    with np.errstate(over="ignore"):
+        return x.astype(dtype)
+
+
+@needs_numba
+@settings(deadline=None, max_examples=60)
+@given(
+    n=st.sampled_from([1, BUCKET - 1, BUCKET, BUCKET + 1, 32_767, 32_769, 40_000]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    form=st.sampled_from(["int8", "int4", "int2"]),
+    is_stochastic=st.booleans(),
+    has_left=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_compiled_rounding_is_numpys_to_the_last_bit(
+    *, n, dtype, form, is_stochastic, has_left, seed
+):
+    rng = np.random.default_rng(seed)
+    x, base = rounding_inputs(rng, n, dtype), rounding_inputs(rng, n, dtype)
+    before = rounding_inputs(rng, n, dtype) if has_left else None
+
+    def encoded(least):
+        left = None if before is None else before.copy()
+        stream = np.random.default_rng(1) if is_stochastic else None
+        with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+            patch.setattr(compiled, "LARGE", least)
+            if least == 1:
+                patch.setattr(codec, "round_to_codes", None)  # not to be called
+            data = encode(x, form, minus=base, left=left, rng=stream)
+        return data, None if left is None else left.tobytes()
+
+    assert encoded(1) == encoded(1 << 62)
+
+
+@needs_numba
+def test_the_loop_of_rounding_is_compiled_for_large_arrays_only(monkeypatch):
+    monkeypatch.setattr(compiled, "LARGE", 100)
+    for n, expected in ((100, True), (99, False)):
+        assert (compiled.rounding_loop(np.ones(n, np.float32), np.dtype("f4")) is not None) == expected
+
+
+WEIGH = """
 from fedstale.strategies.weighting import Gap, ClientUpdate
 theta = [{"w": np.full(9, x)} for x in (0.0, 1.0)]
 gap = Gap()
 gap.observe(*theta, 1.0)
 gap.weigh(ClientUpdate(delta={"w": np.ones(9)}, base=theta[0], current=theta[1], staleness=1))
-print("numba" in sys.modules)
 """
+QUANTISE = """
+from fedstale.strategies.messages.codec import encode
+encode(np.ones(9999, np.float32), "int4")
+"""
+
+
+@pytest.mark.parametrize("work", [WEIGH, QUANTISE])
+def test_small_arrays_need_no_numba(work):
+    code = f"import sys, numpy as np\n{work}\nprint('numba' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["False"]
+
+
+def test_without_numba_large_arrays_are_quantised_by_numpy(monkeypatch):
+    monkeypatch.setattr(compiled, "LARGE", 100)
+    monkeypatch.setattr(compiled, "find_spec", lambda _: None)
+    uncached = compiled._rounding_compiled.__wrapped__
+    monkeypatch.setattr(compiled, "_rounding_compiled", uncached)
+    x = np.arange(-500, 500, dtype=np.float32)
+    assert compiled.rounding_loop(x, x.dtype) is None
+    y = codec.decode(encode(x, "int8"), "int8", x.shape, x.dtype)
+    assert np.abs(x - y).max() <= 2.0
