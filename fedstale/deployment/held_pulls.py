@@ -14,8 +14,8 @@ looks again after 1, 2, 4 s (`supercore/constant.py`, `PULL_INITIAL_BACKOFF`).
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -27,6 +27,8 @@ from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fedstale.deployment.unary import answer_of
 
 _PULL = "/v1/fleet/pull-messages"
 _FROM_APPS = "/v1/runtime/"
@@ -215,12 +217,11 @@ class HeldPulls:
         if event is None:
             await self._app(scope, receive, send)
             return
-        gone = asyncio.ensure_future(disconnected(receive))
         try:
-            answer = await self._answer(node, event, gone, scope)
+            async with disconnection(receive) as gone:
+                answer = await self._answer(node, event, gone, scope)
         finally:
             self._arrivals.leave(node, event)
-            gone.cancel()
         for part in answer:
             await send(part)
 
@@ -243,28 +244,20 @@ class HeldPulls:
             await first_of(event, gone, left)
             if gone.done():
                 # Nobody listens, so nothing may be taken out of the line.
-                return answer or await _answer_of(JSONResponse({"detail": "ask again"}, 503), scope)
+                return answer or await answer_of(
+                    JSONResponse({"detail": "ask again"}, 503), scope, nothing
+                )
             if answer and not event.is_set():
                 return answer
 
     async def _asked(self, scope: Scope) -> tuple[list[Message], bool]:
         """Return what the SuperLink answers, and whether that is that there is nothing."""
-        answer = await _answer_of(self._app, scope)
+        # The body of the request has been read.
+        answer = await answer_of(self._app, scope, nothing)
         response = scope.get("state", {}).get("protobuf_response")
         is_good = answer[0].get("status") == HTTPStatus.OK
         is_answer = is_good and isinstance(response, PullMessagesResponse)
         return answer, is_answer and not response.messages_list
-
-
-async def _answer_of(app: ASGIApp, scope: Scope) -> list[Message]:
-    """Return what an app sends; the body of the request has been read."""
-    answer: list[Message] = []
-
-    async def keep(part: Message) -> None:
-        answer.append(part)
-
-    await app(scope, nothing, keep)
-    return answer
 
 
 async def nothing() -> Message:
@@ -272,8 +265,17 @@ async def nothing() -> Message:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-async def disconnected(receive: Receive) -> None:
-    """Return when the connection is closed."""
+@asynccontextmanager
+async def disconnection(receive: Receive) -> AsyncIterator["asyncio.Future[None]"]:
+    """Give what is done when a connection is closed whose request has been read."""
+    gone = asyncio.ensure_future(_disconnected(receive))
+    try:
+        yield gone
+    finally:
+        gone.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
     # Starlette raises this where it is asked once more after that.
     with suppress(RuntimeError):
         while (await receive())["type"] != "http.disconnect":

@@ -47,6 +47,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedstale.deployment.held_pulls import Arrivals, HeldPulls
 from fedstale.deployment.tokens import joinable
+from fedstale.deployment.unary import unary
 from fedstale.deployment.waiting import (
     NodeClocks,
     ServerClock,
@@ -292,6 +293,7 @@ def guarded(
     ours.append(Middleware(FleetGate, quotas=quotas or Quotas(), since=since))
     if arrivals is not None:
         ours.append(Middleware(HeldPulls, arrivals=arrivals))
+    ours[:] = unary(ours)
     return app
 
 

@@ -26,8 +26,9 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedstale.deployment.held_pulls import disconnected, first_of, nothing
+from fedstale.deployment.held_pulls import disconnection, first_of, nothing
 from fedstale.deployment.processes import name_process
+from fedstale.deployment.unary import unary
 
 _NAME = "flower-supernode"
 _ACQUIRE, _ANSWERED = "/v1/runtime/acquire-task", "/v1/runtime/push-task-output"
@@ -111,12 +112,9 @@ class HeldTasks:
             if path == _ANSWERED:
                 self._pauses.end()
             return
-        gone = asyncio.ensure_future(disconnected(receive))
-        try:
+        async with disconnection(receive) as gone:
             await self._arrival.wait(gone, self._hold_s)
             is_gone = gone.done()
-        finally:
-            gone.cancel()
         if is_gone:
             await JSONResponse({"detail": "ask again"}, 503)(scope, receive, send)
             return
@@ -127,7 +125,8 @@ class HeldTasks:
 
 def holding(app: FastAPI, arrival: Arrival, pauses: Pauses, hold_s: float) -> FastAPI:
     """Let a SuperNode's Runtime API hold questions for tasks; return it."""
-    app.user_middleware.append(Middleware(HeldTasks, arrival=arrival, pauses=pauses, hold_s=hold_s))
+    ours = Middleware(HeldTasks, arrival=arrival, pauses=pauses, hold_s=hold_s)
+    app.user_middleware[:] = unary([*app.user_middleware, ours])
     return app
 
 

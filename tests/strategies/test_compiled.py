@@ -146,7 +146,8 @@ def test_compiled_rounding_is_numpys_to_the_last_bit(
 def test_the_loop_of_rounding_is_compiled_for_large_arrays_only(monkeypatch):
     monkeypatch.setattr(compiled, "LARGE", 100)
     for n, expected in ((100, True), (99, False)):
-        assert (compiled.rounding_loop(np.ones(n, np.float32), np.dtype("f4")) is not None) == expected
+        x = np.ones(n, np.float32)
+        assert (compiled.rounding_loop(x, x.dtype) is not None) == expected
 
 
 WEIGH = """

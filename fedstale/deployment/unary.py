@@ -1,0 +1,91 @@
+"""Flower's middleware without what starlette needs for responses that are streamed.
+
+Each `BaseHTTPMiddleware` of starlette runs what is behind it in a task of its own and hands the
+response over piece by piece, which costs every request some hundred microseconds, and a SuperLink
+has nine of them in a row (Flower 1.41, `superlink/main.py`, 107), a SuperNode three. A request of
+the Fleet and Runtime APIs has one message and gets one, so here their `dispatch` is given the whole
+response.
+"""
+
+from collections.abc import Sequence
+
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_UNARY = frozenset(
+    (method, path)
+    for method, path in PROTOBUF_REQUEST_TYPES
+    if path.startswith(("/v1/fleet/", "/v1/runtime/"))
+)
+
+
+class Unary:
+    """A middleware of Flower's, in one task where a request gets one message.
+
+    All other requests, those of operators among them, take starlette's way.
+    """
+
+    def __init__(self, app: ASGIApp, middleware: Middleware) -> None:
+        """Stand in front of an ASGI app, in the place of a `BaseHTTPMiddleware`."""
+        made = middleware.cls(app, *middleware.args, **middleware.kwargs)
+        assert isinstance(made, BaseHTTPMiddleware)
+        self._app, self._streams = app, made
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request by `dispatch`."""
+        if scope["type"] != "http" or (scope["method"], scope["path"]) not in _UNARY:
+            await self._streams(scope, receive, send)
+            return
+        request = _Request(scope, receive)
+        response = await self._streams.dispatch_func(request, self._next)
+        await response(scope, receive, send)
+
+    async def _next(self, request: Request) -> Response:
+        receive = request.rest if isinstance(request, _Request) else request.receive
+        start, *parts = await answer_of(self._app, request.scope, receive)
+        response = Response(b"".join(part.get("body", b"") for part in parts), start["status"])
+        response.raw_headers = list(start["headers"])
+        return response
+
+
+class _Request(Request):
+    """Keeps the body that a middleware has read for what is behind it."""
+
+    _read: bytes | None = None
+
+    async def body(self) -> bytes:
+        """Return the whole body."""
+        self._read = await super().body()
+        return self._read
+
+    async def rest(self) -> Message:
+        """Return what is behind this middleware is to receive next."""
+        if self._read is None:
+            return await self.receive()
+        body, self._read = self._read, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+async def answer_of(app: ASGIApp, scope: Scope, receive: Receive) -> list[Message]:
+    """Return what an app sends: the start of a response and its body."""
+    answer: list[Message] = []
+
+    async def keep(part: Message) -> None:
+        answer.append(part)
+
+    await app(scope, receive, keep)
+    return answer
+
+
+def unary(middleware: Sequence[Middleware]) -> list[Middleware]:
+    """Return an app's middleware with `Unary` in the place of each `BaseHTTPMiddleware`."""
+    return [
+        Middleware(Unary, middleware=one)
+        if isinstance(one.cls, type) and issubclass(one.cls, BaseHTTPMiddleware)
+        else one
+        for one in middleware
+    ]
