@@ -49,6 +49,7 @@ from fedstale.deployment.held_pulls import Arrivals, HeldPulls
 from fedstale.deployment.tokens import joinable
 from fedstale.deployment.unary import unary
 from fedstale.deployment.waiting import (
+    DatabaseTurns,
     NodeClocks,
     ServerClock,
     SteadyClock,
@@ -353,6 +354,7 @@ def run(
     config = _parse_superlink_lifespan_config()
     clock, arrivals = SteadyClock(), Arrivals(hold_s=hold_s)
     clock.install()
+    DatabaseTurns().install()
     app = guarded(
         create_app(config, SuperLinkLifespan),
         quotas,

@@ -1,4 +1,4 @@
-"""What a SuperLink waits for in place of ending nodes and runs: clocks, and space on its disk.
+"""What a SuperLink waits for in place of ending nodes and runs: clocks, its database and its disk.
 
 Flower signs the time stamp of each request, and answers 401 to one that is more than 5 s early or
 305 s late; a SuperNode that reads 401 ends for good. It also reckons by the wall clock until when a
@@ -12,12 +12,16 @@ import errno
 import logging
 import shutil
 import sqlite3
+import threading
 import time
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
 from flwr.server.superlink.linkstate import LinkState, SqlLinkState
@@ -27,11 +31,14 @@ from flwr.supercore.constant import (
     FLEET_HTTP_SIGNATURE_HEADER,
     NodeStatus,
 )
+from flwr.supercore.corestate.sql_corestate import SqlCoreState
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
+from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.schema.corestate_models import ObjectPushSession, Task
 from flwr.supercore.state.schema.linkstate_models import Node
 from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -206,6 +213,48 @@ def _signer(state: LinkState, late_s: float, key: bytes, signed: tuple[bytes, by
         return node if node and verify_signature(bytes_to_public_key(key), *signed) else None
     except ValueError:
         return None
+
+
+class DatabaseTurns:
+    """Lets the threads of a SuperLink use its database one at a time.
+
+    Threads that write at once wait for SQLite's lock, 5 s at most and in no order, and an object
+    that is not stored by then Flower answers as one whose upload has lapsed, on which a ServerApp
+    ends. In turn they wait for one another as long as it takes; and what cannot be stored all the
+    same, since the disk is full, is an error, as anywhere else.
+    """
+
+    def __init__(self) -> None:
+        """Install nothing yet."""
+        self._turn, self._thread = threading.RLock(), threading.local()
+
+    def install(self) -> None:
+        """Let all of Flower in this process take turns."""
+        session, store = SqlMixin.session, SqlCoreState.store_object
+
+        @contextmanager
+        @wraps(session)
+        def in_turn(state: SqlMixin) -> Iterator[Session]:
+            with self._turn:
+                try:
+                    with session(state) as found:
+                        yield found
+                except OperationalError as problem:
+                    self._thread.problem = problem
+                    raise
+
+        @wraps(store)
+        def stored(state: SqlCoreState, *given: Any, **named: Any) -> bool:  # noqa: ANN401
+            self._thread.problem = None
+            if store(state, *given, **named):
+                return True
+            if self._thread.problem is not None:
+                raise self._thread.problem
+            return False
+
+        vars_of = ((SqlMixin, "session", in_turn), (SqlCoreState, "store_object", stored))
+        for owner, name, new in vars_of:
+            setattr(owner, name, new)
 
 
 class WaitsForDatabase:

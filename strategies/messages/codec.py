@@ -195,8 +195,8 @@ def _quantise(  # noqa: PLR0917 - one chunk of what `encode` was given
     """
     size, bits, levels = part.stop - part.start, _BITS[form], _LEVELS[form]
     padded = values[: _padded(size)]
-    real, padded[size:] = padded.dtype, 0.0
-    q = np.abs(padded)
+    padded[size:] = 0.0
+    q, real = np.abs(padded), padded.dtype
     first = part.start // BUCKET
     places = slice(_SCALE.itemsize * first, _SCALE.itemsize * n_buckets(part.stop))
     scales = out[places].view(_SCALE)

@@ -1,17 +1,29 @@
-"""A SuperLink whose disk is full, on Flower's own app and a small disk."""
+"""A SuperLink whose disk is full or whose database is in use, on Flower's own app."""
 
+import hashlib
 import logging
 import os
 import sqlite3
 import subprocess
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+from flwr.app import ConfigRecord
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
+from flwr.supercore import sql_mixin
+from flwr.supercore.corestate.sql_corestate import SqlCoreState
+from flwr.supercore.sql_mixin import SqlMixin
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 from superlink_app import SuperLink
 
 from fedstale.deployment.superlink import guarded
+from fedstale.deployment.waiting import DatabaseTurns
 
 # Flower's own migrations of its database warn.
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")
@@ -81,3 +93,67 @@ def test_a_database_that_others_write_to_is_waited_for(tmp_path, caplog):
     assert statuses(now, 1) == [200]
     assert "database is locked" in caplog.text
     assert "is written again" in caplog.text
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Wait for SQLite's lock for a moment, where Flower waits 5 s."""
+    others = [(name, value) for name, value in sql_mixin.SQLITE_PRAGMAS if name != "busy_timeout"]
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", (("busy_timeout", "20"), *others))
+
+
+@pytest.fixture(params=[False, True])
+def in_turn(request, monkeypatch):
+    """Let a SuperLink's threads take turns, or not; return which."""
+    for owner, name in ((SqlMixin, "session"), (SqlCoreState, "store_object")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    if request.param:
+        DatabaseTurns().install()
+    return request.param
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_threads_write_at_once_is_all_written_where_they_take_turns(in_turn, tmp_path):
+    link = SuperLink(guarded, str(tmp_path / "link.db"))
+
+    def write(number):
+        try:
+            with link.state.session() as session:
+                session.execute(text("UPDATE node SET heartbeat_interval = heartbeat_interval + 1"))
+                time.sleep(0.005)
+        except OperationalError as problem:
+            return problem.orig.sqlite_errorname
+        return "written"
+
+    with ThreadPoolExecutor(16) as threads:
+        found = Counter(threads.map(write, range(160)))
+    # A reader sees the last of them, and a session within a session is the same one.
+    with link.state.session() as session, link.state.session() as inner:
+        assert inner is session
+        (times,) = session.scalars(text("SELECT max(heartbeat_interval) - 30 FROM node")).all()
+    assert times == found["written"]
+    if in_turn:
+        assert found == {"written": 160}
+    else:
+        assert set(found) == {"written", "SQLITE_BUSY"}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_object_that_cannot_be_stored_now_is_no_upload_that_has_lapsed(in_turn, tmp_path):
+    link = SuperLink(guarded, str(tmp_path / "link.db"))
+    state, run = link.state, link.run_id
+    content = ConfigRecord({"a": 1}).deflate()
+    name = hashlib.sha256(content).hexdigest()
+    upload = state.start_session(run)
+    assert state.preregister_object_tree(ObjectTree(object_id=name), upload) == [name]
+    with closing(sqlite3.connect(tmp_path / "link.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        if in_turn:
+            with pytest.raises(OperationalError, match="database is locked"):
+                state.store_object(run, upload, name, content)
+        else:
+            # As Flower answers what has lapsed, on which a ServerApp ends.
+            assert not state.store_object(run, upload, name, content)
+        other.execute("ROLLBACK")
+    assert not state.store_object(run, "another upload", name, content)
+    assert state.store_object(run, upload, name, content)
