@@ -124,8 +124,8 @@ def test_a_superlink_knows_whether_its_database_was_used_before(used, tmp_path, 
     if used:
         database.write_bytes(b"rows")
         database.chmod(0o600)
-    given = []
-    # Nothing listens, and this process keeps its clock and its modes.
+    given, turns = [], []
+    # Nothing listens, and this process keeps its clock, its database and its modes.
     settings = SimpleNamespace(
         host="", port=0, ssl_keyfile=None, ssl_certfile=None, enable_supernode_auth=False
     )
@@ -134,6 +134,7 @@ def test_a_superlink_knows_whether_its_database_was_used_before(used, tmp_path, 
         "create_app": lambda config, lifespan: None,
         "guarded": lambda app, quotas, *, since, **_: given.append(since),
         "SteadyClock": lambda: SimpleNamespace(install=lambda: None),
+        "DatabaseTurns": lambda: SimpleNamespace(install=lambda: turns.append(True)),
         "uvicorn": SimpleNamespace(Config=lambda app, **_: app),
         "_Server": lambda config, arrivals: SimpleNamespace(run=lambda **_: None),
         "_make_room": lambda: None,
@@ -144,6 +145,7 @@ def test_a_superlink_knows_whether_its_database_was_used_before(used, tmp_path, 
     before = time.monotonic()
     superlink.run(["--database", str(database)])
     (since,) = given
+    assert turns == [True]
     assert (since is not None and since >= before) if used else since is None
 
 

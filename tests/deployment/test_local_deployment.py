@@ -64,8 +64,9 @@ def test_no_two_processes_are_given_one_port(tmp_path, monkeypatch):
     deployment = LocalDeployment(tmp_path / "deployment", nodes=2, has_proxy=True)
     monkeypatch.setattr(deployment.control, "register", lambda key: 1)
     monkeypatch.setattr(deployment, "start", lambda name: None)
-    for number in range(2):
-        deployment.add_node(number)
+    with deployment._ends:
+        for number in range(2):
+            deployment.add_node(number)
     doors = deployment.doors
     ports = [door.port for door in (doors.devices, doors.operators, doors.runtime)]
     assert ports == [7001, 7002, 7003]
