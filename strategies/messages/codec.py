@@ -124,7 +124,7 @@ def encode(
     with file.getbuffer() as buffer:
         out = np.frombuffer(buffer, np.uint8)
         values = np.empty(_padded(min(n, _CHUNK)), real)
-        round_ = rounding_loop(x, real) or round_to_codes
+        round_ = None if form == "float16" else rounding_loop(x, real) or round_to_codes
         for start in range(0, n, _CHUNK):
             part = slice(start, min(start + _CHUNK, n))
             v = values[: part.stop - start]
@@ -134,7 +134,7 @@ def encode(
                 np.subtract(flat[part], minus[part], out=v, dtype=real)
             if left is not None:
                 v += left[part]
-            if form == "float16":
+            if round_ is None:
                 _halve(v, out, start, None if left is None else left[part])
             else:
                 rest = _nothing(real) if left is None else left[part]

@@ -163,8 +163,14 @@ encode(np.ones(9999, np.float32), "int4")
 """
 
 
-@pytest.mark.parametrize("work", [WEIGH, QUANTISE])
-def test_small_arrays_need_no_numba(work):
+HALVE = """
+from fedstale.strategies.messages.codec import encode
+encode(np.ones(1 << 20, np.float32), "float16")
+"""
+
+
+@pytest.mark.parametrize("work", [WEIGH, QUANTISE, HALVE])
+def test_small_arrays_and_float16_need_no_numba(work):
     code = f"import sys, numpy as np\n{work}\nprint('numba' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["False"]
