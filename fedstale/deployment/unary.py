@@ -41,15 +41,15 @@ class Unary:
             await self._streams(scope, receive, send)
             return
         request = _Request(scope, receive)
-        response = await self._streams.dispatch_func(request, self._next)
-        await response(scope, receive, send)
 
-    async def _next(self, request: Request) -> Response:
-        receive = request.rest if isinstance(request, _Request) else request.receive
-        start, *parts = await answer_of(self._app, request.scope, receive)
-        response = Response(b"".join(part.get("body", b"") for part in parts), start["status"])
-        response.raw_headers = list(start["headers"])
-        return response
+        async def call_next(_: Request) -> Response:
+            start, *parts = await answer_of(self._app, scope, request.rest)
+            response = Response(b"".join(part.get("body", b"") for part in parts), start["status"])
+            response.raw_headers = list(start["headers"])
+            return response
+
+        response = await self._streams.dispatch_func(request, call_next)
+        await response(scope, receive, send)
 
 
 class _Request(Request):
