@@ -40,6 +40,8 @@ _SETTLE_S = 20.0
 _RUN = "flwr run"
 _OPERATOR = "operator"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_GIVEN: set[int] = set()
+"""Ports that `free_port` has returned in this process."""
 
 
 class LocalDeployment:
@@ -104,18 +106,17 @@ class LocalDeployment:
         self._node_commands: dict[str, list[str]] = {}
         self.has_proxy = has_nginx() if has_proxy is None else has_proxy
         self._has_started = False
-        self._ports: set[int] = set()
         self._choose_ports()
 
     def _choose_ports(self) -> None:
         """Take ports that are free now, and prepare to connect to them."""
-        self.at = Address("127.0.0.1", self._free_port())
+        self.at = Address("127.0.0.1", free_port())
         """Where SuperNodes find the SuperLink."""
         self.doors: Doors | None = None
         """The proxy's, if there is one."""
         operators, certificate = self.at, None
         if self.has_proxy:
-            operators, runtime = (Address("127.0.0.1", self._free_port()) for _ in range(2))
+            operators, runtime = (Address("127.0.0.1", free_port()) for _ in range(2))
             self.doors = Doors(
                 devices=self.at, operators=operators, runtime=runtime, superlink=self._socket()
             )
@@ -231,20 +232,13 @@ class LocalDeployment:
                 + ("; --app-user NAME separates them" if os.geteuid() == 0 else "")
             )
 
-    def _free_port(self) -> int:
-        """Return a port that is free now, and that nothing here was given before."""
-        while (port := free_port()) in self._ports:
-            pass
-        self._ports.add(port)
-        return port
-
     def add_node(self, number: int) -> None:
         """Make a key for a node, register it and start the node, without waiting for it."""
         key = self.folder / f"node-{number}.key"
         self.node_ids[number] = self.control.register(commands.write_node_key(key))
         config = {"partition-id": number, "num-partitions": self.n_nodes}
         self._node_commands[f"node-{number}"] = commands.supernode(
-            self.at, self.tls.ca, key, port=self._free_port(), config=config
+            self.at, self.tls.ca, key, port=free_port(), config=config
         )
         self.start(f"node-{number}")
 
@@ -369,9 +363,14 @@ def run_app(
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine that nothing uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """Return a TCP port of this machine that nothing uses now, another one each time."""
+    while True:
+        # A system may name the same one again, as long as nobody listens there.
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = int(probe.getsockname()[1])
+        if port not in _GIVEN:
+            _GIVEN.add(port)
+            return port
 
 
 def _ended(control: Control, run_id: int) -> tuple[str, str]:

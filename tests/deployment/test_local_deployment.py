@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from itertools import pairwise
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -60,7 +62,10 @@ def test_three_nodes_train_in_rounds_and_as_they_come_and_strangers_stay_outside
 def test_no_two_processes_are_given_one_port(tmp_path, monkeypatch):
     # A system may name the same free port twice, as long as nothing listens there.
     drawn = iter([7001, 7001, 7002, 7001, 7003, 7002, 7004, 7004, 7005])
-    monkeypatch.setattr(local, "free_port", lambda: next(drawn))
+    probe = SimpleNamespace(getsockname=lambda: ("127.0.0.1", next(drawn)))
+    sockets = SimpleNamespace(create_server=lambda address: nullcontext(probe))
+    monkeypatch.setattr(local, "socket", sockets)
+    monkeypatch.setattr(local, "_GIVEN", set())
     deployment = LocalDeployment(tmp_path / "deployment", nodes=2, has_proxy=True)
     monkeypatch.setattr(deployment.control, "register", lambda key: 1)
     monkeypatch.setattr(deployment, "start", lambda name: None)
