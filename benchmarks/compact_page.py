@@ -103,26 +103,30 @@ def printed(recipe: str) -> str:
 
 
 def speed(rows: Sequence[Row]) -> str:
-    """Return how fast formats are written and read, and what memory that takes."""
-    works = list(dict.fromkeys(row["work"] for row in rows if row["what"] == "speed"))
+    """Return how fast formats are written and read, by NumPy alone in brackets, and the memory."""
+    timed = [row for row in rows if row["what"] == "speed"]
+    speeds = {(row["format"], row["work"], row["loop"]): row["gb_per_s"] for row in timed}
+    works = list(dict.fromkeys(row["work"] for row in timed if row["format"] != "float16"))
     lines = [
         "| format | " + " | ".join(works) + " | memory to encode, to decode, KB |",
         "|---|" + "---:|" * (len(works) + 1),
     ]
-    memory = {row["format"]: row for row in rows if row["what"] == "memory"}
-    lines_of: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
-        if row["what"] == "speed":
-            found = lines_of.setdefault((row["format"], row["loop"]), {})
-            found[row["work"]] = f"{row['gb_per_s']:.2f}"
-    for (form, loop), found in lines_of.items():
-        is_first = "decode" in found
-        of = memory[form]
-        kilobytes = f"{of['encode_bytes'] / 1e3:.0f}, {of['decode_bytes'] / 1e3:.0f}"
-        name = form if is_first else f"{form}, {loop} alone"
-        cells = [name, *(found.get(work, "") for work in works), kilobytes if is_first else ""]
-        lines.append("| " + " | ".join(cells) + " |")
+        if row["what"] == "memory":
+            form = row["format"]
+            cells = [
+                _both(speeds.get((form, work, "numba")), speeds.get((form, work, "NumPy")))
+                for work in works
+            ]
+            memory = f"{row['encode_bytes'] / 1e3:.0f}, {row['decode_bytes'] / 1e3:.0f}"
+            lines.append("| " + " | ".join([form, *cells, memory]) + " |")
     return "\n".join(lines)
+
+
+def _both(compiled: float | None, alone: float | None) -> str:
+    if alone is None:
+        return ""
+    return f"{alone:.2f}" if compiled is None else f"{compiled:.2f} ({alone:.2f})"
 
 
 def sizes(rows: Sequence[Row]) -> str:
