@@ -25,6 +25,7 @@ from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.distributions import Distribution
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, Schedule
@@ -416,6 +417,8 @@ class PolicyGradient:
             },
             device="cpu",
         )
+        # Its own would leave a folder in the system's temporary one at each update.
+        self._model.set_logger(Logger(folder=None, output_formats=[]))
 
     @property
     def _policy(self) -> RoundPolicy:

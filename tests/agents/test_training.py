@@ -1,4 +1,5 @@
 import json
+import tempfile
 from dataclasses import replace
 from functools import cache
 
@@ -65,8 +66,9 @@ def kill_at(update):
     return watch
 
 
-def test_a_training_ends_with_an_agent_that_can_be_used(tmp_path):
-    seen = []
+def test_a_training_ends_with_an_agent_that_can_be_used(tmp_path, tmp_path_factory, monkeypatch):
+    seen, elsewhere = [], tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
     agent = train(scenario(), scenario(1), settings(), tmp_path, watch=seen.append)
     assert [progress.update for progress in seen] == [1, 2, 3, 4, 5, 6]
     assert seen[-1].left_s == 0.0
@@ -75,6 +77,7 @@ def test_a_training_ends_with_an_agent_that_can_be_used(tmp_path):
     for name, value in agent.weights.items():
         np.testing.assert_array_equal(loaded.weights[name], value)
     assert loaded.provenance["training"]["seed"] == 0
+    assert not list(elsewhere.glob("SB3-*"))
     rows = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
     assert [row["update"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert max(row.get("validation", -np.inf) for row in rows) == pytest.approx(
