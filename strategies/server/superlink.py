@@ -75,7 +75,7 @@ def shown_with_flowers() -> Iterator[None]:
 
 # How long to leave an upload alone that was not complete: a share of its age (`_LAG`) in these
 # limits.
-_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.25, 4.0
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.1, 4.0
 # A poll costs some ms of CPU here and at the SuperLink; nothing is noticed later than this share
 # of the time that it took anyway.
 _LAG = 0.05
@@ -231,11 +231,12 @@ class Uploads(WallClock):
         """Wait for the next poll, an instant or a complete reply, whichever is first."""
         silence = self.now() - self._active_at
         pace = min(max(_LAG * silence, self.poll_s), self.longest_poll_s)
+        end = min(until, self.now() + pace)
         with self._changed:
-            self._changed.wait_for(
-                lambda: bool(self._arrived or self._problem),
-                max(min(until - self.now(), pace), 0.0),
-            )
+            while not (self._arrived or self._problem) and (now := self.now()) < end:
+                self._look()
+                looks = [r.look_at for r in self._claimed.values() if r.look_at > now]
+                self._changed.wait(min([end, *looks]) - now)
         return True
 
     def wake(self) -> None:

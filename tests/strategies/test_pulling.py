@@ -327,9 +327,22 @@ def test_its_threads_may_end_and_fetch_again():
 
 
 def test_an_upload_of_some_seconds_is_seen_soon_after_its_end():
-    link = SuperLink(delay_s=lambda node: 2.3)
+    link = SuperLink(delay_s=lambda node: 1.6)
     link.answer(message(0), arrays(1.0))
     with without_stalls(grid_of(link)) as grid:
         came = gather(grid, ["m0"], 1)
-    # Looks that double, at .25, .75, 1.75 and 3.75 s, would be late.
-    assert came["m0"][0] < 3.2
+    # Looks that double, at .1, .3, .7, 1.5 and 3.1 s, would be late.
+    assert came["m0"][0] < 2.5
+
+
+def test_an_upload_that_is_under_way_is_looked_at_between_polls():
+    link = SuperLink(delay_s=lambda node: 0.3)
+    link.answer(message(0), arrays(1.0))
+    uploads = Uploads(grid_of(link), poll_s=5.0, longest_poll_s=5.0)
+    grid = SuperLinkGrid(grid_of(link), uploads=uploads)
+    assert not grid.pull_messages(["m0"])
+    start = time.monotonic()
+    grid.wait(start + 60.0)
+    assert time.monotonic() - start < 2.0
+    assert len(grid.pull_messages(["m0"])) == 1
+    uploads.close()
