@@ -3,7 +3,8 @@
 - Speed: 25 million float32 are encoded and decoded, in GB of float32 a processor second; whole
   numbers are rounded by the loop that numba compiles, where it is installed, and by NumPy alone.
 - Memory: the peak beyond what comes in and goes out.
-- Bytes: of replies, by shapes alone, as a simulation charges them, and as Flower serialises them.
+- Bytes: of replies, by shapes alone, as a simulation charges them, and as Flower serialises them,
+  with all arrays packed as one and each apart.
 
 Run it with: python benchmarks/compact_codec.py [--quick]
 """
@@ -39,6 +40,7 @@ from fedstale.strategies.messages.codec import (
 )
 from fedstale.strategies.messages.formats import WHOLE_NUMBERS
 from fedstale.strategies.messages.records import coarse
+from fedstale.strategies.server.packing import pack
 
 N, REPEATS = 25_000_000, 7
 NETWORKS: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -136,7 +138,8 @@ def sizes() -> list[Row]:
         for form in (None, *FORMATS):
             reply = _reply(model, form)
             charged = sum(size_of(reply))
-            wire = sum(len(part.deflate()) for part in get_all_nested_objects(reply).values())
+            packed = _serialised(make_message(reply.metadata, pack(reply.content)))
+            apart = _serialised(reply)
             rows.append(
                 {
                     "what": "bytes",
@@ -144,12 +147,18 @@ def sizes() -> list[Row]:
                     "format": form or "in full",
                     "by_shapes": _by_shapes(model, form),
                     "charged": charged,
-                    "serialised": wire,
-                    "off": round(charged / wire - 1, 4),
+                    "packed": packed,
+                    "packed_off": round(charged / packed - 1, 4),
+                    "apart": apart,
+                    "apart_off": round(charged / apart - 1, 4),
                 }
             )
             print(rows[-1], flush=True)
     return rows
+
+
+def _serialised(message: Message) -> int:
+    return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
 
 
 def _drawn(shape: tuple[int, ...], seed: int) -> Array:

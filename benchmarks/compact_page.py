@@ -131,10 +131,13 @@ def _both(compiled: float | None, alone: float | None) -> str:
 
 def sizes(rows: Sequence[Row]) -> str:
     """Return bytes as they are charged and as they are serialised."""
-    lines = ["| network | format | charged | serialised | off |", "|---|---|---:|---:|---:|"]
+    lines = [
+        "| network | format | charged | packed | off | array by array | off |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
     lines += [
-        f"| {row['network']} | {row['format']} | {row['charged']:,} | {row['serialised']:,} "
-        f"| {row['off']:+.1%} |"
+        f"| {row['network']} | {row['format']} | {row['charged']:,} | {row['packed']:,} "
+        f"| {row['packed_off']:+.1%} | {row['apart']:,} | {row['apart_off']:+.1%} |"
         for row in rows
         if row["what"] == "bytes"
     ]

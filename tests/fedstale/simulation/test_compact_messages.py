@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from small_app import write_small_app
 from tiny import COSTS, fleet
 
@@ -23,8 +25,9 @@ from fedstale.simulation.executors.workers import RayExecutor
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
 from fedstale.simulation.run import simulate
 from fedstale.strategies import ByForecast, FedAvg, FedBuff, Format
-from fedstale.strategies.messages.codec import n_bytes
+from fedstale.strategies.messages.codec import FORMATS, n_bytes
 from fedstale.strategies.messages.records import Asked, coarse, form_of
+from fedstale.strategies.server.packing import pack
 from fedstale.traces import Series, TraceSet
 
 ALWAYS = [(0, 100_000)]
@@ -108,6 +111,21 @@ def test_values_of_a_quantised_array_are_all_of_its_bytes():
     assert form_of(array) == "int4"
     size = content_size(RecordDict({"arrays": small}))
     assert size.values == n_bytes("int4", N)
+
+
+@pytest.mark.parametrize("form", [None, *FORMATS])
+def test_what_is_charged_for_a_small_network_is_what_flower_serialises_of_it_packed(form):
+    shapes = [(32, 64), (32,), (10, 32), (10,)]
+    arrays = [np.linspace(-1, 1, prod(shape), dtype=np.float32).reshape(shape) for shape in shapes]
+    reply = RecordDict({"arrays": ArrayRecord(arrays)})
+    if form is not None:
+        reply["arrays"] = coarse(reply["arrays"], form)
+    reply["metrics"] = MetricRecord({"num-examples": 10, "train_loss": 0.5})
+    with identity(1):
+        message = Message(pack(reply), 1, "train")
+    serialised = sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
+    # Of the 2.4 KB in 2 bits, 60 bytes more than are charged are names and shapes.
+    assert sum(content_size(reply)) == pytest.approx(serialised, rel=0.03)
 
 
 @pytest.mark.parametrize(
