@@ -53,8 +53,9 @@ CLOCK = Path(__file__).with_name("clock.c")
 NODES, TRAIN_S = 2, 1.0
 STUCK_S, CUT_S, JUMP_S = 600.0, 90.0, 600
 """Longest time without a new version; that of a cut, a wrong clock or a full disk; the jump."""
-VERSIONS = {"node-clock": 30, "node-disk": 30}
-"""How many versions there are between two kills, where it is not 3: the other node goes on."""
+VERSIONS = {"node-clock": 30, "node-disk": 30, "database-disk": 100}
+"""How many versions there are between two kills, where it is not 3: the other node goes on, or
+the database does, in the pages that it has."""
 Note = dict[str, Any]
 
 CONFIG = """
