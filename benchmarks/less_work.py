@@ -31,6 +31,7 @@ from fedstale.simulation.flower_app import FlowerApp
 from fedstale.strategies import Format, Work, WorkWithin
 from fedstale.strategies.messages import Messages
 from fedstale.strategies.weighting import DirectionalGap, Weighting
+from fedstale.traces import TraceSet
 
 # The benchmark of that name, which is found before the package of the root.
 from strategies import (  # noqa: TID251
@@ -88,12 +89,14 @@ ARMS = {
 class LessWork(Setting):
     """Devices and digits of one seed, and what a job is."""
 
-    def __init__(self, app: FlowerApp, recordings: Path, seed: int, arm: Arm, title: str) -> None:
+    def __init__(  # noqa: PLR0917 - what identifies a run, in this order
+        self, app: FlowerApp, title: str, traces: TraceSet, seed: int, arm: Arm, recordings: Path
+    ) -> None:
         """Deal the digits of a setting."""
         place = PLACES[title]
         super().__init__(
             app,
-            devices(recordings, place.kind, seed),
+            traces,
             seed,
             slow=place.slow,
             grid_s=place.grid_s,
@@ -118,12 +121,14 @@ def measure(title: str, app: FlowerApp, recordings: Path, kept: Kept, quick: boo
     """Yield a row for each arm in one setting."""
     place = PLACES[title]
     reference: list[Curve] = []
+    tuning, seeds = ((), SEEDS[:1]) if quick else (place.tuning_seeds, SEEDS)
+    fleets = {seed: devices(recordings, place.kind, seed) for seed in (*tuning, *seeds)}
     for name, arm in ARMS.items():
-        tuning, seeds = ((), SEEDS[:1]) if quick else (place.tuning_seeds, SEEDS)
         comparison = Comparison(
             title=title,
             settings={
-                seed: LessWork(app, recordings, seed, arm, title) for seed in (*tuning, *seeds)
+                seed: LessWork(app, title, traces, seed, arm, recordings)
+                for seed, traces in fleets.items()
             },
             tuning_seeds=tuning,
             seeds=seeds,

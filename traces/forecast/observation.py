@@ -12,9 +12,10 @@ minute and yesterday. Forecasts are made on a grid of horizons; anything in betw
 interpolation, so one forecast serves jobs of every size.
 
 A history of 24 steps needs 25 instants of one device, and neighbouring steps share them.
-`Series` sums its segments anew for each span, which suits a job; here one running integral is kept
-for each segment, so an instant costs one search and a step is a difference. The memory is 8 bytes a
-stored segment, and rows that devices share are stored once.
+`Series` sums its segments anew for each span, which suits a job; here the running integral of a
+block is summed for each instant, so an instant costs one search and a step is a difference. Once as
+many instants have been asked for as there are segments, that of all segments is kept, in 8 bytes
+each; rows that devices share are stored once.
 """
 
 from dataclasses import dataclass
@@ -209,17 +210,11 @@ class CarriedAmounts:
     def __init__(self, series: Series) -> None:
         self.series = series
         self._values = series.values.reshape(-1)
-        row = np.repeat(np.arange(series.lengths.size), np.diff(series.first_block))
-        starts = series.starts_of(np.arange(row.size), row)
-        starts = np.minimum(starts, series.lengths[row][:, None])
-        ends = np.append(starts.ravel()[1:], 0.0).reshape(starts.shape)
-        last = series.first_block[1:] - 1
-        ends[last, -1] = series.lengths
-        after = series.totals[:, None] + np.cumsum((ends - starts) * series.values, axis=1)
-        # The integral of a row before each of its slots.
-        self._before = np.concatenate([series.totals[:, None], after[:, :-1]], axis=1).ravel()
+        self._before: Array | None = None
+        self._asked = 0
+        last, rows = series.first_block[1:] - 1, np.arange(series.lengths.size)
         # The totals of the same sums: a rate of zero around the end of a record is zero exactly.
-        self._totals = after[last, -1]
+        self._totals = self._sums(last, rows)[:, -1]
 
     def upto(self, devices: Index, t: Array) -> Array:
         """Return what has been carried up to each instant, from a start of each device's own.
@@ -245,11 +240,37 @@ class CarriedAmounts:
         result: Array = x
         result -= start
         result *= self._values[slot]
-        result += self._before[slot]
+        result += self._until(slot, row)
         if series.repeat:
             result += cycles * self._totals[row][:, None]
         result *= series.scales[devices][:, None]
         return result
+
+    def _until(self, slot: Index, row: npt.NDArray[np.int32]) -> Array:
+        """Return the integrals of rows before slots; `slot` and the result have shape (n, m)."""
+        self._asked += slot.size
+        if self._before is None and self._asked > self._values.size:
+            series = self.series
+            row_of = np.repeat(np.arange(series.lengths.size), np.diff(series.first_block))
+            blocks = np.arange(row_of.size)
+            parts = [slice(i, i + _CHUNK) for i in range(0, blocks.size, _CHUNK)]
+            made = [self._sums(blocks[p], row_of[p])[:, :-1] for p in parts]
+            self._before = np.concatenate(made).ravel()
+        if self._before is not None:
+            return self._before[slot]
+        block, k = np.divmod(slot.ravel(), BLOCK)
+        sums = self._sums(block, np.repeat(row, slot.shape[1]))
+        return sums[np.arange(k.size), k].reshape(slot.shape)
+
+    def _sums(self, block: Index, row: npt.NDArray[Any]) -> Array:
+        """Return integrals before each slot of blocks, and at the end of a row's last; (n, 17)."""
+        series = self.series
+        lengths = series.lengths[row][:, None]
+        starts = np.minimum(series.starts_of(block, row), lengths)
+        sums = np.zeros((block.size, BLOCK + 1))
+        np.cumsum(np.diff(starts, append=lengths) * series.values[block], axis=1, out=sums[:, 1:])
+        sums += series.totals[block][:, None]
+        return sums
 
     def _segment_of(self, x: Array, row: npt.NDArray[np.int32]) -> tuple[Index, Array]:
         """Return the slot of each instant's segment, and when it starts, in row time; as x."""

@@ -240,6 +240,19 @@ def test_differences_are_the_integrals_of_the_series(seed):
 
 @settings(max_examples=40, deadline=None)
 @given(SEEDS)
+def test_amounts_are_the_same_to_the_bit_however_many_are_asked_for(seed):
+    rng = np.random.default_rng(seed)
+    for series in rates(rng):
+        devices, edges = np.arange(5), falling(rng, 5)
+        one_by_one = [CarriedAmounts(series).upto(devices[i:], edges[i:, :3])[0] for i in devices]
+        amounts = CarriedAmounts(series)
+        for _ in range(40):
+            found = amounts.upto(devices, edges)
+        np.testing.assert_array_equal(found[:, :3], one_by_one)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS)
 def test_time_online_is_what_a_loop_over_the_windows_adds_up(seed):
     rng = np.random.default_rng(seed)
     windows = []
