@@ -300,7 +300,7 @@ class SimulationConfig:
 _WORK = "work."
 _MESSAGE_TYPES = ("train", "evaluate", "query", "get_parameters", "get_properties")
 
-FLOWER_OVERHEAD = {"download-overhead-s": 0.5, "upload-overhead-s": 0.7}
+FLOWER_OVERHEAD = {"download-overhead-s": 0.3, "upload-overhead-s": 0.5}
 """What Flower 1.41 needs for each message to a node that `fedstale node` runs, besides bytes and
 training. Medians of benchmarks/fidelity.py on two quiet cores; other machines differ."""
 

@@ -474,7 +474,9 @@ def test_what_the_page_of_less_work_says_stands_in_its_results(benchmarks):
         saved = minute["gigabytes_to_target"] / messages["gigabytes_to_target"]
         assert 4.5 < saved < 6.5
         assert both["hours_to_target"] < small["hours_to_target"] < one["hours_to_target"]
-        assert one["server_rate"] == max(less_work.PLACES[title].rates)
+        # A larger rate was tried with each.
+        for arm in less_work.ARMS:
+            assert rows[title, arm]["server_rate"] < less_work.FASTEST
         lost = {
             name: (row["final_accuracy"] - row["final_slow_accuracy"]) / 0.7
             for name, row in (("minute", minute), ("five", five), ("small", small))
