@@ -470,7 +470,7 @@ def test_what_the_page_of_less_work_says_stands_in_its_results(benchmarks):
         # By itself it saves no traffic, and messages do.
         assert minute["gigabytes_to_target"] > five["gigabytes_to_target"]
         messages = rows[title, "5 epochs, small messages"]
-        assert messages["hours_to_target"] == pytest.approx(minute["hours_to_target"], rel=0.06)
+        assert 0.9 < messages["hours_to_target"] / minute["hours_to_target"] < 1.06
         saved = minute["gigabytes_to_target"] / messages["gigabytes_to_target"]
         assert 4.5 < saved < 6.5
         assert both["hours_to_target"] < small["hours_to_target"] < one["hours_to_target"]
