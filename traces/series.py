@@ -439,7 +439,7 @@ class Series(Channel):
         samples = (block - self.first_block[row]) * BLOCK
         return (samples[:, None] + np.arange(BLOCK)) * self.step_s
 
-    def _edges_of(self, block: Index, row: npt.NDArray[np.int32], upto: Array) -> Array:
+    def edges_of(self, block: Index, row: npt.NDArray[np.integer], upto: Array) -> Array:
         """Return the edges of a block's segments, none beyond upto; shape (n, 17)."""
         edges = np.empty((block.size, BLOCK + 1))
         np.minimum(self.starts_of(block, row), upto[:, None], out=edges[:, :-1])
@@ -449,7 +449,7 @@ class Series(Channel):
     def _accumulated(self, x: Array, row: npt.NDArray[np.int32]) -> Array:
         """Return the integral of a row from 0 to x, with 0 <= x <= its length."""
         block = self._block_at(x, row)
-        widths = np.diff(self._edges_of(block, row, x))
+        widths = np.diff(self.edges_of(block, row, x))
         return self.totals[block] + np.einsum("ij,ij->i", widths, self.values[block])
 
     def _reached(self, target: Array, row: npt.NDArray[np.int32]) -> Array:
@@ -459,7 +459,7 @@ class Series(Channel):
         block = np.maximum(block, first)
         following = self.starts_of(np.minimum(block + 1, last - 1), row)[:, 0]
         block_end = np.where(block + 1 < last, following, self.lengths[row])
-        edges = self._edges_of(block, row, block_end)
+        edges = self.edges_of(block, row, block_end)
         gained = np.cumsum(np.diff(edges) * self.values[block], axis=1)
         missing = target - self.totals[block]
         column = (gained < missing[:, None]).sum(axis=1)

@@ -265,10 +265,9 @@ class CarriedAmounts:
     def _sums(self, block: Index, row: npt.NDArray[Any]) -> Array:
         """Return integrals before each slot of blocks, and at the end of a row's last; (n, 17)."""
         series = self.series
-        lengths = series.lengths[row][:, None]
-        starts = np.minimum(series.starts_of(block, row), lengths)
+        widths = np.diff(series.edges_of(block, row, series.lengths[row]))
         sums = np.zeros((block.size, BLOCK + 1))
-        np.cumsum(np.diff(starts, append=lengths) * series.values[block], axis=1, out=sums[:, 1:])
+        np.cumsum(widths * series.values[block], axis=1, out=sums[:, 1:])
         sums += series.totals[block][:, None]
         return sums
 
