@@ -4,8 +4,12 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
+
+# In here fedstale is a folder of tests, for which a process that a test starts would take it.
+sys.path.remove(str(Path(__file__).parent))
 
 # Tests start many processes: all of them load what the first one compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,6 +1,10 @@
 import os
+import subprocess
+import sys
 import time
 from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +18,8 @@ def work(job, report):
     if kind == "say":
         report(f"half of {what}")
         return os.getpid()
+    if kind == "import":
+        return import_module(what).__file__
     if kind == "reject":
         raise ConfigError(what)
     if kind == "exit":
@@ -81,3 +87,22 @@ def test_leaving_ends_a_job_that_swallows_its_interrupt_when_it_reports(tmp_path
         begin = time.monotonic()
     assert time.monotonic() - begin < 20
     assert not (tmp_path / "went on").exists()
+
+
+def test_a_process_imports_what_this_one_does(tmp_path):
+    # It has the name of a folder of tests.
+    job = ("import", "fedstale.comparison.plan")
+    with WorkerPool(work, tmp_path / "log") as pool:
+        assert events_of(pool, job) == [(job, "done", import_module(job[1]).__file__)]
+
+
+def test_a_process_of_a_bare_pytest_does_so_too():
+    one = f"{__file__}::{test_a_process_imports_what_this_one_does.__name__}"
+    bare = subprocess.run(
+        [Path(sys.executable).with_name("pytest"), "-q", "-p", "no:cacheprovider", one],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert bare.returncode == 0, bare.stdout
