@@ -3,9 +3,11 @@
 Thirty recorded phones train the built-in apps for four hours (`tuning_runs`). In each repetition a
 search of its own draws 24 configurations, as `fedstale tune --search random` draws them, and all
 are run to the end on three seeds. On these runs the following are played, by the scheduler and the
-scores of `fedstale tune` with one worker: ASHA with rungs in device time, and with rungs in server
-steps; and random search that ends after the processor time that ASHA took. Regret is how much less
-accurate the chosen configuration is at the end than the best of all 24, in the mean of the seeds.
+scores of `fedstale tune` with one worker: ASHA with rungs in device time, the same by the last
+evaluation alone, and with rungs in server steps; and random search that ends after the processor
+time that ASHA took. Accuracy is the mean over the last eighth of the time, as `fedstale tune` has
+it. Regret is how much less accurate the chosen configuration is at the end than the best of all 24,
+in the mean of the seeds.
 
 What was chosen then runs on other phones, other days and ten other seeds, beside the defaults of
 every strategy. A repetition divides the phones in another way, draws other configurations, and
@@ -21,7 +23,7 @@ import argparse
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -35,11 +37,13 @@ from scipy import stats
 from threadpoolctl import threadpool_limits
 from tuning_runs import Curve, Place, Settings, run
 
+from fedstale.traces.arrays import Array
 from fedstale.tuning.proposals import How, Proposals, result_of, scheduler_of
 from fedstale.tuning.space import Space
 from fedstale.tuning.trials import Ledger, Report
 
 HOURS = 4.0
+UNTIL_S = HOURS * 3600.0
 N_CONFIGURATIONS = 24
 TUNING_SEEDS, HELD_OUT_SEEDS = (1, 2, 3), tuple(range(11, 21))
 APPS, DRAWS = ("digits", "fashion", "shakespeare"), (1, 2, 3, 4, 5)
@@ -54,6 +58,8 @@ UNTUNED = "flower-fedavg"
 """What the app runs if nobody says anything."""
 
 Row = dict[str, object]
+Curves = Sequence[Sequence[Curve]]
+"""Of each configuration, one a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +117,7 @@ def drawn(space: Space, repetition: int) -> list[Settings]:
 def places(repetition: int) -> tuple[Place, Place]:
     """Return where a repetition tunes, and where it is judged: other phones, another day."""
     day = repetition % 5
-    both = {"division": repetition, "hour": 15, "until_s": HOURS * 3600.0}
+    both = {"division": repetition, "hour": 15, "until_s": UNTIL_S}
     tuning = Place(part="learn", day=day, **both)  # type: ignore[arg-type]  # of mixed values
     return tuning, Place(part="test", day=(day + 2) % 5, **both)  # type: ignore[arg-type]
 
@@ -126,46 +132,64 @@ class Search:
     cpu_s: float
 
 
-def asha(
-    space: Space, curves: Sequence[Sequence[Curve]], order: Sequence[int], *, steps: bool = False
-) -> Search:
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What configurations come to at the rungs and at the end; shape (configurations, rungs + 1).
+
+    Values are means over seeds, and processor seconds sums.
+    """
+
+    values: Array
+    cpu_s: Array
+
+    @classmethod
+    def of(
+        cls,
+        curves: Curves,
+        marks: Sequence[float],
+        value: Callable[[Curve, float], float] = Curve.by,
+        cost: Callable[[Curve, float], float] = Curve.cost_by,
+    ) -> "Readings":
+        """Read curves, one a seed of each configuration, at some marks."""
+
+        def read(reading: Callable[[Curve, float], float]) -> Array:
+            rows = [[[reading(curve, mark) for curve in some] for mark in marks] for some in curves]
+            return np.array(rows)
+
+        return cls(read(value).mean(2), read(cost).sum(2))
+
+
+def by_steps(space: Space, curves: Curves) -> Readings:
+    """Read curves at eighths, quarters and halves of the steps of the median run, and there."""
+    whole = float(np.median([curve.version[-1] for some in curves for curve in some]))
+    marks = [whole * instant / space.until_s for instant in space.instants_s]
+    return Readings.of(curves, marks, Curve.by_version, Curve.cost_by_version)
+
+
+def asha(space: Space, readings: Readings, order: Sequence[int]) -> Search:
     """Try configurations one after the other, and stop as `fedstale tune` does.
 
     Args:
-        space: with the rungs.
-        curves: of each configuration, one a seed.
+        space: with the share that goes on.
+        readings: of the configurations.
         order: in which configurations are tried.
-        steps: rungs are eighths, quarters and halves of the server steps of the median run, and
-            configurations end there; instead of instants of device time.
     """
-    scheduler, instants = scheduler_of(space, "asha"), space.instants_s
-    whole = float(np.median([curve.version[-1] for some in curves for curve in some]))
-    marks = [whole * instant / instants[-1] for instant in instants] if steps else instants
+    scheduler, last = scheduler_of(space, "asha"), len(space.rungs_s)
     # ASHA asks it nothing.
     controller: Any = None
     cpu_s, ends = 0.0, {}
     for number in order:
         trial: Any = SimpleNamespace(trial_id=str(number))
         scheduler.on_trial_add(controller, trial)
-        for rung, mark in enumerate(marks):
-            values, costs = zip(
-                *(
-                    (c.by_version(mark), c.cost_by_version(mark))
-                    if steps
-                    else (c.by(mark), c.cost_by(mark))
-                    for c in curves[number]
-                ),
-                strict=True,
-            )
-            value, cost = float(np.mean(values)), float(np.sum(costs))
-            if rung == len(marks) - 1:
+        for rung, value in enumerate(readings.values[number].tolist()):
+            if rung == last:
                 ends[number] = value
                 break
             report = Report(rung=rung, values=(value,), n_never=(0,))
             decision = scheduler.on_trial_result(controller, trial, result_of(space, report))
             if decision == "STOP":
                 break
-        cpu_s += cost
+        cpu_s += float(readings.cpu_s[number, rung])
     chosen = max(ends, key=lambda number: (ends[number], -number))
     return Search(chosen=chosen, complete=tuple(ends), cpu_s=cpu_s)
 
@@ -182,20 +206,25 @@ def random_regret(values: Sequence[float], costs: Sequence[float], budget_s: flo
     return float(np.mean(found))
 
 
-def searches(app: str, repetition: int, curves: Sequence[Sequence[Curve]]) -> list[Row]:
+def searches(app: str, repetition: int, curves: Curves) -> list[Row]:
     """Play the searches of one draw, in its own order and in others, and return their means."""
     space = space_of(app)
-    ends = [float(np.mean([c.by(space.until_s) for c in some])) for some in curves]
+    ends = [float(np.mean([c.by(UNTIL_S) for c in some])) for some in curves]
     costs = [sum(c.total_cpu_s for c in some) for some in curves]
     rng, own = np.random.default_rng(repetition), np.arange(len(curves))
     orders = [own, *(rng.permutation(own) for _ in range(ORDERS - 1))]
     rows: list[Row] = []
-    for name, (played, steps) in {
-        "device time": (space, False),
-        "device time, a third goes on": (replace(space, keep=1 / 3), False),
-        "server steps": (space, True),
+    by_time = Readings.of(curves, space.instants_s)
+    for name, (played, readings) in {
+        "device time": (space, by_time),
+        "device time, a third goes on": (replace(space, keep=1 / 3), by_time),
+        "device time, by one evaluation": (
+            space,
+            Readings.of(curves, space.instants_s, Curve.last_by),
+        ),
+        "server steps": (space, by_steps(space, curves)),
     }.items():
-        found = [asha(played, curves, order.tolist(), steps=steps) for order in orders]
+        found = [asha(played, readings, order.tolist()) for order in orders]
         regrets = [max(ends) - ends[each.chosen] for each in found]
         at_random = [random_regret(ends, costs, each.cpu_s) for each in found]
         rows.append(
@@ -216,9 +245,9 @@ def searches(app: str, repetition: int, curves: Sequence[Sequence[Curve]]) -> li
     return rows
 
 
-def choices(curves: Sequence[Sequence[Curve]]) -> dict[str, int]:
+def choices(curves: Curves) -> dict[str, int]:
     """Return the best configuration of all by each seed alone, and by the mean of all."""
-    ends = np.array([[curve.accuracy[-1] for curve in some] for some in curves])
+    ends = np.array([[curve.by(UNTIL_S) for curve in some] for some in curves])
     by_one = {f"seed {seed}": int(ends[:, i].argmax()) for i, seed in enumerate(TUNING_SEEDS)}
     return {"three seeds": int(ends.mean(1).argmax()), **by_one}
 
@@ -382,7 +411,7 @@ def measured(app: str, repetition: int, runs: Runs) -> list[Row]:
         for each in [*chosen.values(), *defaults]
         for seed in HELD_OUT_SEEDS
     )
-    return rows + judged(app, repetition, chosen, {of: c.accuracy[-1] for of, c in ends.items()})
+    return rows + judged(app, repetition, chosen, {of: c.by(UNTIL_S) for of, c in ends.items()})
 
 
 def with_draw(rows: Iterable[Row], found: Sequence[Row]) -> list[Row]:

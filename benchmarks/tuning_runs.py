@@ -24,6 +24,7 @@ from fedstale.simulation import Costs, RunEnded, TraceGrid
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.traces import TraceSet
 from fedstale.traces.arrays import DAY_S, stream
+from fedstale.tuning.objective import lately
 
 N_DEVICES = 30
 TIMEOUT_S = 3600.0
@@ -64,12 +65,16 @@ class Curve:
     """Processor seconds of all of it."""
 
     def by(self, at_s: float) -> float:
-        """Return the last accuracy that was measured until an instant of device time."""
+        """Return the accuracy by an instant of device time, as `fedstale tune` has it."""
+        return lately(np.array(self.at_s), np.array(self.accuracy), at_s)
+
+    def last_by(self, at_s: float) -> float:
+        """Return the last accuracy that was measured until an instant."""
         return self.accuracy[max(int(np.searchsorted(self.at_s, at_s, side="right")) - 1, 0)]
 
     def by_version(self, version: float) -> float:
-        """Return the last accuracy that was measured until a number of server steps."""
-        return self.accuracy[max(int(np.searchsorted(self.version, version, side="right")) - 1, 0)]
+        """Return the accuracy by a number of server steps, in the mean over the last eighth."""
+        return lately(np.array(self.version), np.array(self.accuracy), version)
 
     def cost_by(self, at_s: float) -> float:
         """Return the processor seconds until an instant of device time."""

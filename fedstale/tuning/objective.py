@@ -1,8 +1,10 @@
 """What a search makes better: a metric, the time to a target, the devices' time, or traffic.
 
-It is the mean over seeds of what runs have come to at one instant of device time. A metric is the
-last value measured in an evaluation, of the server if there is one. A run that never reached its
-target counts with the whole time that it could have had, and is counted as such.
+It is the mean over seeds of what runs have come to at one instant of device time. A metric is that
+of evaluations, of the server if there is one, in the mean over the last eighth of the time: where
+clients have different data, a single evaluation tells who trained last as much as how well it goes.
+A run that never reached its target counts with the whole time that it could have had, and is
+counted as such.
 """
 
 import re
@@ -16,7 +18,10 @@ from fedstale.config import Until, is_lower_better, nearest
 from fedstale.errors import ConfigError
 from fedstale.reports.learning import BOOKKEEPING
 from fedstale.reports.run import Run
+from fedstale.traces.arrays import Array
 
+LATELY = 0.125
+"""Share of the time until an instant over which a metric is averaged."""
 _TIME_TO = "time to "
 _DECIDING = ("server", "evaluate")
 _METRIC = re.compile(r"[A-Za-z][\w.-]*")
@@ -82,22 +87,28 @@ class Objective:
         """The name with its unit, for axes and tables."""
         return f"{self.text} (s)" if self.kind == "time" else self.text
 
-    def of(self, runs: Sequence[Run], until_s: float) -> Measured:
+    @property
+    def in_words(self) -> str:
+        """What is measured, for sentences."""
+        return f"{self.text} over the last eighth" if self.kind == "metric" else self.unit
+
+    def of(self, runs: Sequence[Run], at_s: float, until_s: float) -> Measured:
         """Return what runs have come to by now.
 
         Args:
             runs: of one configuration, one a seed, as far as they are.
+            at_s: now, in virtual time; a run that ended before keeps the model that it had.
             until_s: virtual time in s that a run can have at most.
         """
-        values = [self.of_run(run, until_s) for run in runs]
-        never = [self.kind == "time" and self._of_run(run) == np.inf for run in runs]
+        values = [self.of_run(run, at_s, until_s) for run in runs]
+        never = [self.kind == "time" and self._of_run(run, at_s) == np.inf for run in runs]
         # An infinite loss is no number to go by either.
         mean = float(np.mean(values)) if np.isfinite(values).all() else np.nan
         return Measured(value=mean, n_never=sum(never))
 
-    def of_run(self, run: Run, until_s: float) -> float:
+    def of_run(self, run: Run, at_s: float, until_s: float) -> float:
         """Return what one run has come to by now; a time that it never came to is `until_s`."""
-        value = self._of_run(run)
+        value = self._of_run(run, at_s)
         return min(value, until_s) if self.kind == "time" else value
 
     def require_measured(self, runs: Sequence[Run], *, at_end: bool) -> None:
@@ -127,7 +138,7 @@ class Objective:
                 f"evaluation; expected {accepted}"
             )
 
-    def _of_run(self, run: Run) -> float:
+    def _of_run(self, run: Run, at_s: float) -> float:
         if self.kind == "device-hours":
             return run.costs["device_s"] / _HOUR_S
         if self.kind == "bytes":
@@ -137,7 +148,33 @@ class Objective:
             return np.inf if self.kind == "time" else np.nan
         if self.kind == "time":
             return run.time_to(self.target, source=source)
-        return float(run.curve(str(self.target.metric), source)[1][-1])
+        return lately(*run.curve(str(self.target.metric), source), at_s)
+
+
+def lately(at: Array, values: Array, until: float) -> float:
+    """Return the mean of a metric over the last eighth of the time until an instant.
+
+    A model has what was last measured of it until it is measured again, so measurements count for
+    as long as they hold, however often a strategy makes them. Before the first one there is none.
+
+    Args:
+        at: rising instants of the measurements; shape (n,).
+        values: the measurements; shape (n,).
+        until: the instant; NaN comes back of one before all measurements.
+
+    Example:
+        >>> lately(np.array([0.0, 75.0]), np.array([0.2, 0.6]), 80.0)  # 5 s and 5 s
+        0.4
+    """
+    n = int(np.searchsorted(at, until, side="right"))
+    if n == 0 or not np.isfinite(values[n - 1]):
+        return float(values[n - 1]) if n else np.nan
+    edges = np.append(np.maximum(at[:n], until * (1.0 - LATELY)), until)
+    lasts = np.diff(edges)
+    held = lasts > 0.0
+    if not held.any():
+        return float(values[n - 1])
+    return float(np.average(values[:n][held], weights=lasts[held]))
 
 
 def _source(run: Run, target: Until) -> str | None:

@@ -89,7 +89,7 @@ class Tuning:
         name = f"{'Schedule' if self.best.changes else 'Configuration'} {self.best.number}"
         if gain.n < 2:
             return f"{name} cannot be judged: too few held-out runs came to their end."
-        where = f"on {gain.n} held-out seeds its {objective.unit} minus the defaults' is "
+        where = f"on {gain.n} held-out seeds its {objective.in_words} minus the defaults' is "
         where += gain.ends()
         is_good = gain.high < 0 if objective.is_lower_better else gain.low > 0
         is_bad = gain.low > 0 if objective.is_lower_better else gain.high < 0
@@ -315,7 +315,8 @@ def _front(space: Space, trials: Sequence[Trial]) -> list[Trial]:
 
 def _values(space: Space, one: Variant) -> dict[int, float]:
     """Return what the runs of a variant came to in the first objective, by seed."""
-    found = ((run, space.objectives[0].of_run(run, space.until_s)) for run in one.runs)
+    objective, end_s = space.objectives[0], space.until_s
+    found = ((run, objective.of_run(run, end_s, end_s)) for run in one.runs)
     return {run.seed: value for run, value in found if np.isfinite(value)}
 
 

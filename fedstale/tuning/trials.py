@@ -262,7 +262,7 @@ def _reached(
                 objective.require_measured(runs, at_end=is_last)
         except ConfigError as problem:
             refusal = str(problem)
-    found = [objective.of(runs, space.until_s) for objective in space.objectives]
+    found = [objective.of(runs, at_s, space.until_s) for objective in space.objectives]
     pairs = zip(space.objectives, found, strict=True)
     without = [objective.text for objective, one in pairs if math.isnan(one.value)]
     if without:

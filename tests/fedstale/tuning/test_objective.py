@@ -4,11 +4,14 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError
 from fedstale.reports.run import Run
-from fedstale.tuning.objective import Objective
+from fedstale.tuning.objective import Objective, lately
 
 sys.path.append(str(Path(__file__).parents[1] / "comparison"))
 
@@ -28,12 +31,45 @@ def written(tmp_path):
 
 
 def of(text, runs):
-    return Objective.parse(text).of(runs, 3600.0)
+    return Objective.parse(text).of(runs, 3600.0, 3600.0)
 
 
-def test_a_metric_is_the_mean_over_seeds_of_the_last_value(written):
-    runs = [written((0.0, 0.9), (60.0, 0.5)), written((0.0, 0.1), (30.0, 0.7))]
-    assert of("accuracy", runs).value == pytest.approx(0.6)
+def test_a_metric_is_the_mean_over_seeds_of_what_held_in_the_last_eighth(written):
+    # From 3150 s on, the first model had .3 for a third of the time, and .6 for the rest.
+    runs = [written((0.0, 0.9), (60.0, 0.3), (3300.0, 0.6)), written((0.0, 0.1), (30.0, 0.7))]
+    assert of("accuracy", runs).value == pytest.approx((0.5 + 0.7) / 2)
+
+
+def test_at_a_rung_nothing_counts_that_came_later(written):
+    run = written((0.0, 0.2), (900.0, 0.4), (950.0, 0.9))
+    assert Objective.parse("accuracy").of([run], 900.0, 3600.0).value == pytest.approx(0.2)
+
+
+def test_a_run_that_ended_early_keeps_its_last_model(written):
+    run = written((0.0, 0.2), (100.0, 0.8), end_s=100.0)
+    assert of("accuracy", [run]).value == pytest.approx(0.8)
+
+
+@given(
+    times=st.lists(st.integers(0, 120), min_size=1, max_size=12).map(sorted),
+    values=st.lists(st.floats(0.0, 1.0), min_size=12, max_size=12),
+    eighths=st.integers(1, 15),
+)
+def test_the_last_eighth_is_what_a_look_each_moment_finds(times, values, eighths):
+    at, y, until = np.array(times, dtype=float), np.array(values[: len(times)]), 8.0 * eighths
+    # Looks in the middle of seconds, for instants are whole: each finds the model of its second.
+    looks = [7.0 * eighths + k + 0.5 for k in range(eighths)]
+    seen = [y[at <= look][-1] for look in looks if (at <= look).any()]
+    known = y[at <= until]
+    if not known.size:
+        assert math.isnan(lately(at, y, until))
+    else:
+        assert lately(at, y, until) == pytest.approx(np.mean(seen) if seen else known[-1])
+
+
+@pytest.mark.parametrize("last", [math.nan, math.inf])
+def test_a_model_that_has_just_diverged_has_no_value(last):
+    assert not math.isfinite(lately(np.array([0.0, 80.0]), np.array([0.5, last]), 80.0))
 
 
 def test_a_run_that_never_reached_its_target_counts_with_all_of_its_time(written):
