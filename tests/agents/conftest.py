@@ -43,3 +43,9 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    """Stable-Baselines3 makes a folder at each learn() of a model without a logger."""
+    monkeypatch.setenv("SB3_LOGDIR", str(tmp_path / "sb3"))

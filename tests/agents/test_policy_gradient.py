@@ -357,6 +357,7 @@ def arm_scores(policy):
     return scores[np.argsort(env.arms[0])]
 
 
+@pytest.mark.usefixtures("logs")
 def test_training_on_a_bandit_of_sets_finds_the_best_two_arms():
     model = bandit_model(0.02)
     assert not arm_scores(model.policy).any()
@@ -371,6 +372,7 @@ def test_training_on_a_bandit_of_sets_finds_the_best_two_arms():
     assert np.mean(earned[-5:]) > 1.4
 
 
+@pytest.mark.usefixtures("logs")
 def test_one_step_follows_the_gradient_of_the_expected_reward():
     """The mean of many sampled gradients is that of the exact expectation, over all 30 rounds."""
     model = bandit_model(0.02, n_envs=400 * ROLLOUTS)

@@ -136,6 +136,7 @@ def test_of_two_scenarios_each_plays_as_alone(scenario, busy):
     assert differ
 
 
+@pytest.mark.usefixtures("logs")
 def test_algorithms_of_stable_baselines_learn_on_it(scenario):
     env = VecMonitor(VectorSelectionEnv(scenario, 4, n_max=8, seed=0))
     model = PPO("MultiInputPolicy", env, n_steps=8, batch_size=16, n_epochs=1, seed=0)
