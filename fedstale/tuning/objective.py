@@ -90,7 +90,8 @@ class Objective:
     @property
     def in_words(self) -> str:
         """What is measured, for sentences."""
-        return f"{self.text} over the last eighth" if self.kind == "metric" else self.unit
+        is_mean = self.kind == "metric"
+        return f"{self.text} over the last eighth of the time" if is_mean else self.unit
 
     def of(self, runs: Sequence[Run], at_s: float, until_s: float) -> Measured:
         """Return what runs have come to by now.

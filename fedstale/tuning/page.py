@@ -151,8 +151,9 @@ def _rungs(space: Space, trials: Sequence[Trial], number: int) -> Figure:
     return Figure(
         id=f"rungs-{number}",
         title=f"{objective.text} at the rungs",
-        about=f"Mean over the tuning seeds, a line a configuration; {better} is better. A run that "
-        "has not reached its target counts with all of its time.",
+        about=f"A line is a configuration's {objective.in_words}, in the mean over the tuning "
+        f"seeds; {better} is better. A run that has not reached its target counts with all of its "
+        "time.",
         traces=traces,
         x_title=f"device time ({unit})",
         y_title=objective.unit,

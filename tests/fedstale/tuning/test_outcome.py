@@ -55,10 +55,19 @@ def ended(*values):
 
 def test_an_interval_above_the_defaults_makes_the_best(judged):
     found = judged(ended(0.8, 0.9, 0.85), ended(0.5, 0.61, 0.54))
-    assert found.verdict.startswith("Configuration 0 is best: on 3 held-out seeds its accuracy ")
+    words = (
+        "Configuration 0 is best: on 3 held-out seeds its accuracy over the last eighth of the time"
+    )
+    assert found.verdict.startswith(f"{words} minus the defaults' is ")
     assert found.verdict.endswith("which leaves out 0.")
     assert found.gain.mean == pytest.approx(0.3)
     assert found.worst_seeds == ["best: 0.8 with seed 11", "defaults: 0.5 with seed 11"]
+
+
+def test_one_last_evaluation_decides_nothing(judged):
+    unlucky = [[(0.0, 0.0), (600.0, value), (719.0, 0.1)] for value in (0.8, 0.9, 0.85)]
+    found = judged(unlucky, ended(0.5, 0.61, 0.54))
+    assert found.gain.mean == pytest.approx(0.3, abs=0.01)
 
 
 def test_an_interval_that_holds_zero_makes_none(judged):
