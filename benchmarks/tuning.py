@@ -7,7 +7,8 @@ scores of `fedstale tune` with one worker: ASHA with rungs in device time, the s
 evaluation alone, and with rungs in server steps; and random search that ends after the processor
 time that ASHA took. Accuracy is the mean over the last eighth of the time, as `fedstale tune` has
 it. Regret is how much less accurate the chosen configuration is at the end than the best of all 24,
-in the mean of the seeds.
+in the mean of the seeds; and the rank correlation is that of accuracy at the first rung and at the
+end.
 
 What was chosen then runs on other phones, other days and ten other seeds, beside the defaults of
 every strategy. A repetition divides the phones in another way, draws other configurations, and
@@ -214,14 +215,14 @@ def searches(app: str, repetition: int, curves: Curves) -> list[Row]:
     rng, own = np.random.default_rng(repetition), np.arange(len(curves))
     orders = [own, *(rng.permutation(own) for _ in range(ORDERS - 1))]
     rows: list[Row] = []
+    later = replace(space, rungs_s=space.rungs_s[1:])
     by_time = Readings.of(curves, space.instants_s)
+    by_one = Readings.of(curves, space.instants_s, Curve.last_by)
     for name, (played, readings) in {
         "device time": (space, by_time),
         "device time, a third goes on": (replace(space, keep=1 / 3), by_time),
-        "device time, by one evaluation": (
-            space,
-            Readings.of(curves, space.instants_s, Curve.last_by),
-        ),
+        "device time, from an hour on": (later, Readings.of(curves, later.instants_s)),
+        "device time, by one evaluation": (space, by_one),
         "server steps": (space, by_steps(space, curves)),
     }.items():
         found = [asha(played, readings, order.tolist()) for order in orders]
@@ -235,6 +236,9 @@ def searches(app: str, repetition: int, curves: Curves) -> list[Row]:
                 "orders": ORDERS,
                 "rungs in": name,
                 "chosen": found[0].chosen,
+                "rank correlation": round(
+                    float(stats.spearmanr(readings.values[:, 0], ends).statistic), 3
+                ),
                 "regret": round(float(np.mean(regrets)), 4),
                 "worst regret": round(max(regrets), 4),
                 "saved": round(1 - float(np.mean([each.cpu_s for each in found])) / sum(costs), 3),
@@ -253,9 +257,9 @@ def choices(curves: Curves) -> dict[str, int]:
 
 
 def interval(values: Sequence[float]) -> dict[str, float]:
-    """Return a mean with its 95 % interval by Student's t; without one if there is a single."""
+    """Return a mean with its 95 % interval by Student's t; without one if there are only two."""
     x = np.asarray(values, dtype=np.float64)
-    if len(x) < 2:
+    if len(x) <= 2:
         return {"mean": round(float(x.mean()), 4)}
     half = float(stats.t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
     mean = float(x.mean())
@@ -300,7 +304,7 @@ def summary(rows: Sequence[Row]) -> list[Row]:
         for name in dict.fromkeys(str(row["rungs in"]) for row in own if row["what"] == "search"):
             some = [row for row in own if row.get("rungs in") == name]
             row: Row = {"what": "searches", "app": app, "rungs in": name, "n": len(some)}
-            for key in ("regret", "regret of random search", "saved"):
+            for key in ("rank correlation", "regret", "regret of random search", "saved"):
                 parts = interval([float(str(one[key])) for one in some])
                 row |= {f"{key} {part}": x for part, x in parts.items()}
             found.append(row)

@@ -21,10 +21,14 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
     """Return the tables of the page, by name."""
     return {
         "searches": _table(
-            ["app", "draws", "rungs in", "regret", "saved", "random search, regret"],
+            [
+                *("app", "draws", "rungs in", "rank correlation"),
+                *("regret", "saved", "random search, regret"),
+            ],
             [
                 [
                     *(row["app"], str(row["n"]), row["rungs in"]),
+                    f"{row['rank correlation mean']:.2f}",
                     _interval(row, "regret"),
                     _interval(row, "saved"),
                     _interval(row, "regret of random search"),

@@ -1,0 +1,84 @@
+"""What the page of tuning says in words stands in its result."""
+
+import pytest
+from published import page, rows
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Return the rows of all draws together, by kind, app and what they are of."""
+    keys = {
+        "searches": "rungs in",
+        "tuned against a default": "against",
+        "chosen by": "seeds",
+    }
+    return {
+        (row["what"], row["app"], row[keys[row["what"]]]): row
+        for row in rows("tuning")
+        if row["what"] in keys
+    }
+
+
+def of(found, app, name, key):
+    return found["searches", app, name][f"{key} mean"]
+
+
+def test_what_stopping_saves(found):
+    for app in ("digits", "fashion"):
+        assert 0.6 <= of(found, app, "device time", "saved") < 0.675
+        assert of(found, app, "device time", "regret") <= 0.001
+        assert of(found, app, "device time", "regret of random search") > 0.018
+        # Eight tenths of the order at the end is known at the first rung, or more.
+        assert of(found, app, "device time", "rank correlation") > 0.8
+
+
+def test_what_one_evaluation_costs(found):
+    one = "device time, by one evaluation"
+    assert of(found, "fashion", one, "regret") == pytest.approx(0.018, abs=0.001)
+    assert of(found, "fashion", one, "regret of random search") < 0.025
+
+
+def test_where_the_first_rung_misleads(found):
+    early, later = ("device time", "device time, from an hour on")
+    assert of(found, "shakespeare", early, "regret") == pytest.approx(0.017, abs=0.001)
+    beaten = of(found, "shakespeare", early, "regret of random search")
+    assert 1.8 < of(found, "shakespeare", early, "regret") / beaten < 2.4
+    assert of(found, "shakespeare", early, "rank correlation") < 0.6
+    assert of(found, "shakespeare", later, "regret") <= 0.01
+    assert of(found, "shakespeare", later, "saved") >= 0.6
+
+
+def test_rungs_in_steps_are_worse(found):
+    for app in ("digits", "fashion", "shakespeare"):
+        steps, time = (of(found, app, name, "regret") for name in ("server steps", "device time"))
+        assert steps > time
+        assert 0.02 <= steps < 0.085
+
+
+def test_what_the_tuned_configuration_is_worth(found):
+    gains = {key[1:]: row for key, row in found.items() if key[0] == "tuned against a default"}
+    assert all(row["gain mean"] > 0 for (app, _), row in gains.items() if app != "shakespeare")
+    assert all(row["better"] == 5 for (app, _), row in gains.items() if app == "digits")
+    assert not any(row["worse"] for (app, _), row in gains.items() if app == "fashion")
+    behind = [-row["gain mean"] for (app, _), row in gains.items() if app == "shakespeare"]
+    assert (len(behind), min(behind), max(behind)) == pytest.approx((7, 0.012, 0.029), abs=0.001)
+    best = found["chosen by", "shakespeare", "three seeds"]
+    assert best["worse than the best default"] == best["choices"]
+
+
+def test_one_seed_chooses_as_well_as_three(found):
+    for app in ("digits", "fashion"):
+        one, three = (found["chosen by", app, name] for name in ("one seed", "three seeds"))
+        assert one["tuned"] == pytest.approx(three["tuned"], abs=0.002)
+        assert not one["worse than the best default"]
+
+
+def test_the_page_says_how_many_draws_there_are(found):
+    words = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five"}
+    draws = {(row["app"], row["repetition"]) for row in rows("tuning") if row["what"] == "search"}
+    counts = []
+    for app in ("digits", "fashion", "shakespeare"):
+        n = sum(own == app for own, _ in draws)
+        assert found["searches", app, "device time"]["n"] == n
+        counts.append(f"{words[n]} of `{app}`")
+    assert f"There are {counts[0]}, {counts[1]} and {counts[2]}." in page("results/tuning.md")
