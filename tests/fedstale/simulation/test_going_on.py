@@ -227,7 +227,7 @@ def client():
     return app
 
 
-@pytest.mark.parametrize("pause_at", [None, "2h"])
+@pytest.mark.parametrize("pause_at", [None, "15m"])
 def test_a_strategy_of_flower_begins_anew_says_so_and_comes_to_the_same(
     tmp_path, client, caplog, pause_at
 ):
@@ -245,11 +245,11 @@ def test_a_strategy_of_flower_begins_anew_says_so_and_comes_to_the_same(
             **how,
         )
 
-    go("whole", "6h")
-    assert go("run", "6h" if pause_at else "2h", pause_at=pause_at).summary["rounds"] > 1
+    go("whole", "45m")
+    assert go("run", "45m" if pause_at else "15m", pause_at=pause_at).summary["rounds"] > 1
     assert BEGINS_ANEW not in caplog.text
     with caplog.at_level(logging.WARNING):
-        result = go("run", "6h", resume=True)
+        result = go("run", "45m", resume=True)
     assert BEGINS_ANEW in caplog.text
     assert result.status == "stopped"
     assert files(tmp_path / "run") == files(tmp_path / "whole")
