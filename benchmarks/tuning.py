@@ -210,13 +210,13 @@ def random_regret(values: Sequence[float], costs: Sequence[float], budget_s: flo
 def searches(app: str, repetition: int, curves: Curves) -> list[Row]:
     """Play the searches of one draw, in its own order and in others, and return their means."""
     space = space_of(app)
-    ends = [float(np.mean([c.by(UNTIL_S) for c in some])) for some in curves]
+    by_time = Readings.of(curves, space.instants_s)
+    ends: list[float] = by_time.values[:, -1].tolist()
     costs = [sum(c.total_cpu_s for c in some) for some in curves]
     rng, own = np.random.default_rng(repetition), np.arange(len(curves))
     orders = [own, *(rng.permutation(own) for _ in range(ORDERS - 1))]
     rows: list[Row] = []
     later = replace(space, rungs_s=space.rungs_s[1:])
-    by_time = Readings.of(curves, space.instants_s)
     by_one = Readings.of(curves, space.instants_s, Curve.last_by)
     for name, (played, readings) in {
         "device time": (space, by_time),

@@ -168,13 +168,13 @@ def lately(at: Array, values: Array, until: float) -> float:
         0.4
     """
     n = int(np.searchsorted(at, until, side="right"))
-    if n == 0 or not np.isfinite(values[n - 1]):
-        return float(values[n - 1]) if n else np.nan
-    edges = np.append(np.maximum(at[:n], until * (1.0 - LATELY)), until)
-    lasts = np.diff(edges)
+    if n == 0:
+        return np.nan
+    last = float(values[n - 1])
+    lasts = np.diff(np.append(np.maximum(at[:n], until * (1.0 - LATELY)), until))
     held = lasts > 0.0
-    if not held.any():
-        return float(values[n - 1])
+    if not np.isfinite(last) or not held.any():
+        return last
     return float(np.average(values[:n][held], weights=lasts[held]))
 
 

@@ -28,7 +28,6 @@ def test_what_stopping_saves(found):
         assert 0.6 <= of(found, app, "device time", "saved") < 0.675
         assert of(found, app, "device time", "regret") <= 0.001
         assert of(found, app, "device time", "regret of random search") > 0.018
-        # Eight tenths of the order at the end is known at the first rung, or more.
         assert of(found, app, "device time", "rank correlation") > 0.8
 
 
