@@ -7,6 +7,10 @@ as a message is there with all its objects, which a ClientApp would otherwise lo
 1, 2, 4 s. And the SuperNode, which looks every half second for the reply
 (`supernode/start_client_internal.py`, 470), is woken when the ClientApp has handed over the last of
 it, its state.
+
+A run may end while a message of it comes. Flower then leaves the message where it is: a ClientApp
+works on it, nobody waits for its reply, and every later reply of this node waits in turn for the
+next message. Here such a message is thrown away.
 """
 
 import asyncio
@@ -20,6 +24,7 @@ from typing import Any
 import flwr.supernode.main
 from fastapi import FastAPI
 from flwr.supercore.exit import add_exit_handler
+from flwr.supercore.run import RunNotRunningException
 from flwr.supernode.cli.flower_supernode import flower_supernode
 from flwr.supernode.start_client_internal import start_client_internal
 from starlette.middleware import Middleware
@@ -29,6 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fedstale.deployment.held_pulls import disconnection, first_of, nothing
 from fedstale.deployment.processes import name_process
 from fedstale.deployment.unary import unary
+from fedstale.errors import FedstaleError
 
 _NAME = "flower-supernode"
 _ACQUIRE, _ANSWERED = "/v1/runtime/acquire-task", "/v1/runtime/push-task-output"
@@ -130,6 +136,32 @@ def holding(app: FastAPI, arrival: Arrival, pauses: Pauses, hold_s: float) -> Fa
     return app
 
 
+def whole_or_not(pull: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Let a SuperNode throw away a message whose run ends as it comes, like one it fails to get.
+
+    Args:
+        pull: Flower's, which takes its steps by name.
+    """
+
+    def failing(step: Callable[..., object]) -> Callable[..., object]:
+        @wraps(step)
+        def done(*given: object) -> object:
+            try:
+                return step(*given)
+            except RunNotRunningException:
+                # It is no Exception, and passes by what cleans up after one.
+                raise FedstaleError("its run has ended") from None
+
+        return done
+
+    @wraps(pull)
+    def pulled(**named: Any) -> int | None:  # noqa: ANN401 - as Flower's
+        steps = ("pull_object", "confirm_message_received")
+        return pull(**named | {step: failing(named[step]) for step in steps})
+
+    return pulled
+
+
 def run(arguments: Sequence[str], hold_s: float = 5.0) -> None:
     """Run flower-supernode until it ends.
 
@@ -150,6 +182,7 @@ def run(arguments: Sequence[str], hold_s: float = 5.0) -> None:
     # The SuperNode's loop pulls a message with all its objects, and then waits for the reply.
     parts = start_client_internal.__globals__
     parts["time"] = pauses
+    parts["_pull_and_store_message"] = whole_or_not(parts["_pull_and_store_message"])
     parts["_push_messages"] = _first(arrival.say, parts["_push_messages"])
     add_exit_handler(arrival.close, run_before_force_exit=True)
     flower_supernode()

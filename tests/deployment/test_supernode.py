@@ -11,16 +11,21 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
+from flwr.app import ConfigRecord, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest
 from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
 from flwr.supernode import main
 from flwr.supernode.cli.flower_supernode import _start_supernode_http_api
 from flwr.supernode.main import create_app
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.start_client_internal import start_client_internal
+from hostile import SUPERLINK, message
 from small_deployment import wait_for
 
 from fedstale.deployment import supernode
@@ -165,6 +170,7 @@ def test_flowers_own_loop_says_when_a_message_is_whole_and_its_api_holds(monkeyp
     parts, replies, said, made = start_client_internal.__globals__, [], [], []
     monkeypatch.setitem(parts, "time", time)
     monkeypatch.setitem(parts, "_push_messages", lambda **given: replies.append(given))
+    monkeypatch.setitem(parts, "_pull_and_store_message", parts["_pull_and_store_message"])
     monkeypatch.setattr(main, "create_app", create_app)
     monkeypatch.setattr(Arrival, "say", property(lambda arrival: lambda: said.append(arrival)))
     monkeypatch.setattr(supernode, "name_process", lambda name: None)
@@ -182,8 +188,44 @@ def test_flowers_own_loop_says_when_a_message_is_whole_and_its_api_holds(monkeyp
     assert replies == [{"state": 1}]
     held = [one for one in made[0].user_middleware if one.cls is supernode.HeldTasks]
     assert [one.kwargs["arrival"] for one in held] == said
-    assert "_push_messages" in start_client_internal.__code__.co_names
+    assert {"_push_messages", "_pull_and_store_message"} <= {
+        *start_client_internal.__code__.co_names
+    }
+    assert pulls(parts["_pull_and_store_message"], "pull_object") == (None, 0, 0)
     assert isinstance(parts["time"], Pauses)
     used = re.findall(r"\btime\.\w+", Path(start_client_internal.__code__.co_filename).read_text())
     assert used == ["time.sleep"] * 3
     assert "create_app" in _start_supernode_http_api.__code__.co_names
+
+
+def pulls(pull, ends_at=""):
+    """Pull a message whose run ends at a step; return the run and what is left of the message."""
+    store = ObjectStoreFactory().store()
+    state = NodeStateFactory(objectstore_factory=ObjectStoreFactory()).state()
+    state.store_run(Run.create_empty(run_id=1))
+    order = message(1, SUPERLINK, 7, content=RecordDict({"config": ConfigRecord({"n": 1})}))
+    objects = {key: one.deflate() for key, one in get_all_nested_objects(order).items()}
+    steps = {
+        "receive": lambda: (remove_content_from_message(order), get_object_tree(order)),
+        "pull_object": lambda run_id, key: objects[key],
+        "confirm_message_received": lambda run_id, message_id: None,
+    }
+
+    def ends(*given):
+        raise RunNotRunningException
+
+    given = dict.fromkeys(("node_config", "get_run", "get_fab", "trusted_entities"))
+    given |= steps | ({ends_at: ends} if ends_at else {})
+    run_id = pull(state=state, object_store=store, **given)
+    return run_id, len(state.get_tasks(statuses=["pending"])), len(state.get_messages_legacy())
+
+
+@pytest.mark.parametrize("step", ["pull_object", "confirm_message_received"])
+def test_a_message_whose_run_ends_as_it_comes_is_given_to_no_client_app(step):
+    flowers = start_client_internal.__globals__["_pull_and_store_message"]
+    ours = supernode.whole_or_not(flowers)
+    assert pulls(ours) == pulls(flowers) == (1, 1, 1)
+    # Nobody is to wait for a reply, so nobody may make one: it would go out in place of the next.
+    assert pulls(flowers, step) == (None, 1, 1)
+    assert pulls(ours, step) == (None, 0, 0)
+    assert pulls(ours, "receive") == (None, 0, 0)
