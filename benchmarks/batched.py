@@ -12,7 +12,10 @@ products of stacks of matrices, with the gradient written out. "one model for al
 of all clients as one large batch through one model: the same number of multiplications for each
 example, but with weights that are read once, which no training of different models can reach.
 
-Run it with: python benchmarks/batched.py [--quick]
+Where CUDA knows a GPU, `--gpu` compares `batched` on it with `batched` on the processor, with one
+thread and with all cores, in seconds of the clock.
+
+Run it with: python benchmarks/batched.py [--quick] [--gpu]
 """
 
 import argparse
@@ -41,6 +44,7 @@ SETTLED = 50
 """Runs before the first that counts."""
 SIZES = {"64-32-10": (32, 128, 512), "convolutions": (32, 128), "recurrent": (32,)}
 """Clients trained together, by workload."""
+GPU_SIZES = {"64-32-10": (32, 512, 2048), "convolutions": (32, 512), "recurrent": (32, 128)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +120,8 @@ def workloads() -> list[Workload]:
 class Clients:
     """The same clients, trained in every way. Each way returns what shows that all do the same."""
 
-    def __init__(self, work: Workload, n: int) -> None:
-        self.work, self.n = work, n
+    def __init__(self, work: Workload, n: int, device: str = "cpu") -> None:
+        self.work, self.n, self.device = work, n, device
         generator = torch.Generator().manual_seed(1)
         pool = len(work.data[0])
         self.examples = torch.randint(pool, (n, work.examples), generator=generator)
@@ -128,8 +132,8 @@ class Clients:
         self.client = self._client()
         parts = BatchedFunctions(job=self.job, network=work.stackable, losses=work.losses)
         self.inline = InlineExecutor(self.client)
-        self.batched = BatchedExecutor(self.client, parts, batch=n)
-        self.program = ManySGD(work.stackable, work.losses)
+        self.batched = BatchedExecutor(self.client, parts, device=device, batch=n)
+        self.program = ManySGD(work.stackable, work.losses, device)
         self.jobs = [TrainingTask.of(self.job(call.message, call.context)) for call in self.calls]
 
     def _order(self, generator: torch.Generator) -> Tensor:
@@ -289,6 +293,44 @@ def measure(work: Workload, n: int, repeats: int) -> list[dict[str, object]]:
     ]
 
 
+def measure_gpu(work: Workload, n: int, repeats: int) -> list[dict[str, object]]:
+    """Return the clients per second of the clock of `batched`, on a processor and on a GPU."""
+    cores = torch.get_num_threads()
+    places = {"one thread": ("cpu", 1), f"{cores} cores": ("cpu", cores), "GPU": ("cuda", 1)}
+    clients = {device: Clients(work, n, device) for device in ("cpu", "cuda")}
+    first = {device: first_arrays(each.in_batches()) for device, each in clients.items()}
+    off = (first["cuda"] - first["cpu"]).abs().max() / first["cpu"].abs().max()
+    if off > 1e-5:
+        raise SystemExit(f"{work.name}: a GPU differs from the processor by {off:.1e}")
+    for each in clients.values():
+        each.settle()
+    rates: dict[tuple[str, str], list[float]] = {}
+    for _ in range(repeats):
+        for place, (device, threads) in places.items():
+            torch.set_num_threads(threads)
+            ways = {
+                "with messages": clients[device].in_batches,
+                "alone": clients[device].one_program,
+            }
+            for name, way in ways.items():
+                torch.cuda.synchronize()
+                started = time.perf_counter()
+                way()
+                torch.cuda.synchronize()
+                rates.setdefault((name, place), []).append(n / (time.perf_counter() - started))
+    torch.set_num_threads(cores)
+    return [
+        {
+            "what": f"clients per second, batched {name}, {place}",
+            "model": work.name,
+            "together": n,
+            **spread(values),
+            "ratio to one thread": _ratio(values, rates[name, "one thread"]),
+        }
+        for (name, place), values in rates.items()
+    ]
+
+
 def _ratio(values: list[float], others: list[float]) -> float:
     """Return the median ratio of two ways in the same turn, when the machine was as fast."""
     return round(statistics.median(a / b for a, b in zip(values, others, strict=True)), 2)
@@ -309,17 +351,23 @@ def main() -> None:
     """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer and smaller repeats")
+    parser.add_argument("--gpu", action="store_true", help="a GPU beside the processor")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    if not options.gpu:
+        torch.set_num_threads(1)
+    sizes, measured_by = (GPU_SIZES, measure_gpu) if options.gpu else (SIZES, measure)
     rows = []
     with identity(1):
         for work in workloads():
-            for n in (32,) if options.quick else SIZES[work.name]:
-                measured = measure(work, n, 3 if options.quick else 9)
+            for n in (32,) if options.quick else sizes[work.name]:
+                measured = measured_by(work, n, 3 if options.quick else 5 if options.gpu else 9)
                 print(*measured, sep="\n", flush=True)
                 rows += measured
-    command = "python benchmarks/batched.py" + " --quick" * options.quick
-    write_result("batched" + "-quick" * options.quick, rows, command=command)
+    if options.gpu:
+        rows = [{"gpu": torch.cuda.get_device_name(), **row} for row in rows]
+    name = "batched" + "_gpu" * options.gpu + "-quick" * options.quick
+    given = " --quick" * options.quick + " --gpu" * options.gpu
+    write_result(name, rows, command=f"python benchmarks/batched.py{given}")
 
 
 if __name__ == "__main__":

@@ -76,16 +76,19 @@ def said(tmp_path):
         "import threading, time\n"
         "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     )
+    (libraries / "with_cuda.py").write_text("import torch\nONE = torch.ones(1, device='cuda')\n")
     (libraries / "with_gpu.py").write_text("DEVICE = open('/dev/null')\n")
     (libraries / "with_trap.py").write_text(
         "import os, sys\nif sys.argv != ['flwr-clientapp']: os.abort()\n"
     )
 
+    paths = [str(libraries), *filter(None, [os.environ.get("PYTHONPATH")])]
+
     def run(script):
         result = subprocess.run(
             [sys.executable, "-P", "-c", SCRIPT + textwrap.dedent(script)],
             cwd=tmp_path,
-            env={**os.environ, "FLWR_HOME": str(home), "PYTHONPATH": str(libraries)},
+            env={**os.environ, "FLWR_HOME": str(home), "PYTHONPATH": os.pathsep.join(paths)},
             capture_output=True,
             text=True,
             timeout=100,
@@ -165,6 +168,27 @@ def test_a_library_that_a_fork_cannot_inherit_is_not_shared(said, library):
         tell(main="{library}" in sys.modules)
         """)
     assert found == [{"here": False}] * 3 + [{"main": False}]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("library", ["torch", "with_cuda"])
+def test_forks_compute_on_a_gpu_with_the_torch_of_their_parent(said, library):
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU that CUDA knows")
+    found = said(f"""
+        def app():
+            here = "torch" in sys.modules
+            import torch, {library}
+            tell(here=here, sum=torch.ones(3, device="cuda").sum().item())
+        executor = warm.WarmExecutor()
+        answered(executor, "app", "app", "app")
+        tell(main="{library}" in sys.modules, harmless=warm.is_harmless())
+        """)
+    # What opens the GPU as it is imported is imported in each fork.
+    is_shared = library == "torch"
+    told = [{"here": here, "sum": 3.0} for here in (False, is_shared, is_shared)]
+    assert found == [*told, {"main": is_shared, "harmless": True}]
 
 
 def test_a_fork_ends_as_an_interpreter_does(said):

@@ -7,7 +7,8 @@ those who have finished are a tail that is left out, and batches are padded with
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,7 +159,8 @@ class ManySGD:
             k = len(index)
             # Clients that are done are a tail, for which no gradient is made.
             active = {name: p[:k] for name, p in zip(self._names, params, strict=True)}
-            grads, loss = self._step(active, tuple(x[index] for x in data), weights)
+            with _in_full_precision(self._device):
+                grads, loss = self._step(active, tuple(x[index] for x in data), weights)
             steps.take(k, [grads[name] for name in self._names])
             totals[:k] += shares * loss
         back = slice(None) if order == list(range(len(order))) else place.argsort()
@@ -181,6 +183,17 @@ class ManySGD:
                 f"the message holds arrays {given}: expected those of the declared network, "
                 f"{shapes}"
             )
+
+
+@contextmanager
+def _in_full_precision(device: torch.device) -> Iterator[None]:
+    """Let cuDNN add in float32, and in the same order each time; its default rounds to 10 bits."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    with cudnn.flags(enabled=cudnn.enabled, deterministic=True, allow_tf32=False):
+        yield
 
 
 class _Steps:

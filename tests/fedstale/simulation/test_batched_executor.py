@@ -382,7 +382,17 @@ def test_the_unrolled_network_is_the_network(built_in, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that CUDA knows")
-def test_a_gpu_trains_as_the_cpu_does(built_in):
-    client, parts, calls = built_in("digits", 60, versions=3)
-    ours = BatchedExecutor(client, parts, device="cuda").run(calls)
+@pytest.mark.parametrize("name", ["digits", "fashion", "shakespeare"])
+def test_a_gpu_trains_as_the_processor_does_and_the_same_each_time(built_in, tmp_path, name):
+    write_clothes(tmp_path / "clothes")
+    play = f"HAMLET:\n{SPEECH * 12}\nOPHELIA:\n{SPEECH * 7}"
+    (tmp_path / "play.txt").write_text(play)
+    settings = {
+        "digits": {},
+        "fashion": {"data": str(tmp_path / "clothes"), "batch_size": 1000, "local_epochs": 1},
+        "shakespeare": {"text": str(tmp_path / "play.txt"), "local_epochs": 1},
+    }
+    client, parts, calls = built_in(name, 2, versions=2, **settings[name])
+    ours, again = (BatchedExecutor(client, parts, device="cuda").run(calls) for _ in range(2))
     assert differences(ours, InlineExecutor(client).run(calls)).max() < 1e-5
+    assert differences(ours, again).max() == 0.0
