@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.stats import spearmanr
 
 from fedstale.agents.env.episodes import Episodes
 from fedstale.agents.env.rounds import Policy, picks_of, rollout
@@ -176,6 +175,8 @@ def compared(worlds: Worlds, agent: Array, rules: dict[str, Array]) -> WorldEval
 
 
 def _rank_correlation(one: pd.Series, other: pd.Series) -> float:
+    from scipy.stats import spearmanr  # noqa: PLC0415 - takes a second, in every simulation
+
     if one.nunique() < 2 or other.nunique() < 2:
         return np.nan
     return float(spearmanr(one, other)[0])

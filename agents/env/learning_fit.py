@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from scipy.optimize import least_squares
 
 from fedstale.agents.env.episodes import GROUPS
 from fedstale.agents.env.learning_guard import Fitted
@@ -309,6 +308,8 @@ class _Found:
 
     @classmethod
     def of(cls, curves: Curves, which: Index, start: LearningProxy, spread: Spread) -> "_Found":
+        from scipy.optimize import least_squares  # noqa: PLC0415 - as in `world_evaluation`
+
         widths = np.array([max(spread[name], 1e-3) for name in FREE])
         median = np.array([getattr(start, name) for name in FREE])
 

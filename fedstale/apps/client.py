@@ -151,14 +151,13 @@ def train(
     """
     if batch_size < 1:
         raise ValueError(f"batch-size = {batch_size}: expected a number >= 1")
-    optimizer = torch.optim.SGD(network.parameters(), lr=learning_rate)
     received = [w.detach().clone() for w in network.parameters()] if proximal_mu else ()
     per_epoch = -(-len(data[0]) // batch_size)
     steps = len(order) * per_epoch if steps is None else steps
     total = counted = 0.0
     batches = chain.from_iterable(rows.split(batch_size) for rows in torch.from_numpy(order))
     for step, batch in enumerate(islice(batches, steps)):
-        optimizer.zero_grad()
+        network.zero_grad()
         mean = loss(network, *(tensor[batch] for tensor in data))
         torch.autograd.backward(mean)
         for w, w0 in zip(network.parameters(), received, strict=True) if proximal_mu else ():
@@ -166,7 +165,11 @@ def train(
                 w.grad.add_(w.detach() - w0, alpha=proximal_mu)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(network.parameters(), max_norm)
-        optimizer.step()
+        with torch.no_grad():
+            for w in network.parameters():
+                # As torch.optim.SGD, which would import torch.compile: two seconds a process.
+                if w.grad is not None:
+                    w.sub_(w.grad, alpha=learning_rate)
         if step >= steps - per_epoch:
             total += mean.item() * len(batch)
             counted += len(batch)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.stats import CensoredData, ecdf
 
 from fedstale.reports.figure import Array
 
@@ -92,6 +91,8 @@ def kaplan_meier(times: Iterable[Reached]) -> tuple[Array, Array]:
     Returns:
         Instants in s, increasing, and the share from each of them on; both of shape (instants,).
     """
+    from scipy.stats import CensoredData, ecdf  # noqa: PLC0415 - as in `estimate`
+
     times = list(times)
     found = ecdf(
         CensoredData(

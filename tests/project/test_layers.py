@@ -73,7 +73,7 @@ def test_every_import_of_the_product_is_declared():
             "fedstale.apps.client",
             {"fedstale.agents", "fedstale.strategies", "pandas", "ray", "stable_baselines3"},
         ),
-        ("fedstale.agents", {"torch", "ray", "stable_baselines3", "gymnasium"}),
+        ("fedstale.agents", {"torch", "ray", "scipy", "stable_baselines3", "gymnasium"}),
         ("fedstale.cli.main", {"numpy", "pandas", "torch", "flwr", "ray", "stable_baselines3"}),
         ("fedstale.deployment.joining", {"flwr", "pandas", "ray", "stable_baselines3", "torch"}),
         ("fedstale.simulation", {"ray", "stable_baselines3", "gymnasium"}),
@@ -83,6 +83,29 @@ def test_importing_a_layer_leaves_heavy_libraries_out(module, heavy):
     code = f"import {module}, sys; print(*sorted(set(sys.modules) & {heavy!r}))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == []
+
+
+def test_a_run_of_a_built_in_app_imports_neither_compilers_nor_statistics(tmp_path):
+    # Each of these takes a second or two.
+    heavy = {
+        "numba",
+        "ray",
+        "scipy.stats",
+        "sklearn",
+        "stable_baselines3",
+        "sympy",
+        "torch._dynamo",
+    }
+    code = (
+        "import sys, fedstale\n"
+        "run = fedstale.simulate('digits', traces='synthetic:3', until='2m', out='run')\n"
+        "assert len(run.jobs), 'nobody has trained'\n"
+        f"print(*sorted(set(sys.modules) & {heavy!r}))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines()[-1] == ""
 
 
 def modules():

@@ -61,16 +61,17 @@ def draw(model: Regimes, n: int, seconds: int, rng: np.random.Generator) -> Arra
     u = rng.random((seconds, n))
     noise = rng.standard_normal((seconds, n))
     state = np.searchsorted(np.cumsum(model.share)[:-1], u[0], side="right")
-    z = noise[0]
-    logs = np.empty((seconds, n))
+    states = np.empty((seconds, n), np.int64)
     for t in range(seconds):
         if t:
             state = (edges[state] <= u[t][:, None]).sum(axis=1)
-        level = state % LEVELS
-        if t:
-            z = phi[level] * z + fresh[level] * noise[t]
-        logs[t] = np.where(state < LEVELS, mean[level] + sd[level] * z, -np.inf)
-    return np.exp(logs).T
+        states[t] = state
+    level = states % LEVELS
+    kept, new = phi[level], fresh[level] * noise
+    z = noise
+    for t in range(1, seconds):
+        z[t] = kept[t] * z[t - 1] + new[t]
+    return np.exp(np.where(states < LEVELS, mean[level] + sd[level] * z, -np.inf)).T
 
 
 def fit(links: Sequence[Array]) -> Regimes:
