@@ -60,12 +60,10 @@ def draw(model: Regimes, n: int, seconds: int, rng: np.random.Generator) -> Arra
     fresh = np.sqrt(1 - phi**2)
     u = rng.random((seconds, n))
     noise = rng.standard_normal((seconds, n))
-    state = np.searchsorted(np.cumsum(model.share)[:-1], u[0], side="right")
     states = np.empty((seconds, n), np.int64)
-    for t in range(seconds):
-        if t:
-            state = (edges[state] <= u[t][:, None]).sum(axis=1)
-        states[t] = state
+    states[0] = np.searchsorted(np.cumsum(model.share)[:-1], u[0], side="right")
+    for t in range(1, seconds):
+        states[t] = (edges[states[t - 1]] <= u[t][:, None]).sum(axis=1)
     level = states % LEVELS
     kept, new = phi[level], fresh[level] * noise
     z = noise
