@@ -169,7 +169,7 @@ def train(
             for w in network.parameters():
                 # As torch.optim.SGD, which would import torch.compile: two seconds a process.
                 if w.grad is not None:
-                    w.sub_(w.grad, alpha=learning_rate)
+                    w.add_(w.grad, alpha=-learning_rate)
         if step >= steps - per_epoch:
             total += mean.item() * len(batch)
             counted += len(batch)
