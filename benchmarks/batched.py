@@ -121,7 +121,7 @@ class Clients:
     """The same clients, trained in every way. Each way returns what shows that all do the same."""
 
     def __init__(self, work: Workload, n: int, device: str = "cpu") -> None:
-        self.work, self.n, self.device = work, n, device
+        self.work, self.n = work, n
         generator = torch.Generator().manual_seed(1)
         pool = len(work.data[0])
         self.examples = torch.randint(pool, (n, work.examples), generator=generator)
@@ -269,9 +269,7 @@ def measure(work: Workload, n: int, repeats: int) -> list[dict[str, object]]:
     expected = first_arrays(clients.naive())
     for name, way in ways.items():
         if name != "one model for all":
-            off = (first_arrays(way()) - expected).abs().max() / expected.abs().max()
-            if off > 1e-5:
-                raise SystemExit(f"{work.name}: {name} differs from the naive loop by {off:.1e}")
+            check(f"{work.name}: {name}", way(), expected, "the naive loop")
     clients.settle()
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
@@ -298,10 +296,8 @@ def measure_gpu(work: Workload, n: int, repeats: int) -> list[dict[str, object]]
     cores = torch.get_num_threads()
     places = {"one thread": ("cpu", 1), f"{cores} cores": ("cpu", cores), "GPU": ("cuda", 1)}
     clients = {device: Clients(work, n, device) for device in ("cpu", "cuda")}
-    first = {device: first_arrays(each.in_batches()) for device, each in clients.items()}
-    off = (first["cuda"] - first["cpu"]).abs().max() / first["cpu"].abs().max()
-    if off > 1e-5:
-        raise SystemExit(f"{work.name}: a GPU differs from the processor by {off:.1e}")
+    expected = first_arrays(clients["cpu"].in_batches())
+    check(f"{work.name}: a GPU", clients["cuda"].in_batches(), expected, "the processor")
     for each in clients.values():
         each.settle()
     rates: dict[tuple[str, str], list[float]] = {}
@@ -334,6 +330,13 @@ def measure_gpu(work: Workload, n: int, repeats: int) -> list[dict[str, object]]
 def _ratio(values: list[float], others: list[float]) -> float:
     """Return the median ratio of two ways in the same turn, when the machine was as fast."""
     return round(statistics.median(a / b for a, b in zip(values, others, strict=True)), 2)
+
+
+def check(name: str, trained: object, expected: Tensor, other: str) -> None:
+    """End if what was trained is not what another way has trained, but for rounding."""
+    off = (first_arrays(trained) - expected).abs().max() / expected.abs().max()
+    if off > 1e-5:
+        raise SystemExit(f"{name} differs from {other} by {off:.1e}")
 
 
 def first_arrays(trained: object) -> Tensor:

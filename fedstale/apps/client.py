@@ -151,7 +151,8 @@ def train(
     """
     if batch_size < 1:
         raise ValueError(f"batch-size = {batch_size}: expected a number >= 1")
-    received = [w.detach().clone() for w in network.parameters()] if proximal_mu else ()
+    weights = list(network.parameters())
+    received = [w.detach().clone() for w in weights] if proximal_mu else ()
     per_epoch = -(-len(data[0]) // batch_size)
     steps = len(order) * per_epoch if steps is None else steps
     total = counted = 0.0
@@ -160,14 +161,14 @@ def train(
         network.zero_grad()
         mean = loss(network, *(tensor[batch] for tensor in data))
         torch.autograd.backward(mean)
-        for w, w0 in zip(network.parameters(), received, strict=True) if proximal_mu else ():
+        for w, w0 in zip(weights, received, strict=True) if proximal_mu else ():
             if w.grad is not None:
                 w.grad.add_(w.detach() - w0, alpha=proximal_mu)
         if max_norm is not None:
-            nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+            nn.utils.clip_grad_norm_(weights, max_norm)
+        # As torch.optim.SGD, which would import torch.compile: two seconds a process.
         with torch.no_grad():
-            for w in network.parameters():
-                # As torch.optim.SGD, which would import torch.compile: two seconds a process.
+            for w in weights:
                 if w.grad is not None:
                     w.add_(w.grad, alpha=-learning_rate)
         if step >= steps - per_epoch:

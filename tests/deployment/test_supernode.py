@@ -188,9 +188,8 @@ def test_flowers_own_loop_says_when_a_message_is_whole_and_its_api_holds(monkeyp
     assert replies == [{"state": 1}]
     held = [one for one in made[0].user_middleware if one.cls is supernode.HeldTasks]
     assert [one.kwargs["arrival"] for one in held] == said
-    assert {"_push_messages", "_pull_and_store_message"} <= {
-        *start_client_internal.__code__.co_names
-    }
+    names = start_client_internal.__code__.co_names
+    assert {"_push_messages", "_pull_and_store_message"} <= set(names)
     assert pulls(parts["_pull_and_store_message"], "pull_object") == (None, 0, 0)
     assert isinstance(parts["time"], Pauses)
     used = re.findall(r"\btime\.\w+", Path(start_client_internal.__code__.co_filename).read_text())

@@ -82,13 +82,11 @@ def said(tmp_path):
         "import os, sys\nif sys.argv != ['flwr-clientapp']: os.abort()\n"
     )
 
-    paths = [str(libraries), *filter(None, [os.environ.get("PYTHONPATH")])]
-
     def run(script):
         result = subprocess.run(
             [sys.executable, "-P", "-c", SCRIPT + textwrap.dedent(script)],
             cwd=tmp_path,
-            env={**os.environ, "FLWR_HOME": str(home), "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "FLWR_HOME": str(home), "PYTHONPATH": str(libraries)},
             capture_output=True,
             text=True,
             timeout=100,

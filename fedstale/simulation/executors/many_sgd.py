@@ -154,15 +154,16 @@ class ManySGD:
         ]
         steps, batches = _Steps(params, tasks, self._device), Batches(tasks)
         totals = torch.zeros(len(tasks), dtype=torch.float64, device=self._device)
-        for t in range(batches.n_steps):
-            index, weights, shares = (torch.from_numpy(x).to(self._device) for x in batches.at(t))
-            k = len(index)
-            # Clients that are done are a tail, for which no gradient is made.
-            active = {name: p[:k] for name, p in zip(self._names, params, strict=True)}
-            with _in_full_precision(self._device):
+        with _in_full_precision(self._device):
+            for t in range(batches.n_steps):
+                read = (torch.from_numpy(x) for x in batches.at(t))
+                index, weights, shares = (x.to(self._device) for x in read)
+                k = len(index)
+                # Clients that are done are a tail, for which no gradient is made.
+                active = {name: p[:k] for name, p in zip(self._names, params, strict=True)}
                 grads, loss = self._step(active, tuple(x[index] for x in data), weights)
-            steps.take(k, [grads[name] for name in self._names])
-            totals[:k] += shares * loss
+                steps.take(k, [grads[name] for name in self._names])
+                totals[:k] += shares * loss
         back = slice(None) if order == list(range(len(order))) else place.argsort()
         trained = {name: p[back].cpu() for name, p in zip(self._names, params, strict=True)}
         return trained, totals[back].tolist()
