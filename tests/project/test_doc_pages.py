@@ -64,6 +64,7 @@ def test_the_map_shows_every_page_under_its_kind(kind):
         ("forecasting_page", 2),
         ("tuning_page", 1),
         ("compact_page", 2),
+        ("speed_page", 1),
         ("forecast_audit", 1),
     ],
 )
