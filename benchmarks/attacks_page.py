@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pages import filled
+from pages import refilled, rewrite
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "results" / "robustness.md"
@@ -40,12 +40,11 @@ def tables(result: dict[str, Any]) -> list[str]:
     return lines[:-1]
 
 
-def main() -> None:
-    """Replace the tables."""
+def written() -> dict[Path, str]:
+    """Return the page as the result says it."""
     result = json.loads((HERE / "results" / "attacks.json").read_text(encoding="utf-8"))
-    text = filled(PAGE.read_text(encoding="utf-8"), "attacks", "\n".join(tables(result)))
-    PAGE.write_text(text, encoding="utf-8")
+    return refilled([PAGE], {"attacks": "\n".join(tables(result))})
 
 
 if __name__ == "__main__":
-    main()
+    rewrite(written())

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pages import filled
+from pages import refilled, rewrite
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "results" / "robustness.md"
@@ -55,16 +55,11 @@ def table(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def page(text: str, result: dict[str, Any]) -> str:
-    """Return a page with the table between its markers."""
-    return filled(text, "kills", "\n".join(table(result)))
-
-
-def main() -> None:
-    """Replace the table."""
+def written() -> dict[Path, str]:
+    """Return the page as the result says it."""
     result = json.loads((HERE / "results" / "kills.json").read_text(encoding="utf-8"))
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
+    return refilled([PAGE], {"kills": "\n".join(table(result))})
 
 
 if __name__ == "__main__":
-    main()
+    rewrite(written())

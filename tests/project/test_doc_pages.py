@@ -65,6 +65,8 @@ def test_the_map_shows_every_page_under_its_kind(kind):
         ("tuning_page", 1),
         ("compact_page", 2),
         ("speed_page", 1),
+        ("attacks_page", 1),
+        ("kills_page", 1),
         ("forecast_audit", 1),
     ],
 )
