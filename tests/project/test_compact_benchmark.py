@@ -175,6 +175,21 @@ def test_the_readme_says_what_was_measured(result):
     assert f"{fast} times as fast, with an interval of {low} to {high}" in text
 
 
+def test_the_page_says_what_small_messages_are_worth(result):
+    assert "1.5 to 1.75 times as fast" in published.page("results/messages.md")
+    pairs = {place: row for (place, arm), row in result.items() if arm == "int4, int8 down"}
+    small = {place: row for place, row in pairs.items() if place.endswith(", 14 MB, 5G")}
+    large = {place: row for place, row in pairs.items() if "56 MB" in place}
+    assert (len(small), len(large)) == (3, 3)
+    # Faster by an interval, with a sixth of the uploads or less.
+    assert all(row["hours_ratio"][1] > 1 and row["up_gb_ratio"][0] > 6 for row in small.values())
+    means = sorted(row["hours_ratio"][0] for row in large.values())
+    assert (means[0], means[-1]) == pytest.approx((1.5, 1.75), abs=0.025)
+    lows = {place.partition(",")[0]: row["hours_ratio"][1] for place, row in large.items()}
+    assert {app for app, low in lows.items() if low > 1.2} == {"digits"}
+    assert lows["shakespeare"] < 1
+
+
 def test_no_refinement_was_faster_than_the_best_pair_by_an_interval(result):
     """What docs/what-does-not-pay.md and docs/smaller-messages.md say."""
     for (_, arm), row in result.items():
