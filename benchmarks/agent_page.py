@@ -7,12 +7,12 @@ table is replaced; the words around them are kept.
 Run it with: python benchmarks/agent_page.py
 """
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pages import refilled, rewrite
+from results_file import read_result
 from training_tables import AGENT, lies_cost
 
 HERE = Path(__file__).parent
@@ -20,7 +20,6 @@ PAGES = [
     HERE.parent / "docs" / "results" / name
     for name in ("agent.md", "agent-training.md", "agent-worlds.md")
 ]
-RESULTS = HERE / "results"
 Row = dict[str, Any]
 BOUNDS = {"exact": "", "at least": "≥ ", "at most": "≤ ", "unknown": "? "}
 NOTHING = "-"
@@ -283,8 +282,7 @@ def written() -> dict[Path, str]:
     """Return the pages with all of their tables written from the results."""
     tables: dict[str, str] = {}
     for result in TABLES:
-        stored = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
-        tables |= tables_of(result, stored["rows"])
+        tables |= tables_of(result, read_result(result)["rows"])
     return refilled(PAGES, tables)
 
 

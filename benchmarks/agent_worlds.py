@@ -32,7 +32,7 @@ import tomli_w
 from agent_training import FLEETS, SCHEDULES, SEEDS, SKEWS, outcome, told, windows
 from recorded_fleets import ASSUMED, fleets
 from recorded_scenarios import DAYS, STEP_S
-from results_file import RESULTS, write_result
+from results_file import read_result, write_result
 from scipy.stats import spearmanr
 from selection_proxy import (
     ALPHAS,
@@ -179,7 +179,7 @@ def cases(recordings: Path, cache: Path, spread_of: Spread) -> list[Row]:
     """Return the band of each case beside the real advantage."""
     real = {
         (row["app"], row["fleet"], row["schedule"], row["selector"]): row["hours_ratio"]
-        for row in json.loads((RESULTS / "agent_training.json").read_text())["rows"]
+        for row in read_result("agent_training")["rows"]
         if "hours_ratio" in row and not row["lies"]
     }
     rows, worlds = [], Worlds.around(shipped(), spread_of, CASE_WORLDS, seed=0)
@@ -267,7 +267,7 @@ def trained(recordings: Path, out: Path) -> list[Row]:
         agents[name] = folder
     kept = {
         (row["app"], row["schedule"], row["seed"]): row
-        for row in json.loads((RESULTS / "agent_training.json").read_text())["rows"]
+        for row in read_result("agent_training")["rows"]
         if row.get("selector") == "random" and row.get("alpha") == SKEW and not row["lies"]
         if row["fleet"] == "phones"
     }

@@ -5,14 +5,13 @@ What stands between the markers is replaced; the words around them are kept.
 Run it with: python benchmarks/attacks_page.py
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from pages import refilled, rewrite
+from results_file import read_result
 
-HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "results" / "robustness.md"
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "robustness.md"
 Row = dict[str, Any]
 
 
@@ -42,7 +41,7 @@ def tables(result: dict[str, Any]) -> list[str]:
 
 def written() -> dict[Path, str]:
     """Return the page as the result says it."""
-    result = json.loads((HERE / "results" / "attacks.json").read_text(encoding="utf-8"))
+    result = read_result("attacks")
     return refilled([PAGE], {"attacks": "\n".join(tables(result))})
 
 

@@ -7,12 +7,12 @@ kept.
 Run it with: python benchmarks/compact_page.py
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pages import refilled, rewrite
+from results_file import read_result
 
 HERE = Path(__file__).parent
 DOCS, EXAMPLES = HERE.parent / "docs", HERE.parent / "examples"
@@ -178,8 +178,7 @@ def tables() -> dict[str, str]:
 
 
 def _rows(name: str) -> list[Row]:
-    path = HERE / "results" / f"{name}.json"
-    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    rows: list[Row] = read_result(name)["rows"]
     return rows
 
 

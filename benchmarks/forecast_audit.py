@@ -10,7 +10,6 @@ Run it with: python benchmarks/forecast_audit.py [--quick]; it rewrites the tabl
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +17,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pandas as pd
 from pages import refilled, rewrite
-from results_file import RESULTS, write_result
+from results_file import read_result, write_result
 
 import fedstale
 from fedstale.config import SimulationConfig
@@ -148,7 +147,7 @@ def simulated(seed: int, until: str) -> dict[str, object]:
 
 def written() -> dict[Path, str]:
     """Return docs/audit.md with its tables as the results say."""
-    result = json.loads((RESULTS / f"{NAME}.json").read_text(encoding="utf-8"))
+    result = read_result(NAME)
     lies = [row for row in result["rows"] if row["lie"] in LIES]
     head = "| devices | in the log | alarms | jobs to the alarm: 10 % | median | 90 % |"
     lines = [head, "|---|---|---:|---:|---:|---:|"]

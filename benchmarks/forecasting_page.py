@@ -7,11 +7,11 @@ kept. The best number of a column is bold.
 Run it with: python benchmarks/forecasting_page.py
 """
 
-import json
 from pathlib import Path
 
 import pandas as pd
 from pages import refilled, rewrite
+from results_file import read_result
 
 HERE = Path(__file__).parent
 PAGES = [
@@ -148,7 +148,7 @@ def speed(rows: pd.DataFrame) -> str:
 def written() -> dict[Path, str]:
     """Return the pages with all of their tables written from the results."""
     recorded = {
-        name: pd.DataFrame(json.loads((HERE / "results" / f"{name}.json").read_text())["rows"])
+        name: pd.DataFrame(read_result(name)["rows"])
         for name in ("forecasting", "forecasting_speed", "own_outcomes")
     }
     rows, tables = recorded["forecasting"], {"speed": speed(recorded["forecasting_speed"])}

@@ -5,14 +5,13 @@ What stands between the markers is replaced; the words around them are kept.
 Run it with: python benchmarks/kills_page.py
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from pages import refilled, rewrite
+from results_file import read_result
 
-HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "results" / "robustness.md"
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "robustness.md"
 
 NAMES = {
     "superlink": "SuperLink",
@@ -57,7 +56,7 @@ def table(result: dict[str, Any]) -> list[str]:
 
 def written() -> dict[Path, str]:
     """Return the page as the result says it."""
-    result = json.loads((HERE / "results" / "kills.json").read_text(encoding="utf-8"))
+    result = read_result("kills")
     return refilled([PAGE], {"kills": "\n".join(table(result))})
 
 

@@ -5,13 +5,12 @@ What stands between the markers is replaced; the words around them are kept.
 Run it with: python benchmarks/less_work_page.py
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pages import refilled, rewrite, table
-from results_file import RESULTS
+from results_file import read_result
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "less-work.md"
 HEAD = (
@@ -47,7 +46,7 @@ def _ratio(found: Sequence[float]) -> str:
 
 def written() -> dict[Path, str]:
     """Return the page with its tables as the result says."""
-    result = json.loads((RESULTS / "less_work.json").read_text(encoding="utf-8"))
+    result = read_result("less_work")
     titles = dict.fromkeys(row["setting"] for row in result["rows"])
     tables = {
         title: setting([row for row in result["rows"] if row["setting"] == title])

@@ -5,7 +5,6 @@ What stands between the markers is replaced; the words around them are kept.
 Run it with: python benchmarks/liars_page.py
 """
 
-import json
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from liars import (
     WHEN,
 )
 from pages import refilled, rewrite, table
-from results_file import RESULTS
+from results_file import read_result
 from update_norms import BY_RANKS, SKEWS
 
 from fedstale.comparison.statistics import estimate
@@ -215,10 +214,7 @@ def audit(rows: Rows) -> str:
 
 def written() -> dict[Path, str]:
     """Return the pages with their tables as the results say."""
-    result, told = (
-        json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-        for name in (NAME, "update_norms")
-    )
+    result, told = read_result(NAME), read_result("update_norms")
     parts = {name: Rows(result["rows"], name) for name in ("alike", "windows", "training", "audit")}
     alike, windows, training = parts["alike"], parts["windows"], parts["training"]
     about = (

@@ -11,7 +11,6 @@ table of docs/record.md.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from pages import refilled, rewrite
-from results_file import RESULTS, write_result
+from results_file import read_result, write_result
 
 import fedstale
 from fedstale.reports.run import Run
@@ -62,8 +61,7 @@ def main() -> None:
 
 def written() -> dict[Path, str]:
     """Return the page with the table of the results that are kept."""
-    rows = json.loads((RESULTS / f"{NAME}.json").read_text(encoding="utf-8"))["rows"]
-    return refilled([PAGE], {"cost": table(rows)})
+    return refilled([PAGE], {"cost": table(read_result(NAME)["rows"])})
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -44,6 +45,13 @@ def write_result(
     head = json.dumps(result, indent=2).removesuffix("\n}")
     path.write_text(f'{head},\n  "rows": [\n{lines}\n  ]\n}}\n')
     return path
+
+
+def read_result(name: str) -> dict[str, Any]:
+    """Return what `write_result` wrote by a name."""
+    path = RESULTS / f"{name}.json"
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
 
 
 def commit() -> str | None:

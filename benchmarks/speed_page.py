@@ -5,15 +5,14 @@ What stands between the markers is replaced; the words around them are kept.
 Run it with: python benchmarks/speed_page.py
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pages import refilled, rewrite, table
+from results_file import read_result
 
-HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "speed.md"
+PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
 Row = dict[str, Any]
 NAMES = {
     "pfl": "pfl 0.6",
@@ -57,15 +56,10 @@ def _ratio(value: float) -> str:
     return f"{value:.2f}" if value < 1 else f"{value:.1f}"
 
 
-def _rows(name: str) -> list[Row]:
-    path = HERE / "results" / f"{name}.json"
-    rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return rows
-
-
 def written() -> dict[Path, str]:
     """Return the page as the results say it."""
-    return refilled([PAGE], {"peers": peers(_rows("peers")), "gpu": gpu(_rows("batched_gpu"))})
+    peers_rows, gpu_rows = (read_result(name)["rows"] for name in ("peers", "batched_gpu"))
+    return refilled([PAGE], {"peers": peers(peers_rows), "gpu": gpu(gpu_rows)})
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from results_file import RESULTS, write_result
+from results_file import read_result, write_result
 from scipy import stats
 from threadpoolctl import threadpool_limits
 from tuning_runs import Curve, Place, Settings, run
@@ -435,7 +435,7 @@ def main() -> None:
     parser.add_argument("--draws", nargs="+", type=int, default=DRAWS, help="their repetitions")
     options = parser.parse_args()
     runs = Runs(options.recordings, options.keep, options.jobs)
-    published = json.loads((RESULTS / "tuning.json").read_text(encoding="utf-8"))["rows"]
+    published = read_result("tuning")["rows"]
     rows = [row for row in published if row["what"] in {"search", "held out"}]
     for app in options.only:
         for repetition in options.draws:

@@ -5,22 +5,21 @@ What stands between the markers is replaced; the words around them are kept.
 Run it with: python benchmarks/tuning_page.py
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pages import refilled, rewrite
+from pages import refilled, rewrite, table
+from results_file import read_result
 
-HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "results" / "tuning.md"
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "tuning.md"
 Row = dict[str, Any]
 
 
 def tables(rows: Sequence[Row]) -> dict[str, str]:
     """Return the tables of the page, by name."""
     return {
-        "searches": _table(
+        "searches": _worded(
             [
                 *("app", "draws", "rungs in", "rank correlation"),
                 *("regret", "saved", "random search, regret"),
@@ -36,7 +35,7 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
                 for row in _of(rows, "searches")
             ],
         ),
-        "defaults": _table(
+        "defaults": _worded(
             ["app", "against", "tuned minus default", "draws", "better", "holds 0", "worse"],
             [
                 [
@@ -46,7 +45,7 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
                 for row in _of(rows, "tuned against a default")
             ],
         ),
-        "seeds": _table(
+        "seeds": _worded(
             [
                 *("app", "chosen by", "choices", "held out"),
                 *("worse than the app's default", "worse than the best default"),
@@ -73,14 +72,13 @@ def _interval(row: Row, key: str) -> str:
     return mean if low is None else f"{mean} [{low:.3f}, {high:.3f}]"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+def _worded(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return table(heads, rows, words=len(heads))
 
 
 def written() -> dict[Path, str]:
     """Return the page as the result says it."""
-    result = json.loads((HERE / "results" / "tuning.json").read_text(encoding="utf-8"))
+    result = read_result("tuning")
     return refilled([PAGE], tables(result["rows"]))
 
 

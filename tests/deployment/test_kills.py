@@ -14,6 +14,7 @@ from fedstale.deployment.local import has_nginx
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from kills import CLOCKS, DISKS, MOMENTS, NODES, PARTS, kept_rows, killed, obstacle
 from kills_page import table
+from pages import filled, markers
 
 KILLS, WAITS = 10, 2
 """How often a part is killed, and how often there is a minute and a half of something."""
@@ -52,6 +53,11 @@ def test_what_was_measured_is_kept_and_not_measured_again(tmp_path):
     assert [*kept_rows(kept)] == [("superlink", moment) for moment in MOMENTS]
 
 
-def test_the_table_says_how_many_jobs_were_lost():
-    *_, line = table({"command": "x", "rows": [ROW]})
-    assert line == "| SuperLink | upload | 10 | 34 | 34 | 1 | 36 | 2 | 0 | 0 |"
+def test_the_page_says_how_many_jobs_were_lost_and_keeps_its_words():
+    start, end = markers("kills")
+    lines = "\n".join(table({"command": "x", "rows": [ROW]}))
+    found = filled(f"Before.\n{start}old\n{end}\nAfter.", "kills", lines)
+    assert found.startswith("Before.\n")
+    assert found.endswith("\nAfter.")
+    assert "old" not in found
+    assert "| SuperLink | upload | 10 | 34 | 34 | 1 | 36 | 2 | 0 | 0 |" in found

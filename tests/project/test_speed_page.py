@@ -1,9 +1,7 @@
 """What the page of speed says in words stands in the results of its benchmarks."""
 
-import re
-
 import pytest
-from published import page, rows
+from published import figures, page, rows
 
 CPU = "clients per processor second, "
 
@@ -27,14 +25,6 @@ def clients():
         (row["what"].removeprefix("clients per second, "), row["a round"]): row
         for row in rows("clients")
     }
-
-
-def figures(text, sentence):
-    """Return the numbers of a sentence, in which `#` stands for each."""
-    pattern = re.escape(sentence).replace(r"\#", r"([\d.,]*\d)")
-    found = re.search(pattern, text)
-    assert found, sentence
-    return [float(each.replace(",", "")) for each in found.groups()]
 
 
 def test_what_the_program_reaches(text, batched):
@@ -129,14 +119,3 @@ def test_what_costs_of_each_message_cost(text):
     (each, buffered) = (by[row["what"]] for row in rows("against_million"))
     assert 100 * (1 - each) == pytest.approx(million, abs=0.5)
     assert 100 * (buffered - 1) == pytest.approx(faster, abs=0.51)
-
-
-def test_two_nodes_are_as_much_faster_as_the_page_of_tuning_says():
-    single = sorted(row["speed_up"] for row in rows("two_nodes") if row["turn"] != "median")
-    (median,) = (row["speed_up"] for row in rows("two_nodes") if row["turn"] == "median")
-    said, *each = figures(
-        page("results/tuning.md"),
-        "two nodes are # times as fast as one (#, # and #; on a slower day",
-    )
-    assert [median, *single] == pytest.approx([said, *each], abs=0.006)
-    assert all(row["same_bytes"] for row in rows("two_nodes") if row["turn"] != "median")
