@@ -34,4 +34,5 @@ def processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+    # Only where no file tells: Python may start a process to find out.
+    return next(names, "") or platform.processor()
