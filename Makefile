@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := fedstale traces strategies agents tests benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo format lint typecheck test test-all bench build check clean compare docs picture profile screenshots table-agent table-forecasts table-liars table-strategies
+.PHONY: help setup demo format lint typecheck test test-system test-pages test-changed test-all bench build check clean compare docs picture profile screenshots table-agent table-forecasts table-liars table-strategies
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -42,15 +42,24 @@ typecheck: setup ## check types, and that editors find every import
 	$(BIN)/mypy -p fedstale
 	$(BIN)/basedpyright --warnings
 
-test: setup ## run the tests that take a few minutes
-	$(BIN)/python -m pytest -n auto -m "not slow and not gpu"
+test: setup ## run the everyday tests; takes a few minutes
+	$(BIN)/python -m pytest -n auto $(OPTIONS)
+
+test-system: setup ## run what starts processes: deployments, kills, browsers, clusters, examples
+	$(BIN)/python -m pytest -n auto tests/system
+
+test-pages: setup ## check the pages and the figures that they publish
+	$(BIN)/python -m pytest -n auto benchmarks/tests
+
+test-changed: setup ## run of these two what a change since BASE touches
+	$(BIN)/python tests/affected.py --run $(BASE)
 
 # For the accessibility check of pages, which is skipped where npm is not there.
 node_modules/axe-core:
 	-npm install --silent --no-save --no-package-lock axe-core@4.14.1
 
-test-all: setup node_modules/axe-core ## run every test
-	$(BIN)/python -m pytest --hypothesis-profile=default
+test-all: setup node_modules/axe-core ## run all three, with what is slow
+	$(BIN)/python -m pytest --hypothesis-profile=default -m '' tests benchmarks/tests
 
 bench: setup ## measure speed; writes benchmarks/results and the tables in benchmarks/README.md
 	$(BIN)/python benchmarks/trips.py

@@ -3,7 +3,7 @@
 A benchmark of strategies trains hundreds of thousands of devices on a network so small that nearly
 all of the time goes into PyTorch's calls. The data, the deal, the order of examples and the numbers
 of the run config are the app's own; only the arithmetic is repeated here, and agrees with the app's
-within rounding (tests/strategies/test_strategies_benchmark.py).
+within rounding (benchmarks/tests/test_strategies_benchmark.py).
 """
 
 from collections.abc import Sequence

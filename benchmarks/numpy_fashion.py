@@ -2,7 +2,7 @@
 
 On batches of ten images nearly all of PyTorch's time goes into its calls. The model is the app's;
 only the arithmetic of its two convolutions and its linear layer is repeated here, and agrees with
-the app's within rounding (tests/project/test_agent_training.py).
+the app's within rounding (benchmarks/tests/test_agent_training.py).
 """
 
 from collections.abc import Iterator

@@ -3,7 +3,7 @@
 On batches of eight short lines nearly all of PyTorch's time goes into its calls. The text, the
 deal, the model and the order of examples are the app's own; only the arithmetic of one GRU layer is
 repeated here, forwards and backwards through time, and agrees with the app's within rounding
-(tests/strategies/test_strategies_benchmark.py).
+(benchmarks/tests/test_strategies_benchmark.py).
 """
 
 from collections.abc import Sequence

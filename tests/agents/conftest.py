@@ -3,20 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from shared_fleets import synthetic
 from small_episodes import fleet, one_kind
 
 from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.policy import scorer
-from fedstale.traces import TraceSet
 
 
 @pytest.fixture(scope="session")
 def scenario():
     settings = EpisodeSettings(devices=(8, 20), rounds=4)
-    return Scenario.of(
-        TraceSet.synthetic(40, days=1, seed=0), forecasts="oracle", settings=settings
-    )
+    return Scenario.of(synthetic(40, days=1), forecasts="oracle", settings=settings)
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +34,7 @@ def greedy(monkeypatch):
     monkeypatch.setattr(scorer, "TEMPERATURE", 1e-9)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread():
     """Models this small lose time to threads, most of all while other tests run."""
     before = torch.get_num_threads()

@@ -1,13 +1,10 @@
 """What `fedstale.agents` exports, used as in a script."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
+from shared_fleets import synthetic
 
 from fedstale import agents
-from fedstale.traces import TraceSet
 from fedstale.traces.arrays import stream
 
 
@@ -19,20 +16,9 @@ def test_every_exported_name_is_there():
         _ = agents.Elsewhere
 
 
-def test_environments_are_imported_on_first_use():
-    code = (
-        "import fedstale.agents as agents, sys; before = set(sys.modules); agents.SelectionEnv; "
-        "print('gymnasium' in before, 'gymnasium' in sys.modules)"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["False", "True"]
-
-
 def test_an_agent_is_trained_and_evaluated_in_a_few_lines(tmp_path):
     settings = agents.EpisodeSettings(devices=(2, 8), rounds=3, window_s=3600.0)
-    scenarios = agents.Scenarios.of(
-        TraceSet.synthetic(80, days=1, seed=0), forecasts="oracle", settings=settings
-    )
+    scenarios = agents.Scenarios.of(synthetic(80, days=1), forecasts="oracle", settings=settings)
     training = agents.Training(updates=1, windows=1, validation_windows=2)
     agent = agents.train(scenarios.training, scenarios.validation, training, tmp_path)
     playing = agents.contenders(scenarios.testing, [agent])

@@ -4,8 +4,6 @@ Whole servers on forty devices that are alike but for their data; no window, rul
 alone.
 """
 
-from functools import cache
-
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -29,8 +27,8 @@ from fedstale.strategies.selection import (
 from fedstale.strategies.server.validation import Validation
 from fedstale.traces import TraceSet
 
-N, ROUNDS, FIRST_NODE = 40, 20, 1000
-BELIEVERS = {
+N, ROUNDS, FIRST_NODE = 40, 14, 1000
+SELECTORS = {
     "expected utility": ExpectedUtility,
     "oort": Oort,
     "oort released": lambda: Oort(RELEASED),
@@ -38,8 +36,6 @@ BELIEVERS = {
     "agent": AgentSelector,
     "linucb": LinUCB,
     "probing": lambda: Probing(ExpectedUtility(), 0.1),
-}
-SELECTORS = BELIEVERS | {
     "random": Random,
     "fedcs": Fastest,
     "most reliable": MostReliable,
@@ -96,39 +92,22 @@ def jobs(make, *, times, hard=None, seed=0, strategy_of=fedavg, **validation):
     return grid.events().to_pandas()["node_id"].to_numpy() - FIRST_NODE
 
 
-@cache
-def honest_jobs(name):
-    return jobs(SELECTORS[name], times=np.ones(N), loss_from="norm")
-
-
-@cache
-def share_of(name, share, times, **validation):
-    """The share of the jobs that some devices get, in the mean over three draws of them."""
+@pytest.mark.parametrize("name", ["expected utility", "oort", "agent"])
+def test_where_losses_are_believed_three_times_the_loss_brings_more_than_a_fair_share(name):
     found = []
     for seed in range(3):
-        some = drawn(share, seed)
-        sent = jobs(SELECTORS[name], times=np.where(some, times, 1.0), seed=seed, **validation)
+        some = drawn(0.1, seed)
+        sent = jobs(SELECTORS[name], times=np.where(some, 3.0, 1.0), seed=seed)
         found.append(some[sent].mean())
-    return float(np.mean(found))
-
-
-@pytest.mark.parametrize("name", ["expected utility", "oort", "agent"])
-@pytest.mark.parametrize("share", [0.1, 0.3])
-def test_where_losses_are_believed_three_times_the_loss_brings_more_than_a_fair_share(name, share):
-    assert share_of(name, share, 3.0) > share + 0.1
-
-
-@pytest.mark.parametrize("name", sorted(BELIEVERS))
-@pytest.mark.parametrize("share", [0.1, 0.3])
-def test_where_norms_are_taken_it_brings_a_fair_share(name, share):
-    assert share_of(name, share, 3.0, loss_from="norm") <= share + 0.1
+    assert np.mean(found) > 0.1 + 0.1
 
 
 @pytest.mark.parametrize("name", sorted(SELECTORS))
-@pytest.mark.parametrize("times", [0.0, 3.0, np.nan])
-def test_where_norms_are_taken_no_pick_changes_by_a_stated_loss(name, times):
-    lied = jobs(SELECTORS[name], times=np.where(drawn(0.5, 7), times, 1.0), loss_from="norm")
-    np.testing.assert_array_equal(lied, honest_jobs(name))
+def test_where_norms_are_taken_no_pick_changes_by_a_stated_loss(name):
+    lies = np.resize([0.0, 3.0, np.nan], N)
+    lied = jobs(SELECTORS[name], times=np.where(drawn(0.5, 7), lies, 1.0), loss_from="norm")
+    honest = jobs(SELECTORS[name], times=np.ones(N), loss_from="norm")
+    np.testing.assert_array_equal(lied, honest)
 
 
 @pytest.mark.parametrize("name", ["expected utility", "agent"])

@@ -1,10 +1,11 @@
-"""The agent in many worlds: what is summed up, what is refused, and what shared plays cost."""
+"""The agent in many worlds: what is summed up, and what is refused."""
 
 from functools import cache
 
 import numpy as np
 import pytest
 from made_agent import untrained
+from shared_fleets import synthetic
 
 from fedstale.agents import world_evaluation
 from fedstale.agents.env.episodes import EpisodeSettings
@@ -13,11 +14,9 @@ from fedstale.agents.env.rounds import picks_of, rollout
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.env.simulator import Reward
 from fedstale.agents.env.worlds import VARIED, Worlds, WorldSimulator
-from fedstale.agents.evaluation import AGENT, HEURISTIC
-from fedstale.agents.policy.scorer import by_heuristic
+from fedstale.agents.evaluation import AGENT
 from fedstale.agents.world_evaluation import BY_LOSS, RULES, compared, evaluate_worlds
 from fedstale.errors import ConfigError
-from fedstale.traces import TraceSet
 from fedstale.traces.arrays import stream
 
 SPREAD = dict.fromkeys(VARIED, 0.4)
@@ -26,27 +25,26 @@ SPREAD = dict.fromkeys(VARIED, 0.4)
 @cache
 def scenario():
     few = EpisodeSettings(
-        devices=(12, 16), rounds=8, window_s=4 * 3600.0, concurrency_share=(0.2, 0.5)
+        devices=(12, 16), rounds=5, window_s=4 * 3600.0, concurrency_share=(0.2, 0.5)
     )
-    return Scenario.of(TraceSet.synthetic(60, days=1, seed=0), forecasts="oracle", settings=few)
+    return Scenario.of(synthetic(60, days=1), forecasts="oracle", settings=few)
 
 
 @pytest.fixture(autouse=True)
 def _few_plays(monkeypatch):
-    monkeypatch.setattr(world_evaluation, "PLAYS", 400)
+    monkeypatch.setattr(world_evaluation, "PLAYS", 60)
 
 
-@cache
+def evaluated(agents=1, *, seed=0, spread=SPREAD):
+    few = {"worlds": 20, "windows": 10, "seed": seed, "spread": spread}
+    return evaluate_worlds(scenario(), [untrained()] * agents, **few)
+
+
+@pytest.fixture(scope="module")
 def evaluation():
-    return evaluate_worlds(scenario(), [untrained()], worlds=40, windows=12, spread=SPREAD)
-
-
-def in_full(policy, worlds, episodes, world, seed):
-    """The rewards of a policy that plays each window in one world, without anything shared."""
-    simulator = WorldSimulator(scenario(), len(episodes), worlds)
-    simulator.world[:] = world
-    pick = picks_of(simulator, policy, len(episodes), np.random.SeedSequence(seed))
-    return rollout(simulator, episodes, pick, Reward()).terms["reward"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world_evaluation, "PLAYS", 60)
+        return evaluated()
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -67,50 +65,23 @@ def far_constants():
     return plain | {"eta": 0.02, "loss_noise": 0.01, "loss_power": 3.0}
 
 
-@pytest.mark.slow
-def test_worlds_in_which_picks_are_shared_tell_what_whole_plays_tell():
-    # The heuristic picks by loss: here every window is played in every world.
-    episodes = scenario().draw(12, stream(0, 9))
-    found = evaluate_worlds(
-        scenario(), [untrained()], worlds=24, windows=12, spread=dict.fromkeys(VARIED, 1.0)
-    )
-    shared = found.advantages["random"] - found.advantages[HEURISTIC]
-    whole = [
-        in_full(by_heuristic, found.worlds, episodes, world, 0).mean()
-        - in_full(RULES["random"](8), found.worlds, episodes, world, 0).mean()
-        for world in range(24)
-    ]
-    assert np.corrcoef(whole, shared)[0, 1] > 0.6
-    np.testing.assert_allclose(np.mean(whole), shared.mean(), atol=0.3)
-
-
-def test_a_seed_repeats_the_evaluation_and_another_does_not():
-    first, again, other = (
-        evaluate_worlds(
-            scenario(), [untrained()], worlds=20, windows=10, seed=seed, spread=SPREAD
-        ).advantages.to_numpy()
-        for seed in (0, 0, 1)
-    )
-    np.testing.assert_array_equal(first, again)
-    assert (first != other).any()
+def test_a_seed_repeats_the_evaluation_and_another_does_not(evaluation):
+    first = evaluation.advantages.to_numpy()
+    np.testing.assert_array_equal(first, evaluated().advantages.to_numpy())
+    assert (first != evaluated(seed=1).advantages.to_numpy()).any()
 
 
 def test_worlds_that_are_all_alike_have_no_band_and_nothing_that_matters():
-    found = evaluate_worlds(
-        scenario(), [untrained()], worlds=20, windows=12, spread=dict.fromkeys(VARIED, 0.0)
-    )
-    table = found.table.set_index("rule")
+    table = evaluated(spread=dict.fromkeys(VARIED, 0.0)).table.set_index("rule")
     assert (table["high"] - table["low"]).max() < 1e-9
     assert (table["matters"] == "").all()
 
 
-def test_a_wider_spread_has_a_wider_band():
-    narrow = evaluate_worlds(
-        scenario(), [untrained()], worlds=40, windows=12, spread=dict.fromkeys(VARIED, 0.05)
-    )
+def test_a_wider_spread_has_a_wider_band(evaluation):
+    narrow = evaluated(spread=dict.fromkeys(VARIED, 0.05))
     for rule in ("random", "p_finish"):
         low, high = (
-            t.table.set_index("rule").loc[rule, ["low", "high"]] for t in (narrow, evaluation())
+            t.table.set_index("rule").loc[rule, ["low", "high"]] for t in (narrow, evaluation)
         )
         assert low["high"] - low["low"] < high["high"] - high["low"]
 
@@ -146,11 +117,8 @@ def test_the_best_rule_is_preferred_of_those_that_the_agent_is_not_surely_ahead_
     assert compared(worlds_of(20), agent, sure).prefer == AGENT
 
 
-def test_several_agents_take_worlds_in_turn():
-    found = evaluate_worlds(
-        scenario(), [untrained(), untrained()], worlds=40, windows=12, spread=SPREAD
-    )
-    np.testing.assert_allclose(found.advantages, evaluation().advantages)
+def test_several_agents_take_worlds_in_turn(evaluation):
+    np.testing.assert_allclose(evaluated(agents=2).advantages, evaluation.advantages)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
+"""What `fedstale` offers in Python: runs, comparisons, and errors in one sentence."""
+
 import gc
 import logging
-import subprocess
-import sys
-from pathlib import Path
+import multiprocessing
+import warnings
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,13 +12,14 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
+from shared_fleets import named
+from thread_processes import threads_for_processes
 
 import fedstale
 from fedstale.errors import ConfigError, FedstaleError
 from fedstale.strategies import FedBuff
 
-for part in ("comparison", "reports", "simulation"):
-    sys.path.append(str(Path(__file__).parent / part))
+__all__ = ["threads_for_processes"]
 
 COSTS = {"work_per_example": 0.5, "epochs": 1, "examples": 20}
 
@@ -51,8 +53,8 @@ def evaluate(version, arrays):
 
 
 def given(**changes):
-    common = {"initial_arrays": {"weights": np.zeros(2)}, "traces": "synthetic:20", "until": "20m"}
-    return {**common, **COSTS, **changes}
+    common = {"initial_arrays": {"weights": np.zeros(2)}, "traces": named("synthetic:20")}
+    return {**common, "until": "20m", **COSTS, **changes}
 
 
 def test_a_strategy_and_a_client_in_python_run_and_can_be_looked_at(client):
@@ -74,24 +76,26 @@ def test_a_strategy_and_a_client_in_python_run_and_can_be_looked_at(client):
 
 
 def test_a_temporary_folder_goes_with_its_run_and_a_named_one_stays(client, tmp_path):
-    run = fedstale.simulate(client, strategy=FedBuff(5, 2), **given())
+    run = fedstale.simulate(client, strategy=FedBuff(5, 2), **given(until="2m"))
     folder = run.folder
     assert folder.is_dir()
     del run
     gc.collect()
     assert not folder.exists()
-    kept = fedstale.simulate(client, strategy=FedBuff(5, 2), out=tmp_path / "run", **given())
+    kept = fedstale.simulate(
+        client, strategy=FedBuff(5, 2), out=tmp_path / "run", **given(until="2m")
+    )
     del kept
     gc.collect()
     assert fedstale.read_run(tmp_path / "run").status == "stopped"
 
 
 def test_the_same_call_gives_the_same_bytes_and_a_trace_set_is_what_its_name_means(client):
-    from fedstale.traces import TraceSet
-
     runs = [
-        fedstale.simulate(client, strategy=FedBuff(5, 2, seed=1), **given(seed=3, traces=traces))
-        for traces in ("synthetic:20", TraceSet.load("synthetic:20", seed=3))
+        fedstale.simulate(
+            client, strategy=FedBuff(5, 2, seed=1), **given(seed=3, traces=traces, until="2m")
+        )
+        for traces in ("synthetic:20", named("synthetic:20", seed=3))
     ]
     for name in ("events.parquet", "metrics.parquet"):
         assert len({(run.folder / name).read_bytes() for run in runs}) == 1
@@ -114,7 +118,9 @@ def test_a_server_app_and_a_client_app_run_as_a_pair(client):
         FedBuff(5, 2).start(grid=grid, initial_arrays=first, num_rounds=rounds)
 
     run_config = {"rounds": 3}
-    run = fedstale.simulate((server, client), traces="synthetic:20", run_config=run_config, **COSTS)
+    run = fedstale.simulate(
+        (server, client), traces=named("synthetic:20"), run_config=run_config, **COSTS
+    )
     assert (run.status, run.summary["rounds"]) == ("finished", 3)
 
 
@@ -122,9 +128,9 @@ def test_an_app_in_a_folder_runs_by_its_path(tmp_path):
     from small_app import write_small_app
 
     app = write_small_app(tmp_path / "app")
-    run = fedstale.simulate(app, traces="synthetic:6", until="10m", seed=2)
+    run = fedstale.simulate(app, traces=named("synthetic:6"), until="2m", seed=2)
     assert run.summary["seed"] == 2
-    again = fedstale.simulate(str(app), traces="synthetic:6", until="10m", seed=2)
+    again = fedstale.simulate(str(app), traces=named("synthetic:6"), until="2m", seed=2)
     assert run.jobs.equals(again.jobs)
 
 
@@ -181,6 +187,15 @@ def test_finished_runs_are_compared_from_python(tmp_path):
         fedstale.compare([])
 
 
+@pytest.fixture
+def plans_in_threads(threads_for_processes):
+    """Run plans in this process, and close what the end of another would close."""
+    yield
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()
+
+
+@pytest.mark.usefixtures("plans_in_threads")
 def test_a_plan_in_python_runs_and_writes_its_files(tmp_path):
     from small_app import write_small_app
 
@@ -207,55 +222,21 @@ def test_an_unknown_name_is_an_attribute_error():
         fedstale.simulat  # noqa: B018 - looked up on purpose
 
 
-UNGUARDED = """
-import multiprocessing
-import sys
-
-import fedstale
-
-if __name__ == "__main__":  # what follows is for the worker, which imports the script
-    worker = multiprocessing.get_context("spawn").Process(target=print)
-    worker.start()
-    worker.join()
-    sys.exit(worker.exitcode)
-{call}
-"""
-
-
 @pytest.mark.parametrize(
     "call",
     [
-        "fedstale.simulate('digits', traces='synthetic:5', until='1m', out='kept', overwrite=True)",
-        "fedstale.compare({}, out='kept', overwrite=True)",
+        lambda: fedstale.simulate("digits", traces="synthetic:5", out="kept", overwrite=True),
+        lambda: fedstale.compare({}, out="kept", overwrite=True),
     ],
 )
-def test_a_worker_that_imports_an_unguarded_script_does_not_touch_its_run(call, tmp_path):
-    (tmp_path / "script.py").write_text(UNGUARDED.format(call=call), encoding="utf-8")
+def test_a_worker_that_imports_an_unguarded_script_does_not_touch_its_run(
+    call, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "config.toml").write_text("half of a run", encoding="utf-8")
-    result = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 1
-    assert 'below `if __name__ == "__main__":`' in result.stderr
+    # As multiprocessing marks a process that it starts, while that imports the script.
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(ConfigError, match='below `if __name__ == "__main__":`'):
+        call()
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["config.toml"]
-
-
-STARTS_NO_WORKER = """
-import fedstale
-
-fedstale.simulate(
-    "digits", traces="synthetic:5", until="1h", executor="processes", workers=2, out="run"
-)
-"""
-
-
-@pytest.mark.timeout(120)
-def test_an_unguarded_script_whose_workers_cannot_start_ends_with_a_sentence(tmp_path):
-    (tmp_path / "script.py").write_text(STARTS_NO_WORKER, encoding="utf-8")
-    result = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 1
-    assert "ended before it was ready" in result.stderr
-    assert not (tmp_path / "run").exists()

@@ -3,16 +3,21 @@
 import json
 import shutil
 import tomllib
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+from made_once import make_devices_once
+from short_trainings import with_few_examples, write_phones
 from typer.testing import CliRunner
 
+from fedstale import learning_runs
 from fedstale.agents import world_evaluation
 from fedstale.agents.env.learning_fit import FREE
 from fedstale.agents.env.learning_proxy import fitted, read_proxy
 from fedstale.agents.env.worlds import VARIED
+from fedstale.cli import output
 from fedstale.cli.main import app
 from fedstale.errors import ConfigError
 from fedstale.learning_runs import learning_run, read_learning_runs
@@ -35,6 +40,19 @@ def said(result):
 @pytest.fixture(autouse=True)
 def _few_plays(monkeypatch):
     monkeypatch.setattr(world_evaluation, "PLAYS", 100)
+    with_few_examples(monkeypatch)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _devices_made_once():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        make_devices_once(monkeypatch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def phones(tmp_path_factory):
+    return write_phones(tmp_path_factory.mktemp("phones"))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +100,18 @@ def test_a_run_folder_tells_whose_updates_went_into_each_version(real):
     assert found.losses[-1] < found.losses[0]
 
 
-def test_constants_are_fitted_and_written_and_training_and_evaluation_take_them(runs, tmp_path):
+def test_constants_are_fitted_and_written_and_training_and_evaluation_take_them(
+    runs, phones, tmp_path, monkeypatch
+):
+    # The fit takes seconds: the same runs are fitted once, however often the command is called.
+    fits, fit_runs = {}, learning_runs.fit_runs
+
+    def fitted_once(folders, *, seed):
+        key = (*folders, seed)
+        fits[key] = fits.get(key) or fit_runs(folders, seed=seed)
+        return fits[key]
+
+    monkeypatch.setattr(learning_runs, "fit_runs", fitted_once)
     path = tmp_path / "own.toml"
     result = run("agent", "fit-learning", *runs, "--out", path)
     assert result.exit_code == 0, result.output
@@ -100,7 +129,7 @@ def test_constants_are_fitted_and_written_and_training_and_evaluation_take_them(
     assert facts["constants"]["eta"] == pytest.approx(proxy.eta, rel=1e-5)
     assert {row["emulator"] for row in facts["out_of_sample"]} >= {"learning proxy", "MLP"}
 
-    options = ("--traces", "synthetic:60", "--windows", 10, "--devices", 12, "--learning", path)
+    options = ("--traces", phones, "--windows", 10, "--devices", 4, "--learning", path)
     found = run("agent", "evaluate", *options, "--worlds", 20, "--json", "--quiet")
     assert found.exit_code == 0, found.output
     facts = json.loads(found.stdout)
@@ -108,13 +137,16 @@ def test_constants_are_fitted_and_written_and_training_and_evaluation_take_them(
     assert any("devices" in line or "rounds" in line for line in facts["outside"])
 
 
-def test_worlds_are_told_in_a_table_and_a_rule_is_preferred(tmp_path):
-    options = ("--traces", "synthetic:60", "--windows", 10, "--devices", 12, "--worlds", 20)
+def test_worlds_are_told_in_a_table_and_a_rule_is_preferred(phones, tmp_path, monkeypatch):
+    now = iter(range(0, 100_000, 60))
+    monkeypatch.setattr(output, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    options = ("--traces", phones, "--windows", 10, "--devices", 4, "--worlds", 20)
     shown = run("agent", "evaluate", *options, "--out", tmp_path, "--quiet")
     assert shown.exit_code == 0, shown.output
     for word in ("advantage", "5 %", "95 %", "of 20", "matters", "Spread", "prefer"):
         assert word in shown.stdout
     assert "outside of the fit" in shown.stderr
+    assert "done, " not in shown.stderr
     told = run("agent", "evaluate", *options, "--json")
     facts = json.loads(told.stdout)
     assert (facts["worlds"], facts["windows"]) == (20, 10)
@@ -133,10 +165,8 @@ def test_worlds_are_told_in_a_table_and_a_rule_is_preferred(tmp_path):
     assert medians == pytest.approx(rules["random"]["median"], abs=1e-5)
 
 
-def test_other_agents_do_not_play_in_worlds(tmp_path):
-    result = run(
-        "agent", "evaluate", "--traces", "synthetic:60", "--worlds", 20, "--scratch", tmp_path
-    )  # fmt: skip
+def test_other_agents_do_not_play_in_worlds(phones, tmp_path):
+    result = run("agent", "evaluate", "--traces", phones, "--worlds", 20, "--scratch", tmp_path)
     assert result.exit_code == 2
 
 
@@ -161,8 +191,8 @@ def test_folders_without_what_is_needed_are_told_in_one_sentence(real, runs, tmp
 
 def test_a_strategy_of_flower_is_told_to_say_too_little(tmp_path):
     folder = tmp_path / "flower"
-    made = run("simulate", "digits", "--traces", "synthetic:10", "--until", "4m", "--quiet",
-               "--out", folder)  # fmt: skip
+    words = ("--traces", "ideal:5", "-c", "num-server-rounds=2", "--quiet", "--out", folder)
+    made = run("simulate", "digits", *words)
     assert made.exit_code == 0, made.output
     with pytest.raises(ConfigError, match="no job says which version it went into"):
         read_learning_runs([folder])
@@ -181,10 +211,10 @@ def test_a_file_of_constants_is_no_space_to_tune(tmp_path):
     assert "tune no schedules" in said(run("tune", path, "--out", tmp_path / "out"))
 
 
-def test_a_damaged_file_of_constants_is_named(tmp_path):
+def test_a_damaged_file_of_constants_is_named(phones, tmp_path):
     path = tmp_path / "own.toml"
     path.write_text("[constants]\neta = 'fast'\n")
-    options = ("--traces", "synthetic:20", "--learning", path)
+    options = ("--traces", phones, "--learning", path)
     assert "own.toml: expected a table [constants]" in said(
         run("agent", "evaluate", *options, "-q")
     )

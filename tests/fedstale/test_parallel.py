@@ -1,15 +1,16 @@
-import os
-import subprocess
-import sys
-import time
-from contextlib import suppress
-from importlib import import_module
-from pathlib import Path
+"""A pool of workers that do jobs: in threads, so that what is told and when is seen alone."""
+
+import threading
 
 import pytest
+from thread_processes import threads_for_processes
 
 from fedstale.errors import ConfigError
 from fedstale.parallel import WorkerPool
+
+__all__ = ["threads_for_processes"]
+
+pytestmark = pytest.mark.usefixtures("threads_for_processes")
 
 
 def work(job, report):
@@ -17,92 +18,66 @@ def work(job, report):
     kind, what = job
     if kind == "say":
         report(f"half of {what}")
-        return os.getpid()
-    if kind == "import":
-        return import_module(what).__file__
+        return threading.get_ident()
     if kind == "reject":
         raise ConfigError(what)
     if kind == "exit":
-        os._exit(what)
+        raise SystemExit(what)
     if kind == "fail":
         raise ValueError(what)
-    if kind == "swallow":
-        report("asleep")
-        with suppress(KeyboardInterrupt):
-            time.sleep(60)
-        for _ in range(600):
-            report("awake")
-            time.sleep(0.1)
-        what.touch()
-    try:
-        report("asleep")
-        time.sleep(60)
-    except KeyboardInterrupt:
-        what.touch()
-        raise
+    report("at work")
+    may_go_on, went_on = GATES[what]
+    may_go_on.wait(10)
+    report("still at work")
+    went_on.set()
+    return None
+
+
+GATES = {}
+"""Events by the name of a job, which itself is sent through a pipe."""
 
 
 def events_of(pool, *jobs):
     return list(pool.work(jobs, workers=2))
 
 
-def test_a_process_tells_what_it_does_and_takes_the_next_job(tmp_path):
+def test_a_worker_tells_what_it_does_and_takes_the_next_job(tmp_path):
     job = ("say", "it")
     with WorkerPool(work, tmp_path / "log") as pool:
         said, done = events_of(pool, job)
         assert said == (job, "progress", "half of it")
         assert done[:2] == (job, "done")
-        assert done[2] != os.getpid()
+        assert done[2] != threading.get_ident()
         assert events_of(pool, job)[1] == done
-        # A job that cannot be done is told in words, and its process goes on.
+        # A job that cannot be done is told in words, and its worker goes on.
         rejected = ("reject", "no such file")
         assert events_of(pool, rejected) == [(rejected, "rejected", "no such file")]
         assert events_of(pool, job)[1] == done
 
 
+def test_as_many_jobs_as_there_are_workers_are_done_at_a_time(tmp_path):
+    jobs = [("say", i) for i in range(5)]
+    with WorkerPool(work, tmp_path / "log") as pool:
+        found = events_of(pool, *jobs)
+    assert sorted(job for job, news, _ in found if news == "done") == jobs
+    assert len({who for _, news, who in found if news == "done"}) <= 2
+
+
 @pytest.mark.parametrize(("job", "code"), [(("exit", 3), 3), (("fail", "a bug"), 1)])
-def test_a_process_that_dies_is_told_and_the_next_job_gets_a_new_one(tmp_path, job, code):
+def test_a_worker_that_dies_is_told_and_the_next_job_gets_a_new_one(tmp_path, job, code):
     log = tmp_path / "log"
     with WorkerPool(work, log) as pool:
         died = f"its process ended with code {code}; {log} may say why"
         assert events_of(pool, job) == [(job, "died", died)]
         assert [news for _, news, _ in events_of(pool, ("say", 1))] == ["progress", "done"]
-    if code == 1:
-        assert "ValueError: a bug" in log.read_text()
 
 
-def test_leaving_interrupts_jobs_and_they_can_write_down_what_they_have(tmp_path):
-    job = ("sleep", tmp_path / "written")
+def test_leaving_ends_a_job_at_its_next_report(tmp_path):
+    job, gates = ("wait", "long"), (threading.Event(), threading.Event())
+    GATES["long"] = gates
+    may_go_on, went_on = gates
     with WorkerPool(work, tmp_path / "log") as pool:
-        assert next(pool.work([job], workers=1)) == (job, "progress", "asleep")
-        begin = time.monotonic()
-    assert time.monotonic() - begin < 30
-    assert (tmp_path / "written").exists()
-
-
-def test_leaving_ends_a_job_that_swallows_its_interrupt_when_it_reports(tmp_path):
-    job = ("swallow", tmp_path / "went on")
-    with WorkerPool(work, tmp_path / "log") as pool:
-        assert next(pool.work([job], workers=1)) == (job, "progress", "asleep")
-        begin = time.monotonic()
-    assert time.monotonic() - begin < 20
-    assert not (tmp_path / "went on").exists()
-
-
-def test_a_process_imports_what_this_one_does(tmp_path):
-    # It has the name of a folder of tests.
-    job = ("import", "fedstale.comparison.plan")
-    with WorkerPool(work, tmp_path / "log") as pool:
-        assert events_of(pool, job) == [(job, "done", import_module(job[1]).__file__)]
-
-
-def test_a_process_of_a_bare_pytest_does_so_too():
-    one = f"{__file__}::{test_a_process_imports_what_this_one_does.__name__}"
-    bare = subprocess.run(
-        [Path(sys.executable).with_name("pytest"), "-q", "-p", "no:cacheprovider", one],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert bare.returncode == 0, bare.stdout
+        assert next(pool.work([job], workers=1)) == (job, "progress", "at work")
+        threading.Timer(0.1, may_go_on.set).start()
+    assert may_go_on.is_set()
+    assert not went_on.is_set()

@@ -12,7 +12,6 @@ import lzma
 import pickle
 import resource
 import shutil
-import sys
 import tarfile
 import tempfile
 import zipfile
@@ -26,12 +25,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from clothes import write_clothes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-sys.path += [str(Path(__file__).parents[1] / part) for part in ("strategies", "fedstale/apps")]
-
-from clothes import write_clothes
 from packed_updates import packed
 
 from fedstale.agents.env.learning_proxy import fitted, read_proxy
@@ -335,7 +331,7 @@ def test_a_whole_file_is_read(name, whole):
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_file_is_a_value_or_one_error(name, whole):
-    property_of(name, whole, 25)()
+    property_of(name, whole, 15)()
 
 
 @pytest.mark.slow

@@ -2,14 +2,13 @@
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
+from places import ROOT
 
 from fedstale import __version__
 
-ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
@@ -32,12 +31,29 @@ def test_what_the_pages_name_is_there(name):
         assert (ROOT / target).exists(), target
     for words in re.findall(r"\bmake ((?:[a-z-]+ ?)+)(?=\s|`|;|$)", text):
         assert set(words.split()) & TARGETS, words
-    assert {"setup", "test", "test-all", "lint", "typecheck", "bench", "check"} <= TARGETS
+    assert {
+        "setup",
+        "test",
+        "test-all",
+        "test-system",
+        "test-pages",
+        "lint",
+        "typecheck",
+        "bench",
+        "check",
+    } <= TARGETS
 
 
-def test_the_workflow_runs_what_a_change_must_pass():
-    (job,) = read(".github/workflows/ci.yml")["jobs"].values()
-    assert [step["run"] for step in job["steps"] if "run" in step][-1] == ".ci/run"
+@pytest.mark.parametrize(
+    ("name", "commands"),
+    [
+        ("ci", [".ci/run"]),
+        ("nightly", ["make lint typecheck", "make test OPTIONS='-p randomly'", "make test-all"]),
+    ],
+)
+def test_a_workflow_runs_what_a_change_must_pass_and_all_tests_at_night(name, commands):
+    (job,) = read(f".github/workflows/{name}.yml")["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step][1:] == commands
     (python,) = [
         s["with"]["python-version"] for s in job["steps"] if "python-version" in s.get("with", {})
     ]

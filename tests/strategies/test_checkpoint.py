@@ -1,12 +1,10 @@
 """Checkpoints: whole files or none, and runs that go on as if they had never stopped."""
 
 import errno
+import fcntl
 import os
 import shutil
-import subprocess
 import sys
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -267,79 +265,27 @@ def test_the_last_two_are_kept_and_the_one_before_serves_if_the_last_is_damaged(
         read_checkpoint(files[-1])
 
 
-def test_two_processes_do_not_write_into_one_folder_and_kill_9_frees_it(tmp_path):
-    code = (
-        "import sys, time; from fedstale.strategies import Checkpoints\n"
-        "Checkpoints(sys.argv[1]); print(flush=True); time.sleep(600)"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline()
-        with pytest.raises(ConfigError, match="is in use by a run that goes on"):
-            Checkpoints(tmp_path)
-        other.kill()
-    Checkpoints(tmp_path)
-    assert repr(Checkpoints(tmp_path, every=2)) == f"Checkpoints({str(tmp_path)!r}, every=2)"
-
-
-RESUMING = """
-import sys
-import numpy as np
-from fedstale.strategies import FedBuff
-from virtual_grid import VirtualGrid, adder, identity, record
-
-
-def wait(version, arrays):
-    print(version, flush=True)
-    sys.stdin.read(1)
-
-
-with identity():
-    grid = VirtualGrid({10: adder(1.0), 11: adder(1.0)})
-    FedBuff(2, 1, resume=sys.argv[1]).start(
-        grid,
-        record(w=np.zeros(3, np.float32)),
-        num_rounds=4,
-        evaluate_fn=wait,
-    )
-"""
-
-
-@pytest.mark.parametrize("what", ["folder", "file"])
-def test_a_second_server_does_not_go_on_from_the_checkpoints_of_a_first(tmp_path, what):
+def test_a_folder_that_another_holds_is_neither_written_into_nor_gone_on_from(tmp_path):
     folder = tmp_path / "kept"
-    start = partial(FedBuff(2, 1, checkpoints=folder).start, initial_arrays=record(w=MODEL["w"]))
-    start(VirtualGrid(fleet()), num_rounds=2)
-    place = folder if what == "folder" else max(folder.iterdir())
-    command = [sys.executable, "-c", RESUMING, str(place)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    # This process holds the folder, which it has written into.
-    refused = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
-    said = refused.stderr.splitlines()[-1]
-    assert said.startswith("fedstale.errors.ConfigError: ")
-    assert f"resume = {str(place if what == 'folder' else folder)!r} is in use by a run" in said
-    if sys.platform == "linux":
-        assert f"in process {os.getpid()} of {os.uname().nodename}: wait for it" in said
-
+    FedBuff(2, 1, checkpoints=folder).start(VirtualGrid(fleet()), record(w=MODEL["w"]), 2)
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    command[-1] = str(copy if what == "folder" else max(copy.iterdir()))
-    with subprocess.Popen(command, env=environment, text=True, **pipes) as first:
-        assert first.stdout.readline() == "3\n"
-        second = subprocess.run(
-            command, env=environment, text=True, capture_output=True, check=False
-        )
-        assert f"in process {first.pid} of" in second.stderr or sys.platform != "linux"
-        with pytest.raises(ConfigError, match=r"checkpoints = .* is in use"):
-            Checkpoints(copy)
-        with pytest.raises(ConfigError, match=r"resume = .* is in use"):
-            FedBuff(2, 1, resume=copy).start(VirtualGrid(fleet()), record(w=MODEL["w"]), 4)
-        first.kill()
-    third = subprocess.run(
-        command, env=environment, text=True, input="xx", capture_output=True, check=True
-    )
-    assert third.stdout.split() == ["3", "4"]
+    other = os.open(copy, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(ConfigError, match=r"checkpoints = .* is in use by a run that goes on in"):
+        Checkpoints(copy)
+    for place in (copy, max(copy.iterdir())):
+        with pytest.raises(ConfigError, match=rf"resume = '{copy}' is in use by a run") as refused:
+            FedBuff(2, 1, resume=place).start(VirtualGrid(fleet()), record(w=MODEL["w"]), 4)
+    if sys.platform == "linux":
+        assert f"in process {os.getpid()} of {os.uname().nodename}: wait" in str(refused.value)
+    os.close(other)
+    Checkpoints(copy)
+    # Whoever holds it may do so again.
+    assert repr(Checkpoints(copy, every=2)) == f"Checkpoints({str(copy)!r}, every=2)"
+    grid = VirtualGrid(fleet())
+    FedBuff(2, 1, resume=copy).start(grid, record(w=MODEL["w"]), 4)
+    assert [version for version, _ in grid.models] == [3, 4]
 
 
 def test_the_same_settings_start_a_run_and_take_it_up(tmp_path):

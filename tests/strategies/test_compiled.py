@@ -1,11 +1,10 @@
 """Compiled loops against NumPy, to the last bit."""
 
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from codec_memory import check_memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,6 +142,11 @@ def test_compiled_rounding_is_numpys_to_the_last_bit(
 
 
 @needs_numba
+def test_compiled_rounding_takes_no_more_memory_than_numpys():
+    check_memory("int4")
+
+
+@needs_numba
 def test_the_loop_of_rounding_is_compiled_for_large_arrays_only(monkeypatch):
     monkeypatch.setattr(compiled, "LARGE", 100)
     for n, expected in ((100, True), (99, False)):
@@ -150,30 +154,15 @@ def test_the_loop_of_rounding_is_compiled_for_large_arrays_only(monkeypatch):
         assert (compiled.rounding_loop(x, x.dtype) is not None) == expected
 
 
-WEIGH = """
-from fedstale.strategies.weighting import Gap, ClientUpdate
-theta = [{"w": np.full(9, x)} for x in (0.0, 1.0)]
-gap = Gap()
-gap.observe(*theta, 1.0)
-gap.weigh(ClientUpdate(delta={"w": np.ones(9)}, base=theta[0], current=theta[1], staleness=1))
-"""
-QUANTISE = """
-from fedstale.strategies.messages.codec import encode
-encode(np.ones(9999, np.float32), "int4")
-"""
+def test_small_arrays_and_float16_ask_for_no_compiled_loop(monkeypatch):
+    def compiles(*_):
+        raise AssertionError("compiling takes a second")
 
-
-HALVE = """
-from fedstale.strategies.messages.codec import encode
-encode(np.ones(1 << 20, np.float32), "float16")
-"""
-
-
-@pytest.mark.parametrize("work", [WEIGH, QUANTISE, HALVE])
-def test_small_arrays_and_float16_need_no_numba(work):
-    code = f"import sys, numpy as np\n{work}\nprint('numba' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["False"]
+    monkeypatch.setattr(compiled, "_gap_compiled", compiles)
+    monkeypatch.setattr(compiled, "_rounding_compiled", compiles)
+    weighed(Gap(), {"w": 9}, np.float64)
+    encode(np.ones(9999, np.float32), "int4")
+    encode(np.ones(1 << 20, np.float32), "float16")
 
 
 def test_without_numba_large_arrays_are_quantised_by_numpy(monkeypatch):

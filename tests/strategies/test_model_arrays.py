@@ -1,5 +1,3 @@
-import multiprocessing
-
 import numpy as np
 import pytest
 
@@ -36,22 +34,6 @@ def test_errstate_of_the_caller_holds_in_all_threads(monkeypatch):
         assert all(np.isinf(x).all() for x in arrays.each(lambda x: x + x, big))
     with pytest.warns(RuntimeWarning, match="overflow"):
         arrays.each(lambda x: x + x, big)
-
-
-def test_a_forked_child_has_threads_of_its_own(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    arrays.each(abs, [(-1,), (-2,)])
-    assert arrays._pool.cache_info().currsize
-    queue = multiprocessing.get_context("fork").SimpleQueue()
-    child = multiprocessing.get_context("fork").Process(
-        target=lambda: queue.put(
-            (arrays._pool.cache_info().currsize, arrays.each(abs, [(-3,), (4,)]))
-        )
-    )
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    assert queue.get() == (0, [3, 4])
 
 
 def test_a_model_of_small_and_large_arrays_is_walked_whole():

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     FedAvg,
 )
-from loop_link import LoopLink, grid_of, n_objects
+from loop_link import LoopLink, grid_of, n_objects, quick_grid_of
 
 from fedstale.client import ForecastMod, PackMod
 from fedstale.strategies import FedBuff
@@ -63,7 +63,7 @@ def fedavg(n=N_NODES):
 def run(apps, strategy=None, rounds=3, nodes=NODES):
     """Return the SuperLink after a run, and the result."""
     link = LoopLink(apps if isinstance(apps, dict) else dict.fromkeys(nodes, apps))
-    with without_stalls(grid_of(link)) as grid:
+    with without_stalls(quick_grid_of(link)) as grid:
         result = (strategy or fedavg()).start(grid, initial(), num_rounds=rounds, timeout=60.0)
     return link, result
 
@@ -234,7 +234,7 @@ def secure(mods):
     context = Context(1, 1, {}, RecordDict(), {})
     legacy = LegacyContext(context, config=ServerConfig(num_rounds=2), strategy=strategy)
     np.random.seed(0)
-    with without_stalls(grid_of(link)) as grid:
+    with without_stalls(quick_grid_of(link)) as grid:
         DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(3, 2, timeout=60.0))(grid, legacy)
     return models, link
 

@@ -161,6 +161,7 @@ def test_every_strategy_that_has_the_name_of_one_of_flowers_is_compared():
 
 
 @pytest.mark.parametrize("name", SETTINGS)
+@settings(max_examples=20)
 @given(data=st.data(), trial=trials())
 def test_the_model_after_each_round_is_flowers_whatever_the_examples_and_settings(
     name, data, trial
@@ -216,7 +217,7 @@ class Counted(Trial):
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedProx", "FedAvgM"])
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(trial=exact_trials(), rate=st.sampled_from([0.5, 1.0]), momentum=st.sampled_from([0.0, 0.5]))
 def test_where_arithmetic_is_exact_the_model_is_flowers_to_the_last_bit(
     name, trial, rate, momentum
@@ -231,6 +232,7 @@ def test_where_arithmetic_is_exact_the_model_is_flowers_to_the_last_bit(
         assert [x.dtype for x in mine] == [x.dtype for x in other]
 
 
+@settings(max_examples=20)
 @given(trial=trials([np.int64, np.int32, np.uint8]))
 def test_whole_numbers_are_flowers_mean_rounded_and_keep_their_dtype(trial):
     trial = Counted(trial.shapes, trial.dtype, trial.examples, trial.seed)

@@ -1,7 +1,6 @@
 """Composed devices are made of their sources and of nothing else."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -12,7 +11,6 @@ from fedstale.errors import TraceError
 from fedstale.traces import Availability, Job, Series, TraceSet
 from fedstale.traces.trace_set import numbered
 
-SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces"
 DAY_S = 86_400.0
 
 
@@ -179,25 +177,6 @@ def test_repairs_of_all_sources_are_kept_with_their_part():
 def test_what_is_missing_or_wrong_is_named(changes, expected):
     with pytest.raises(TraceError, match=expected):
         made(**changes)
-
-
-def test_published_recordings_compose_into_devices_that_report():
-    if not SHARED.is_dir():
-        pytest.skip("published recordings are not here")
-    from fedstale.traces import TraceSet
-
-    traces = TraceSet.compose(
-        availability=TraceSet.read(SHARED / "flash-days.json"),
-        compute=TraceSet.read(SHARED / "ai-benchmark-devices.json"),
-        background=TraceSet.read(SHARED / "planetlab-cpu.tar.gz"),
-        network=TraceSet.read(SHARED / "mahimahi"),
-        n=5000,
-        seed=0,
-    )
-    job = Job(work=60.0, download_bytes=1_000_000, upload_bytes=1_000_000)
-    reported = np.isfinite(traces.trips(np.arange(5000), 0.0, job).reported).mean()
-    assert 0.2 < reported < 0.9
-    assert traces.device_ids.is_unique
 
 
 # Over a number of days nothing repeats.

@@ -225,7 +225,7 @@ def both(case, jobs, *, pause):
     case=cases(st.sampled_from([0.0, 8.0, 16.0]), st.sampled_from([1.0, 1.0, 1.0, 0.5, 2.0, 0.0])),
     jobs=st.lists(requests(st.sampled_from([0.0, 4.0, 16.0, 80.0, 200.0])), min_size=1, max_size=3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_trip_is_to_the_last_bit_what_a_walk_over_edges_finds(case, jobs, pause):
     # Powers of two only, so that even an end at the very edge of a window has no rounding.
     for found, expected, _ in both(case, jobs, pause=pause):

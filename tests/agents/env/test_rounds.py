@@ -1,10 +1,9 @@
 """Whole episodes, played by selectors and by scoring functions."""
 
-from functools import lru_cache
-
 import numpy as np
 import pandas as pd
 import pytest
+from shared_fleets import synthetic
 
 from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.rounds import top
@@ -21,12 +20,10 @@ from fedstale.strategies.selection import (
     Random,
     Selector,
 )
-from fedstale.traces import TraceSet
 
 
-@lru_cache
 def phones(n, seed):
-    return TraceSet.synthetic(n, days=1, seed=seed)
+    return synthetic(n, days=1, seed=seed)
 
 
 class LowestId(Selector):

@@ -1,10 +1,10 @@
 """Scenarios: devices, hours and forecasts, and the episodes that are drawn from them."""
 
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 import pytest
+from shared_fleets import synthetic
 from small_episodes import fleet, one_kind
 
 from fedstale.agents.env.episodes import EpisodeSettings, JobKinds
@@ -13,13 +13,12 @@ from fedstale.agents.env.scenario import Scenario, Scenarios, cross_fitted
 from fedstale.agents.evaluation import episode_metrics
 from fedstale.errors import ConfigError, TraceError
 from fedstale.strategies.selection import Random
-from fedstale.traces import Job, TraceSet
+from fedstale.traces import Job
 from fedstale.traces.forecast import LastValue, TraceObserver, draw
 
 
-@lru_cache
 def phones(n, seed):
-    return TraceSet.synthetic(n, days=1, seed=seed)
+    return synthetic(n, days=1, seed=seed)
 
 
 def test_forecasts_of_a_table_are_those_of_the_forecaster_at_or_before_the_instant():
@@ -156,7 +155,7 @@ def test_traces_without_a_channel_are_rejected():
 
 def test_whose_forecasts_come_next_is_told_with_the_share_that_is_done():
     told = []
-    traces = TraceSet.synthetic(40, days=2, seed=0)
+    traces = synthetic(40, days=2)
     made = Scenarios.of(traces, forecasts="none", watch=lambda *part: told.append(part))
     assert [what for what, _, _ in told] == [
         f"forecasts of {part}" for part in ("training", "validation", "testing")

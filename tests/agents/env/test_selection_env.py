@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from shared_fleets import synthetic
 from small_episodes import fleet
 from stable_baselines3.common import env_checker
 
@@ -14,7 +15,6 @@ from fedstale.agents.env.simulator import Reward
 from fedstale.agents.evaluation import episode_metrics
 from fedstale.agents.policy.scorer import by_heuristic
 from fedstale.errors import ConfigError, TraceError
-from fedstale.traces import TraceSet
 
 
 def play_at_random(env, seed):
@@ -46,7 +46,7 @@ def test_stable_baselines_finds_nothing_wrong(scenario):
 
 
 def test_it_is_made_by_its_id_from_traces():
-    traces = TraceSet.synthetic(40, days=1, seed=0)
+    traces = synthetic(40, days=1)
     env = gymnasium.make(f"fedstale.agents.env.gym_env:{ID}", scenario=traces)
     observation, _ = env.reset(seed=1)
     assert 1 <= observation["slots"][0] <= observation["mask"].sum()

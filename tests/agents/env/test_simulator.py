@@ -1,7 +1,6 @@
 """The simulator: what devices and servers do, and what servers know."""
 
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_fleets import synthetic
 from small_episodes import SIMPLE, episodes, fleet, one_kind, send, simulator_of
 
 from fedstale.agents.env.episodes import AGES, INFLATION, EpisodeSettings
@@ -32,9 +32,8 @@ RECHECK_S = 0.05
 ALWAYS = [(0.0, 10_000.0)]
 
 
-@lru_cache
 def phones(n, seed):
-    return TraceSet.synthetic(n, days=1, seed=seed)
+    return synthetic(n, days=1, seed=seed)
 
 
 class LowestId(Selector):

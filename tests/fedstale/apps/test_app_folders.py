@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
-from places import FOLDERS, NAMES, PLAY
+from places import FOLDERS, NAMES
 
 from fedstale.errors import ConfigError
 from fedstale.simulation import TraceGrid
@@ -50,12 +50,8 @@ def test_digits_can_be_evaluated_on_devices_too(load):
     assert len(seen) == 2
 
 
-def test_shakespeare_learns_from_its_roles(load):
-    if not PLAY.is_file():
-        pytest.skip(f"needs the text {PLAY.name} in ../shared/data")
-    seen = accuracies(
-        load("shakespeare"), n=100, text=str(PLAY), num_server_rounds=4, fraction_train=0.05
-    )
+def test_shakespeare_learns_from_its_roles(load, small_play):
+    seen = accuracies(load("shakespeare"), n=3, text=small_play, num_server_rounds=4)
     assert seen[0] < 0.05
     assert seen[-1] > 0.15
 

@@ -3,24 +3,33 @@
 import json
 import re
 from inspect import isroutine
-from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
+from places import ROOT
+from tiny import COSTS
 from typer.testing import CliRunner
 
 import fedstale
 from fedstale import agents, strategies
 from fedstale.apps import registry
 from fedstale.cli.main import app as command
+from fedstale.comparison.plan import Plan
 from fedstale.errors import ConfigError
-from fedstale.simulation.flower_app import FlowerApp
+from fedstale.simulation import TraceGrid
+from fedstale.simulation.executors import InlineExecutor
+from fedstale.simulation.flower_app import FlowerApp, run_config_overrides
+from fedstale.simulation.stock_strategies import stock_strategies_reporting
 from fedstale.strategies import robust, selection, weighting
+from fedstale.strategies.server.runtime import Callback
 from fedstale.traces import TraceSet
 
-PAGE = Path(__file__).parents[3] / "docs" / "strategies.md"
+PAGE = ROOT / "docs" / "strategies.md"
 EVERY = [(key, name) for key, names in registry.NAMES.items() for name in names]
 
 
@@ -89,14 +98,77 @@ def test_every_built_in_app_has_the_keys_and_a_default_that_is_a_name(app):
     assert registry.named("strategy", defaults["strategy"]) is flower.FedAvg
 
 
-@pytest.mark.parametrize(("key", "name"), EVERY, ids=lambda word: word)
-def test_every_name_runs_some_rounds(key, name, tmp_path):
-    sizes = {"concurrency": 10, "buffer-size": 8, "fraction-train": 0.8, "local-epochs": 1}
+def loss_of(arrays, place):
+    return float(sum(((w - place) ** 2).sum() for w in arrays))
+
+
+def client():
+    """Return a client whose devices pull the model to places of their own."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        place = 1.0 + context.node_config["partition-id"] / 12
+        arrays = message.content["arrays"].to_numpy_ndarrays()
+        loss = loss_of(arrays, place)
+        metrics = {"train_loss": loss, "square_loss": loss**2, "num-examples": 10}
+        moved = ArrayRecord([w + 0.5 * (place - w) for w in arrays])
+        content = {"arrays": moved, "metrics": MetricRecord(metrics)}
+        return Message(RecordDict(content), reply_to=message)
+
+    return app
+
+
+class Seen(Callback):
+    """What a server measured of its models, and how jobs ended."""
+
+    def __init__(self):
+        self.losses, self.endings = [], []
+
+    def metrics(self, run, version, source, values):
+        if source == "server":
+            self.losses.append(values["loss"])
+
+    def reply(self, run, message_id, reply, status):
+        self.endings.append(status)
+
+
+SIZES = {"concurrency": 10, "buffer-size": 8, "fraction-train": 0.8, "local-epochs": 1}
+
+
+def settings_of(key, name):
     strategy = {} if key == "strategy" else {"strategy": "fedbuff"}
+    return {**SIZES, **strategy, key: name, "num-server-rounds": 3}
+
+
+@pytest.mark.parametrize(("key", "name"), EVERY, ids=lambda word: word)
+def test_every_name_runs_some_rounds(key, name):
+    config = FlowerApp.find("digits").run_config(settings_of(key, name))
+    grid = TraceGrid(TraceSet.ideal(12), InlineExecutor(client()), costs=COSTS, run_config=config)
+    seen = Seen()
+    grid.runtime.add(seen)
+
+    def evaluate(server_round, arrays):
+        return MetricRecord({"loss": loss_of(arrays.to_numpy_ndarrays(), 1.0)})
+
+    with grid.running(), stock_strategies_reporting():
+        registry.strategy(config).start(
+            grid=grid,
+            initial_arrays=ArrayRecord([np.zeros((3, 2)), np.zeros(4, dtype=np.float32)]),
+            num_rounds=3,
+            timeout=3600.0,
+            evaluate_fn=evaluate,
+        )
+    assert len(seen.losses) == len(set(seen.losses)) == 4
+    assert seen.endings.count("reported") >= 3
+
+
+@pytest.mark.parametrize(("key", "name"), [("strategy", "flower-fedavg"), ("selector", "agent")])
+def test_a_name_reaches_the_strategy_of_a_built_in_app(key, name, tmp_path):
     run = fedstale.simulate(
         "digits",
         traces=TraceSet.ideal(12),
-        run_config={**sizes, **strategy, key: name, "num-server-rounds": 3},
+        run_config=settings_of(key, name),
         executor="inline",
         out=tmp_path / "run",
     )
@@ -263,9 +335,24 @@ def test_the_command_line_normalises_by_steps(tmp_path):
         ),
     ],
 )
-def test_an_unknown_name_is_one_sentence_with_the_nearest(tmp_path, settings, sentence):
+def test_an_unknown_name_is_one_sentence_with_the_nearest(settings, sentence):
+    config = FlowerApp.find("digits").run_config(run_config_overrides([settings]))
+    with pytest.raises(ConfigError) as refused:
+        registry.strategy(config)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ("strategy='GapAwares'", "strategy = 'GapAwares': expected 'gap-aware'"),
+        ("strategy='fedbuff' work=0.3", "strategy.work.share = 0.3: expected a whole number of"),
+    ],
+)
+def test_the_command_line_says_the_sentence_and_no_more(tmp_path, settings, sentence):
     run = called(
-        *("simulate", "digits", "--traces", "synthetic:5", "--out", tmp_path / "run"),
+        *("simulate", "digits", "--traces", "ideal:5", "--out", tmp_path / "run"),
         *("-c", settings, "--quiet"),
     )
     assert run.exit_code != 0
@@ -274,35 +361,39 @@ def test_an_unknown_name_is_one_sentence_with_the_nearest(tmp_path, settings, se
     assert "Traceback" not in run.output
 
 
-def plan_of(folder, variants, app="digits"):
-    """Write a plan and its traces, and return the words that run it."""
-    TraceSet.ideal(12).write(folder / "ideal.parquet")
-    plan = {
-        "app": str(app),
-        "traces": str(folder / "ideal.parquet"),
+PRIVACY = {"clip-norm": 0.5, "noise-multiplier": 4.0, "delta": 1e-6, "noise-seed": 1}
+
+
+def table_of(variants, traces):
+    """Return a plan of variants that differ in their run config."""
+    return {
+        "app": "digits",
+        "traces": traces,
         "seeds": [1],
         "run-config": {"num-server-rounds": 1, "buffer-size": 4, "local-epochs": 1},
         "variants": {name: {"run-config": parts} for name, parts in variants.items()},
     }
-    (folder / "plan.toml").write_text(tomli_w.dumps(plan))
-    return "compare", folder / "plan.toml", "--out", folder / "compared", "--workers", 1
 
 
-def test_plans_of_a_comparison_name_parts_and_settings(tmp_path):
-    privacy = {"clip-norm": 0.5, "noise-multiplier": 4.0, "delta": 1e-6, "noise-seed": 1}
+def test_plans_of_a_comparison_name_parts_and_settings():
     variants = {
         "REFL": {"strategy": "refl", "max-staleness": 3},
         "Oort and a median": {"strategy": "fedbuff", "selector": "oort", "robust": "median"},
-        "private": {"strategy": "fedbuff", "privacy": privacy},
+        "private": {"strategy": "fedbuff", "privacy": PRIVACY},
         "small": {"strategy": "fedbuff", "messages": "int4", "messages-down": "int8"},
         "half": {"strategy": "fedbuff", "work": 0.5, "normalise": "steps"},
         "fits": {"strategy": "fedbuff", "work": "10m", "forecasts": True},
     }
-    run = called(*plan_of(tmp_path, variants))
-    assert run.exit_code == 0, run.output
-    runs = tmp_path / "compared" / "runs"
-    assert "train epsilon" in json.loads((runs / "private/1/summary.json").read_text())["metrics"]
-    assert "max-staleness = 3" in (runs / "REFL/1/config.toml").read_text().replace('"', "")
+    plan = Plan.from_table(table_of(variants, traces="ideal:12"), where="plan")
+    made = {name: registry.strategy(plan.config(name, 1).run_config) for name in variants}
+    assert type(made["REFL"]) is strategies.REFL
+    assert made["REFL"].max_staleness == 3
+    assert type(made["Oort and a median"].selector) is selection.Oort
+    assert type(made["Oort and a median"].robust) is robust.Median
+    assert made["private"].privacy.noise_multiplier == 4.0
+    assert (made["small"].messages.up, made["small"].messages.down) == ("int4", "int8")
+    assert (made["half"].work.share, made["half"].normalise) == (0.5, "steps")
+    assert made["fits"].work.at_most_s == 600.0
 
 
 @pytest.mark.parametrize(
@@ -317,8 +408,9 @@ def test_plans_of_a_comparison_name_parts_and_settings(tmp_path):
     ],
 )
 def test_a_plan_with_an_unknown_part_starts_no_run(tmp_path, parts, sentence):
-    words = plan_of(tmp_path, {"fine": {"strategy": "fedbuff"}, "bad one": parts})
-    run = called(*words)
+    plan = table_of({"fine": {"strategy": "fedbuff"}, "bad one": parts}, traces="ideal:12")
+    (tmp_path / "plan.toml").write_text(tomli_w.dumps(plan))
+    run = called("compare", tmp_path / "plan.toml", "--out", tmp_path / "compared")
     assert run.exit_code == 2
     assert f"variant 'bad one': {sentence}" in run.stderr
     assert not (tmp_path / "compared").exists()

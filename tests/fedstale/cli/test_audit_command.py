@@ -1,13 +1,9 @@
 import json
-import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from fedstale.cli.main import app
-
-sys.path.append(str(Path(__file__).parents[1] / "reports"))
 
 
 @pytest.fixture

@@ -2,17 +2,12 @@ import csv
 import io
 import json
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from fedstale.cli.runs import compare
-
-for part in ("comparison", "reports", "simulation"):
-    sys.path.append(str(Path(__file__).parents[1] / part))
 
 
 @pytest.fixture
@@ -82,7 +77,7 @@ def test_programs_get_json_and_csv_with_the_same_numbers(run_command, runs, tmp_
 def test_the_report_shows_means_times_and_differences_and_obeys_no_name(
     run_command, runs, tmp_path
 ):
-    from test_page import Seen, plots_of
+    from read_page import Seen, plots_of
 
     run_command(*runs, "--target", "accuracy 0.8", "--out", tmp_path / "out")
     page = (tmp_path / "out" / "comparison.html").read_text(encoding="utf-8")
@@ -166,7 +161,7 @@ def test_runs_that_cannot_be_compared_are_one_sentence(run_command, runs, argume
     assert result.output.count("\n") == 1
 
 
-def test_a_run_that_failed_is_left_out_and_told(run_command, tmp_path):
+def test_a_run_that_failed_is_left_out_and_told(run_command, tmp_path, pool_here):
     from small_app import SERVER, write_small_app
 
     server = SERVER.replace(
@@ -174,10 +169,10 @@ def test_a_run_that_failed_is_left_out_and_told(run_command, tmp_path):
     )
     app = write_small_app(tmp_path / "app", server=server)
     (tmp_path / "plan.toml").write_text(
-        f'app = "{app}"\ntraces = "synthetic:6"\nseeds = [1]\n'
+        f'app = "{app}"\ntraces = "ideal:6"\nseeds = [1]\n'
         "[variants.A.run-config]\nrounds = 2\n[variants.B.run-config]\nrounds = 1\n"
     )
-    result = run_command("plan.toml", "--workers", 1)
+    result = run_command("plan.toml")
     assert result.exit_code == 1
     assert "Left out: B, seed 1, which failed" in result.output
     assert "fedstale: 1 of the runs failed; the first: B, seed 1: the ServerApp raised" in (

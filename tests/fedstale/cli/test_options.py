@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 import typer
+from interruptions import no_pages
 from small_app import write_small_app
 from typer.testing import CliRunner
 
@@ -16,7 +16,9 @@ from fedstale.cli import main as cli
 from fedstale.config import FLOWER_OVERHEAD, Costs, SimulationConfig
 from fedstale.traces import TraceSet
 
-sys.path.append(str(Path(__file__).parents[1] / "comparison"))
+__all__ = ["no_pages"]
+
+pytestmark = pytest.mark.usefixtures("no_pages")
 
 COMMANDS = typer.main.get_command(cli.app).commands
 FLAGS = {
@@ -152,13 +154,13 @@ def test_a_setting_changes_the_run_or_is_refused_by_name(tmp_path, earlier, name
 def test_beside_resume_an_option_takes_effect_or_is_refused_by_name(unfinished, name, tmp_path):
     free = {"executor", "workers", "checkpoint_every"} | SHOWN
     files = {key: str(tmp_path / key) for key in ("tensorboard", "events", "log_file")}
-    flag, values = FLAGS["simulate"][name], {"live_at": "0", **files}
+    flag = FLAGS["simulate"][name]
     if name == "tensorboard":
         pytest.importorskip("tensorboard")
-    if name == "live":
-        pytest.skip("as --live-at, at a port that may be taken")
+    if name in ("live", "live_at"):
+        pytest.skip("listens at a port: tests/system/cli/test_live_beside_resume.py")
     value = (
-        [] if name in SWITCHES else [values.get(name) or ("x" if name == "out" else value_of(name))]
+        [] if name in SWITCHES else [files.get(name) or ("x" if name == "out" else value_of(name))]
     )
     before = config_of(unfinished)
     result = called("simulate", "--resume", unfinished, flag, *value)
@@ -178,8 +180,6 @@ def test_beside_resume_an_option_takes_effect_or_is_refused_by_name(unfinished, 
         assert config_of(unfinished).differing(before) == ""
     elif name == "as_json":
         assert json.loads(result.stdout)["status"] == "finished"
-    elif name == "live_at":
-        assert "live page: http" in result.stderr
     elif name == "tensorboard":
         assert list((tmp_path / name).iterdir())
     elif name in files:
@@ -293,22 +293,22 @@ def test_options_of_compare_take_effect(tmp_path):
     assert made["target"] == "accuracy 0.85"
 
 
-def test_options_of_a_plan_take_effect(tmp_path, monkeypatch):
+def test_options_of_a_plan_take_effect(tmp_path, monkeypatch, pool_here):
     monkeypatch.chdir(tmp_path)
     app = write_small_app(tmp_path / "app")
     (tmp_path / "plan.toml").write_text(
-        f'app = "{app}"\ntraces = "synthetic:6"\nseeds = [1]\n'
+        f'app = "{app}"\ntraces = "ideal:6"\nseeds = [1]\n'
         "[run-config]\nrounds = 1\n[variants.A]\n[variants.B]\n"
     )
     words = ["compare", "plan.toml", "--out", "out", "--json"]
-    first = called(*words, "--workers", "1", "--reference", "B", "--target", "accuracy 0.2")
+    first = called(*words, "--reference", "B", "--target", "accuracy 0.2")
     assert first.exit_code == 0, first.output
     made = json.loads(first.stdout)
     assert (made["reference"], made["target"]) == ("B", "accuracy 0.2")
     written = tmp_path / "out" / "runs" / "A" / "1" / "events.parquet"
     before = written.stat().st_mtime_ns
-    assert called(*words, "--workers", "1").exit_code == 0
+    assert called(*words).exit_code == 0
     assert written.stat().st_mtime_ns == before
-    assert called(*words, "--workers", "1", "--overwrite").exit_code == 0
+    assert called(*words, "--overwrite").exit_code == 0
     assert written.stat().st_mtime_ns > before
     assert called(*words, "--workers", "0").stderr.startswith("fedstale: workers = 0: expected")

@@ -1,14 +1,10 @@
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from fedstale.cli.runs import report
-
-sys.path.append(str(Path(__file__).parents[1] / "reports"))
 
 
 @pytest.fixture

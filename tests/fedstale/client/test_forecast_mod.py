@@ -3,8 +3,6 @@
 import logging
 import math
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -384,29 +382,6 @@ def test_servers_read_what_an_old_or_a_silent_device_sends():
     assert validation.forecast_in(silent) == {}
     old = Message(RecordDict({FORECAST_RECORD: ConfigRecord({"p_finish": 0.4})}), reply_to=request)
     assert validation.forecast_in(old) == {"p_finish": 0.4}
-
-
-def test_the_mod_imports_nothing_that_only_servers_and_simulations_need():
-    heavy = {"torch", "sklearn", "scipy", "ray", "stable_baselines3", "gymnasium", "plotly"}
-    tables = {"pandas", "pyarrow"}
-    loaded = f"print(*{heavy | tables} & set(sys.modules))"
-    code = f"import fedstale.client, sys; {loaded}"
-    code += "; from bench_device import *; b = Bench(fedstale.client.ForecastMod()); b.train(9.0)"
-    code += f"; {loaded}; before = set(sys.modules)"
-    code += "; Bench(fedstale.client.ForecastMod(journal='none')).train(9.0)"
-    code += "; print(*sorted({n.split('.')[0] for n in set(sys.modules) - before}))"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=__file__.rsplit("/", 1)[0],
-    )
-    assert run.stdout.split("\n")[:2] == ["", ""]
-    # A device that reads its recorder's journal imports what makes tables, as the recorder has it.
-    more = set(run.stdout.split("\n")[2].split())
-    assert {"fedstale", "pandas"} <= more
-    assert more & heavy == set()
 
 
 class Sharing(Bench):

@@ -1,14 +1,13 @@
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from fedstale.comparison.plan import Plan
 from fedstale.config import read_toml
 from fedstale.errors import ConfigError
 
-ROOT = Path(__file__).parents[3]
 TABLE = {
     "app": "digits",
     "traces": "synthetic:5",

@@ -2,7 +2,7 @@ import json
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from told_run import ToldRun
 
@@ -45,6 +45,7 @@ def test_a_board_shows_what_it_was_told():
     assert (figure(board, "staleness")["traces"][0]["y"]) == [2]
 
 
+@settings(max_examples=25)
 @given(st.integers(1, 20_000))
 def test_a_series_stays_short_and_keeps_its_ends(n):
     series = board_module._Series()

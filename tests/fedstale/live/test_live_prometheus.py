@@ -1,86 +1,46 @@
 """Metrics for Prometheus: what a real strategy's run says by them, and where they are served."""
 
 import http.client
-import json
-import os
 import re
-import shutil
-import subprocess
 import sys
-import time
-from contextlib import closing
-from math import inf, isfinite
-from pathlib import Path
-from urllib.parse import quote
+from math import inf
 
-import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from flwr.app.error import Error
+from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
+from loopback import Loopback
 from told_run import ToldRun
+from virtual_grid import VirtualGrid, identity
+from watched_run import (
+    PAGE,
+    SIZE,
+    PlainGrid,
+    answer,
+    arrays,
+    boasting,
+    failing,
+    get,
+    good,
+    misshapen,
+    queries,
+    silent,
+)
 
-from fedstale.deployment.local import free_port
-from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError
 from fedstale.live import exported
 from fedstale.live.prometheus import PHASES, Exporter
 from fedstale.strategies import StaleStrategy, schedule
-from fedstale.strategies.server.superlink import SuperLinkGrid
-from fedstale.strategies.server.validation import FORECAST_RECORD, Validation
+from fedstale.strategies.server.validation import Validation
 
-sys.path.append(str(Path(__file__).parents[2] / "strategies"))
-
-from virtual_grid import VirtualGrid, identity
-
-DOCS = Path(__file__).parents[3] / "docs"
-DASHBOARD, PAGE = DOCS / "deploy" / "grafana.json", DOCS / "live.md"
-SIZE = 1000
+PORT = 9100
 
 
-def arrays(value, n=SIZE):
-    return ArrayRecord({"w": Array(np.full(n, value, dtype=np.float32))})
-
-
-def answer(value=1.0, n=SIZE, examples=1, p_finish=None):
-    metrics = MetricRecord({"num-examples": examples})
-    content = {"arrays": arrays(value, n), "metrics": metrics}
-    if p_finish is not None:
-        content[FORECAST_RECORD] = ConfigRecord({"p_finish": p_finish})
-    return RecordDict(content)
-
-
-def good(message, grid):
-    """Train for 10 s and promise to finish with probability 0.75."""
-    return 10.0, answer(p_finish=0.75)
-
-
-def boasting(message, grid):
-    """Claim many examples."""
-    return 10.0, answer(examples=1000)
-
-
-def failing(message, grid):
-    """Fail after 5 s."""
-    return 5.0, Error(2, "out of memory")
-
-
-def misshapen(message, grid):
-    """Send arrays of another shape."""
-    return 3.0, answer(n=SIZE + 1)
-
-
-def silent(message, grid):
-    """Say nothing."""
-    return 0.0, None
-
-
-class PlainGrid(SuperLinkGrid):
-    """The grid of real devices in front of functions, with their virtual clock."""
-
-    def __init__(self, *nodes):
-        grid = VirtualGrid(dict(enumerate(nodes, start=10)))
-        super().__init__(grid, clock=grid)
+@pytest.fixture(autouse=True)
+def _unheard(monkeypatch):
+    """Serve within this process."""
+    with Loopback().installed() as here:
+        monkeypatch.setattr("fedstale.live.server.ThreadingHTTPServer", here.Server)
+        yield
 
 
 def value(exporter, name, /, **labels):
@@ -207,7 +167,7 @@ def test_rejections_of_an_earlier_run_are_not_counted_again():
 
 def test_flowers_own_strategy_is_counted_too():
     grid = PlainGrid(good, good)
-    port = free_port()
+    port = PORT
     with identity(), exported(grid, port) as watched:
         strategy = FlowersFedAvg(fraction_evaluate=0.0)
         strategy.start(watched, arrays(0.0), num_rounds=2)
@@ -217,15 +177,8 @@ def test_flowers_own_strategy_is_counted_too():
     assert 'fedstale_phase_seconds_count{phase="aggregate"} 2.0' in text
 
 
-def get(port, path, host="localhost"):
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
-        connection.request("GET", path, headers={"Host": host})
-        with connection.getresponse() as response:
-            return response.status, response.read().decode()
-
-
 def test_it_is_ready_once_there_are_a_model_and_nodes_and_healthy_while_its_loop_turns():
-    grid, port, seen = PlainGrid(good), free_port(), []
+    grid, port, seen = PlainGrid(good), PORT, []
     grid._grid.online = lambda now: [10] if now > 100.0 else []
 
     class Ask(Exporter):
@@ -248,7 +201,7 @@ def test_it_is_ready_once_there_are_a_model_and_nodes_and_healthy_while_its_loop
 
 
 def test_a_loop_that_does_not_turn_is_not_healthy():
-    grid, port = PlainGrid(good), free_port()
+    grid, port = PlainGrid(good), PORT
     with exported(grid, port, turn_limit_s=-1.0):
         status, text = get(port, "/healthz")
     assert status == 503
@@ -256,27 +209,25 @@ def test_a_loop_that_does_not_turn_is_not_healthy():
 
 
 def test_it_listens_on_loopback_and_answers_no_other_site():
-    grid, port = PlainGrid(good), free_port()
-    with exported(grid, port):
-        assert get(port, "/metrics")[0] == 200
-        assert get(port, "/metrics", host="evil.example.org")[0] == 403
-        assert get(port, "/")[0] == 404
+    with exported(PlainGrid(good), PORT):
+        assert get(PORT, "/metrics")[0] == 200
+        assert get(PORT, "/metrics", host="evil.example.org")[0] == 403
+        assert get(PORT, "/")[0] == 404
         with pytest.raises(OSError, match="refused"):
-            http.client.HTTPConnection("127.0.0.2", port, timeout=5).connect()
+            http.client.HTTPConnection("127.0.0.2", PORT, timeout=5).connect()
 
 
 def test_a_port_that_is_taken_is_one_sentence():
-    port = free_port()
     with (
-        exported(PlainGrid(good), port),
+        exported(PlainGrid(good), PORT),
         pytest.raises(ConfigError, match="metrics-port = "),
-        exported(PlainGrid(good), port),
+        exported(PlainGrid(good), PORT),
     ):
         pass
 
 
 def test_off_it_adds_no_callback_and_a_simulation_is_left_as_it_is():
-    for grid, port in ((PlainGrid(good), 0), (VirtualGrid({10: good}), free_port())):
+    for grid, port in ((PlainGrid(good), 0), (VirtualGrid({10: good}), PORT)):
         before = {name: list(told) for name, told in grid.runtime.told.items()}
         with exported(grid, port) as same:
             assert same is grid
@@ -284,24 +235,10 @@ def test_off_it_adds_no_callback_and_a_simulation_is_left_as_it_is():
     assert same.runtime is grid.runtime
 
 
-def test_the_built_in_apps_import_nothing_of_it_unless_it_is_wanted():
-    code = "import fedstale.apps.server, sys; print(*sorted(set(sys.modules) & {names}))"
-    names = "{'prometheus_client', 'fedstale.live', 'http.server'}"
-    command = [sys.executable, "-c", code.replace("{names}", names)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == []
-
-
 def test_the_library_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"pip install 'fedstale\[server\]'"):
         Exporter()
-
-
-def queries():
-    """Return each query of the dashboard."""
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
 
 
 def exported_samples():
@@ -336,63 +273,6 @@ def test_each_query_of_the_dashboard_asks_for_what_is_exported():
         # Prometheus adds these two itself.
         offered = set().union(*(known[name] for name in names)) | {"instance", "job"}
         assert labels <= offered, f"{labels - offered} in {query}"
-
-
-@pytest.mark.slow
-def test_prometheus_answers_each_query_of_the_dashboard_with_numbers(tmp_path):
-    if not shutil.which("prometheus"):
-        pytest.skip("Prometheus is not installed: apt-get install prometheus")
-    grid, port, own = PlainGrid(good, good, misshapen, failing, boasting), free_port(), free_port()
-    (tmp_path / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s}\nscrape_configs:\n"
-        f"- {{job_name: fedstale, static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}\n"
-    )
-    command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml"]
-    command += [f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{own}"]
-
-    def answers(query):
-        path = "/api/v1/query?query=" + quote(query.replace("$instance", ".*"))
-        status, text = get(own, path)
-        assert status == 200, f"{query}: {text}"
-        return [float(series["value"][1]) for series in json.loads(text)["data"]["result"]]
-
-    def until(condition):
-        deadline = time.monotonic() + 60.0
-        while not condition():
-            assert time.monotonic() < deadline, "waited in vain"
-            time.sleep(0.2)
-
-    def is_ready():
-        try:
-            return get(own, "/-/ready")[0] == 200
-        except OSError:
-            return False
-
-    def n_scrapes():
-        return sum(answers("sum(count_over_time(fedstale_run_info[1h]))"))
-
-    with identity(), exported(grid, port) as watched, ProcessGroup() as processes:
-        processes.start(
-            "prometheus", command, environment=os.environ, log=tmp_path / "prometheus.log"
-        )
-        until(is_ready)
-        # A rate is of what is counted between two scrapes.
-        for number in (2, 4):
-            strategy = StaleStrategy(
-                seed=1,
-                schedule=schedule.k_batch_async(5, 1),
-                validation=Validation(examples_cap=1.5, enough=2),
-            )
-            strategy.start(
-                watched,
-                arrays(0.0),
-                num_rounds=6,
-                timeout=60.0,
-                evaluate_fn=lambda version, model: MetricRecord({"loss": 1.0}),
-            )
-            until(lambda number=number: n_scrapes() >= number)
-        silent = [query for query in queries() if not any(map(isfinite, answers(query)))]
-    assert silent == []
 
 
 def test_the_dashboard_shows_each_metric_of_a_run():

@@ -1,8 +1,11 @@
+"""What a page of a run answers; `test_live_in_a_browser.py` opens it."""
+
 import http.client
 import json
 import threading
 
 import pytest
+from loopback import Loopback
 from told_run import ToldRun
 
 from fedstale.errors import ConfigError
@@ -19,6 +22,14 @@ def get(port, path, host="127.0.0.1", method="GET"):
 
 def port_of(url):
     return int(url.split(":")[2].split("/")[0])
+
+
+@pytest.fixture(autouse=True)
+def _unheard(monkeypatch):
+    """Serve within this process."""
+    with Loopback().installed() as here:
+        monkeypatch.setattr("fedstale.live.server.ThreadingHTTPServer", here.Server)
+        yield
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -8,10 +7,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
-
-sys.path += [str(Path(__file__).parents[1] / "simulation")]
-sys.path += [str(Path(__file__).parents[2] / "strategies")]
-
+from loopback import Loopback
 from small_app import write_small_app
 from tiny import COSTS, counting_app, fleet
 from virtual_grid import VirtualGrid, adder, identity, record, weighed
@@ -251,6 +247,7 @@ def test_a_live_simulation_says_where_to_look(tmp_path, monkeypatch):
     from fedstale.cli.main import app
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedstale.live.server.ThreadingHTTPServer", Loopback().Server)
     small = write_small_app(tmp_path / "app")
     command = ["simulate", str(small), "--traces", "synthetic:5", "--until", "600s", "--json"]
     result = CliRunner().invoke(app, [*command, "--live-at", "0"])

@@ -4,22 +4,17 @@ Each draws a chance for its next job, and by that chance whether the job will en
 statement that is held against another job than its own would look like a lie.
 """
 
-import sys
 from math import inf
-from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from tiny import fleet
 
 import fedstale
 from fedstale.strategies import FedBuff
 from fedstale.strategies.selection import ForecastRequest
-
-sys.path.append(str(Path(__file__).parents[1] / "simulation"))
-
-from tiny import fleet
 
 N = 24
 CHANCES = (0.05, 0.5, 0.95)

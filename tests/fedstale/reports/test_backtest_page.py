@@ -6,24 +6,10 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from made_backtest import KINDS, curves, fan_of, scores
 
 from fedstale.reports.backtest import PAGE, figures, hidden, losses
 from fedstale.reports.page import write_figures
-
-KINDS = [f"kind-{i}" for i in range(9)]
-
-
-def curves(**more):
-    p = np.tile([0.1, 0.5, 0.9], len(KINDS))
-    table = pd.DataFrame({"forecaster": np.repeat(KINDS, 3), "predicted": p, "observed": p / 2})
-    return table.assign(n=50.0, **more)
-
-
-def fan_of(device="phone"):
-    rows = [(device, 7200.0, "", "downlink", -300.0 * i, 2e6, *[np.nan] * 3) for i in range(4)]
-    rows += [(device, 7200.0, "lstm", "downlink", h, 3e6, 1e6, 2e6, 4e6) for h in (10.0, 600.0)]
-    columns = ["device_id", "now", "forecaster", "channel", "offset_s", "actual"]
-    return pd.DataFrame(rows, columns=[*columns, "q10", "q50", "q90"])
 
 
 @pytest.fixture
@@ -81,16 +67,6 @@ def test_the_page_is_one_file_that_asks_for_nothing(tables, tmp_path):
     assert "<b>phone" not in text
     found = re.search(r'<script type="application/json" id="plots">(.*?)</script>', text)
     assert [plot["id"] for plot in json.loads(found[1])][-1] == "fan-downlink"
-
-
-def scores(quantity="online", metric="skill", **values):
-    rows = [
-        (name, quantity, horizon, metric, value, np.nan, np.nan, 9)
-        for name, some in values.items()
-        for horizon, value in zip((300.0, 3600.0, 86_400.0), some, strict=True)
-    ]
-    columns = ["forecaster", "quantity", "horizon_s", "metric", "value", "low", "high", "n"]
-    return pd.DataFrame(rows, columns=columns)
 
 
 def test_forecasters_are_ranked_by_their_median_and_every_horizon_is_a_mark():

@@ -1,6 +1,3 @@
-import sys
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -19,8 +16,6 @@ from fedstale.reports.run import Run
 from fedstale.strategies import FedBuff
 from fedstale.strategies.server.clients import History
 from fedstale.traces.forecast.evaluation.e_process import log_wealth
-
-sys.path.append(str(Path(__file__).parents[1] / "simulation"))
 
 RNG = np.random.default_rng
 
@@ -303,7 +298,7 @@ def test_what_the_log_cannot_show_leaves_the_same_log(tmp_path):
             strategy=FedBuff(4, 2, seed=1),
             initial_arrays={"weights": np.zeros(2)},
             traces="synthetic:20",
-            until="30m",
+            until="10m",
             out=tmp_path / name,
             work=work,
             examples=20,

@@ -1,6 +1,3 @@
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,8 +8,6 @@ from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
 from fedstale.reports import costs, devices, learning
 from fedstale.reports.run import Run
-
-sys.path.append(str(Path(__file__).parents[1] / "simulation"))
 
 
 @pytest.fixture

@@ -1,9 +1,14 @@
-"""Grids on tiny fleets."""
+"""Grids on tiny fleets, and small runs that are interrupted."""
 
 import pytest
+from buffered_app import buffered
+from interruptions import every_version_kept, no_pages
+from local_workers import local_workers
 from tiny import COSTS, counting_app, fleet
 
 from fedstale.simulation import TraceGrid
+
+__all__ = ["buffered", "every_version_kept", "local_workers", "no_pages"]
 
 
 @pytest.fixture

@@ -1,22 +1,17 @@
 """Clients trained as one program: the same results as one after the other, but for rounding."""
 
 import importlib
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from clothes import write_clothes
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
-
-sys.path.append(str(Path(__file__).parents[1] / "apps"))
-
-from clothes import write_clothes
 
 from fedstale.errors import ConfigError
 from fedstale.simulation.compat import identity, own_copy, stamp
@@ -25,6 +20,7 @@ from fedstale.simulation.executors.batched import BatchedExecutor
 from fedstale.simulation.executors.many_sgd import ManySGD, TrainingTask
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
 
+QUICK = {"local_epochs": 1, "batch_size": 32}
 SPEECH = "To be, or not to be, that is the question that I put to all of you today.\n"
 
 
@@ -110,7 +106,7 @@ def test_fashion_is_trained_as_inline_but_for_rounding(
 
 
 def test_replies_are_addressed_as_inline(built_in):
-    client, parts, calls = built_in("digits", 2)
+    client, parts, calls = built_in("digits", 2, **QUICK)
     for i, call in enumerate(calls):
         stamp(call.message, f"message-{i}", 1.0, 10.0)
     executors = BatchedExecutor(client, parts), InlineExecutor(client)
@@ -140,7 +136,7 @@ def test_messages_that_do_not_train_are_answered_as_inline(built_in):
 
 
 def test_a_client_that_fails_gets_the_same_error_and_the_others_their_answers(built_in):
-    client, parts, calls = built_in("digits", 4)
+    client, parts, calls = built_in("digits", 4, **QUICK)
     calls[2].context.node_config["partition-id"] = 9
     ours, theirs = BatchedExecutor(client, parts).run(calls), InlineExecutor(client).run(calls)
     assert [a.reply.has_error() for a in ours] == [False, False, True, False]
@@ -157,7 +153,7 @@ def test_a_client_that_fails_gets_the_same_error_and_the_others_their_answers(bu
     ],
 )
 def test_a_batch_that_does_not_fit_is_halved_until_it_does(built_in, problem):
-    client, parts, calls = built_in("digits", 10)
+    client, parts, calls = built_in("digits", 10, **QUICK)
     executor, sizes = BatchedExecutor(client, parts), []
     fit = executor._fit
 
@@ -174,7 +170,7 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(built_in, problem):
 
 
 def test_a_client_that_does_not_fit_alone_is_trained_inline(built_in):
-    client, parts, calls = built_in("digits", 2)
+    client, parts, calls = built_in("digits", 2, **QUICK)
     executor = BatchedExecutor(client, parts)
 
     def never(models, jobs):
@@ -185,7 +181,7 @@ def test_a_client_that_does_not_fit_alone_is_trained_inline(built_in):
 
 
 def test_fit_many_trains_in_the_place_of_a_loss(built_in):
-    client, parts, calls = built_in("digits", 3)
+    client, parts, calls = built_in("digits", 3, **QUICK)
 
     def fit_many(models, jobs):
         assert [set(job) for job in jobs] == [{"data", "order", "batch_size", "learning_rate"}] * 3

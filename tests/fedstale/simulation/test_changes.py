@@ -3,41 +3,27 @@
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 import pytest
+from interruptions import files, power_cut
+from shared_fleets import synthetic
 
 import fedstale
 from fedstale.comparison.plan import Plan
 from fedstale.config import SimulationConfig
 from fedstale.errors import ConfigError
-from fedstale.simulation import run
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
-from fedstale.traces import TraceSet
 
-DIGITS = SimulationConfig(
-    app="digits",
-    traces="synthetic:30",
-    until="40m",
-    run_config={
-        "strategy": "fedbuff",
-        "num-server-rounds": 1000,
-        "concurrency": 8,
-        "buffer-size": 3,
-    },
-)
-SAME = ("events.parquet", "metrics.parquet", "online.parquet", "model.safetensors")
+pytestmark = pytest.mark.usefixtures("every_version_kept", "no_pages")
+
+DIGITS = SimulationConfig(app="digits", traces="synthetic:30", until="40m")
+"""Settings of runs that are not begun."""
 
 
 @pytest.fixture(scope="module")
 def traces():
-    return TraceSet.synthetic(30, days=7, seed=0)
-
-
-@pytest.fixture(autouse=True)
-def checkpoints_at_every_version(monkeypatch):
-    monkeypatch.setattr(run, "_LARGEST_SHARE", np.inf)
+    return synthetic(30)
 
 
 def at(instant, **run_config):
@@ -45,20 +31,30 @@ def at(instant, **run_config):
     return {"at": instant, "run-config": values}
 
 
-def with_changes(*changes, until="40m"):
-    return replace(DIGITS, changes=changes, until=until)
+@pytest.fixture(scope="module")
+def with_changes(buffered):
+    """Return a function that returns settings which change."""
+
+    def asked(*changes, until="40m", **run_config):
+        own = {"strategy": "fedbuff", **run_config}
+        return replace(buffered, changes=changes, until=until, run_config=own)
+
+    return asked
 
 
-def files(folder):
-    return {name: (folder / name).read_bytes() for name in SAME}
+@pytest.fixture(scope="module")
+def plain(with_changes, traces, tmp_path_factory):
+    """Return the run whose settings do not change."""
+    return simulate(with_changes(), tmp_path_factory.mktemp("plain") / "run", traces=traces)
 
 
 def in_flight(events, instant):
     return ((events["sent_at"] <= instant) & (events["ended_at"] > instant)).sum()
 
 
-def test_a_change_holds_from_the_first_version_at_or_after_its_instant(tmp_path, traces, caplog):
-    plain = simulate(with_changes(), tmp_path / "plain", traces=traces)
+def test_a_change_holds_from_the_first_version_at_or_after_its_instant(
+    tmp_path, traces, with_changes, plain, caplog
+):
     changed = simulate(with_changes(at("15m", concurrency=2)), tmp_path / "run", traces=traces)
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     before, after = (each.jobs for each in (plain, changed))
@@ -75,7 +71,7 @@ def test_a_change_holds_from_the_first_version_at_or_after_its_instant(tmp_path,
     assert max(in_flight(after, instant) for instant in late) == 2
 
 
-def test_a_change_of_epochs_changes_what_jobs_cost(tmp_path, traces):
+def test_a_change_of_epochs_changes_what_jobs_cost(tmp_path, traces, with_changes):
     changes = at("10m", local_epochs=1), at("20m", local_epochs=10)
     events = simulate(with_changes(*changes), tmp_path, traces=traces).jobs
     done = events[events["status"] == "reported"]
@@ -86,8 +82,10 @@ def test_a_change_of_epochs_changes_what_jobs_cost(tmp_path, traces):
     assert many > 5 * few
 
 
-def test_a_fork_is_the_run_that_had_the_change_from_the_beginning(tmp_path, traces):
-    change = at("20m", learning_rate=0.3, buffer_size=5)
+def test_a_fork_is_the_run_that_had_the_change_from_the_beginning(
+    tmp_path, traces, with_changes, plain
+):
+    change = at("20m", learning_rate=0.01, buffer_size=5)
     whole = simulate(with_changes(change), tmp_path / "whole", traces=traces)
     simulate(with_changes(), tmp_path / "run", traces=traces, pause_at=1200.0)
     shutil.copytree(tmp_path / "run", tmp_path / "fork")
@@ -95,65 +93,51 @@ def test_a_fork_is_the_run_that_had_the_change_from_the_beginning(tmp_path, trac
     assert files(tmp_path / "fork") == files(tmp_path / "whole")
     # What it was forked from goes its own way.
     simulate(with_changes(), tmp_path / "run", traces=traces, resume=True)
-    assert files(tmp_path / "run") != files(tmp_path / "whole")
+    assert files(tmp_path / "run") == files(plain.folder) != files(tmp_path / "whole")
     again = fedstale.read_run(tmp_path / "fork")
     assert again.status == whole.status == "stopped"
 
 
-class PowerCutError(BaseException):
-    """Nothing of the process runs after this."""
-
-
-@pytest.mark.parametrize("dies_after", [300.0, 650.0, 1300.0])
-def test_a_run_with_changes_that_is_killed_goes_on_byte_for_byte(
-    tmp_path, traces, monkeypatch, dies_after
-):
-    asked = with_changes(at("10m", concurrency=3), at("20m", buffer_size=6, concurrency=9))
+def test_a_run_with_changes_that_is_killed_goes_on_byte_for_byte(tmp_path, traces, with_changes):
+    asked = with_changes(
+        at("5m", concurrency=3), at("10m", buffer_size=6, concurrency=9), until="20m"
+    )
     simulate(asked, tmp_path / "whole", traces=traces)
-    keep = run.SimulationCheckpointer.keep
-
-    def keep_and_die(self, version, state):
-        keep(self, version, state)
-        if self._grid.now() > dies_after:
-            raise PowerCutError
-
-    monkeypatch.setattr(run.SimulationCheckpointer, "keep", keep_and_die)
-    with pytest.raises(PowerCutError):
+    # Between the two changes.
+    with power_cut(lambda version, now: now > 350.0):
         simulate(asked, tmp_path / "run", traces=traces)
-    monkeypatch.setattr(run.SimulationCheckpointer, "keep", keep)
     simulate(asked, tmp_path / "run", traces=traces, resume=True)
     assert files(tmp_path / "run") == files(tmp_path / "whole")
 
 
-def test_a_config_with_changes_reads_back_and_runs_from_its_file(tmp_path, traces):
-    asked = with_changes(at("10m", learning_rate=0.3), until="15m")
+def test_a_config_with_changes_reads_back_and_runs_from_its_file(tmp_path, traces, with_changes):
+    asked = with_changes(at("5m", learning_rate=0.03), until="7m")
     simulate(asked, tmp_path / "run", traces=traces)
     back = SimulationConfig.read(tmp_path / "run" / "config.toml")
-    assert not back.differing(FlowerApp.find("digits").resolved(asked))
+    assert not back.differing(FlowerApp.find(asked.app).resolved(asked))
     assert back.differing(replace(back, changes=()))
 
 
-def test_from_python_and_in_a_plan(tmp_path):
-    options = {"traces": "synthetic:30", "until": "40m", "run_config": DIGITS.run_config}
-    change = at("10m", buffer_size=1)
-    found = fedstale.simulate("digits", **options, changes=[change], out=tmp_path / "one")
+def test_from_python_and_in_a_plan(tmp_path, traces, with_changes):
+    plain, change = with_changes(), at("4m", buffer_size=1)
+    options = {"until": "8m", "run_config": plain.run_config, "changes": [change]}
+    found = fedstale.simulate(plain.app, traces=traces, **options, out=tmp_path / "one")
+    assert found.status == "stopped"
     table = {
-        "app": "digits",
+        "app": plain.app,
         "traces": "synthetic:30",
-        "until": "40m",
+        "until": "8m",
         "seeds": [0],
         "seed-key": "",
-        "run-config": dict(DIGITS.run_config),
+        "run-config": dict(plain.run_config),
         "variants": {"changed": {"changes": [change]}, "plain": {}},
     }
     plan = Plan.from_table(table, where="plan")
-    assert Plan.from_table(plan.table(), where="again").config("changed", 0).changes
-    compared = fedstale.compare(table, out=tmp_path / "all", workers=1)
-    changed, plain = (tmp_path / "all" / "runs" / name / "0" for name in ("changed", "plain"))
-    assert not compared.failures
-    assert files(changed) == files(tmp_path / "one")
-    assert files(plain) != files(changed)
-    assert found.status == "stopped"
+    again = Plan.from_table(plan.table(), where="again")
+    for name in ("changed", "plain"):
+        simulate(again.config(name, 0), tmp_path / name, traces=traces)
+    assert files(tmp_path / "changed") == files(tmp_path / "one")
+    assert files(tmp_path / "plain") != files(tmp_path / "changed")
 
 
 @pytest.mark.parametrize(
@@ -177,28 +161,30 @@ def test_changes_need_checkpoints():
         replace(DIGITS, changes=[at("10m", concurrency=2)], checkpoint_every=0)
 
 
-def test_a_key_that_the_app_has_not_is_refused_before_anything_runs(tmp_path, traces):
+def test_a_key_that_the_app_has_not_is_refused_before_anything_runs(tmp_path, traces, with_changes):
     with pytest.raises(ConfigError, match="concurrencys"):
         simulate(with_changes(at("10m", concurrencys=2)), tmp_path / "run", traces=traces)
     assert not (tmp_path / "run").exists()
 
 
-def test_another_kind_of_strategy_cannot_go_on(tmp_path, traces):
+def test_another_kind_of_strategy_cannot_go_on(tmp_path, traces, with_changes):
     asked = with_changes(at("10m", strategy="fedavg"))
     found = simulate(asked, tmp_path, traces=traces)
     assert found.status == "failed"
     assert "written with strategy FedBuff, and this run has FedAvg" in found.reason
 
 
-def test_flowers_strategies_keep_nothing_to_go_on_from_and_say_so(tmp_path, traces):
-    own = {**DIGITS.run_config, "strategy": "flower-fedavg"}
-    asked = replace(with_changes(at("5m", learning_rate=0.3), until="15m"), run_config=own)
+def test_flowers_strategies_keep_nothing_to_go_on_from_and_say_so(tmp_path, traces, with_changes):
+    change = at("5m", learning_rate=0.01)
+    asked = with_changes(change, until="7m", strategy="flower-fedavg")
     found = simulate(asked, tmp_path, traces=traces)
     assert found.status == "failed"
     assert "expected an app that starts one strategy of fedstale" in found.reason
 
 
-def test_a_run_keeps_its_changes_and_takes_no_others_for_what_is_done(tmp_path, traces):
+def test_a_run_keeps_its_changes_and_takes_no_others_for_what_is_done(
+    tmp_path, traces, with_changes
+):
     simulate(with_changes(at("5m", concurrency=3)), tmp_path, traces=traces, pause_at=1200.0)
     for others in (
         [],

@@ -10,25 +10,27 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from interruptions import files, power_cut
+from local_workers import LocalWorkers
+from shared_fleets import synthetic
 from small_app import write_small_app
 from tiny import COSTS, fleet
 
 from fedstale.client import CompactMod, ForecastMod
 from fedstale.client.compacting import NEXT_OF_RECORD, NEXT_RECORD
 from fedstale.config import SimulationConfig
-from fedstale.simulation import InlineExecutor, ProcessExecutor, TraceGrid
+from fedstale.simulation import InlineExecutor, TraceGrid
 from fedstale.simulation.compat import identity, stamp
 from fedstale.simulation.costs import content_size
 from fedstale.simulation.executors import ClientCall
 from fedstale.simulation.executors.batched import BatchedExecutor
-from fedstale.simulation.executors.workers import RayExecutor
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
 from fedstale.simulation.run import simulate
 from fedstale.strategies import ByForecast, FedAvg, FedBuff, Format
 from fedstale.strategies.messages.codec import FORMATS, n_bytes
 from fedstale.strategies.messages.records import Asked, coarse, form_of
 from fedstale.strategies.server.packing import pack
-from fedstale.traces import Series, TraceSet
+from fedstale.traces import Series
 
 ALWAYS = [(0, 100_000)]
 N = 1024
@@ -257,10 +259,7 @@ def train(message, context):
 """
 
 
-# Ray warns of what it will do, and leaves the ends of its processes to the collector.
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["processes", pytest.param("ray", marks=pytest.mark.slow)])
-def test_workers_answer_with_the_bits_of_one_process(tmp_path, kind):
+def test_workers_answer_with_the_bits_of_one_process(tmp_path):
     app = FlowerApp.find(write_small_app(tmp_path, client=CLIENT))
 
     def calls():
@@ -272,9 +271,7 @@ def test_workers_answer_with_the_bits_of_one_process(tmp_path, kind):
 
     with app.importable(), identity(1):
         own = InlineExecutor(app.load_client()).run(list(calls()))
-        with (
-            ProcessExecutor(app.load_client, 2) if kind == "processes" else RayExecutor(app, 2)
-        ) as pool:
+        with LocalWorkers(app.load_client, 2) as pool:
             theirs = pool.run(list(calls()))
     assert {stype for stype, _ in bits(own)[0].values()} == {"fedstale.int4"}
     assert bits(theirs) == bits(own)
@@ -332,43 +329,16 @@ CONFIG = SimulationConfig(
         "buffer-size": 3,
         "messages": "int4",
         "messages-down": "int8",
+        "local-epochs": 1,
     },
 )
-SAME = ("events.parquet", "metrics.parquet", "model.safetensors")
 
 
-def test_a_run_with_formats_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(
-    tmp_path, monkeypatch
-):
-    from fedstale.simulation import run as running
-
-    traces = TraceSet.synthetic(20, days=7, seed=0)
+@pytest.mark.usefixtures("every_version_kept", "no_pages")
+def test_a_run_with_formats_that_was_cut_off_ends_byte_for_byte_as_one_that_was_not(tmp_path):
+    traces = synthetic(20)
     simulate(CONFIG, tmp_path / "whole", traces=traces)
-    keep = running.SimulationCheckpointer.keep
-
-    class PowerCutError(BaseException):
-        pass
-
-    def keep_and_die(self, at, state):
-        keep(self, at, state)
-        if at == 3:
-            raise PowerCutError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(running.SimulationCheckpointer, "keep", keep_and_die)
-        with pytest.raises(PowerCutError):
-            simulate(CONFIG, tmp_path / "cut", traces=traces)
+    with power_cut(lambda version, now: version == 3):
+        simulate(CONFIG, tmp_path / "cut", traces=traces)
     simulate(CONFIG, tmp_path / "cut", traces=traces, resume=True)
-    for name in SAME:
-        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_a_run_with_formats_is_the_same_run_in_one_process_and_in_two(tmp_path):
-    for kind, workers in (("inline", 1), ("processes", 2)):
-        config = replace(CONFIG, executor=kind, workers=workers)
-        simulate(config, tmp_path / kind, traces=TraceSet.synthetic(20, days=7, seed=0))
-    for name in SAME:
-        assert (tmp_path / "inline" / name).read_bytes() == (
-            tmp_path / "processes" / name
-        ).read_bytes()
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")

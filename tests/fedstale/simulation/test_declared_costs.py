@@ -9,15 +9,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from flwr.app import ArrayRecord
+from interruptions import files, power_cut
+from shared_fleets import synthetic
 from small_app import CLIENT, PYPROJECT, write_small_app
 from typer.testing import CliRunner
+from uneven_app import BUFFERED, UNEVEN
 
 import fedstale
 from fedstale.cli.main import app as command
 from fedstale.config import Costs, SimulationConfig
 from fedstale.deployment.check import check_app
 from fedstale.errors import ConfigError
-from fedstale.simulation import run as runs
 from fedstale.simulation.costs import missing_costs
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
@@ -26,7 +28,6 @@ from fedstale.traces import TraceSet
 
 UNDECLARED = PYPROJECT[: PYPROJECT.index("[tool.fedstale]")]
 KEYS = ("work-per-example", "epochs", "examples", "evaluate-work-per-example")
-SAME = ("events.parquet", "metrics.parquet", "model.safetensors")
 
 
 def with_table(path, table, *, client=CLIENT):
@@ -107,7 +108,7 @@ def test_what_is_missing_of_a_client_app_in_python_is_named_by_its_arguments():
     with pytest.raises(ConfigError, match="work_per_example, epochs, examples, evaluate_work_per"):
         fedstale.simulate(
             counting_app(),
-            traces="synthetic:5",
+            traces=synthetic(5),
             strategy=FedBuff(2, 1),
             initial_arrays={"w": np.zeros(3)},
             until="2 rounds",
@@ -194,73 +195,23 @@ def test_simulate_takes_the_work_in_python(tmp_path, as_app):
 
 # The same bytes in all ways.
 
-UNEVEN = (
-    CLIENT.replace(
-        '    metrics = MetricRecord({"train_loss"',
-        """    seen = context.state.config_records.get("seen", ConfigRecord({"times": 0}))["times"]
-    context.state["seen"] = ConfigRecord({"times": seen + 1})
-    padding = bytes(int(np.random.randint(1, 50_000)) + 1_000 * seen)
-    metrics = MetricRecord({\"train_loss\"""",
-    )
-    .replace(
-        'return Message(RecordDict({"arrays": ArrayRecord([w]), "metrics": metrics})',
-        'content = RecordDict({"arrays": ArrayRecord([w]), "metrics": metrics})\n'
-        '    content["padding"] = ConfigRecord({"padding": padding})\n'
-        "    return Message(content",
-    )
-    .replace("import ArrayRecord, Message", "import ArrayRecord, ConfigRecord, Message")
-)
-BUFFERED = """
-from fedstale.strategies import FedBuff
-import numpy as np
-from flwr.app import ArrayRecord
-from flwr.serverapp import ServerApp
 
-app = ServerApp()
-
-
-@app.main()
-def main(grid, context):
-    FedBuff(6, 2, seed=1).start(
-        grid=grid, initial_arrays=ArrayRecord([np.zeros(3)]), num_rounds=12, timeout=400.0
-    )
-"""
-
-
-class PowerCutError(BaseException):
-    """Nothing of the process runs after this."""
-
-
-def test_replies_of_all_sizes_give_the_same_bytes_in_any_executor_and_after_a_kill(
-    tmp_path, monkeypatch
-):
+@pytest.mark.usefixtures("every_version_kept", "local_workers", "no_pages")
+def test_replies_of_all_sizes_give_the_same_bytes_in_any_executor_and_after_a_kill(tmp_path):
     app = write_small_app(tmp_path / "app", client=UNEVEN, server=BUFFERED)
     config = SimulationConfig(app=str(app), traces="synthetic:20", executor="inline")
-    phones = TraceSet.synthetic(20, days=3, seed=0)
+    phones = synthetic(20)
     first = simulate(config, tmp_path / "inline", traces=phones)
     sizes = first.jobs.query("status == 'reported'")["uploaded_bytes"]
     assert first.status == "finished"
     assert sizes.nunique() > 10
     both = replace(config, executor="processes", workers=2)
     simulate(both, tmp_path / "processes", traces=phones)
-
-    monkeypatch.setattr(runs, "_LARGEST_SHARE", np.inf)
-    keep = runs.SimulationCheckpointer.keep
-
-    def keep_and_die(self, at, state):
-        keep(self, at, state)
-        if at == 5:
-            raise PowerCutError
-
-    monkeypatch.setattr(runs.SimulationCheckpointer, "keep", keep_and_die)
-    with pytest.raises(PowerCutError):
+    with power_cut(lambda version, now: version == 5):
         simulate(config, tmp_path / "killed", traces=phones)
-    monkeypatch.setattr(runs.SimulationCheckpointer, "keep", keep)
     simulate(config, tmp_path / "killed", traces=phones, resume=True)
-    for name in SAME:
-        expected = (tmp_path / "inline" / name).read_bytes()
-        for folder in ("processes", "killed"):
-            assert (tmp_path / folder / name).read_bytes() == expected, (folder, name)
+    for folder in ("processes", "killed"):
+        assert files(tmp_path / folder) == files(tmp_path / "inline")
 
 
 # How it is measured.

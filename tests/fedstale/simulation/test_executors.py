@@ -1,3 +1,5 @@
+"""Executors run clients: the same answers wherever, and nobody harms anybody else."""
+
 import random
 import sys
 import threading
@@ -12,23 +14,30 @@ from flwr.common.constant import ErrorCode
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
+from local_workers import LocalWorkers
 from small_app import CLIENT, write_small_app
 from tiny import counting_app, message_to
 
 from fedstale.errors import ConfigError
-from fedstale.simulation import InlineExecutor, ProcessExecutor
+from fedstale.simulation import InlineExecutor
 from fedstale.simulation.compat import (
     identity,
     quick_arrays,
     read_array,
     written_array,
 )
-from fedstale.simulation.executors import ClientCall, choice
+from fedstale.simulation.executors import ClientCall, choice, workers
 from fedstale.simulation.executors import base as contract
 from fedstale.simulation.executors.base import quick_manual_seed
 from fedstale.simulation.executors.batched import written_each
 from fedstale.simulation.executors.choice import AutoExecutor, executor_for
 from fedstale.simulation.flower_app import FlowerApp
+
+KEEPING = CLIENT.replace(
+    '    (w,) = message.content["arrays"].to_numpy_ndarrays()\n    for',
+    '    context.state["kept"] = MetricRecord({"x": 1})\n'
+    '    (w,) = message.content["arrays"].to_numpy_ndarrays()\n    for',
+)
 
 
 def calls(n):
@@ -44,13 +53,20 @@ def calls(n):
     ]
 
 
+@pytest.fixture
+def load(tmp_path):
+    """Return what loads the client of an app that no other test has imported, with its state."""
+    app = FlowerApp.find(write_small_app(tmp_path, client=KEEPING))
+    with app.importable():
+        yield app.load_client
+
+
 def weights(answers):
     return [a.reply.content["arrays"].to_numpy_ndarrays()[0].tobytes() for a in answers]
 
 
-def test_processes_give_the_answers_of_one_process_in_the_order_of_the_calls(tmp_path):
-    load = FlowerApp.find(write_small_app(tmp_path)).load_client
-    with ProcessExecutor(load, 2) as pool:
+def test_workers_give_the_answers_of_one_process_in_the_order_of_the_calls(load):
+    with LocalWorkers(load, 2) as pool:
         theirs = pool.run(calls(5))
         again = pool.run(list(reversed(calls(5))))
     own = InlineExecutor(load()).run(calls(5))
@@ -58,43 +74,35 @@ def test_processes_give_the_answers_of_one_process_in_the_order_of_the_calls(tmp
     assert len(set(weights(own))) == 5
 
 
-def test_state_written_in_a_worker_comes_back(tmp_path):
-    client = CLIENT.replace(
-        '    (w,) = message.content["arrays"].to_numpy_ndarrays()\n    for',
-        '    context.state["kept"] = MetricRecord({"x": 1})\n'
-        '    (w,) = message.content["arrays"].to_numpy_ndarrays()\n    for',
-    )
-    load = FlowerApp.find(write_small_app(tmp_path, client=client)).load_client
-    with ProcessExecutor(load, 1) as pool:
+def test_state_written_in_a_worker_comes_back(load):
+    with LocalWorkers(load, 1) as pool:
         (answer,) = pool.run(calls(1))
     assert answer.context.state["kept"]["x"] == 1
 
 
-def test_a_client_that_kills_its_worker_gets_an_error_reply_and_the_others_their_answers(tmp_path):
-    client = CLIENT.replace(
-        "    x, y = data(context",
-        "    import os\n    if context.node_config['partition-id'] == 1:\n        os._exit(7)\n"
-        "    x, y = data(context",
-    )
-    load = FlowerApp.find(write_small_app(tmp_path, client=client)).load_client
-    with ProcessExecutor(load, 2) as pool:
-        answers = pool.run(calls(3))
-    assert [a.reply.has_error() for a in answers] == [False, True, False]
+def test_a_client_that_kills_its_worker_gets_an_error_reply_and_the_others_their_answers(load):
+    with LocalWorkers(load, 1, kills=lambda call: call.context.node_id == 1001) as pool:
+        answers = pool.run(calls(8))
+    assert [a.reply.has_error() for a in answers] == [False, True, *[False] * 6]
     assert answers[1].reply.error.code == ErrorCode.CLIENT_APP_CRASHED
-    assert answers[1].reply.error.reason == "the worker process died twice: exit code 7"
+    assert answers[1].reply.error.reason == "the worker process died twice"
+    del answers[1]
+    own = InlineExecutor(load()).run(calls(8))
+    del own[1]
+    assert weights(answers) == weights(own)
 
 
-def test_a_client_that_does_not_end_in_its_limit_gets_an_error_reply(tmp_path):
-    client = CLIENT.replace(
-        "    x, y = data(context",
-        "    while context.node_config['partition-id'] == 1:\n        pass\n"
-        "    x, y = data(context",
-    )
-    load = FlowerApp.find(write_small_app(tmp_path, client=client)).load_client
-    with ProcessExecutor(load, 2, limit_s=0.5) as pool:
-        answers = pool.run(calls(3))
-    assert [a.reply.has_error() for a in answers] == [False, True, False]
-    assert "its client did not end within 0.5 s (client-limit-s)" in answers[1].reply.error.reason
+@pytest.mark.parametrize(
+    ("code", "took_s", "words"),
+    [
+        (7, 0.1, ": exit code 7"),
+        (1, 0.1, ": exit code 1"),
+        (1, 0.6, ": its client did not end within 0.5 s (client-limit-s)"),
+        (-9, 0.6, ": killed by SIGKILL"),
+    ],
+)
+def test_how_a_worker_died_is_said_in_words(code, took_s, words):
+    assert workers._how(code, took_s, 0.5) == words
 
 
 def test_draws_depend_on_the_seed_of_the_call_alone():
@@ -140,39 +148,33 @@ def answered(message):
     )
 
 
-# What a worker that dies does to itself and to others.
+def test_a_worker_that_dies_once_in_the_middle_changes_no_answer(load):
+    died = []
 
+    def kills(call):
+        if call.context.node_id != 1002 or died:
+            return False
+        died.append(call)
+        return True
 
-def test_a_worker_killed_once_in_the_middle_changes_no_answer(tmp_path):
-    mark = tmp_path / "killed"
-    client = CLIENT.replace(
-        "    x, y = data(context",
-        "    import os, pathlib, signal\n"
-        f"    mark = pathlib.Path({str(mark)!r})\n"
-        "    if context.node_config['partition-id'] == 2 and not mark.exists():\n"
-        "        mark.touch()\n        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    x, y = data(context",
-    )
-    load = FlowerApp.find(write_small_app(tmp_path / "app", client=client)).load_client
-    with ProcessExecutor(load, 2) as pool:
+    with LocalWorkers(load, 2, kills=kills) as pool:
         theirs = pool.run(calls(5))
-    assert mark.exists()
+    assert died
     assert weights(theirs) == weights(InlineExecutor(load()).run(calls(5)))
 
 
-def test_arrays_go_to_workers_once_a_version_and_are_given_back(tmp_path):
-    load = FlowerApp.find(write_small_app(tmp_path)).load_client
-    with ProcessExecutor(load, 1) as pool:
+def test_arrays_go_to_workers_once_a_version_and_are_given_back(load):
+    with LocalWorkers(load, 1) as pool:
         shared = calls(6)
         record = shared[0].message.content["arrays"]
         for call in shared:
             call.message.content["arrays"] = record
         pool.run(shared)
-        assert len(pool._places) == 1
+        assert len(pool.put) == 1
         for _ in range(12):
             pool.run(calls(1))
-        assert len(pool._places) <= 9
-    assert not pool._places
+        assert len(pool.put) <= 9
+    assert not pool.put
 
 
 # What a client does that it should not.
@@ -353,6 +355,7 @@ def test_a_cut_array_fails_as_numpy_fails():
 # The choice.
 
 
+@pytest.mark.usefixtures("local_workers")
 def test_the_default_moves_to_processes_when_training_takes_long_and_changes_no_answer(
     tmp_path, monkeypatch
 ):
@@ -395,6 +398,7 @@ def test_an_app_with_state_is_not_taken_for_one_that_answers_in_two_ways():
     assert answer.context.state["seen"]["times"] == 1
 
 
+@pytest.mark.usefixtures("local_workers")
 def test_executors_have_names(tmp_path):
     app = FlowerApp.find(write_small_app(tmp_path))
     assert isinstance(executor_for(app, ClientApp()), AutoExecutor)
@@ -411,42 +415,3 @@ def test_without_ray_the_error_says_how_to_get_it(tmp_path, monkeypatch):
     app = FlowerApp.find(write_small_app(tmp_path))
     with pytest.raises(ConfigError, match=r"pip install 'fedstale\[simulation\]'"):
         executor_for(app, ClientApp(), "ray")
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_ray_gives_the_answers_of_one_process_also_when_an_actor_dies(tmp_path):
-    pytest.importorskip("ray")
-    client = CLIENT.replace(
-        "    x, y = data(context",
-        "    import os\n    if context.node_config['partition-id'] == 1:\n        os._exit(1)\n"
-        "    x, y = data(context",
-    )
-    good = FlowerApp.find(write_small_app(tmp_path / "good"))
-    bad = FlowerApp.find(write_small_app(tmp_path / "bad", client=client))
-    load = good.load_client
-    with executor_for(good, load(), "ray", 2) as executor:
-        theirs = executor.run(calls(5))
-    assert weights(theirs) == weights(InlineExecutor(load()).run(calls(5)))
-    with executor_for(bad, load(), "ray", 2) as executor:
-        answers = executor.run(calls(5))
-    assert [a.reply.has_error() for a in answers] == [False, True, False, False, False]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_ray_actors_share_gpus_and_more_than_there_are_is_one_sentence(tmp_path):
-    ray = pytest.importorskip("ray")
-    app = FlowerApp.find(write_small_app(tmp_path))
-    load = app.load_client
-    # Ray counts what it is told that there is.
-    ray.init(num_cpus=4, num_gpus=1, log_to_driver=False, include_dashboard=False)
-    try:
-        with executor_for(app, load(), "ray", gpus=0.5) as executor:
-            assert executor.description == "2 Ray actors"
-            assert weights(executor.run(calls(3))) == weights(InlineExecutor(load()).run(calls(3)))
-            assert ray.available_resources().get("GPU", 0.0) == 0.0
-        with pytest.raises(ConfigError, match=r"gpus = 0.5 for each of 3 Ray actors: .* has 1;"):
-            executor_for(app, load(), "ray", 3, gpus=0.5)
-    finally:
-        ray.shutdown()

@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_fleets import synthetic
 from tiny import COSTS, counting_app, fleet, message_to
 
 from fedstale.errors import ConfigError
@@ -17,7 +18,7 @@ from fedstale.simulation.devices import Fleet
 from fedstale.simulation.jobs import JobTable
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies import FedAvgOverSelected, FedBuff, GapAware
-from fedstale.traces import Series, TraceSet
+from fedstale.traces import Series
 
 N = 4
 RATES = st.lists(st.sampled_from([0.0, 1e5, 1e6, 8e6]), min_size=1, max_size=5)
@@ -38,7 +39,7 @@ def fleets(draw):
     )
 
 
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     fleets(),
     st.lists(st.tuples(st.integers(0, N - 1), st.sampled_from([0.5, 30.0, 400.0])), min_size=1),
@@ -87,7 +88,7 @@ STRATEGIES = {
 @pytest.mark.parametrize("on_interrupt", ["abort", "pause"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_run_is_the_same_whenever_devices_are_followed(name, on_interrupt, monkeypatch):
-    phones = TraceSet.synthetic(200, days=2, seed=1)
+    phones = synthetic(200, days=2, seed=1)
     counts.clear()
 
     def events(kind):
@@ -95,7 +96,7 @@ def test_a_run_is_the_same_whenever_devices_are_followed(name, on_interrupt, mon
         grid = TraceGrid(phones, counting_app(), costs=COSTS, on_interrupt=on_interrupt)
         initial = ArrayRecord([np.zeros(3, np.float32)])
         with grid.running():
-            result = STRATEGIES[name]().start(grid, initial, num_rounds=20, timeout=300.0)
+            result = STRATEGIES[name]().start(grid, initial, num_rounds=10, timeout=300.0)
         return grid.events().to_pandas(), result.arrays.to_numpy_ndarrays()[0]
 
     (at_once, one), (later, other) = events(AtOnce), events(Counting)

@@ -1,8 +1,6 @@
 """A run that stopped at its limit goes on to a later one, as if the limit had been that one."""
 
 import logging
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,133 +8,106 @@ import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from interruptions import files, power_cut, versions_counted
+from shared_fleets import synthetic
 
 import fedstale
 from fedstale.config import SimulationConfig, Until
 from fedstale.errors import ConfigError
 from fedstale.reports.folder import RunFolder
-from fedstale.simulation import run
 from fedstale.simulation.run import simulate
-from fedstale.traces import TraceSet
 
-DIGITS = SimulationConfig(
-    app="digits",
-    traces="synthetic:30",
-    run_config={
-        "strategy": "gap-aware",
-        "num-server-rounds": 100,
-        "concurrency": 8,
-        "buffer-size": 3,
-    },
-)
-SAME = ("events.parquet", "metrics.parquet", "online.parquet", "model.safetensors")
+pytestmark = pytest.mark.usefixtures("every_version_kept", "no_pages")
+
+DIGITS = SimulationConfig(app="digits", traces="synthetic:30")
+"""Settings of runs that are not begun."""
 BEGINS_ANEW = "there is no checkpoint of this run: it begins anew"
 
 
 @pytest.fixture(scope="module")
 def traces():
-    return TraceSet.synthetic(30, days=7, seed=0)
+    return synthetic(30)
 
 
-@pytest.fixture(autouse=True)
-def checkpoints_at_every_version(monkeypatch):
-    monkeypatch.setattr(run, "_LARGEST_SHARE", np.inf)
+@pytest.fixture(scope="module")
+def whole(buffered, traces, tmp_path_factory):
+    """Return a function that runs to a limit, and returns the files and the number of versions."""
+    found = {}
+
+    def go(until):
+        if until not in found:
+            folder = tmp_path_factory.mktemp("whole") / "run"
+            with versions_counted() as versions:
+                simulate(replace(buffered, until=until), folder, traces=traces)
+            found[until] = files(folder), len(versions)
+        return found[until]
+
+    return go
 
 
 @pytest.fixture
-def versions_made(monkeypatch):
-    """Count the versions of which a simulation has asked for a checkpoint."""
-    made, keep = [], run.SimulationCheckpointer.keep
-
-    def counted(self, version, state):
-        made.append(version)
-        keep(self, version, state)
-
-    monkeypatch.setattr(run.SimulationCheckpointer, "keep", counted)
-    return made
-
-
-def to(until):
-    return replace(DIGITS, until=until)
-
-
-def files(folder):
-    return {name: (folder / name).read_bytes() for name in SAME}
+def to(buffered):
+    return lambda until: replace(buffered, until=until)
 
 
 @pytest.mark.parametrize(
-    ("first", "then"),
-    [("20m", "40m"), ("10 rounds", "30 rounds"), ("accuracy 0.5", "accuracy 0.8")],
+    "limits",
+    [("20m", "40m"), ("10 rounds", "30 rounds"), ("accuracy 0.4", "accuracy 0.6")],
+    ids=" to ".join,
 )
-def test_a_run_that_stopped_goes_on_byte_for_byte(tmp_path, traces, first, then, versions_made):
-    simulate(to(then), tmp_path / "whole", traces=traces)
-    n_whole = len(versions_made)
-    stopped = simulate(to(first), tmp_path / "run", traces=traces)
-    n_first = len(versions_made) - n_whole
-    assert stopped.status == "stopped"
-    assert files(tmp_path / "run") != files(tmp_path / "whole")
-    result = simulate(to(then), tmp_path / "run", traces=traces, resume=True)
+def test_a_run_that_stopped_goes_on_byte_for_byte(tmp_path, traces, to, whole, limits):
+    first, then = limits
+    expected, n_whole = whole(then)
+    with versions_counted() as versions:
+        stopped = simulate(to(first), tmp_path / "run", traces=traces)
+        n_first = len(versions)
+        assert stopped.status == "stopped"
+        assert files(tmp_path / "run") != expected
+        result = simulate(to(then), tmp_path / "run", traces=traces, resume=True)
     assert result.status == "stopped"
     assert SimulationConfig.read(tmp_path / "run" / "config.toml").until == then
-    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    assert files(tmp_path / "run") == expected
     # What was done is not done again.
     assert 3 < n_first < n_whole
-    assert len(versions_made) - n_whole <= n_whole + 1
+    assert len(versions) <= n_whole + 1
 
 
-def test_a_run_goes_on_more_than_once(tmp_path, traces):
-    simulate(to("40m"), tmp_path / "whole", traces=traces)
+def test_a_run_goes_on_more_than_once(tmp_path, traces, to, whole):
     simulate(to("10m"), tmp_path / "run", traces=traces)
-    for until in ("11m", "12m", "25m", "40m"):
+    for until in ("11m", "25m", "40m"):
         simulate(to(until), tmp_path / "run", traces=traces, resume=True)
-    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    assert files(tmp_path / "run") == whole("40m")[0]
 
 
-class PowerCutError(BaseException):
-    """Nothing of the process runs after this."""
-
-
-def test_a_run_that_is_killed_while_it_goes_on_is_one_that_was_killed(
-    tmp_path, traces, monkeypatch
-):
-    simulate(to("40m"), tmp_path / "whole", traces=traces)
+def test_a_run_that_is_killed_while_it_goes_on_is_one_that_was_killed(tmp_path, traces, to, whole):
     n = simulate(to("20m"), tmp_path / "run", traces=traces).summary["rounds"]
-    keep = run.SimulationCheckpointer.keep
-
-    def keep_and_die(self, version, state):
-        keep(self, version, state)
-        if version == n + 2:
-            raise PowerCutError
-
-    monkeypatch.setattr(run.SimulationCheckpointer, "keep", keep_and_die)
-    with pytest.raises(PowerCutError):
+    with power_cut(lambda version, now: version == n + 2):
         simulate(to("40m"), tmp_path / "run", traces=traces, resume=True)
     # No summary says that it has come to an end, and its new limit stands.
     assert not (tmp_path / "run" / "summary.json").exists()
-    monkeypatch.setattr(run.SimulationCheckpointer, "keep", keep)
     simulate(to("40m"), tmp_path / "run", traces=traces, resume=True)
-    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    assert files(tmp_path / "run") == whole("40m")[0]
 
 
-def test_a_paused_run_is_an_interrupted_one_that_goes_on(tmp_path, traces, versions_made):
-    simulate(to("40m"), tmp_path / "whole", traces=traces)
-    n_whole = len(versions_made)
-    paused = simulate(to("40m"), tmp_path / "run", traces=traces, pause_at=600.0)
-    assert (paused.status, paused.reason) == ("interrupted", "paused at 600 s of virtual time")
-    assert paused.end_s == 600.0
-    assert paused.metrics["time_s"].max() <= 600.0
-    again = simulate(to("40m"), tmp_path / "run", traces=traces, resume=True, pause_at=1200.0)
-    assert (again.status, again.end_s) == ("interrupted", 1200.0)
-    last = simulate(to("40m"), tmp_path / "run", traces=traces, resume=True)
+def test_a_paused_run_is_an_interrupted_one_that_goes_on(tmp_path, traces, to, whole):
+    expected, n_whole = whole("40m")
+    with versions_counted() as versions:
+        paused = simulate(to("40m"), tmp_path / "run", traces=traces, pause_at=600.0)
+        assert (paused.status, paused.reason) == ("interrupted", "paused at 600 s of virtual time")
+        assert paused.end_s == 600.0
+        assert paused.metrics["time_s"].max() <= 600.0
+        again = simulate(to("40m"), tmp_path / "run", traces=traces, resume=True, pause_at=1200.0)
+        assert (again.status, again.end_s) == ("interrupted", 1200.0)
+        last = simulate(to("40m"), tmp_path / "run", traces=traces, resume=True)
     assert (last.status, last.reason) == ("stopped", "reached 2,400 s of virtual time")
-    assert files(tmp_path / "run") == files(tmp_path / "whole")
+    assert files(tmp_path / "run") == expected
     # Each pause costs the version that was under way.
-    assert len(versions_made) <= 2 * n_whole + 2
+    assert len(versions) <= n_whole + 2
 
 
-def test_a_pause_behind_the_limit_is_none(tmp_path, traces):
-    result = simulate(to("10m"), tmp_path / "run", traces=traces, pause_at=601.0)
-    assert (result.status, result.end_s) == ("stopped", 600.0)
+def test_a_pause_behind_the_limit_is_none(tmp_path, traces, to):
+    result = simulate(to("5m"), tmp_path / "run", traces=traces, pause_at=301.0)
+    assert (result.status, result.end_s) == ("stopped", 300.0)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +123,11 @@ def test_a_pause_behind_the_limit_is_none(tmp_path, traces):
 )
 def test_what_is_no_later_limit_is_refused_and_changes_nothing(tmp_path, first, then, words):
     with RunFolder.create(tmp_path / "run") as folder:
-        folder.write_config(to(first))
+        folder.write_config(replace(DIGITS, until=first))
         folder.write_summary({"status": "stopped"})
     before = (tmp_path / "run" / "config.toml").read_bytes()
     with pytest.raises(ConfigError, match=words):
-        RunFolder.resume(tmp_path / "run", to(then))
+        RunFolder.resume(tmp_path / "run", replace(DIGITS, until=then))
     assert (tmp_path / "run" / "config.toml").read_bytes() == before
     assert (tmp_path / "run" / "summary.json").exists()
     # Nothing holds the folder.
@@ -165,22 +136,22 @@ def test_what_is_no_later_limit_is_refused_and_changes_nothing(tmp_path, first, 
 
 def test_a_limit_for_a_run_that_had_none_is_refused(tmp_path):
     with RunFolder.create(tmp_path / "run") as folder:
-        folder.write_config(to(None))
+        folder.write_config(replace(DIGITS, until=None))
     with pytest.raises(ConfigError, match="ends at no limit; expected a later limit"):
-        RunFolder.resume(tmp_path / "run", to("20m"))
+        RunFolder.resume(tmp_path / "run", replace(DIGITS, until="20m"))
 
 
 def test_a_run_that_came_to_its_end_does_not_go_on(tmp_path):
     with RunFolder.create(tmp_path / "run") as folder:
-        folder.write_config(to("20m"))
+        folder.write_config(replace(DIGITS, until="20m"))
         folder.write_summary({"status": "finished"})
     with pytest.raises(ConfigError, match=r"has come to its end \(finished\)"):
-        RunFolder.resume(tmp_path / "run", to("40m"))
+        RunFolder.resume(tmp_path / "run", replace(DIGITS, until="40m"))
 
 
-def test_other_settings_are_refused_by_name(tmp_path, traces):
+def test_other_settings_are_refused_by_name(tmp_path, traces, to):
     simulate(to("5m"), tmp_path / "run", traces=traces)
-    other = replace(to("10m"), seed=3, run_config={**DIGITS.run_config, "concurrency": 9})
+    other = replace(to("10m"), seed=3, run_config={"concurrency": 9})
     with pytest.raises(ConfigError) as refused:
         simulate(other, tmp_path / "run", traces=traces, resume=True)
     assert "seed = 0 instead of 3" in str(refused.value)
@@ -227,16 +198,16 @@ def client():
     return app
 
 
-@pytest.mark.parametrize("pause_at", [None, "15m"])
+@pytest.mark.parametrize("pause_at", [None, "3m"])
 def test_a_strategy_of_flower_begins_anew_says_so_and_comes_to_the_same(
-    tmp_path, client, caplog, pause_at
+    tmp_path, client, traces, caplog, pause_at
 ):
     def go(out, until, **how):
         return fedstale.simulate(
             client,
             strategy=FedAvg(fraction_evaluate=0.0),
             initial_arrays={"weights": np.zeros(3, np.float32)},
-            traces="synthetic:30",
+            traces=traces,
             until=until,
             out=tmp_path / out,
             work_per_example=0.5,
@@ -245,11 +216,11 @@ def test_a_strategy_of_flower_begins_anew_says_so_and_comes_to_the_same(
             **how,
         )
 
-    go("whole", "45m")
-    assert go("run", "45m" if pause_at else "15m", pause_at=pause_at).summary["rounds"] > 1
+    go("whole", "8m")
+    assert go("run", "8m" if pause_at else "3m", pause_at=pause_at).summary["rounds"] > 1
     assert BEGINS_ANEW not in caplog.text
     with caplog.at_level(logging.WARNING):
-        result = go("run", "45m", resume=True)
+        result = go("run", "8m", resume=True)
     assert BEGINS_ANEW in caplog.text
     assert result.status == "stopped"
     assert files(tmp_path / "run") == files(tmp_path / "whole")
@@ -261,22 +232,3 @@ def test_of_python_a_run_goes_on_only_in_a_folder_of_its_own():
             fedstale.simulate("digits", traces="synthetic:5", until="10m", **how)
     with pytest.raises(ConfigError, match="expected a time such as 30m"):
         fedstale.simulate("digits", traces="synthetic:5", pause_at="3 rounds", out="never")
-
-
-def test_another_process_may_go_on_while_the_first_still_lives(tmp_path, traces):
-    simulate(to("40m"), tmp_path / "run", traces=traces, pause_at=600.0)
-    simulate(to("40m"), tmp_path / "whole", traces=traces)
-    script = (
-        "import sys; from pathlib import Path\n"
-        "from fedstale.config import SimulationConfig\n"
-        "from fedstale.simulation.run import simulate\n"
-        "from fedstale.traces import TraceSet\n"
-        "folder = Path(sys.argv[1])\n"
-        "traces = TraceSet.synthetic(30, days=7, seed=0)\n"
-        "config = SimulationConfig.read(folder / 'config.toml')\n"
-        "print(simulate(config, folder, traces=traces, resume=True).status)\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "run")]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert found.stdout.split()[-1:] == ["stopped"], found.stdout + found.stderr
-    assert files(tmp_path / "run") == files(tmp_path / "whole")

@@ -4,10 +4,8 @@ import errno
 import gc
 import mmap
 import os
-import sys
 import tempfile
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,9 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path += [str(Path(__file__).parents[2] / "strategies")]
-
 from packed_updates import packed
 
 from fedstale.errors import FedstaleError, ResumeError
@@ -71,7 +66,7 @@ def kept(jobs):
     return pd.concat([table.to_pandas() for table in tables], ignore_index=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(["send", "end", "step", "reject"]), max_size=120), st.randoms())
 def test_events_are_those_of_jobs_that_all_stay_in_memory(moves, chance):
     jobs, twins, out = JobTable(), [], []

@@ -2,16 +2,14 @@
 
 import json
 import logging
-import subprocess
-import sys
 
-import numpy as np
 import pandas as pd
 import pytest
+from interruptions import power_cut
+from invoked_command import invoked
 from small_app import CLIENT, PYPROJECT, SERVER, write_small_app
 
 from fedstale.config import SimulationConfig
-from fedstale.simulation import run
 from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 
@@ -56,20 +54,22 @@ def counted(folder):
     return used.groupby("device_id").size()
 
 
-def test_a_cap_is_seen_without_v_once_and_stands_in_the_summary_and_the_report(app, tmp_path):
+def test_a_cap_is_seen_without_v_once_and_stands_in_the_summary_and_the_report(
+    app, tmp_path, capsys
+):
     TraceSet.ideal(8).write(tmp_path / "ideal.parquet")
-    words = [sys.executable, "-m", "fedstale", "simulate", str(app)]
-    words += ["--traces", str(tmp_path / "ideal.parquet"), "--out"]
+    words = ["simulate", app, "--traces", tmp_path / "ideal.parquet", "--out"]
 
     def simulated(name, *options):
-        command = [*words, str(tmp_path / name), *options]
-        return subprocess.run(command, capture_output=True, text=True, check=True)
+        code, _, err = invoked([*words, tmp_path / name, *options], capsys)
+        assert code == 0, err
+        return err
 
-    assert simulated("plain").stderr == ""
+    assert simulated("plain") == ""
     ended = simulated("run", "-c", "cap=1.5")
-    assert ended.stderr.count("num-examples counts as") == 1
-    assert "Validation(examples_cap=1.5)" in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
+    assert ended.count("num-examples counts as") == 1
+    assert "Validation(examples_cap=1.5)" in ended
+    assert len(ended.splitlines()) == 1
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     (n_used,) = {n for n in counted(tmp_path / "run") if n}
     assert n_used >= 4
@@ -92,6 +92,7 @@ def test_a_cap_is_seen_without_v_once_and_stands_in_the_summary_and_the_report(a
         ({"strategy": "FedBuff", "cap": 1.5}, 0),
     ],
 )
+@pytest.mark.usefixtures("no_pages")
 def test_only_a_strategy_that_weighs_by_examples_warns_of_their_cap(
     app, tmp_path, caplog, options, n_warnings
 ):
@@ -101,6 +102,7 @@ def test_only_a_strategy_that_weighs_by_examples_warns_of_their_cap(
     assert bool(result.summary["capped"]["replies"]) == bool(options["cap"])
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_clipped_norms_are_counted_too(app, tmp_path):
     result = simulated(app, tmp_path / "run", **{"norm-cap": 1.0})
     n_used = counted(result.folder)
@@ -110,25 +112,11 @@ def test_clipped_norms_are_counted_too(app, tmp_path):
     assert 0 < clipped["nodes"] <= len(n_used)
 
 
-def test_a_run_that_was_cut_off_and_resumed_counts_what_a_whole_one_counts(
-    app, tmp_path, monkeypatch
-):
-    class PowerCutError(BaseException):
-        """Nothing of the process runs after this."""
-
+@pytest.mark.usefixtures("every_version_kept", "no_pages")
+def test_a_run_that_was_cut_off_and_resumed_counts_what_a_whole_one_counts(app, tmp_path):
     whole = simulated(app, tmp_path / "whole", cap=1.5, rounds=6).summary
-    keep = run.SimulationCheckpointer.keep
-
-    def keep_and_die(self, at, state):
-        keep(self, at, state)
-        if at == 3:
-            raise PowerCutError
-
-    monkeypatch.setattr(run, "_LARGEST_SHARE", np.inf)
-    monkeypatch.setattr(run.SimulationCheckpointer, "keep", keep_and_die)
-    with pytest.raises(PowerCutError):
+    with power_cut(lambda version, now: version == 3):
         simulated(app, tmp_path / "cut", cap=1.5, rounds=6)
-    monkeypatch.setattr(run.SimulationCheckpointer, "keep", keep)
     again = simulate(
         SimulationConfig.read(tmp_path / "cut" / "config.toml"),
         tmp_path / "cut",

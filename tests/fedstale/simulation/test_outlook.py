@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shared_fleets import synthetic
 from small_app import SERVER, write_small_app
 from typer.testing import CliRunner
 
@@ -31,6 +32,7 @@ def small(tmp_path):
     return str(write_small_app(tmp_path / "app"))
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_on_devices_that_are_always_there_it_is_what_happens(small, tmp_path):
     # Every job and every round is alike.
     traces = constant(compute=1.0)
@@ -63,12 +65,13 @@ def test_devices_that_leave_lose_the_share_that_the_traces_say(small):
 
 def test_it_is_the_same_each_time_and_writes_nothing(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ("simulate", small, "--traces", "synthetic:20", "--until", "2h", "--dry-run", "--json")
+    synthetic(20).write(tmp_path / "fleet.parquet")
+    words = ("simulate", small, "--traces", "fleet.parquet", "--until", "2h", "--dry-run", "--json")
     one, other = (json.loads(called(*words).stdout) for _ in range(2))
     assert one == other
     assert one["n_devices"] == 20
     assert len(one["online"]) == 2
-    assert {path.name for path in tmp_path.iterdir()} == {"app"}
+    assert {path.name for path in tmp_path.iterdir()} == {"app", "fleet.parquet"}
 
 
 def test_where_no_time_passes_there_are_no_rounds_to_count(small, tmp_path, monkeypatch):
@@ -82,4 +85,4 @@ def test_an_app_that_asks_nobody_is_told_so(tmp_path):
     server = SERVER.replace("def main(grid, context):\n", "def main(grid, context):\n    return\n")
     config = SimulationConfig(app=str(write_small_app(tmp_path / "app", server=server)), traces="x")
     with pytest.raises(ConfigError, match="asked nobody to train"):
-        look_ahead(config, TraceSet.synthetic(5, seed=0))
+        look_ahead(config, constant(compute=1.0))

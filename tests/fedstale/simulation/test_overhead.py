@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from shared_fleets import synthetic
 
 from fedstale.config import Costs
 from fedstale.errors import ConfigError, FedstaleError
@@ -52,7 +53,7 @@ def test_a_reply_whose_overhead_ends_too_late_is_late():
 
 
 def test_none_is_nothing_to_the_last_byte():
-    traces = TraceSet.synthetic(20, days=1, seed=2)
+    traces = synthetic(20, days=1, seed=2)
     zero = {"download-overhead-s": 0.0, "upload-overhead-s": 0.0}
     plain, same = (run(traces, 10, **table).to_pandas() for table in ({}, zero))
     assert plain.equals(same)

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
+from local_workers import LocalWorkers
 from tiny import COSTS, counting_app, message_to
 
 from fedstale.client import FORECAST_RECORD, QUERY, ForecastMod
 from fedstale.client.device import MessageHistory
-from fedstale.simulation import ProcessExecutor, TraceGrid
+from fedstale.simulation import TraceGrid
 from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.recording.monitor import ResourceMonitor
 
@@ -18,7 +19,7 @@ STEP_S = 50.0
 
 
 def forecasting_app():
-    """Return the counting app with the mod; at the top of a module, so that workers find it."""
+    """Return the counting app with the mod."""
     app = ForecastMod().client_app()
     app.train()(counting_app()._registered_funcs["train.default"])
     return app
@@ -149,11 +150,10 @@ def test_uploads_teach_the_device_at_its_next_message():
     ]
 
 
-@pytest.mark.slow
-def test_forecasts_are_the_same_in_worker_processes():
+def test_forecasts_are_the_same_in_workers():
     traces = fleet_with_future(1)
     inline = forecasts_of(traces, until=4_000.0)
-    with ProcessExecutor(forecasting_app, 2) as executor:
+    with LocalWorkers(forecasting_app, 2) as executor:
         apart = forecasts_of(traces, executor, until=4_000.0)
     assert len(inline) > 5
     assert inline == apart

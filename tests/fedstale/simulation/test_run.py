@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
+from interruptions import files
 from small_app import CLIENT, PYPROJECT, SERVER, write_small_app
 from tiny import fleet
 
@@ -53,6 +54,7 @@ def digest(path):
 
 
 @pytest.mark.parametrize("strategy", STOCK)
+@pytest.mark.usefixtures("no_pages")
 def test_stock_strategies_run_on_patchy_devices(run, strategy):
     result = run(run_config={"strategy": strategy, "rounds": 3})
     assert result.status == "finished", result.reason
@@ -62,6 +64,7 @@ def test_stock_strategies_run_on_patchy_devices(run, strategy):
     assert result.summary["rounds"] == 3
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_training_learns_and_the_model_is_kept(run):
     result = run(run_config={"rounds": 15})
     metrics = pd.read_parquet(result.folder / "metrics.parquet")
@@ -74,6 +77,7 @@ def test_training_learns_and_the_model_is_kept(run):
 
 
 @pytest.mark.parametrize("on_interrupt", ["abort", "pause"])
+@pytest.mark.usefixtures("no_pages")
 def test_events_show_lost_work_and_the_ledger_closes(run, on_interrupt):
     result = run(run_config={"rounds": 12}, on_interrupt=on_interrupt)
     events = pd.read_parquet(result.folder / "events.parquet")
@@ -91,6 +95,7 @@ def test_events_show_lost_work_and_the_ledger_closes(run, on_interrupt):
 
 
 @pytest.mark.parametrize("on_interrupt", ["abort", "pause"])
+@pytest.mark.usefixtures("no_pages")
 def test_the_ledger_agrees_with_the_traces(run, on_interrupt):
     traces = patchy(12)
     result = run(traces, run_config={"rounds": 12}, on_interrupt=on_interrupt, until="9000s")
@@ -113,16 +118,26 @@ def test_the_ledger_agrees_with_the_traces(run, on_interrupt):
         assert job.downloaded_bytes == pytest.approx(job.download_s * 1e6, rel=1e-9)
 
 
-@pytest.mark.parametrize("options", [{}, {"workers": 2}])
-def test_the_same_seed_gives_byte_identical_files(run, options):
+@pytest.mark.usefixtures("no_pages")
+def test_the_same_seed_gives_byte_identical_files(run):
     first = run(seed=3, run_config={"rounds": 4})
-    second = run(seed=3, run_config={"rounds": 4}, **options)
+    second = run(seed=3, run_config={"rounds": 4})
     other = run(seed=4, run_config={"rounds": 4})
-    for name in ("events.parquet", "metrics.parquet", "model.safetensors"):
-        assert digest(first.folder / name) == digest(second.folder / name)
+    assert files(first.folder) == files(second.folder)
     assert digest(first.folder / "events.parquet") != digest(other.folder / "events.parquet")
 
 
+# Every day once in real processes, which load the app and share memory with this one.
+@pytest.mark.smoke
+@pytest.mark.usefixtures("no_pages")
+def test_two_processes_give_byte_identical_files(run):
+    first = run(seed=3, run_config={"rounds": 4})
+    second = run(seed=3, run_config={"rounds": 4}, executor="processes", workers=2)
+    assert files(first.folder) == files(second.folder)
+    assert second.summary["executor"] == "2 processes"
+
+
+@pytest.mark.usefixtures("no_pages")
 def test_a_summary_says_with_what_and_on_what_it_was_made(run):
     summary = run(run_config={"rounds": 2}).summary
     for package in ("flwr", "numpy"):
@@ -133,12 +148,14 @@ def test_a_summary_says_with_what_and_on_what_it_was_made(run):
     assert platform.node() not in str(summary["machine"])
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_summary_says_when_the_traces_began(run):
     result = run(replace(TraceSet.ideal(2), epoch="2024-01-01T06:00:00"), run_config={"rounds": 1})
     assert result.summary["epoch"] == "2024-01-01T06:00:00"
     assert run(TraceSet.ideal(2), run_config={"rounds": 1}).summary["epoch"] is None
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_wall_time_is_measured_beside_the_metrics_and_not_in_them(run):
     result = run(run_config={"rounds": 4})
     assert len(result.wall_s) == len(result.metrics) > 0
@@ -167,6 +184,7 @@ def test_a_run_ends_where_it_was_asked_to(run, until, reason):
     assert (result.folder / "events.parquet").is_file()
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_the_resolved_config_reads_back_and_repeats_the_run(run, tmp_path):
     first = run(seed=5, run_config={"rounds": 2})
     config = SimulationConfig.read(first.folder / "config.toml")
@@ -184,6 +202,7 @@ def test_the_resolved_config_reads_back_and_repeats_the_run(run, tmp_path):
     assert SimulationConfig.read(tmp_path / "copy.toml") == config
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_part_of_the_devices_can_be_enrolled(run):
     result = run(devices=5, run_config={"rounds": 2})
     assert result.summary["devices"] == 5
@@ -280,6 +299,7 @@ def test_incomplete_traces_are_refused_by_name(run):
         run(replace(whole, compute=None))
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_an_earlier_run_is_replaced_only_on_request(tmp_path):
     config = SimulationConfig(app=str(write_small_app(tmp_path / "app")), traces="given")
     simulate(config, tmp_path / "out", traces=patchy(4))
@@ -305,6 +325,7 @@ STALE_SERVER = SERVER.replace(
 
 
 @pytest.mark.parametrize("strategy", ["FedBuff", "GapAware", "DirectionAware"])
+@pytest.mark.usefixtures("no_pages")
 def test_strategies_that_merge_replies_as_they_come_fill_the_run_folder(run, tmp_path, strategy):
     app = write_small_app(tmp_path / "stale", server=STALE_SERVER)
     result = run(app=app, run_config={"strategy": strategy, "rounds": 25})
@@ -326,15 +347,16 @@ def test_a_stale_strategy_that_is_stopped_leaves_its_last_model(run, tmp_path):
     assert (result.folder / "model.safetensors").is_file()
 
 
+@pytest.mark.usefixtures("local_workers", "no_pages")
 def test_a_stale_strategy_gives_byte_identical_files_too(run, tmp_path):
     app = write_small_app(tmp_path / "stale", server=STALE_SERVER)
     options = {"app": app, "run_config": {"strategy": "GapAware", "rounds": 15}}
     first, second = run(**options), run(**options, workers=2)
-    for name in ("events.parquet", "metrics.parquet", "model.safetensors"):
-        assert digest(first.folder / name) == digest(second.folder / name)
+    assert files(first.folder) == files(second.folder)
 
 
 @pytest.mark.parametrize("strategy", ["FedBuff", "GapAware", "CA2FL", "FADAS"])
+@pytest.mark.usefixtures("no_pages")
 def test_a_model_in_half_precision_is_simulated_like_one_in_double(run, tmp_path, strategy):
     client = CLIENT.replace("ArrayRecord([w])", "ArrayRecord([w.astype(sent)])")
     client = client.replace(
@@ -399,6 +421,7 @@ def test_a_torch_model_in_half_precision_is_trained_by_a_strategy_object():
     np.testing.assert_allclose(w, truth.numpy(), atol=0.05)
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_run_tells_when_its_devices_were_online(tmp_path):
     windows = [[(0.0, 400.0), (700.0, 900.0)], [], [(0.0, 1000.0)]]
     config = SimulationConfig(app=str(write_small_app(tmp_path / "app")), traces="given")
@@ -415,6 +438,7 @@ def test_a_run_tells_when_its_devices_were_online(tmp_path):
     assert run.online["is_drawn"].all()
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_of_many_devices_some_are_drawn_and_those_with_jobs_are_told_of(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "_ONLINE", 10)
     config = SimulationConfig(app=str(write_small_app(tmp_path / "app")), traces="given")

@@ -42,6 +42,7 @@ def model_of(result):
 
 
 @pytest.mark.parametrize("strategy", ["FedAvg", "FedAvgM", "FedAdam", "FedMedian", "Krum"])
+@pytest.mark.usefixtures("no_pages")
 def test_strategies_of_the_older_api_run_on_patchy_devices(run, strategy):
     result = run(run_config={"strategy": strategy, "rounds": 4})
     assert result.status == "finished", result.reason
@@ -55,6 +56,7 @@ def test_strategies_of_the_older_api_run_on_patchy_devices(run, strategy):
     assert np.linalg.norm(w - [1.0, -2.0, 0.5]) == pytest.approx(last)
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_interrupted_and_late_devices_are_failures_that_a_round_survives(run):
     result = run(run_config={"rounds": 12, "timeout": 60.0})
     assert result.status == "finished"
@@ -65,6 +67,7 @@ def test_interrupted_and_late_devices_are_failures_that_a_round_survives(run):
     assert (ends["delivered_at"]["max"] - ends["sent_at"]["min"]).max() <= 60.0 + 1e-9
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_round_asks_at_once_those_who_are_online_then(run):
     traces = patchy(12)
     events = events_of(run(traces, run_config={"rounds": 6}))
@@ -79,6 +82,7 @@ def test_a_round_asks_at_once_those_who_are_online_then(run):
         assert n == traces.availability.is_available(np.arange(12), sent_at).sum()
 
 
+@pytest.mark.usefixtures("local_workers", "no_pages")
 def test_the_same_seed_gives_byte_identical_files_with_any_number_of_workers(run):
     config = {"rounds": 5, "fraction-evaluate": 0.5}
     first, second = run(seed=3, run_config=config), run(seed=3, run_config=config)
@@ -107,6 +111,7 @@ def hand_computed(rounds, n):
     return w
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_three_rounds_on_ideal_devices_equal_the_average_computed_by_hand(run):
     result = run(TraceSet.ideal(6), run_config={"rounds": 3})
     (w,) = model_of(result)
@@ -114,6 +119,7 @@ def test_three_rounds_on_ideal_devices_equal_the_average_computed_by_hand(run):
     assert set(result.summary["jobs"]) == {"sent", "reported"}
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_metrics_carry_the_virtual_time_of_their_round(run):
     result = run(run_config={"rounds": 3})
     metrics, events = metrics_of(result), events_of(result)
@@ -211,6 +217,7 @@ def test_a_client_that_answers_with_a_bad_status_is_rejected_with_its_words(run)
     assert set(refused["reason"]) == {"FIT_NOT_IMPLEMENTED: not today"}
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_the_first_model_may_come_from_a_client(run):
     plain = run(run_config={"initial": False})
     assert plain.status == "finished"
@@ -226,6 +233,7 @@ def test_the_first_model_may_come_from_a_client(run):
     assert loss.iloc[0] == pytest.approx(np.linalg.norm(0.25 - np.array([1.0, -2.0, 0.5])))
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_work_follows_the_examples_that_clients_report(run):
     events = events_of(run(TraceSet.ideal(4), run_config={"rounds": 2}))
     train = events[events.kind == "train"]
@@ -257,6 +265,7 @@ def main(grid, context):
 )
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_workflow_of_the_older_api_runs_without_a_thread_of_its_own(run):
     first = run(server=WORKFLOW, run_config={"rounds": 3})
     second = run(server=WORKFLOW, run_config={"rounds": 3})
@@ -293,71 +302,3 @@ def test_a_strategy_may_ask_clients_for_their_properties_first(run):
     events = events_of(result)
     assert events["kind"].tolist() == 2 * (6 * ["get_properties"] + 3 * ["train"])
     assert (events.loc[events.kind == "get_properties", "work"] == 0).all()
-
-
-def older_api_apps(n, final):
-    from flwr.client import NumPyClient
-    from flwr.clientapp import ClientApp
-    from flwr.common import ndarrays_to_parameters
-    from flwr.server import ServerAppComponents, ServerConfig
-    from flwr.server.strategy import FedAvg
-    from flwr.serverapp import ServerApp
-
-    class InPartitionOrder(FedAvg):
-        """Sums in one order: in Flower's engine replies arrive in the order of scheduling."""
-
-        def aggregate_fit(self, server_round, results, failures):
-            results = sorted(results, key=lambda result: result[1].metrics["partition"])
-            return super().aggregate_fit(server_round, results, failures)
-
-        def evaluate(self, server_round, parameters):
-            final[:] = parameters.tensors
-
-    class Walk(NumPyClient):
-        def __init__(self, partition):
-            self.partition = partition
-
-        def fit(self, parameters, config):
-            rng = np.random.default_rng((self.partition, config["round"]))
-            moved = [(a + 0.1 * rng.normal(size=a.shape)).astype(a.dtype) for a in parameters]
-            return moved, 3 + self.partition, {"partition": self.partition}
-
-    def server_fn(context):
-        start = [np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), np.zeros(5, np.float32)]
-        strategy = InPartitionOrder(
-            min_fit_clients=n,
-            min_available_clients=n,
-            fraction_evaluate=0.0,
-            initial_parameters=ndarrays_to_parameters(start),
-            on_fit_config_fn=lambda server_round: {"round": server_round},
-        )
-        return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=3))
-
-    def client_fn(context):
-        return Walk(context.node_config["partition-id"]).to_client()
-
-    return ServerApp(server_fn=server_fn), ClientApp(client_fn=client_fn)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_the_final_model_equals_that_of_flowers_own_engine_bit_for_bit():
-    ray = pytest.importorskip("ray", reason="needs the extra fedstale[simulation]")
-    from flwr.app import Context, RecordDict
-    from flwr.simulation import run_simulation
-
-    from fedstale.simulation import Costs, TraceGrid
-    from fedstale.simulation.stock_strategies import server_fn_on
-
-    theirs, ours = [], []
-    server, client = older_api_apps(4, theirs)
-    resources = {"client_resources": {"num_cpus": 1}}
-    run_simulation(server, client, num_supernodes=4, backend_config=resources)
-    ray.shutdown()
-    server, client = older_api_apps(4, ours)
-    costs = Costs(work_per_example=1.0, epochs=1, examples=10)
-    grid = TraceGrid(TraceSet.ideal(4), client, costs=costs)
-    with grid.running(), server_fn_on(grid):
-        server(grid, Context(1, 1, {}, RecordDict(), {}))
-    assert len(ours) == 2
-    assert ours == theirs

@@ -1,18 +1,13 @@
 """What a key explains: of values that are drawn without regard to what came of others."""
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from spaces import space
 
 from fedstale.tuning.page import importance
 from fedstale.tuning.trials import Report, Trial
-
-sys.path.append(str(Path(__file__).parent))
-
-from spaces import space
 
 SPACE = space(
     search={

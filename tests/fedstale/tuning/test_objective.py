@@ -1,21 +1,16 @@
 """What configurations are judged by, of runs that are written by hand."""
 
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from compared_runs import write_finished
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError
 from fedstale.reports.run import Run
 from fedstale.tuning.objective import Objective, lately
-
-sys.path.append(str(Path(__file__).parents[1] / "comparison"))
-
-from compared_runs import write_finished
 
 
 @pytest.fixture

@@ -1,22 +1,16 @@
 """What is said of a search, and what is held out, of trials and runs that are written by hand."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from compared_runs import write_finished
+from spaces import space
 
 from fedstale.comparison.analysis import analyse
 from fedstale.reports.run import Run
 from fedstale.tuning.objective import Objective
 from fedstale.tuning.outcome import Tuning
 from fedstale.tuning.trials import Report, Trial
-
-sys.path.append(str(Path(__file__).parents[1] / "comparison"))
-sys.path.append(str(Path(__file__).parent))
-
-from compared_runs import write_finished
-from spaces import space
 
 BASE = space()
 

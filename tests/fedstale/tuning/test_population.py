@@ -2,14 +2,13 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spaces import space
 
 from fedstale.errors import ConfigError
 from fedstale.tuning import population
@@ -17,10 +16,6 @@ from fedstale.tuning.population import PopulationBasedTraining, perturbed
 from fedstale.tuning.proposals import How
 from fedstale.tuning.space import Choices, Range
 from fedstale.tuning.trials import STATE, Ledger, Report
-
-sys.path.append(str(Path(__file__).parent))
-
-from spaces import space
 
 SEARCH = {
     "strategy": ["fedbuff", "gap-aware"],

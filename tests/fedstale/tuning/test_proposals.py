@@ -2,24 +2,19 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spaces import space
 
 from fedstale.errors import ConfigError
 from fedstale.tuning.objective import Objective
 from fedstale.tuning.proposals import How, Proposals, result_of, scheduler_of
 from fedstale.tuning.trials import STATE, Ledger, Report
-
-sys.path.append(str(Path(__file__).parent))
-
-from spaces import space
 
 BASE = space()
 

@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from places import ROOT
+from spaces import TABLE, space, table
 
 import fedstale
 from fedstale.errors import ConfigError, FedstaleError
@@ -14,10 +16,6 @@ from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.traces import TraceSet
 from fedstale.tuning import outcome
 from fedstale.tuning.space import Space
-
-sys.path.append(str(Path(__file__).parent))
-
-from spaces import TABLE, space, table
 
 
 def test_ranges_and_lists_make_a_grid_with_the_last_key_changing_fastest():
@@ -225,7 +223,7 @@ def test_a_space_is_read_from_its_file(tmp_path):
 
 
 def test_the_space_of_the_page_can_be_read():
-    page = (Path(__file__).parents[3] / "docs" / "tune.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "tune.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     given = tomllib.loads(text.replace("phones.parquet", "ideal:5"))
     given["held-out"]["traces"] = "ideal:6"

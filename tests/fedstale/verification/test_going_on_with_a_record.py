@@ -3,30 +3,23 @@
 import errno
 import json
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from made_record import chained, changed, lines_of, run, written
+from shared_fleets import synthetic
+from virtual_grid import VirtualGrid, adder, identity
 
 import fedstale
 from fedstale.errors import ConfigError, FedstaleError, ResumeError
-from fedstale.simulation import run as simulation
 from fedstale.strategies import Callback, FedAvg, FedBuff
 from fedstale.strategies.selection import ExpectedUtility, Oort, Probing
 from fedstale.strategies.server import record as writing
 from fedstale.strategies.server.clients import History
 from fedstale.strategies.server.record import RECORD, Record, RecordedHistory
 
-sys.path.append(str(Path(__file__).parents[2] / "strategies"))
-from virtual_grid import VirtualGrid, adder, identity
-
-
-@pytest.fixture(autouse=True)
-def checkpoints_at_every_version(monkeypatch):
-    monkeypatch.setattr(simulation, "_LARGEST_SHARE", np.inf)
+pytestmark = pytest.mark.usefixtures("every_version_kept", "no_pages")
 
 
 def kinds(path):
@@ -45,7 +38,7 @@ class Crash(Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("after", [3, 40, 77])
+@pytest.mark.parametrize("after", [3, 77])
 def test_a_simulation_that_goes_on_writes_what_it_would_have(after, recorded, tmp_path):
     selector = Probing(ExpectedUtility(), 0.2)
     run(tmp_path / "run", selector, callbacks=[Crash(after)])
@@ -59,10 +52,10 @@ def test_a_simulation_that_goes_on_writes_what_it_would_have(after, recorded, tm
 
 def test_a_paused_simulation_goes_on_with_its_record(tmp_path):
     def part(name, **more):
-        return run(tmp_path / name, Oort(), until="10m", **more)
+        return run(tmp_path / name, Oort(), until="2m", **more)
 
     whole = part("whole")
-    paused = part("parts", pause_at="5m")
+    paused = part("parts", pause_at="1m")
     assert paused.status == "interrupted"
     assert fedstale.verify(paused).holds
     again = part("parts", resume=True)
@@ -70,10 +63,10 @@ def test_a_paused_simulation_goes_on_with_its_record(tmp_path):
 
 
 def test_two_ways_on_from_one_checkpoint_are_two_chains_with_one_beginning(tmp_path):
-    run(tmp_path / "one", Oort(), until="8m", pause_at="4m")
+    run(tmp_path / "one", Oort(), until="90s", pause_at="45s")
     shutil.copytree(tmp_path / "one", tmp_path / "two")
-    one = run(tmp_path / "one", Oort(), until="8m", resume=True)
-    two = run(tmp_path / "two", Oort(), until="10m", resume=True)
+    one = run(tmp_path / "one", Oort(), until="90s", resume=True)
+    two = run(tmp_path / "two", Oort(), until="2m", resume=True)
     first, second = fedstale.verify(one), fedstale.verify(two)
     assert first.holds
     assert second.holds
@@ -83,14 +76,14 @@ def test_two_ways_on_from_one_checkpoint_are_two_chains_with_one_beginning(tmp_p
     assert lines_of(two.folder / RECORD)[:n] == lines_of(one.folder / RECORD)[:n]
 
 
-def test_other_settings_from_some_instant_on_are_a_line(tmp_path):
+def test_other_settings_from_some_instant_on_are_a_line(buffered, tmp_path):
     found = fedstale.simulate(
-        "digits",
-        traces="synthetic:30",
-        until="1h",
+        buffered.app,
+        traces=synthetic(30),
+        until="30m",
         out=tmp_path / "run",
-        run_config={"strategy": "fedbuff", "record": True, "num-server-rounds": 99},
-        changes=[{"at": "20m", "run-config": {"concurrency": 5}}],
+        run_config={"strategy": "fedbuff", "record": True},
+        changes=[{"at": "10m", "run-config": {"concurrency": 5}}],
     )
     assert kinds(found.folder / RECORD).count("settings") == 1
     checked = fedstale.verify(found)
@@ -243,10 +236,10 @@ def test_a_run_does_not_go_on_with_a_record_that_was_changed(tmp_path):
 
 
 def test_a_simulation_does_not_go_on_with_a_record_that_was_changed(tmp_path):
-    found = run(tmp_path / "run", Oort(), until="40m", pause_at="11m")
+    found = run(tmp_path / "run", Oort(), until="2m", pause_at="1m")
     path = found.folder / RECORD
     written(path, lines_of(path)[1:])
-    again = run(tmp_path / "run", Oort(), until="40m", resume=True)
+    again = run(tmp_path / "run", Oort(), until="2m", resume=True)
     assert again.status == "failed"
     assert "is not the record beside which the checkpoint was written" in again.reason
 

@@ -1,9 +1,12 @@
+"""Records of runs: what is changed in one is found, and picks are made again."""
+
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made_record import chained, changed, lines_of, run, written
+from shared_fleets import synthetic
 
 import fedstale
 from fedstale.agents import AgentSelector, LinUCB
@@ -24,6 +27,8 @@ from fedstale.strategies.selection import (
     Selector,
 )
 from fedstale.strategies.server.record import RECORD
+
+pytestmark = pytest.mark.usefixtures("no_pages")
 
 SHIPPED = [
     Random(),
@@ -66,9 +71,15 @@ class Writes(Selector):
         return []
 
 
+@pytest.fixture(scope="module")
+def of_user(tmp_path_factory):
+    """Return a run with a selector of a user."""
+    return run(tmp_path_factory.mktemp("user") / "run", Sometimes(2))
+
+
 @pytest.mark.parametrize("selector", SHIPPED, ids=repr)
 def test_each_pick_of_each_selector_is_made_again(selector, tmp_path):
-    found = run(tmp_path / "run", selector)
+    found = run(tmp_path / "run", selector, until="25 rounds")
     checked = fedstale.verify(found)
     assert (checked.faults, checked.why_not, checked.notes) == ((), "", ())
     assert checked.holds
@@ -266,7 +277,7 @@ def test_a_rewritten_chain_that_makes_sense_is_found_by_the_head_alone(recorded,
 
 
 def test_renumbered_nodes_are_found_by_the_log_of_jobs(tmp_path):
-    found = run(tmp_path / "run", Random())
+    found = run(tmp_path / "run", Random(), until="10 rounds")
     path = found.folder / RECORD
     summary = json.loads((found.folder / "summary.json").read_text())
     del summary["record"]
@@ -376,37 +387,34 @@ def test_a_chance_outside_0_to_1_is_what_a_device_may_state(recorded, tmp_path):
 # Selectors.
 
 
-def test_a_selector_of_a_user_needs_its_class(tmp_path):
-    found = run(tmp_path / "run", Sometimes(2))
-    checked = fedstale.verify(found)
+def test_a_selector_of_a_user_needs_its_class(of_user):
+    checked = fedstale.verify(of_user)
     assert checked.holds
     assert (checked.made_again, checked.picks > 10) == (0, True)
     assert "Sometimes', which is not of fedstale: pass its class" in checked.why_not
-    checked = fedstale.verify(found, selectors=[Sometimes])
+    checked = fedstale.verify(of_user, selectors=[Sometimes])
     assert checked.holds
     assert (checked.made_again, checked.why_not) == (checked.picks, "")
 
 
 def test_a_function_as_a_setting_cannot_be_made_again(tmp_path):
     selector = Filtered(lambda node: node.times_failed < 3, Random())
-    checked = fedstale.verify(run(tmp_path / "run", selector))
+    checked = fedstale.verify(run(tmp_path / "run", selector, until="5 rounds"))
     assert checked.holds
     assert checked.made_again == 0
     assert "Filtered has a setting 'where' (function) that no other process" in checked.why_not
 
 
-def test_picks_of_a_selector_that_is_not_made_again_are_still_candidates(tmp_path):
-    found = run(tmp_path / "run", Sometimes(2))
-    lines = lines_of(found.folder / RECORD)
+def test_picks_of_a_selector_that_is_not_made_again_are_still_candidates(of_user, tmp_path):
+    lines = lines_of(of_user.folder / RECORD)
     i = place(lines, "pick")
     lines[i] = changed(lines[i], picks=[77])
     checked = fedstale.verify(written(tmp_path / "r", chained(lines)))
     assert checked.faults[0].startswith(f"line {i + 1}: picks [77], which are not at most")
 
 
-def test_a_pick_of_a_node_that_has_a_job_is_named(tmp_path):
-    found = run(tmp_path / "run", Sometimes(2))
-    lines = lines_of(found.folder / RECORD)
+def test_a_pick_of_a_node_that_has_a_job_is_named(of_user, tmp_path):
+    lines = lines_of(of_user.folder / RECORD)
     first, second = [i for i, line in enumerate(lines) if b'"kind":"pick"' in line][:2]
     facts = json.loads(lines[second])
     busy = next(node for node in json.loads(lines[first])["picks"] if node in facts["left"])
@@ -420,7 +428,7 @@ def test_a_pick_of_a_node_that_has_a_job_is_named(tmp_path):
 
 
 def test_another_agent_is_not_taken_for_the_one_of_the_run(tmp_path):
-    found = run(tmp_path / "run", AgentSelector())
+    found = run(tmp_path / "run", AgentSelector(), until="5 rounds")
     lines = lines_of(found.folder / RECORD)
     selector = json.loads(lines[0])["selector"] | {"weights": "ab" * 32}
     lines[0] = changed(lines[0], selector=selector)
@@ -500,10 +508,14 @@ def test_numbers_that_overflow_end_in_words(recorded, tmp_path):
 def test_picks_are_made_again_where_devices_are_asked_for_less(settings):
     found = fedstale.simulate(
         "digits",
-        traces="synthetic:20",
-        until="30m",
+        traces=synthetic(20),
+        until="15m",
         seed=0,
-        run_config={"forecasts": True, "num-server-rounds": 999, "record": True, **settings},
+        run_config={
+            **{"forecasts": True, "num-server-rounds": 999, "record": True},
+            **{"local-epochs": 2, "batch-size": 32},
+            **settings,
+        },
     )
     verified = fedstale.verify(found)
     assert verified.holds

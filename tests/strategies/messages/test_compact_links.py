@@ -1,8 +1,5 @@
 """Smaller messages over Flower's own grid and objects: packed, and with mods for privacy."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from flwr.app import (
@@ -17,10 +14,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
-from loop_link import LoopLink, grid_of, n_objects
-
-sys.path.append(str(Path(__file__).parents[1]))
-
+from loop_link import LoopLink, grid_of, n_objects, quick_grid_of
 from test_packed_runs import secure
 
 from fedstale.client import CompactMod, ForecastMod, PackMod
@@ -63,7 +57,7 @@ def initial():
 def run(app, strategy=None, rounds=4):
     link = LoopLink(dict.fromkeys(NODES, app))
     strategy = strategy or FedAvg(messages=Format(up="int4", down="int8"))
-    with without_stalls(grid_of(link)) as grid:
+    with without_stalls(quick_grid_of(link)) as grid:
         result = strategy.start(grid, initial(), num_rounds=rounds, timeout=60.0)
     return link, result, strategy
 

@@ -105,8 +105,7 @@ def assert_rejected_alone(strategy, nodes, caplog, dtype=np.float32):
     return w
 
 
-@pytest.mark.parametrize("after", [0.1, 1.45])
-@pytest.mark.parametrize("value", [3.4e38, -1e18])
+@pytest.mark.parametrize(("value", "after"), [(3.4e38, 0.1), (-1e18, 1.45)])
 @pytest.mark.parametrize("name", STRATEGIES | RULES)
 def test_a_value_that_could_leave_the_finite_range_is_rejected_from_the_first_reply_on(
     name, value, after, caplog

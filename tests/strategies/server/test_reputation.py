@@ -156,11 +156,11 @@ def test_updates_of_all_nodes_may_grow_and_less_than_half_of_them_cannot_raise_t
     for n_growing, is_raised in ((10, True), (4, False)):
         reputation = Reputation(Validation())
         rejected = 0
-        for step in range(40):
+        for step in range(28):
             for node in range(10):
                 grown = 2.0**step if node < n_growing else 1.0
-                # Those that grow answer ten times as often.
-                for _ in range(10 if node < n_growing else 1):
+                # Those that grow answer four times as often.
+                for _ in range(4 if node < n_growing else 1):
                     try:
                         admit(reputation, node_id=node, w=np.full((2, 3), grown, np.float32))
                     except RejectionError:

@@ -205,8 +205,8 @@ def check(n):
     return passed
 
 
-def test_two_thousand_mutated_replies_do_no_harm():
-    check(2_000)
+def test_a_thousand_mutated_replies_do_no_harm():
+    check(1_000)
 
 
 @pytest.mark.slow

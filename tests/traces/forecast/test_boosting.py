@@ -4,6 +4,8 @@ import pytest
 from fedstale.errors import TraceError
 from fedstale.traces.forecast import Boosting, Forecaster
 
+pytestmark = pytest.mark.usefixtures("_one_thread")
+
 
 @pytest.fixture(scope="module")
 def boosting(training, held_out):

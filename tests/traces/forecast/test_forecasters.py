@@ -24,6 +24,8 @@ JOB = Job(work=60.0, download_bytes=1_000_000, upload_bytes=1_000_000, ttl_s=180
 DAY = 86_400.0
 _CACHE: dict[str, Forecaster] = {}
 
+pytestmark = pytest.mark.usefixtures("_one_thread")
+
 
 @pytest.fixture(params=LEARNING)
 def forecaster(request, training, held_out):
@@ -159,8 +161,8 @@ def test_the_oracle_is_marked_and_keeps_nothing(tmp_path):
 
 def test_boosted_trees_of_one_outcome_forecast_that_outcome(observer):
     traces = TraceSet.constant(60, compute=2.0, downlink_bit_per_s=8e6, uplink_bit_per_s=4e6)
-    training = draw(TraceObserver(traces), np.arange(60), start=0.0, until=DAY, n=300, seed=0)
-    always = replace(training, survival=np.ones((300, 10)), available=np.ones((300, 10)))
+    training = draw(TraceObserver(traces), np.arange(60), start=0.0, until=DAY, n=100, seed=0)
+    always = replace(training, survival=np.ones((100, 10)), available=np.ones((100, 10)))
     boosting = Boosting(n_trees=4).fit(always, always, seed=0)
     survival = boosting.forecast(observer.at(np.arange(60), DAY)).survival
     np.testing.assert_array_equal(survival, 1.0)

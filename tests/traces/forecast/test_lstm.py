@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -205,14 +203,11 @@ def test_the_perceptron_reads_no_sequence(training, held_out):
     np.testing.assert_allclose(other.rates, perceptron.forecast(observed).rates, rtol=1e-5)
 
 
-def test_training_lowers_the_loss_and_is_the_same_again(training, held_out):
+def test_training_lowers_the_loss_and_is_the_same_again(lstm, training, held_out):
     told = []
-    one, two = (
-        LSTM().fit(training, held_out, seed=0, progress=lambda *each: told.append(each))
-        for _ in range(2)
-    )
-    for name, weight in one.state_dict().items():
-        np.testing.assert_array_equal(weight, two.state_dict()[name], err_msg=name)
+    again = LSTM().fit(training, held_out, seed=0, progress=lambda *each: told.append(each))
+    for name, weight in again.state_dict().items():
+        np.testing.assert_array_equal(weight, lstm.state_dict()[name], err_msg=name)
     for network_name in (SESSIONS, *RATES):
         losses = [loss for name, _, loss, _ in told if name == network_name]
         assert losses[len(losses) // 2 - 1] < losses[0]
@@ -220,7 +215,7 @@ def test_training_lowers_the_loss_and_is_the_same_again(training, held_out):
 
 def test_a_channel_that_no_training_device_knew_is_that_of_the_fleet(observer, fleet):
     known = TraceObserver(replace(fleet, uplink=None))
-    training = draw(known, np.arange(40), start=0.0, until=2 * DAY, n=600, seed=1)
+    training = draw(known, np.arange(40), start=0.0, until=2 * DAY, n=200, seed=1)
     lstm = LSTM().fit(training, training, seed=0)
     assert "uplink" not in lstm.networks
     rates = lstm.forecast(observer.at(np.arange(5), 2.2 * DAY)).rates
@@ -248,15 +243,6 @@ def test_a_constant_channel_has_a_spread_above_zero():
     observed = TraceObserver(traces).at([0], DAY)
     given = channel_inputs(observed, 0, np.ones((7, 3)), usual_spread=1.0)
     np.testing.assert_allclose(channel_targets(np.full((1, 7), 3.0), given), 0.0, atol=1e-12)
-
-
-def test_a_forecast_needs_neither_torch_nor_scikit_learn():
-    code = (
-        "import sys, fedstale.traces.forecast; "
-        "print(*sorted({'torch', 'sklearn', 'flwr', 'ray'} & set(sys.modules)))"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == ""
 
 
 def test_nothing_tells_the_network_the_date(lstm, observer):

@@ -2,8 +2,7 @@
 
 import json
 import re
-from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -13,33 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import ROOT
+from same_traces import assert_equal
 
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Series, TraceSet
 from fedstale.traces.io import parquet as file_writer
 from fedstale.traces.io.parquet import SCHEMA
 from fedstale.traces.trace_set import CHANNELS, numbered
-
-
-def assert_equal(a: TraceSet, b: TraceSet) -> None:
-    assert list(a.device_ids) == list(b.device_ids)
-    assert (a.epoch, a.compute_unit, dict(a.repairs)) == (b.epoch, b.compute_unit, dict(b.repairs))
-    assert a.known == b.known
-    for name in a.known:
-        one, other = getattr(a, name), getattr(b, name)
-        same_fields(one, other, name)
-
-
-def same_fields(one, other, name):
-    for f in fields(one):
-        x, y = getattr(one, f.name), getattr(other, f.name)
-        if isinstance(x, np.ndarray):
-            assert (x.dtype, x.shape) == (y.dtype, y.shape), (name, f.name)
-            assert x.tobytes() == y.tobytes(), (name, f.name)
-        elif is_dataclass(x):
-            same_fields(x, y, f"{name}.{f.name}")
-        else:
-            assert x == y, (name, f.name)
 
 
 def rich_set() -> TraceSet:
@@ -134,25 +114,6 @@ def test_plain_pandas_reads_devices_and_windows_as_documented(tmp_path):
     assert list(windows.ends_s.iloc[0]) == [0.30000000000000004, 7.0]
 
 
-def test_a_hundred_thousand_devices_come_back(tmp_path):
-    n = 100_000
-    rng = np.random.default_rng(0)
-    starts = np.sort(rng.random((n, 5)) * 1000, axis=1) + np.arange(5)
-    availability = Availability.packed(
-        starts.ravel(), starts.ravel() + 0.5, np.full(n, 5), np.full(n, 2000.0)
-    )
-    traces = TraceSet(device_ids=numbered("d", n), availability=availability)
-    traces.write(tmp_path / "t.parquet")
-    assert_equal(TraceSet.read(tmp_path / "t.parquet"), traces)
-
-
-@pytest.mark.slow
-def test_a_million_devices_come_back(tmp_path):
-    traces = TraceSet.synthetic(1_000_000, days=1, seed=0)
-    traces.write(tmp_path / "t.parquet")
-    assert_equal(TraceSet.read(tmp_path / "t.parquet"), traces)
-
-
 def test_a_failed_write_leaves_the_earlier_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "t.parquet"
     rich_set().write(path)
@@ -190,7 +151,7 @@ def test_damaged_bytes_are_rejected_or_harmless(tmp_path):
     data = path.read_bytes()
     rng = np.random.default_rng(0)
     rejected = 0
-    for place in rng.integers(4, len(data) - 8, 300):
+    for place in rng.integers(4, len(data) - 8, 90):
         broken = bytearray(data)
         broken[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(broken)
@@ -198,7 +159,7 @@ def test_damaged_bytes_are_rejected_or_harmless(tmp_path):
             TraceSet.read(path)
         except TraceError:
             rejected += 1
-    assert rejected > 100
+    assert rejected > 30
 
 
 def test_another_parquet_file_is_not_taken_for_traces(tmp_path):
@@ -287,7 +248,7 @@ def test_a_device_that_cannot_be_is_rejected(tmp_path, column, value, expected):
 
 
 def test_every_column_and_its_type_is_documented():
-    page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text("utf-8")
+    page = (ROOT / "docs" / "formats.md").read_text("utf-8")
     for field in SCHEMA:
         name = re.sub(rf"^({'|'.join(CHANNELS)})_", "CHANNEL_", field.name)
         kind = str(field.type).replace("double", "float64").replace("float>", "float32>")
@@ -296,6 +257,6 @@ def test_every_column_and_its_type_is_documented():
 
 
 def test_the_documented_example_runs():
-    page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text("utf-8")
+    page = (ROOT / "docs" / "formats.md").read_text("utf-8")
     section = page[page.index("## Trace files") :]
     exec(section.split("```python\n")[1].split("```")[0], {})

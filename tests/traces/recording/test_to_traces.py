@@ -6,7 +6,7 @@ from dataclasses import asdict
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
@@ -245,6 +245,7 @@ CLOCKS = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(CLOCKS)
 def test_whatever_the_clocks_do_time_goes_on_and_every_stretch_is_what_was_read(story):
     now, error, runs = 0, 0, [[]]

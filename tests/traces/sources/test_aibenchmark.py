@@ -1,13 +1,13 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from places import RECORDINGS
 
 from fedstale.errors import TraceError
 from fedstale.traces.sources import aibenchmark
 
-REAL = Path(__file__).parents[3] / ".." / "shared" / "traces" / "ai-benchmark-devices.json"
+REAL = RECORDINGS / "ai-benchmark-devices.json"
 needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
 
 

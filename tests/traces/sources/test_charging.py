@@ -1,13 +1,9 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from fedstale.errors import TraceError
 from fedstale.traces.sources import charging
 
-REAL = Path(__file__).parents[3] / ".." / "shared" / "traces" / "ev-norway-charging-reports.csv.xz"
-needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
 HOUR, DAY = 3600.0, 86_400.0
 HEAD = '"location";"user_id";"session_id";"plugin_time";"plugout_time";"connection_time"\n'
 
@@ -98,16 +94,3 @@ def test_every_kind_of_mess_is_repaired_or_dropped_and_counted(tmp_path):
 def test_what_is_not_this_format_is_one_sentence(tmp_path, head, rows):
     with pytest.raises(TraceError, match=r"is empty|expected columns user_id"):
         read(tmp_path, rows, head)
-
-
-@needs_real
-def test_published_cars_are_plugged_in_at_night():
-    traces = charging.read(REAL)
-    devices = np.arange(traces.n_devices)
-    assert traces.repairs["dropped: no user, plug-in or plug-out time"] == 26
-    np.testing.assert_array_equal(traces.availability.logs_s, traces.availability.lengths)
-    share = np.array(
-        [traces.availability.is_available(devices, t).mean() for t in np.arange(0, 350 * DAY, 1800)]
-    ).reshape(350, 48)
-    assert share.mean() == pytest.approx(0.28, abs=0.06)
-    assert share[:, 6].mean() > 2 * share[:, 26].mean()

@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstale.errors import TraceError
@@ -30,6 +30,7 @@ def peak_bytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@settings(max_examples=50)
 @given(plain, st.integers(0, 5))
 def test_plain_data_comes_back_as_the_standard_library_would_give_it(value, protocol):
     data = pickle.dumps(value, protocol=protocol)
@@ -135,6 +136,7 @@ def test_the_unpickler_itself_imports_nothing_and_asks_for_nothing():
             unpickler.load()
 
 
+@settings(max_examples=50)
 @given(plain.map(pickle.dumps), st.data())
 def test_a_truncated_pickle_is_a_trace_error(data, draw):
     cut = draw.draw(st.integers(0, len(data) - 1))
@@ -148,6 +150,7 @@ def test_arbitrary_bytes_give_a_value_or_a_trace_error(data):
         loads(b"\x80\x04" + data)
 
 
+@settings(max_examples=50)
 @given(plain.map(pickle.dumps), st.data())
 def test_a_corrupted_byte_gives_a_value_or_a_trace_error(data, draw):
     at = draw.draw(st.integers(0, len(data) - 1))
@@ -178,8 +181,8 @@ def test_a_frame_that_the_file_does_not_have_is_rejected_without_memory(length):
     assert peak_bytes() - before < 1 << 27
 
 
-def test_a_million_nested_lists_do_not_break_the_stack():
-    made = loads(b"]" * 1_000_000 + b"a" * 999_999 + b".")
+def test_lists_nested_deeper_than_any_stack_do_not_break_it():
+    made = loads(b"]" * 200_000 + b"a" * 199_999 + b".")
     assert len(made) == 1
 
 

@@ -1,11 +1,12 @@
 import hashlib
 import json
-import threading
+from contextlib import closing
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import MappingProxyType
 
 import pytest
+from loopback import Loopback
 
 from fedstale.errors import TraceError
 from fedstale.traces import TraceSet
@@ -50,19 +51,15 @@ def no_proxy(monkeypatch):
 
 @pytest.fixture
 def server():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked = []
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    """Return a server that this process alone can reach."""
+    with Loopback().installed() as here, closing(here.Server(("127.0.0.1", 0), Handler)) as server:
+        server.asked = []
+        yield server
 
 
 @pytest.fixture
 def at(server):
-    return lambda part: f"http://127.0.0.1:{server.server_address[1]}/{part}"
+    return lambda part: f"http://127.0.0.1:{server.server_port}/{part}"
 
 
 @pytest.fixture
@@ -185,8 +182,7 @@ def test_a_source_of_several_files_becomes_a_folder(tmp_path, at, with_files):
 
 def test_a_server_that_is_not_there_is_one_sentence(tmp_path, server, at):
     url = at("ok")
-    server.shutdown()
-    server.server_close()
+    server.close()
     with pytest.raises(TraceError, match="cannot be reached"):
         fetch("flash", tmp_path, url=url)
     assert list(tmp_path.iterdir()) == []

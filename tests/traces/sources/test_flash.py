@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,10 +6,6 @@ import pytest
 from fedstale.errors import TraceError
 from fedstale.traces.sources import flash
 
-SHARED = Path(__file__).parents[3] / ".." / "shared" / "traces"
-REAL, DAYS = SHARED / "flash-ready-strict.json", SHARED / "flash-days.json"
-needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
-needs_days = pytest.mark.skipif(not DAYS.exists(), reason=f"{DAYS} is not on this machine")
 HOUR, DAY = 3600.0, 86_400.0
 
 
@@ -182,65 +177,6 @@ def test_numbers_that_are_none_are_dropped(tmp_path):
     )
     assert windows(traces, "a") == [[1, 2]]
     assert traces.repairs["dropped: not a pair of numbers"] == 4
-
-
-@needs_real
-def test_all_phones_of_the_published_file_load():
-    traces = flash.read(REAL)
-    raw = json.loads(REAL.read_text())
-    assert traces.device_ids.tolist() == list(raw)
-    days, counts = np.unique(traces.availability.lengths / DAY, return_counts=True)
-    assert days.tolist() == [1, 2, 3]
-    assert counts[0] > 0.94 * traces.n_devices
-
-
-@needs_real
-def test_hours_of_the_published_file_are_where_they_were():
-    traces = flash.read(REAL)
-    raw = json.loads(REAL.read_text())
-    checked = 0
-    for name in list(raw)[:200]:
-        span = [x for window in raw[name] for x in window]
-        if not span or max(span) - min(span) > DAY:
-            continue
-        checked += 1
-        seconds = {
-            second % DAY for start, end in raw[name] for second in range(*map(int, (start, end)))
-        }
-        made = windows(traces, name)
-        assert seconds <= {second for start, end in made for second in range(int(start), int(end))}
-        # Each gap of one second that is bridged adds that second.
-        assert sum(end - start for start, end in made) <= len(seconds) + len(raw[name])
-    assert checked > 100
-
-
-@needs_real
-def test_phones_of_the_published_file_come_at_night_and_no_day_is_empty():
-    traces = flash.read(REAL)
-    devices = np.arange(traces.n_devices)
-    online = np.array(
-        [traces.availability.is_available(devices, (h + 0.5) * HOUR).mean() for h in range(48)]
-    )
-    for day in (online[:24], online[24:]):
-        assert np.argmax(day) in (0, 1, 2, 3, 4, 5)
-        assert 2 * min(day) < max(day) < 4 * min(day)
-
-
-@needs_days
-def test_phones_over_days_are_ready_as_often_as_their_authors_log_says():
-    traces = flash.read_days(DAYS)
-    devices = np.arange(traces.n_devices)
-    assert traces.n_devices == 513
-    assert traces.repairs["dropped: phone without a usable log"] == 192
-    starts, ends = traces.availability.log_at(devices, 0.0)
-    assert np.all((starts <= 0) & (ends > 0))
-    share = np.array(
-        [traces.availability.is_available(devices, t).mean() for t in np.arange(0, 10 * DAY, 900)]
-    )
-    by_hour = share.reshape(10, 24, 4).mean(axis=(0, 2))
-    assert share.mean() == pytest.approx(0.095, abs=0.003)
-    assert by_hour[4] == pytest.approx(0.137, abs=0.01)
-    assert by_hour[13] == pytest.approx(0.065, abs=0.01)
 
 
 def test_half_of_a_character_is_no_name(tmp_path):

@@ -1,13 +1,13 @@
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
+from places import RECORDINGS
 
 from fedstale.errors import TraceError
 from fedstale.traces.sources import gnettrack
 
-REAL = Path(__file__).parents[3] / ".." / "shared" / "traces" / "uccmisl-5g.zip"
+REAL = RECORDINGS / "uccmisl-5g.zip"
 needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
 HEADER = "Timestamp,Longitude,DL_bitrate,UL_bitrate,State\n"
 

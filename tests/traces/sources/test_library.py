@@ -1,5 +1,4 @@
 import lzma
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,8 +6,6 @@ import pytest
 from fedstale.errors import TraceError
 from fedstale.traces.sources import library
 
-REAL = Path(__file__).parents[3] / ".." / "shared" / "traces" / "library-desktops"
-needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
 HOUR, DAY = 3600.0, 86_400.0
 # A Thursday.
 LOG = """\
@@ -111,38 +108,3 @@ def test_a_folder_without_a_log_is_one_sentence(tmp_path):
     (tmp_path / "semesters.csv").write_text("semester\n")
     with pytest.raises(TraceError, match="expected desktops' log"):
         library.read(tmp_path)
-
-
-@needs_real
-def test_the_published_log_is_read_as_its_events_say():
-    traces = library.read(REAL)
-    assert traces.n_devices == 219
-    assert traces.repairs["dropped: state repeated"] == 5336
-    availability = traces.availability
-    devices = np.arange(traces.n_devices)
-    # Of the logged time, on weekdays in term: freest at night.
-    days = np.array([d for d in range(21, 90) if d % 7 < 5])
-    share = []
-    for hour in range(24):
-        at = days * DAY + (hour + 0.5) * HOUR
-        who, when = (x.ravel() for x in np.meshgrid(devices, at))
-        starts, ends = availability.log_at(who, when)
-        share.append(availability.is_available(who, when)[starts < ends].mean())
-    assert 11 <= int(np.argmin(share)) <= 17
-    assert min(share) < 0.45
-    assert max(share) > 0.6
-
-
-@needs_real
-def test_machines_change_together_and_were_silent_for_a_week_as_the_page_says():
-    availability = library.read(REAL).availability
-    row = np.repeat(np.arange(availability.lengths.size), np.diff(availability.offsets))
-    # Every window begins with a change and ends with one.
-    minute = np.concatenate([availability.starts, availability.ends]) // 60
-    found, where = np.unique(minute, return_inverse=True)
-    pairs = np.unique(np.stack([where, np.concatenate([row, row])]), axis=1)
-    machines = np.bincount(pairs[0], minlength=found.size)
-    assert (machines[where] >= 10).mean() == pytest.approx(1 / 6, abs=0.02)
-    christmas = (np.datetime64("2016-12-26") - np.datetime64("2016-01-25")).astype(float)
-    silent = (minute * 60 >= christmas * DAY) & (minute * 60 < (christmas + 6) * DAY)
-    assert not silent.any()

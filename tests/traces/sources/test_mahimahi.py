@@ -1,16 +1,16 @@
 import gzip
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from places import RECORDINGS
 
 from fedstale.errors import TraceError
 from fedstale.traces.sources import mahimahi
 
-REAL = Path(__file__).parents[3] / ".." / "shared" / "traces" / "mahimahi"
+REAL = RECORDINGS / "mahimahi"
 needs_real = pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not on this machine")
 PACKET = 12_000
 

@@ -1,26 +1,22 @@
 """Generated desktops keep weekdays, as the recorded ones do, and phones are what they were."""
 
 import hashlib
-import subprocess
-import sys
 import tomllib
 from dataclasses import asdict, replace
 from importlib import resources
-from pathlib import Path
 
 import numpy as np
 import pytest
+from shared_fleets import synthetic
 from typer.testing import CliRunner
 
 from fedstale.cli.main import app
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Job, TraceSet
-from fedstale.traces.synthetic import diurnal, population
+from fedstale.traces.synthetic import diurnal
 from fedstale.traces.synthetic.fit import availability_marginal, fit
 from fedstale.traces.trace_set import numbered
 
-ROOT = Path(__file__).parents[3]
-SHARED = ROOT / ".." / "shared" / "traces"
 DAY_S, WEEK_S = 86_400.0, 7 * 86_400.0
 
 
@@ -34,7 +30,7 @@ def file():
 
 @pytest.fixture(scope="module")
 def desktops():
-    return TraceSet.synthetic(1500, days=28, seed=0, population="desktops")
+    return TraceSet.synthetic(400, days=28, seed=0, population="desktops")
 
 
 def by_hour_of_week(traces: TraceSet) -> np.ndarray:
@@ -76,7 +72,7 @@ def test_weekends_differ_from_weekdays_as_recorded(desktops, file):
 
 
 def test_phones_have_no_weekdays_and_a_population_without_a_week_would_fail():
-    shares = by_hour_of_week(TraceSet.synthetic(2000, days=28, seed=0)).reshape(7, 24)
+    shares = by_hour_of_week(TraceSet.synthetic(600, days=28, seed=0)).reshape(7, 24)
     noon = shares[:, 10:14].mean(axis=1)
     assert abs(noon[5:].mean() - noon[:5].mean()) < 0.02
 
@@ -87,18 +83,18 @@ def test_weeks_of_another_library_are_found_again():
     rows, wednesday = [], 2
     for _ in range(40):
         windows, begin = [], 0.0
-        for day in range(56):
+        for day in range(28):
             if (day + wednesday) % 7 < 5:
                 morning = day * DAY_S + 9 * 3600 + rng.random() * 1800
                 windows.append((begin, morning))
                 begin = morning + 8 * 3600
-        rows.append([*windows, (begin, 56 * DAY_S)])
+        rows.append([*windows, (begin, 28 * DAY_S)])
     recording = TraceSet(
         device_ids=numbered("d", 40),
-        availability=Availability.of(rows, 56 * DAY_S, logs=(1.0, 56 * DAY_S - 2 * DAY_S)),
+        availability=Availability.of(rows, 28 * DAY_S, logs=(1.0, 28 * DAY_S - 2 * DAY_S)),
         epoch="2024-01-03T00:00:00",
     )
-    some = TraceSet.synthetic(5, days=2, seed=0)
+    some = synthetic(5, days=2)
     found, targets = fit(
         availability=recording,
         network=[some],
@@ -106,7 +102,7 @@ def test_weeks_of_another_library_are_found_again():
         compute=speeds(),
         cycle="week",
     )
-    made = TraceSet.synthetic(500, days=14, seed=1, population=found)
+    made = TraceSet.synthetic(200, days=14, seed=1, population=found)
     shares = by_hour_of_week(made).reshape(7, 24)
     assert shares[:5, 11:15].max() < 0.1
     assert shares[5:, 11:16].min() > 0.9
@@ -145,7 +141,7 @@ def test_time_that_was_not_logged_is_neither_a_gap_nor_online():
 
 def test_links_are_the_stated_wire_and_compute_the_stated_speed_under_a_load(desktops):
     at = np.linspace(0.0, 3 * DAY_S, 40)
-    for device in (0, 7, 1499):
+    for device in (0, 7, 399):
         here = np.full(40, device)
         # The file keeps six digits of a logarithm.
         for link in (desktops.downlink, desktops.uplink):
@@ -178,9 +174,9 @@ def test_desktops_follow_from_their_seed_and_are_the_same_however_many_there_are
 
     few, many, other = (
         TraceSet.load(f"synthetic:{n}@desktops", seed=seed)
-        for n, seed in ((20, 5), (4200, 5), (20, 6))
+        for n, seed in ((20, 5), (300, 5), (20, 6))
     )
-    assert (few.n_devices, many.n_devices) == (20, 4200)
+    assert (few.n_devices, many.n_devices) == (20, 300)
     assert all(windows(few, i) == windows(many, i) for i in range(20))
     assert any(windows(few, i) != windows(other, i) for i in range(20))
     assert few.availability.lengths.tolist() == [WEEK_S] * 20
@@ -191,13 +187,14 @@ def test_desktops_follow_from_their_seed_and_are_the_same_however_many_there_are
         assert (few.compute.value_at(here, t) == many.compute.value_at(here, t)).all()
 
 
-def test_phones_may_be_named_and_are_those_of_no_name():
+def test_phones_may_be_named_and_are_those_of_no_name(desktops):
     named, plain = (TraceSet.load(f"synthetic:60{at}", seed=3) for at in ("@phones", ""))
     for channel in ("availability", "compute", "downlink", "uplink"):
         a, b = asdict_of(named, channel), asdict_of(plain, channel)
         assert a == b
-    desktops = TraceSet.load("synthetic:60@desktops", seed=3)
-    assert asdict_of(desktops, "availability") != asdict_of(plain, "availability")
+    assert asdict_of(desktops.take(np.arange(60)), "availability") != asdict_of(
+        plain, "availability"
+    )
 
 
 def asdict_of(traces: TraceSet, channel: str) -> str:
@@ -238,10 +235,6 @@ def test_commands_take_desktops_and_name_what_they_do_not_know(tmp_path):
     wrong = run("traces", "describe", "synthetic:50@planes")
     assert wrong.exit_code == 2
     assert "one of phones, desktops" in wrong.stderr
-    simulated = run("simulate", "digits", "--traces", "synthetic:20@desktops", "--until", "10m",
-                    "--quiet", "--json", "--out", tmp_path / "run")  # fmt: skip
-    assert simulated.exit_code == 0, simulated.output
-    assert 'traces = "synthetic:20@desktops"' in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_a_record_of_desktops_is_whole_weeks():
@@ -256,35 +249,3 @@ def test_the_file_says_what_was_recorded_and_what_was_stated(file):
     assert "--speed 3" in provenance["command"]
     assert {part["part"] for part in provenance["files"]} == {"availability", "background"}
     assert all(len(part["sha256"]) == 64 for part in provenance["files"])
-
-
-def test_the_embedded_desktops_are_what_fit_finds(file):
-    if not SHARED.is_dir():
-        pytest.skip("published recordings are not here")
-    found, targets = fit(
-        availability=TraceSet.read(SHARED / "library-desktops"),
-        network=[TraceSet.constant(2, compute=0, downlink_bit_per_s=1e8, uplink_bit_per_s=1e8)],
-        background=TraceSet.read(SHARED / "planetlab-cpu.tar.gz"),
-        compute=speeds(),
-        cycle="week",
-    )
-    stored = population.load("desktops")
-    assert found.links == stored.links
-    assert found.speed == stored.speed == (3.0,)
-    pairs = zip(found.availability.groups, stored.availability.groups, strict=True)
-    for one, other in pairs:
-        assert one.weight == pytest.approx(other.weight, rel=1e-6)
-        np.testing.assert_allclose(one.session_s, other.session_s, rtol=2e-4)
-        np.testing.assert_allclose(one.gap_s, other.gap_s, rtol=2e-4)
-    for name, numbers in targets["availability"].items():
-        np.testing.assert_allclose(numbers, file["targets"]["availability"][name], rtol=1e-3)
-
-
-def test_the_tables_of_the_page_are_what_the_command_prints():
-    if not SHARED.is_dir():
-        pytest.skip("published recordings are not here")
-    page = (ROOT / "docs" / "synthetic-devices.md").read_text(encoding="utf-8")
-    shown = page.split("<!-- populations: begin -->\n")[1].split("\n<!-- populations: end -->")[0]
-    command = [sys.executable, str(ROOT / "benchmarks" / "populations.py"), str(SHARED)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == shown

@@ -1,0 +1,241 @@
+"""The pages are ordered by kind, short, up to date with the code, and their anchors are there."""
+
+import importlib
+import re
+import shlex
+import struct
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import yaml
+from places import RECORDINGS, ROOT
+
+DOCS = ROOT / "docs"
+
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+KINDS = ["Tutorials", "How to", "Reference", "Explanation", "Results"]
+NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+MOST_LINES = 250
+
+
+def pages_in(entry):
+    """Return the pages of a part of the nav, however deep."""
+    if isinstance(entry, str):
+        return [entry]
+    parts = entry.values() if isinstance(entry, dict) else entry
+    return [page for part in parts for page in pages_in(part)]
+
+
+def sections():
+    """Return the pages of each section of the nav, by its title."""
+    return {title: pages_in(part) for entry in NAV for title, part in entry.items()}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_can_be_read_in_one_sitting(page):
+    assert len((DOCS / page).read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+
+
+def test_every_page_has_one_place_and_is_of_one_kind():
+    assert list(sections()) == ["Start", *KINDS]
+    assert sections()["Start"] == ["index.md"]
+    assert Counter(pages_in(NAV)) == Counter(PAGES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_map_shows_every_page_under_its_kind(kind):
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    part = re.search(rf"^### {kind}$(.*?)(?=^### |\Z)", index, re.MULTILINE | re.DOTALL)[1]
+    shown = re.findall(r"\]\(([\w/.-]+\.md)\)", part)
+    # The page of decisions lists those of its rooms.
+    mapped = [page for page in sections()[kind] if not page.startswith("decisions/")]
+    assert Counter(shown) == Counter(mapped)
+
+
+@pytest.mark.parametrize(
+    ("name", "pages"),
+    [
+        ("strategies_page", 2),
+        ("agent_page", 3),
+        ("forecasting_page", 2),
+        ("tuning_page", 1),
+        ("compact_page", 2),
+        ("speed_page", 1),
+        ("attacks_page", 1),
+        ("kills_page", 1),
+        ("forecast_audit", 1),
+    ],
+)
+def test_pages_of_results_are_what_the_results_say(name, pages):
+    written = importlib.import_module(name).written()
+    assert len(written) == pages
+    for page, text in written.items():
+        assert page.read_text(encoding="utf-8") == text, f"run: python benchmarks/{name}.py"
+
+
+def test_the_tables_of_synthetic_devices_are_what_the_command_prints():
+    if not RECORDINGS.is_dir():
+        pytest.skip("published recordings are not here")
+    page = (DOCS / "synthetic-devices.md").read_text(encoding="utf-8")
+    shown = page.split("<!-- populations: begin -->\n")[1].split("\n<!-- populations: end -->")[0]
+    command = [sys.executable, str(ROOT / "benchmarks" / "populations.py"), str(RECORDINGS)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == shown
+
+
+def test_the_page_of_commands_is_what_the_commands_say():
+    from commands_page import PAGE, page
+
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python docs/commands_page.py"
+
+
+def test_the_page_of_commands_has_every_command_and_option():
+    from commands_page import page
+    from typer.testing import CliRunner
+
+    from fedstale.cli.main import app
+
+    text = page()
+    rows = {
+        tuple(re.match(r"\| `fedstale ([a-z-]+(?: [a-z-]+)?)", line)[1].split()): line
+        for line in text.splitlines()
+        if line.startswith("| `fedstale ")
+    }
+    assert len(rows) > 30
+    for words, row in rows.items():
+        if words in {("node",), ("flwr",), ("deploy", "superlink"), ("deploy", "superexec")}:
+            continue  # Flower's own program answers.
+        result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+        assert result.exit_code == 0, words
+        lines = re.findall(r"^│ (?:\* )? *(--[a-z-]+)", result.output, re.MULTILINE)
+        assert set(re.findall(r"`(--[a-z-]+)`", row)) == set(lines) - {"--help"}, words
+        needed = re.findall(r"^│ \* +(--[a-z-]+)", result.output, re.MULTILINE)
+        assert set(re.findall(r"\*\*`(--[a-z-]+)`\*\*", row)) == set(needed), words
+    # Their own options are explained on the page, since their help is Flower's.
+    for option in ("--socket", "--hold", "--user"):
+        assert re.search(rf"^\| `{option}` \| [A-Z].*\. \|", text, re.MULTILINE), option
+
+
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def anchors_of(path):
+    """Return the anchors of a page's headings, as the site and GitHub name them."""
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    slugs = [re.sub(r"[^\w\s-]", "", title).strip().lower() for title in titles]
+    return {re.sub(r"\s", "-", slug) for slug in slugs}
+
+
+def test_an_anchor_is_made_as_the_site_makes_it(tmp_path):
+    (page := tmp_path / "a.md").write_text(
+        "# What `up` starts\n```sh\n# no title\n```\n## FADAS, x\n"
+    )
+    assert anchors_of(page) == {"what-up-starts", "fadas-x"}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *(DOCS / page for page in PAGES)], ids=str)
+def test_anchors_of_links_are_there(page):
+    links = re.findall(r"\]\(([\w/.-]*?)#([\w-]+)\)", page.read_text(encoding="utf-8"))
+    for target, anchor in links:
+        path = page.parent / target if target else page
+        assert anchor in anchors_of(path), f"{target}#{anchor}"
+
+
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *(DOCS / page for page in PAGES)], ids=str)
+def test_links_lead_to_files_that_are_there(page):
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        found = (page.parent / target).resolve()
+        assert found.exists(), target
+        # The documentation site holds nothing but docs/.
+        assert page.name == "README.md" or found.is_relative_to(DOCS), target
+
+
+def test_pages_that_code_and_units_name_are_there():
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a clone")
+    named = set()
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.suffix in {".py", ".toml", ".md", ".yaml", ".yml", ".service"} and path.is_file():
+            text = path.read_text(encoding="utf-8")
+            named |= set(re.findall(r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?", text))
+    assert ("docs/formats.md", "") in named
+    for page, anchor in named:
+        assert (ROOT / page).is_file(), page
+        assert not anchor or anchor in anchors_of(ROOT / page), f"{page}#{anchor}"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *(DOCS / page for page in PAGES)], ids=str)
+def test_tests_that_a_page_names_are_there(page):
+    text = page.read_text(encoding="utf-8")
+    for test in re.findall(r"(?:benchmarks/)?tests/[\w/]*test_\w+\.py", text):
+        assert (ROOT / test).is_file(), test
+
+
+TUTORIAL = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def cells(line):
+    """Return what stands in a line, without the borders of a table."""
+    return [cell.strip() for cell in line.strip("│ ").split("│")]
+
+
+def test_the_first_app_prints_what_its_page_shows(tmp_path):
+    """Each block of output is part of what the command before it prints."""
+    page = (DOCS / "first-app.md").read_text(encoding="utf-8")
+    printed, compared = "", 0
+    for block in TUTORIAL.findall(page):
+        if block.startswith("fedstale "):
+            run = subprocess.run(
+                [sys.executable, "-m", *shlex.split(block)],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert run.returncode == 0, f"{block}\n{run.stderr}"
+            printed = run.stdout
+        else:
+            for line in block.splitlines():
+                assert cells(line) in [cells(shown) for shown in printed.splitlines()], printed
+            compared += 1
+    assert compared == 4
+
+
+def size_of(picture):
+    """Return width and height of a PNG, in pixels."""
+    content = picture.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", content[16:24])
+
+
+def test_every_screenshot_is_drawn_by_the_script_and_shown():
+    from screenshots import SHOTS
+
+    shown = set(re.findall(r"images/([\w-]+)\.png", (DOCS / "report.md").read_text()))
+    assert shown == set(SHOTS) == {path.stem for path in (DOCS / "images").glob("*.png")}
+    for name, shot in SHOTS.items():
+        picture = DOCS / "images" / f"{name}.png"
+        assert picture.stat().st_size < 250_000
+        # A phone has two pixels for one of CSS.
+        assert size_of(picture)[0] == shot["width"] * (1 if shot["width"] >= 500 else 2)
+
+
+@pytest.mark.slow
+def test_the_script_draws_all_screenshots(tmp_path):
+    from screenshots import SHOTS, main, missing
+
+    if why := missing():
+        pytest.skip(why)
+    main(tmp_path)
+    for name in SHOTS:
+        assert size_of(tmp_path / f"{name}.png") == size_of(DOCS / "images" / f"{name}.png")

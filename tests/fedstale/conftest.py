@@ -1,1 +1,0 @@
-"""Puts this folder's helpers, such as `small_app`, within reach of the folders below."""

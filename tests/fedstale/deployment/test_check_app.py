@@ -1,0 +1,333 @@
+"""What fedstale check finds in an app before it goes out."""
+
+import json
+
+import pytest
+import typer
+from loopback import Loopback
+from small_deployment import PYPROJECT, write_app
+from typer.testing import CliRunner
+
+from fedstale.cli import apps as app_commands
+from fedstale.deployment.check import SourceFile, check_app, check_messages, check_superlink
+from fedstale.deployment.commands import write_certificates
+from fedstale.errors import ConfigError
+from fedstale.simulation.flower_app import BUILT_IN, FlowerApp, built_in_apps
+
+NOBODYS = 8000
+"""A port at which nothing listens."""
+commands = typer.Typer()
+commands.command()(app_commands.up)
+commands.command()(app_commands.check)
+
+
+@pytest.fixture(autouse=True)
+def _alone():
+    """Connect within this process, where nobody answers."""
+    with Loopback().installed():
+        yield
+
+
+@pytest.fixture
+def app(tmp_path):
+    return write_app(tmp_path / "adder")
+
+
+def faults(app, run_config=""):
+    return [
+        finding.text for finding in check_app(FlowerApp.find(app), run_config) if finding.is_fault
+    ]
+
+
+def notes(app):
+    return [finding.text for finding in check_app(FlowerApp.find(app)) if not finding.is_fault]
+
+
+def append(app, text, file="client_app.py"):
+    path = app / "adder" / file
+    path.write_text(path.read_text() + "\n" + text + "\n")
+
+
+def test_a_sound_app_has_no_findings(app):
+    assert check_app(FlowerApp.find(app), "rounds=2 strategy='fedavg'") == []
+
+
+@pytest.mark.parametrize("name", built_in_apps())
+def test_built_in_apps_have_no_faults(name):
+    assert faults(BUILT_IN / name) == []
+
+
+def test_the_template_has_no_faults():
+    assert faults(BUILT_IN / "template" / "starter-app") == []
+
+
+def test_a_data_file_that_the_app_names_is_a_fault_and_another_a_note(app):
+    (app / "adder" / "weights.npz").write_bytes(b"x")
+    (app / "notes.txt").write_text("x")
+    assert faults(app) == []
+    assert "adder/weights.npz, notes.txt" in notes(app)[0]
+    append(app, "PATH = 'data/' + 'x' or 'adder/weights.npz'")
+    assert "adder/weights.npz is not sent to devices" in faults(app)[0]
+
+
+def test_modules_that_the_bundle_leaves_out(app):
+    (app / "adder" / "test_data.py").write_text("X = 1")
+    append(app, "import adder.test_data")
+    assert "imports adder.test_data, which Flower leaves out" in faults(app)[0]
+
+
+def test_a_module_in_a_folder_named_lib_is_left_out(app):
+    (app / "lib").mkdir()
+    (app / "lib" / "tools.py").write_text("X = 1")
+    append(app, "import lib.tools")
+    assert "imports lib.tools, which Flower leaves out" in faults(app)[0]
+
+
+def test_what_gitignore_names_is_left_out(app):
+    (app / "adder" / "secret.py").write_text("X = 1")
+    (app / ".gitignore").write_text("secret.py\n")
+    append(app, "from adder.secret import X")
+    assert "imports adder.secret, which Flower leaves out" in faults(app)[0]
+
+
+@pytest.mark.parametrize("name", ["fedstale", "numpy", "json"])
+def test_a_folder_that_hides_an_installed_package(app, name):
+    (app / name).mkdir()
+    (app / name / "__init__.py").touch()
+    assert f"hides the package {name}" in faults(app)[0]
+
+
+def test_an_import_that_is_neither_installed_nor_declared(app):
+    append(app, "import no_such_package.part")
+    (fault,) = faults(app)
+    assert "client_app.py, line" in fault
+    assert "not installed here and not declared" in fault
+
+
+def test_an_import_that_is_installed_but_not_declared(app):
+    append(app, "import sklearn")
+    assert faults(app) == []
+    assert "add 'scikit-learn' to [project] dependencies" in notes(app)[0]
+
+
+def test_fedstale_must_be_declared(app):
+    text = PYPROJECT.replace('"fedstale", ', "")
+    (app / "pyproject.toml").write_text(text)
+    assert "add 'fedstale' to [project] dependencies" in faults(app)[0]
+
+
+def test_an_import_that_may_fail_does_not_count(app):
+    append(app, "try:\n    import no_such_package\nexcept ImportError:\n    pass")
+    append(app, "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import no_such_stub")
+    assert check_app(FlowerApp.find(app)) == []
+
+
+def test_a_setting_that_pyproject_does_not_have(app):
+    append(app, "def f(context):\n    c = context.run_config\n    return c['train-x']")
+    assert "reads the run-config key 'train-x'" in faults(app)[0]
+    assert "expected 'train-s'" in faults(app)[0]
+
+
+def test_an_override_that_the_app_does_not_know(app):
+    assert "'round' is unknown: expected 'rounds'" in faults(app, "round=2")[0]
+    assert "run-config = 'rounds'" in faults(app, "rounds")[0]
+
+
+def test_what_nodes_must_be_configured_with_is_noted(app):
+    append(app, "def f(context):\n    return context.node_config['room']")
+    assert "--node-config 'room=...'" in notes(app)[0]
+
+
+def test_a_file_that_is_no_python(app):
+    append(app, "def f(:")
+    assert "client_app.py is no Python" in faults(app)[0]
+
+
+def test_a_bundle_that_is_too_big_or_too_deep(app):
+    deep = app.joinpath("adder", *"abcdefghij")
+    deep.mkdir(parents=True)
+    (deep / "x.py").touch()
+    assert "cannot make a bundle" in faults(app)[0]
+
+
+def test_a_folder_without_an_app(tmp_path):
+    with pytest.raises(ConfigError, match="no Flower app"):
+        FlowerApp.find(tmp_path)
+
+
+def test_sources_are_read_without_running_them():
+    source = SourceFile("import a.b\nfrom c import d\nfrom . import e\nf('g.npz')\n1 / 0")
+    assert source.imports == {"a.b": 1, "c": 2}
+    assert "g.npz" in source.strings
+
+
+def links(tmp_path, monkeypatch, text):
+    (tmp_path / "config.toml").write_text(text)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+
+
+def test_superlinks_of_flowers_configuration(tmp_path, monkeypatch):
+    text = f'[superlink]\ndefault = "a"\n[superlink.a]\naddress = "127.0.0.1:{NOBODYS}"\n'
+    text += 'insecure = true\n[superlink.local]\naddress = ":local:"\n'
+    text += '[superlink.b]\naddress = "127.0.0.1"\n'
+    links(tmp_path, monkeypatch, text)
+    assert check_superlink("local") == []
+    (finding,) = check_superlink("a")
+    assert finding.is_fault
+    assert "nothing listens" in finding.text
+    with pytest.raises(ConfigError, match="expected HOST:PORT"):
+        check_superlink("b")
+    with pytest.raises(ConfigError, match=r"'c' is not in .*expected one of \['a', 'b', 'local'\]"):
+        check_superlink("c")
+
+
+def test_without_flowers_configuration_or_with_a_broken_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="it names none"):
+        check_superlink("a")
+    links(tmp_path, monkeypatch, "= =")
+    with pytest.raises(ConfigError, match="cannot be read as TOML"):
+        check_superlink("a")
+
+
+def command(*arguments):
+    return CliRunner().invoke(commands, arguments)
+
+
+def test_the_command_lists_faults_and_says_so_by_its_exit_code(app):
+    run = command("check", str(app))
+    assert (run.exit_code, run.stderr) == (0, "")
+    assert "nothing found" in run.stdout
+    # The message, its RecordDict, the config, the record of arrays, the array and its piece.
+    assert "note: a message with the model is 6 objects (arrays: 1)" in run.stdout
+    run = command("check", str(app), "--run-config", "x=1", "--json")
+    assert run.exit_code == 1
+    assert json.loads(run.stdout)[0]["fault"] is True
+
+
+def test_objects_are_counted_as_flower_makes_them(app):
+    path = app / "adder" / "server_app.py"
+    one = '{"w": Array(np.zeros(config["size"], dtype=np.float32))}'
+    many = '{"w" * (i + 1): Array(np.full(9, i, np.float32)) for i in range(100)}'
+    path.write_text(path.read_text().replace(one, many))
+    (found,) = check_messages(FlowerApp.find(app))
+    assert not found.is_fault
+    assert "is 204 objects (arrays: 100)" in found.text
+    assert found.text.endswith("it is 7")
+
+
+def test_a_strategy_that_asks_for_smaller_messages_of_an_app_without_the_mod_is_a_note(app):
+    server = app / "adder" / "server_app.py"
+    before = server.read_text()
+    server.write_text(
+        before
+        + """
+
+@app.main()
+def main(grid, context):
+    from fedstale.strategies import FedBuff, Format
+
+    arrays = ArrayRecord({"w": Array(np.zeros(300, np.float32))})
+    FedBuff(1, 1, messages=Format(up="int4")).start(grid, arrays, 1)
+"""
+    )
+    _, missing = check_messages(FlowerApp.find(app))
+    assert not missing.is_fault
+    assert "no file of the app names CompactMod" in missing.text
+    append(app, "from fedstale.client import CompactMod  # CompactMod\n")
+    assert len(check_messages(FlowerApp.find(app))) == 2
+    append(app, "mods = [CompactMod()]")
+    assert len(check_messages(FlowerApp.find(app))) == 1
+    server.write_text(before)
+    assert len(check_messages(FlowerApp.find(app))) == 1
+
+
+def test_a_server_app_that_sends_nothing_here_is_a_note(app, capfd):
+    append(
+        app, "print('loud')\n\n@app.main()\ndef main(grid, context):\n    1 / 0", "server_app.py"
+    )
+    (found,) = check_messages(FlowerApp.find(app))
+    assert not found.is_fault
+    assert "not known" in found.text
+    assert capfd.readouterr().out == ""
+
+
+def test_a_server_app_goes_no_further_than_its_first_message(app, tmp_path):
+    path = app / "adder" / "server_app.py"
+    done = tmp_path / "done"
+    path.write_text(path.read_text() + f"        open({str(done)!r}, 'w').close()\n")
+    for strategy in ("fedavg", "gap-aware"):
+        (found,) = check_messages(FlowerApp.find(app), f"strategy='{strategy}'")
+        assert "objects" in found.text
+        assert "not known" not in found.text
+    assert not done.exists()
+
+
+def test_up_starts_nothing_for_an_app_with_faults(app, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = command("up", str(app), "--run-config", "x=1")
+    assert run.exit_code == 2
+    assert "'x' is unknown" in run.stderr
+    assert "--force" in run.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_up_starts_nothing_for_an_app_user_who_cannot_be(app, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for user, said in (("no-such-user", "no such user"), ("root", "another one than root")):
+        run = command("up", str(app), "--app-user", user)
+        assert run.exit_code == 2
+        assert said in run.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_check_wants_an_app_or_a_server(tmp_path):
+    run = command("check")
+    assert run.exit_code == 2
+    assert "expected an app, or --server" in run.stderr
+    (tmp_path / "ca.crt").write_text("no certificate")
+    server = ["--server", f"127.0.0.1:{NOBODYS}", "--ca"]
+    run = command("check", *server, str(tmp_path / "ca.crt"))
+    assert run.exit_code == 2
+    assert "no PEM certificate" in run.stderr
+    tls = write_certificates(tmp_path, ["localhost"])
+    run = command("check", *server, str(tls.ca))
+    assert run.exit_code == 1
+    assert "nothing listens" in run.stdout
+
+
+def test_up_does_not_touch_a_folder_that_holds_something_else(app, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "thesis.txt").touch()
+    run = command("up", str(app), "--out", "own", "--overwrite")
+    assert run.exit_code == 2
+    assert "is not empty" in run.stderr
+    assert (tmp_path / "own" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("setting", ["work=WorkShare(share=0.5)", "normalise='steps'"])
+def test_a_strategy_that_asks_for_a_share_of_an_app_that_does_not_read_it_is_a_note(app, setting):
+    server = app / "adder" / "server_app.py"
+    server.write_text(
+        server.read_text()
+        + f"""
+
+@app.main()
+def main(grid, context):
+    from fedstale.strategies import FedBuff, WorkShare
+
+    arrays = ArrayRecord({{"w": Array(np.zeros(3, np.float32))}})
+    FedBuff(1, 1, {setting}).start(grid, arrays, 1)
+"""
+    )
+    _, missing = check_messages(FlowerApp.find(app))
+    assert not missing.is_fault
+    assert "but no file of the app calls local_steps" in missing.text
+    append(app, "from fedstale.client import PackMod, local_steps  # local_steps")
+    assert len(check_messages(FlowerApp.find(app))) == 2
+    append(app, "steps = lambda message: local_steps(message, 1, 1)")
+    _, missing = check_messages(FlowerApp.find(app))
+    assert "no file of the app has PackMod, CompactMod or ForecastMod" in missing.text
+    append(app, "mods = [PackMod()]")
+    assert len(check_messages(FlowerApp.find(app))) == 1

@@ -1,0 +1,210 @@
+"""What the proxy's configuration lets through, read as text, and what `deploy init` writes."""
+
+import dataclasses
+import os
+import re
+import socket
+import stat
+import tomllib
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from typer.testing import CliRunner
+
+from fedstale.cli.main import app
+from fedstale.deployment.commands import Address
+from fedstale.deployment.doors import Doors, nginx, role_of
+from fedstale.deployment.joining import JOIN_PATH
+from fedstale.deployment.local import LocalDeployment
+from fedstale.deployment.superlink import _listening
+from fedstale.errors import ConfigError
+
+DOORS = Doors(
+    devices=Address("0.0.0.0", 8000),
+    operators=Address("0.0.0.0", 8001),
+    runtime=Address("127.0.0.1", 8002),
+    superlink=Path("/run/flower-superlink/superlink.sock"),
+)
+
+
+def servers(text):
+    """Return the paths that each listener lets through, with what stands in their block."""
+    found = {}
+    for block in re.split(r"\n  server \{\n", text)[1:]:
+        (listener,) = re.findall(r"listen (\S+) ssl;", block)
+        found[listener] = dict(re.findall(r"location = (\S+) \{ (.*) \}", block))
+        assert "location / { return 404; }" in block
+        assert block.count("proxy_pass") == len(found[listener])
+    return found
+
+
+def test_each_door_lets_its_own_part_of_flower_through():
+    found = servers(nginx(DOORS))
+    # One path is fedstale's own, and its log needs the caller's address.
+    join = found["0.0.0.0:8000"].pop(JOIN_PATH)
+    assert "client_max_body_size 4k; limit_req zone=joins " in join
+    assert "proxy_set_header X-Real-IP $remote_addr; proxy_pass" in join
+    parts = {at: {path.split("/")[2] for path in paths} for at, paths in found.items()}
+    assert parts == {
+        "0.0.0.0:8000": {"fleet"},
+        "0.0.0.0:8001": {"control"},
+        "127.0.0.1:8002": {"runtime"},
+    }
+    flowers = {path for _, path in PROTOBUF_REQUEST_TYPES}
+    closed = flowers - {path for paths in found.values() for path in paths}
+    assert closed == {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
+    assert {len(paths) for paths in found.values()} == {10, 41, 21}
+
+
+# By hand, from what each does in Flower 1.41, where any of them is an operator's.
+LOOKING = [
+    "get-auth-tokens",
+    "get-login-details",
+    "get-run-series",
+    "list-app-associations",
+    "list-apps",
+    "list-automations",
+    "list-connectors",
+    "list-federations",
+    "list-invitations",
+    "list-nodes",
+    "list-run-series",
+    "list-run-series-events",
+    "list-runs",
+    "pull-artifacts",
+    "refresh-auth-tokens",
+    "show-federation",
+    "stream-logs",
+    "stream-run-events",
+]
+
+
+def test_who_may_only_look_changes_nothing():
+    control = servers(nginx(DOORS))["0.0.0.0:8001"]
+    free = {path.rpartition("/")[2] for path, does in control.items() if "403" not in does}
+    assert free == set(LOOKING)
+    assert "$may_register = 0" in control["/v1/control/unregister-node"]
+    assert "$may_run = 0" in control["/v1/control/start-run"]
+    assert role_of("/v1/control/what-comes-with-a-later-flower") == "run"
+
+
+def test_no_header_is_logged_and_nothing_else_is():
+    text = nginx(DOORS)
+    formats = re.findall(r"log_format .*?;", text, re.DOTALL)
+    assert len(formats) == 2
+    secret = r"\$(\w*http_|request_body|args|query_string|request_uri|request[^_a-z])"
+    assert not [one for one in formats if re.search(secret, one)]
+    assert "error_log stderr error;" in text
+
+
+@pytest.mark.parametrize("name", ["x" * 120, 'a";return 200;"', "a:b", "a b;"])
+def test_a_socket_that_nginx_cannot_name(name):
+    doors = dataclasses.replace(DOORS, superlink=Path("/run") / name)
+    with pytest.raises(ConfigError, match="at most 107 bytes"):
+        nginx(doors)
+
+
+def init(folder, *more):
+    words = ["deploy", "init", str(folder), "--host", "fl.example.org"]
+    return CliRunner().invoke(app, [*words, "--operator", "alice=run,register", *more])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("deploy") / "server"
+    result = init(folder, "--operator", "bob")
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def test_what_init_writes_is_private(server):
+    assert stat.S_IMODE(server.stat().st_mode) == 0o700
+    for name in ("ca.key", "server.key", "superexec.secret", "alice.pem", "bob.pem"):
+        assert stat.S_IMODE((server / name).stat().st_mode) == 0o600, name
+    assert len((server / "superexec.secret").read_bytes()) == 32
+    link = tomllib.loads((server / "config.toml").read_text())["superlink"]["mine"]
+    assert link["address"] == "fl.example.org:8001"
+
+
+def test_certificates_say_who_may_do_what(server):
+    authority = x509.load_pem_x509_certificate((server / "ca.crt").read_bytes())
+    roles = {}
+    for name in ("alice", "bob"):
+        shown = x509.load_pem_x509_certificate((server / f"{name}.pem").read_bytes())
+        shown.verify_directly_issued_by(authority)
+        (usage,) = shown.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        assert usage == ExtendedKeyUsageOID.CLIENT_AUTH
+        roles[name] = shown.subject.rfc4514_string()
+    assert roles == {"alice": "OU=register,OU=run,CN=alice", "bob": "CN=bob"}
+    # The server's own certificate opens no door.
+    own = x509.load_pem_x509_certificate((server / "server.pem").read_bytes())
+    (usage,) = own.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert usage == ExtendedKeyUsageOID.SERVER_AUTH
+    names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+
+
+def test_init_leaves_a_folder_alone_that_holds_something(server, tmp_path):
+    before = (server / "ca.key").read_bytes()
+    result = init(server)
+    assert (result.exit_code, (server / "ca.key").read_bytes()) == (2, before)
+    assert "expected a new or an empty one" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"),
+    [
+        ("eve=rule", "role 'rule' is unknown"),
+        ("eve,OU=run", "expected letters, digits"),
+        ("../eve", "expected letters, digits"),
+    ],
+)
+def test_an_operator_who_cannot_be(operator, said, tmp_path):
+    result = init(tmp_path / "server", "--operator", operator)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+@pytest.fixture
+def _unheard(monkeypatch):
+    """Let sockets have their place, at which nothing listens."""
+    monkeypatch.setattr(socket.socket, "listen", lambda *backlog: None)
+
+
+@pytest.mark.usefixtures("_unheard")
+def test_a_socket_is_closed_to_others(tmp_path):
+    with _listening(tmp_path / "new" / "link.sock") as made:
+        assert made.family == socket.AF_UNIX
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o750
+    assert stat.S_IMODE((tmp_path / "new" / "link.sock").stat().st_mode) == 0o660
+    with _listening(tmp_path / "new" / "link.sock"):
+        pass
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(ConfigError, match="others may enter its folder"):
+        _listening(tmp_path / "open" / "link.sock")
+
+
+@pytest.mark.usefixtures("_unheard")
+def test_up_finds_a_place_for_its_socket_in_a_deep_folder(tmp_path):
+    deep = LocalDeployment(tmp_path / ("x" * 90), nodes=1, has_proxy=True)
+    where = deep.doors.superlink
+    assert len(str(where)) <= 107 < len(str(deep.folder / "proxy" / where.name))
+    assert stat.S_IMODE(where.parent.stat().st_mode) == 0o700
+    with _listening(where):
+        assert where.exists()
+    deep.__exit__()
+    assert not where.parent.exists()
+    flat = LocalDeployment(tmp_path / "flat", nodes=1, has_proxy=True)
+    assert flat.doors.superlink.parent == flat.folder / "proxy"
+
+
+def test_server_apps_as_another_user_need_root_and_a_user(monkeypatch):
+    words = ["deploy", "superexec", "--insecure", "--user"]
+    result = CliRunner().invoke(app, [*words, "no-such-user"])
+    assert "no such user" in result.stderr
+    assert "expected another one than root" in CliRunner().invoke(app, [*words, "root"]).stderr
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "only root can" in CliRunner().invoke(app, [*words, "daemon"]).stderr

@@ -1,0 +1,269 @@
+"""What a registered node may push, tried on Flower's own app with and without the gate."""
+
+import dataclasses
+import datetime
+import inspect
+import logging
+import sys
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.proto.fleet_pb2 import PushMessagesResponse
+from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from hostile import SUPERLINK, Device, message, somewhere
+from superlink_app import OBJECT, PULL, PUSH, SuperLink
+
+from fedstale.cli import deploy
+from fedstale.deployment import superlink
+from fedstale.deployment.superlink import Quotas, guarded
+from fedstale.errors import ConfigError
+
+GATE = "fedstale.deployment.superlink"
+
+
+@pytest.fixture
+def open_link():
+    return SuperLink(lambda app: app)
+
+
+@pytest.fixture
+def link():
+    return SuperLink(guarded)
+
+
+def order(link):
+    """Return an order to the victim, as if the SuperLink gave it."""
+    return message(link.run_id, SUPERLINK, link.victim.node_id)
+
+
+def test_without_the_gate_any_node_gives_orders_to_another(open_link):
+    link = open_link
+    assert link.post(PUSH, link.mallory, link.mallory.pushing(order(link))).status_code == 200
+    assert [m.metadata.src_node_id for m in link.pulled(link.victim)] == [SUPERLINK]
+    # And Flower takes a signature again and again, with another body.
+    headers = link.mallory.headers()
+    for _ in range(2):
+        assert link.post(PULL, link.mallory, link.mallory.asking(), headers).status_code == 200
+
+
+def test_a_node_gives_no_orders(link):
+    answer = link.post(PUSH, link.mallory, link.mallory.pushing(order(link)))
+    assert (answer.status_code, answer.json()["detail"][:16]) == (400, "expected a reply")
+    assert link.pulled(link.victim) == []
+
+
+def test_an_order_is_not_hidden_behind_a_reply(link):
+    mallory = link.mallory
+    reply = message(link.run_id, mallory.node_id, SUPERLINK, reply_to=somewhere())
+    for pushed in ((reply, order(link)), (order(link), reply), ()):
+        assert link.post(PUSH, mallory, mallory.pushing(*pushed)).status_code == 400
+    assert link.pulled(link.victim) == []
+
+
+def test_a_node_answers_for_itself_alone_and_to_the_superlink_alone(link):
+    mallory, victim = link.mallory.node_id, link.victim.node_id
+    for src, dst in ((victim, SUPERLINK), (SUPERLINK, SUPERLINK), (mallory, victim)):
+        false = message(link.run_id, src, dst, reply_to=somewhere())
+        assert link.post(PUSH, link.mallory, link.mallory.pushing(false)).status_code == 400
+
+
+def given(link, device):
+    """Let the SuperLink give a device an order, which it fetches; return the order's id."""
+    given = message(link.run_id, SUPERLINK, device.node_id)
+    trees = Device.pushing(device, given).message_object_trees
+    session = link.state.start_session(link.run_id)
+    assert link.state.store_message_and_object_tree(given, trees[0], session)[0]
+    (pulled,) = link.pulled(device)
+    return pulled.metadata.message_id
+
+
+def test_an_honest_reply_passes_once(link):
+    honest = link.victim
+    reply = message(link.run_id, honest.node_id, SUPERLINK, reply_to=given(link, honest))
+    headers, pushed = honest.headers(), honest.pushing(reply)
+    answer = link.post(PUSH, honest, pushed, headers)
+    assert answer.status_code == 200
+    assert PushMessagesResponse.FromString(answer.content).session_id
+    # Whoever has read it all off the line sends it again, with its body or another one.
+    assert link.post(PUSH, honest, pushed, headers).status_code == 503
+    assert link.post(PULL, honest, honest.asking(), headers).status_code == 503
+    replies = link.state.get_message_res({reply.metadata.reply_to_message_id}, link.run_id)
+    assert [one.metadata.message_id for one in replies] == [reply.metadata.message_id]
+
+
+def test_a_used_signature_stays_used_however_it_is_written(link):
+    headers = link.victim.headers()
+    assert link.post(PULL, link.victim, link.victim.asking(), headers).status_code == 200
+    again = [*headers.items()]
+    other = datetime.datetime.now(datetime.UTC).isoformat()
+    # Flower reads the first of two headers.
+    doubled = [*again, ("flwr-timestamp", other), ("flwr-public-key", "AAAA")]
+    assert link.post(PULL, link.victim, link.victim.asking(), doubled).status_code == 503
+    assert link.post(PULL, link.victim, link.victim.asking()).status_code == 200
+
+
+@pytest.mark.parametrize(("ago_s", "status"), [(61.0, 503), (59.0, 503), (50.0, 200)])
+def test_what_may_have_been_used_before_a_restart_does_not_count_after_it(ago_s, status):
+    link = SuperLink(partial(guarded, since=time.monotonic() - 60.0))
+    # A stamp may be 5 s early, so one of a little after the start may be from before it.
+    at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ago_s)
+    headers = link.mallory.headers(at)
+    assert link.post(PULL, link.mallory, link.mallory.asking(), headers).status_code == status
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_superlink_knows_whether_its_database_was_used_before(used, tmp_path, monkeypatch):
+    database = tmp_path / "private" / "superlink.db"
+    database.parent.mkdir(mode=0o700)
+    if used:
+        database.write_bytes(b"rows")
+        database.chmod(0o600)
+    given, turns = [], []
+    # Nothing listens, and this process keeps its clock, its database and its modes.
+    settings = SimpleNamespace(
+        host="", port=0, ssl_keyfile=None, ssl_certfile=None, enable_supernode_auth=False
+    )
+    for name, stand_in in {
+        "_parse_superlink_lifespan_config": lambda: settings,
+        "create_app": lambda config, lifespan: None,
+        "guarded": lambda app, quotas, *, since, **_: given.append(since),
+        "SteadyClock": lambda: SimpleNamespace(install=lambda: None),
+        "DatabaseTurns": lambda: SimpleNamespace(install=lambda: turns.append(True)),
+        "uvicorn": SimpleNamespace(Config=lambda app, **_: app),
+        "_Server": lambda config, arrivals: SimpleNamespace(run=lambda **_: None),
+        "_make_room": lambda: None,
+    }.items():
+        monkeypatch.setattr(superlink, name, stand_in)
+    monkeypatch.setattr(superlink.os, "umask", lambda mode: 0)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    before = time.monotonic()
+    superlink.run(["--database", str(database)])
+    (since,) = given
+    assert turns == [True]
+    assert (since is not None and since >= before) if used else since is None
+
+
+def test_signatures_that_no_longer_count_are_forgotten(link, monkeypatch):
+    monkeypatch.setattr(superlink, "_SIGNED_FOR_S", -1.0)
+    gate = superlink.FleetGate(None)
+    for number in range(100):
+        made = datetime.datetime.fromtimestamp(number, datetime.UTC).isoformat()
+        stamp = {"flwr-public-key": "AAAA", "flwr-timestamp": made}
+        assert not gate._may_be_used(superlink.Headers(stamp))
+    assert len(gate._seen) <= 1
+
+
+def test_a_node_without_a_registered_key_or_in_anothers_name_is_not_heard(link):
+    stranger = Device(node_id=link.victim.node_id)
+    assert link.post("/v1/fleet/activate-node", stranger, stranger.joining()).status_code == 412
+    assert link.post(PULL, stranger, stranger.asking()).status_code == 401
+    asking = link.mallory.asking(link.victim.node_id)
+    assert link.post(PULL, link.mallory, asking).status_code == 401
+
+
+# How much a node may send.
+
+
+def uploaded(link, device, content):
+    """Push a reply with all its objects; return the statuses, and how many were new to Flower."""
+    reply = message(
+        link.run_id, device.node_id, SUPERLINK, reply_to=given(link, device), content=content
+    )
+    answer = link.post(PUSH, device, device.pushing(reply))
+    statuses, stored = [answer.status_code], 0
+    if not answer.is_success:
+        return statuses, stored
+    session = PushMessagesResponse.FromString(answer.content).session_id
+    for object_id, made in get_all_nested_objects(reply).items():
+        request = PushObjectRequest(
+            node=Node(node_id=device.node_id),
+            run_id=link.run_id,
+            object_id=object_id,
+            object_content=made.deflate(),
+            session_id=session,
+        )
+        answer = link.post(OBJECT, device, request)
+        statuses.append(answer.status_code)
+        if answer.is_success:
+            stored += PushObjectResponse.FromString(answer.content).stored
+    return statuses, stored
+
+
+def honest_content():
+    arrays = ArrayRecord({f"w{k}": Array(np.full(150_000, float(k))) for k in range(3)})
+    metrics = MetricRecord({"num-examples": 10, "loss": [0.5] * 1000})
+    return RecordDict({"arrays": arrays, "metrics": metrics, "more": ConfigRecord({"a": 1})})
+
+
+LIMITS = Quotas(record_bytes=200_000, reply_objects=2_000)
+BULK = {
+    "a record of more than 200 kB": (
+        lambda: {"blob": ConfigRecord({"x": b"x" * 200_001})},
+        "record-bytes",
+    ),
+    "a list of so many numbers": (lambda: {"m": MetricRecord({"x": [0.5] * 25_001})}, "record-"),
+    "thousands of records": (
+        lambda: {f"r{k}": MetricRecord({"x": k}) for k in range(2_001)},
+        "reply-objects",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BULK)
+def test_bulk_is_refused_before_flower_stores_it_and_its_node_named(what, caplog):
+    content, limit = BULK[what]
+    link = SuperLink(lambda app: guarded(app, LIMITS))
+    with caplog.at_level(logging.WARNING, "fedstale"):
+        statuses, _ = uploaded(link, link.mallory, RecordDict(content()))
+    assert 413 in statuses
+    (said,) = [record.getMessage() for record in caplog.records if record.name == GATE]
+    assert said.startswith(f"node {link.mallory.node_id}: refused: {limit}")
+    most = LIMITS.record_bytes if "record" in limit else LIMITS.reply_objects
+    assert f" = {most}: got " in said
+    # An honest reply still passes, of this node and of another one.
+    for device in (link.mallory, link.victim):
+        statuses, stored = uploaded(link, device, honest_content())
+        assert set(statuses) == {200}
+        assert stored
+
+
+@pytest.mark.parametrize(
+    ("quotas", "expected", "said"),
+    [
+        (Quotas(reply_bytes=2_500_000), 413, "reply-bytes = 2500000: got 3"),
+        (Quotas(node_bytes_per_hour=8_000_000), 503, "node-bytes-per-hour = 8000000: got 8"),
+        (Quotas(node_replies_per_hour=2), 503, "node-replies-per-hour = 2: got 3"),
+        (Quotas(reply_objects=5), 413, "reply-objects = 5: got "),
+    ],
+    ids=lambda value: "" if isinstance(value, int) else repr(value)[:40],
+)
+def test_a_node_has_quotas_within_an_hour_and_gets_new_ones_after_it(
+    quotas, expected, said, caplog, monkeypatch
+):
+    link, now = SuperLink(lambda app: guarded(app, quotas)), [1000.0]
+    monkeypatch.setattr(superlink, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    of_each = "hour" not in said
+    with caplog.at_level(logging.WARNING, "fedstale"):
+        found = [uploaded(link, link.mallory, honest_content())[0] for _ in range(4)]
+    # Two replies fit into the quotas of an hour.
+    assert [expected in statuses for statuses in found] == [of_each, of_each, True, True]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == GATE]
+    assert line.startswith(f"node {link.mallory.node_id}: refused: {said}")
+    if not of_each:
+        assert expected not in uploaded(link, link.victim, honest_content())[0]
+        now[0] += 3601.0
+        assert expected not in uploaded(link, link.mallory, honest_content())[0]
+
+
+def test_quotas_are_options_with_the_same_defaults_and_are_checked():
+    options = inspect.signature(deploy.superlink).parameters
+    for field in dataclasses.fields(Quotas):
+        assert options[field.name].default == field.default
+        with pytest.raises(ConfigError, match=field.name.replace("_", "-")):
+            Quotas(**{field.name: 0})

@@ -1,0 +1,71 @@
+"""The fashion app in worker processes, and on the 70,000 images of its authors."""
+
+import importlib
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedstale
+from fedstale.cli.main import app as command
+
+SMALL = "local-epochs=5 batch-size=10 alpha=10 num-server-rounds=6 fraction-train=1.0"
+
+
+def simulated(data, out, *options, settings=SMALL):
+    """Run the command; return what it says, and the exit code."""
+    run_config = f"data='{data}' {settings}"
+    words = ["simulate", "fashion", "-c", run_config, "--out", str(out), "--quiet", *options]
+    result = CliRunner().invoke(command, words)
+    return result.output, result.exit_code
+
+
+def written(folder):
+    names = ("events.parquet", "metrics.parquet", "model.safetensors")
+    return [(folder / name).read_bytes() for name in names]
+
+
+@pytest.fixture
+def reader(load):
+    load("fashion").load_client()
+    return importlib.import_module("fashion_app.idx")
+
+
+@pytest.mark.slow
+def test_worker_processes_and_a_batch_give_the_results_of_one_process(small_clothes, tmp_path):
+    options = {"one": "inline", "many": "processes", "batch": "batched"}
+    for out, executor in options.items():
+        said, code = simulated(small_clothes, tmp_path / out, "--executor", executor)
+        assert code == 0, said
+    assert written(tmp_path / "one") == written(tmp_path / "many")
+    one, batch = (fedstale.read_run(tmp_path / out) for out in ("one", "batch"))
+    assert written(tmp_path / "one")[0] == written(tmp_path / "batch")[0]
+    for name, weights in one.model.items():
+        np.testing.assert_allclose(batch.model[name], weights, atol=1e-4)
+
+
+@pytest.fixture
+def authors(reader):
+    """Return the folder with the authors' own files."""
+    if not reader.DEBIAN.is_dir():
+        pytest.skip("needs Debian's package dataset-fashion-mnist")
+    return str(reader.DEBIAN)
+
+
+def test_the_authors_files_hold_60_000_and_10_000_images_of_ten_kinds(reader, authors):
+    for (images, labels), n in zip(reader.read_folder(authors), (60_000, 10_000), strict=True):
+        assert images.shape == (n, 28, 28)
+        assert labels.bincount().tolist() == [n // 10] * 10
+        # Clothes lie in the middle: a reader that is off by some bytes would shift them.
+        assert images[:, :, 10:18].float().mean() > 2 * images[:, :, [0, 1, 26, 27]].float().mean()
+
+
+@pytest.mark.slow
+def test_clothes_are_told_apart_after_a_few_rounds(authors, tmp_path):
+    said, code = simulated("", tmp_path / "run", settings="num-server-rounds=8")
+    assert code == 0, said
+    run = fedstale.read_run(tmp_path / "run")
+    accuracy = run.metrics.query("source == 'server' and name == 'accuracy'")["value"].to_numpy()
+    # One answer for all reaches 0.1, and so does the network that nothing has trained.
+    assert accuracy[0] < 0.2
+    assert accuracy[-1] > 0.65

@@ -1,0 +1,118 @@
+"""A device has neither torch, scikit-learn, pandas, plotly nor Ray, and trains and forecasts."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from places import ROOT
+
+BLOCKED = ("torch", "sklearn", "pandas", "plotly", "ray", "pyarrow", "scipy", "gymnasium")
+
+JOB = """
+import sys
+
+# What a device has not got cannot be imported.
+sys.modules.update(dict.fromkeys({blocked!r}))
+
+import json
+
+import numpy as np
+from flwr.app import (
+    Array, ArrayRecord, Context, Message, MessageType, MetricRecord, RecordDict
+)
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedstale.client import ForecastMod
+
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 7, 1
+app = ForecastMod().client_app()
+
+
+@app.train()
+def train(message, context):
+    w = message.content["arrays"]["w"].numpy()
+    content = RecordDict(
+        {{
+            "arrays": ArrayRecord({{"w": Array(w + 1)}}),
+            "metrics": MetricRecord({{"num-examples": 3}}),
+        }}
+    )
+    return Message(content, reply_to=message)
+
+
+context = Context(run_id=1, node_id=7, node_config={{}}, state=RecordDict(), run_config={{}})
+for i in range(2):
+    record = ArrayRecord({{"w": Array(np.zeros(4, np.float32))}})
+    message = Message(RecordDict({{"arrays": record}}), 7, MessageType.TRAIN)
+    message.metadata.__dict__["_message_id"] = f"m{{i}}"
+    reply = app(message, context)
+print(json.dumps([float(reply.content["arrays"]["w"].numpy().sum()),
+                  sorted(reply.content["fedstale.forecast"])]))
+"""
+
+
+def blocked(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_a_device_trains_and_forecasts_without_the_packages_of_servers():
+    ran = blocked(JOB.format(blocked=BLOCKED))
+    assert ran.returncode == 0, ran.stderr
+    total, forecast = json.loads(ran.stdout.splitlines()[-1])
+    assert total == 4.0
+    assert {"p_available", "p_finish", "total_s"} <= set(forecast), forecast
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "fedstale.client.device",
+        "fedstale.client.forecasting",
+        "fedstale.traces",
+        "fedstale.traces.recording.journal",
+        "fedstale.traces.recording.monitor",
+        "fedstale.strategies",
+        "fedstale.cli.main",
+        "flwr.clientapp",
+        "flwr.supernode.cli.flower_supernode",
+    ],
+)
+def test_what_devices_import_needs_no_package_of_servers(module):
+    ran = blocked(f"import sys; sys.modules.update(dict.fromkeys({BLOCKED!r})); import {module}")
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_command_of_servers_says_on_a_device_which_extra_it_needs(tmp_path):
+    code = f"import sys; sys.modules.update(dict.fromkeys({BLOCKED!r})); sys.argv[0] = 'fedstale'"
+    code += "; from fedstale.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "simulate", "digits", "--out", str(tmp_path / "run")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 2
+    assert "pip install 'fedstale[server]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_the_mod_imports_nothing_that_only_servers_and_simulations_need():
+    heavy = {"torch", "sklearn", "scipy", "ray", "stable_baselines3", "gymnasium", "plotly"}
+    tables = {"pandas", "pyarrow"}
+    loaded = f"print(*{heavy | tables} & set(sys.modules))"
+    code = f"import fedstale.client, sys; {loaded}"
+    code += "; from bench_device import *; b = Bench(fedstale.client.ForecastMod()); b.train(9.0)"
+    code += f"; {loaded}; before = set(sys.modules)"
+    code += "; Bench(fedstale.client.ForecastMod(journal='none')).train(9.0)"
+    code += "; print(*sorted({n.split('.')[0] for n in set(sys.modules) - before}))"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT / "tests" / "fixtures",
+    )
+    assert run.stdout.split("\n")[:2] == ["", ""]
+    # A device that reads its recorder's journal imports what makes tables, as the recorder has it.
+    more = set(run.stdout.split("\n")[2].split())
+    assert {"fedstale", "pandas"} <= more
+    assert more & heavy == set()

@@ -1,0 +1,198 @@
+"""Devices that forecast themselves and an agent that chooses them, on a real SuperLink."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from known_nodes import listed
+from small_deployment import PYPROJECT, write_app
+
+import fedstale
+from fedstale.agents import AgentSelector
+from fedstale.config import SimulationConfig
+from fedstale.deployment.local import LocalDeployment, run_app
+from fedstale.reports.run import Run
+from fedstale.simulation.flower_app import BUILT_IN
+from fedstale.simulation.run import simulate
+from fedstale.strategies.server.clients import Situation
+from fedstale.traces import TraceSet
+
+pytestmark = pytest.mark.deployment
+
+# The agent says what it knew and whom it chose.
+SERVER = """
+import json
+from dataclasses import asdict
+
+import numpy as np
+from fedstale.agents import AgentSelector
+from fedstale.deployment.run_folder import recorded
+from fedstale.strategies.selection import ForecastRequest
+from fedstale.strategies import GapAware
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+
+class Telling(AgentSelector):
+    def select(self, candidates, k, now, rng):
+        chance = rng.bit_generator.state
+        chosen = super().select(candidates, k, now, rng)
+        known = {"candidates": [asdict(candidate) for candidate in candidates], "k": k, "now": now}
+        known |= {"situation": asdict(candidates.situation), "falls_back": self.falls_back}
+        known["chance"] = chance
+        print("CHOICE " + json.dumps({**known, "chosen": chosen}), flush=True)
+        return chosen
+
+
+@app.main()
+def main(grid, context):
+    job = {"work": 60.0, "download_bytes": 40.0, "upload_bytes": 40.0, "deadline_s": 200.0}
+    strategy = GapAware(
+        concurrency=2,
+        buffer_size=1,
+        selector=Telling(),
+        forecast_request=ForecastRequest(job=job, wait_s=100.0),
+        seed=1,
+    )
+    initial = ArrayRecord({"w": Array(np.zeros(10, dtype=np.float32))})
+    with recorded(grid, context.run_config["run-folder"], context, app="adder") as grid:
+        strategy.start(grid=grid, initial_arrays=initial, num_rounds=3, timeout=200.0)
+"""
+
+CLIENT = """
+import time
+
+import numpy as np
+from fedstale.client import ForecastMod
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+app = ForecastMod().client_app()
+
+
+@app.train()
+def train(message, context):
+    time.sleep(1.0 + context.node_config["partition-id"])
+    w = message.content["arrays"]["w"].numpy() + np.float32(1)
+    metrics = MetricRecord({"num-examples": 10, "train_loss": 1.0})
+    return Message(
+        RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics}), reply_to=message
+    )
+"""
+
+
+def choices(lines):
+    return [json.loads(line.split("CHOICE ", 1)[1]) for line in lines if "CHOICE " in line]
+
+
+def as_known(choice):
+    """Return what the agent knew at a choice, made again of what it has told."""
+    rows = [{**row, "durations_s": tuple(row["durations_s"])} for row in choice["candidates"]]
+    candidates = listed(rows)
+    candidates.situation = Situation(**choice["situation"])
+    return candidates
+
+
+@pytest.mark.timeout(600)
+def test_forecasts_arrive_and_the_agent_chooses_by_them(deployment, tmp_path):
+    pyproject = PYPROJECT + 'run-folder = ""\n'
+    app = write_app(tmp_path / "adder", pyproject, SERVER, CLIENT)
+    lines = []
+    run_app(deployment, app, run_config=f"run-folder='{tmp_path / 'run'}'", show=lines.append)
+    nodes = set(deployment.node_ids.values())
+    told = choices(lines)
+    # Nobody is chosen before all have answered the question how the first job would go.
+    assert {row["node_id"] for row in told[0]["candidates"]} == nodes, lines
+    for choice in told:
+        for row in choice["candidates"]:
+            said = row["forecast"]
+            assert 0.0 < said["p_finish"] <= 1.0
+            assert 0.0 < said["p_available"] <= 1.0
+            assert np.all(np.diff(said["total_s"]) >= 0)
+            assert 0.0 <= row["forecast_at"] <= choice["now"]
+        assert not choice["falls_back"]
+        # The same agent, here, chooses the same of what it knew there, by the same chance.
+        rng = np.random.default_rng()
+        rng.bit_generator.state = choice["chance"]
+        chosen = AgentSelector().select(as_known(choice), choice["k"], choice["now"], rng)
+        assert chosen == choice["chosen"]
+        assert len(chosen) == min(choice["k"], len(choice["candidates"]))
+
+    record = Run(tmp_path / "run")
+    events = record.jobs
+    queries = events[events.kind == "query.forecast"]
+    assert (queries.status == "reported").sum() >= 3
+    # Each training holds the chance that its device had stated before.
+    assert (
+        events[events.kind == "train"].reported_p_finish.between(0.0, 1.0, inclusive="right").all()
+    )
+    assert (events[events.kind == "train"].reported_duration_s > 0).all()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Reliability of reported forecasts" in page
+    assert "Forecast durations" in page
+    # What a server has logged of real devices can be audited, but for durations.
+    audit = fedstale.audit(record)
+    done = events[(events.kind == "train") & events.status.isin(["reported", "rejected", "late"])]
+    assert set(audit.devices["device_id"]) == set(events[events.kind == "train"].device_id)
+    assert 0 < audit.devices["tested"].sum() <= len(done)
+    assert not audit.devices["durations"].any()
+    assert any("durations are not tested" in note for note in audit.notes)
+    assert "Do stated chances hold?" in page
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_deployed_run_leaves_the_same_folder_as_a_simulated_one(tmp_path):
+    settings = {
+        "strategy": "gap-aware",
+        "selector": "agent",
+        "forecasts": True,
+        "concurrency": 2,
+        "buffer-size": 2,
+        "num-server-rounds": 2,
+        "round-timeout": 20_000.0,
+    }
+    config = SimulationConfig(
+        app="digits",
+        traces="synthetic:3",
+        devices=3,
+        seed=4,
+        run_config={**settings, "seed": 1},
+    )
+    traces = TraceSet.load("synthetic:3", seed=4)
+    simulated = simulate(config, tmp_path / "simulated", traces=traces).folder
+    run_config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    with LocalDeployment(tmp_path / "deployment", nodes=3) as deployment:
+        run_config += f" run-folder='{tmp_path / 'deployed'}'"
+        run_app(deployment, BUILT_IN / "digits", run_config=run_config, show=lambda line: None)
+    deployed = tmp_path / "deployed"
+    files = {path.name for path in deployed.iterdir()}
+    assert files >= {"config.toml", "events.parquet", "metrics.parquet", "model.safetensors"}
+    assert files <= {path.name for path in simulated.iterdir()}
+    ours, theirs = Run(deployed), Run(simulated)
+    assert list(ours.jobs.columns) == list(theirs.jobs.columns)
+    assert list(ours.metrics.columns) == list(theirs.metrics.columns)
+    assert set(ours.jobs.kind) == set(theirs.jobs.kind) == {"train", "query.forecast"}
+    assert set(ours.metrics.source) == set(theirs.metrics.source)
+    assert ours.summary["status"] == theirs.summary["status"] == "finished"
+    assert ours.summary["rounds"] == theirs.summary["rounds"] == 2
+    shown, all_shown = (
+        set(re.findall(r"<h2[^>]*>(.*?)</h2>", (folder / "report.html").read_text()))
+        for folder in (deployed, simulated)
+    )
+    # What a device did between the sending of a job and its reply, no server sees. Whether a job
+    # came to nothing, or was stale, depends on the devices.
+    depends = {
+        *("Why jobs came to nothing", "Staleness over time"),
+        "What updates were divided by",
+    }
+    assert all_shown - shown - depends == {
+        "What the devices did",
+        "Could more devices have worked?",
+        "How long phases took",
+        "Where device time went",
+        "Run simulated again",
+    }
+    assert shown - all_shown - depends == {"Not shown", "Run deployed again"}

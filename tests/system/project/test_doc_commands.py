@@ -1,0 +1,167 @@
+"""The commands that the pages show but no machine runs as they stand run too, cut short.
+
+`test_page_blocks.py` runs the blocks marked sh. What stands in a block marked text wants a device,
+a day, or files of the reader's: here each such command of fedstale runs in a folder that has these
+files.
+"""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from clothes import write_clothes
+from places import RECORDINGS, ROOT
+from typer.testing import CliRunner
+
+from fedstale.cli.main import app
+from fedstale.traces import TraceSet
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+SHORT = {
+    "simulate": ["--until", "2m", "--quiet"],
+    "record": ["--for", "2s", "--every", "1s"],
+    "forecaster train": ["--kind", "ewma"],
+}
+"""What ends a command early, by its name; the last of two equal options counts."""
+
+ELSEWHERE = {
+    "fetch": "tests/fedstale/test_trace_commands.py",  # from a server on loopback
+    "agent train": "tests/fedstale/test_agent_commands.py",
+    "agent evaluate": "tests/fedstale/test_agent_commands.py",
+    "agent fit-learning": "tests/fedstale/test_learning_commands.py",
+    "agent show": "tests/fedstale/test_agent_commands.py",
+    "--address": "tests/system/cluster/test_cluster.py",
+    "--verify": "tests/fedstale/cli/test_verify_command.py",
+    "tune": "tests/system/tuning/test_tune_command.py",
+    "up": "tests/fedstale/deployment/test_check_app.py",
+    "--resume": "tests/fedstale/simulation/test_resume.py",  # after a kill
+    "--server": "tests/system/deployment/test_stranger.py",
+    "--socket": "tests/system/deployment/test_stranger.py",  # deploy superlink
+    "--user": "tests/system/deployment/test_stranger.py",  # deploy superexec
+    "flwr": "tests/system/deployment/test_stranger.py",
+    "node": "tests/system/deployment/test_stranger.py",
+    "purge": "tests/system/deployment/test_purge_at_work.py",
+    "--checkpoints": "tests/system/deployment/test_killed_server_app.py",  # deploy run
+    "enrol": "tests/system/deployment/test_enrolment.py",
+    "revoke": "tests/system/deployment/test_enrolment.py",
+    "tokens": "tests/system/deployment/test_tokens_at_work.py",
+    "join": "tests/system/deployment/test_tokens_at_work.py",
+}
+"""Commands and options that another test runs."""
+
+IN_ORDER = {"first-app.md"}
+"""Pages whose commands run one after the other, in `test_doc_pages.py`."""
+
+LONG = {"waiting.toml"}
+ALIASES = {
+    "flash-days.json": "cached_timers.json",
+    "ai-benchmark-devices.json": "models.json",
+}
+"""Files of recordings by the names that the README gives them."""
+
+
+def shown():
+    """Yield each command of fedstale in the text blocks of the pages, once."""
+    commands = {}
+    for page in (page for page in PAGES if page.name not in IN_ORDER):
+        for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True) if line.startswith("fedstale ") else []
+                if words:
+                    commands.setdefault(tuple(words[1:]), page.name)
+    for words, page in commands.items():
+        marks = [pytest.mark.slow] if LONG & set(words) else []
+        yield pytest.param(list(words), id=f"{page}: {' '.join(words)[:60]}", marks=marks)
+
+
+RUN = ["simulate", "digits", "--traces", "synthetic:20", "--until", "10m", "--quiet", "--out"]
+PLAN = """
+app = "digits"
+traces = "synthetic:20"
+until = "5m"
+seeds = [1, 2]
+target = "accuracy 0.85"
+
+[variants.A]
+run-config = { strategy = "fedbuff" }
+
+[variants.B]
+run-config = { strategy = "gap-aware" }
+"""
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory):
+    """Return a folder that has the app and the traces of the pages, to be copied."""
+    folder = tmp_path_factory.mktemp("pages")
+    called("new", folder / "my_app")
+    phones = TraceSet.synthetic(60, days=3, seed=0)
+    phones.write(folder / "phones.parquet")
+    # Five have one digit in their names, so that no device is in both.
+    TraceSet.synthetic(5, seed=0, population="desktops").write(folder / "desktops.parquet")
+    for i, name in enumerate(("boxes", "phone", "tablet")):
+        phones.take([i]).write(folder / f"{name}.parquet")
+    (folder / "waiting.toml").write_text(PLAN, encoding="utf-8")
+    write_clothes(folder / "clothes")
+    speech = "To be, or not to be, that is the question.\n" * 800
+    (folder / "plays.txt").write_text(f"HAMLET:\n{speech}", encoding="utf-8")
+    for recording in RECORDINGS.iterdir() if RECORDINGS.is_dir() else ():
+        (folder / recording.name).symlink_to(recording)
+        alias = ALIASES.get(recording.name)
+        if alias:
+            (folder / alias).symlink_to(recording)
+    return folder
+
+
+@pytest.fixture
+def place(furnished, tmp_path, monkeypatch):
+    """Go to a copy of that folder."""
+    shutil.copytree(furnished, tmp_path / "place", symlinks=True)
+    monkeypatch.chdir(tmp_path / "place")
+
+
+def called(*words):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, f"fedstale {' '.join(map(str, words))}\n{result.output}"
+
+
+def prepare(name, words):
+    """Make what one command reads and others do not."""
+    if name in {"compose", "fit"} and not RECORDINGS.is_dir():
+        pytest.skip(f"{RECORDINGS} is not there")
+    if name == "merge":
+        for device in ("phone", "tablet"):
+            out = ("--out", f"{device}.parquet", "--device", device)
+            called("traces", "record", *out, "--overwrite", "--speed", 10, *SHORT["record"])
+    if name in {"record", "compose"}:
+        Path(words[words.index("--out") + 1]).unlink(missing_ok=True)
+    if "--tensorboard" in words:
+        pytest.importorskip("tensorboard")
+    if name == "compare" and "runs/a" in words:
+        for i, run in enumerate(words[1:5]):
+            called(
+                *RUN, run, "--seed", i % 2, "-c", f"strategy='{('fedbuff', 'gap-aware')[i // 2]}'"
+            )
+
+
+def test_there_are_such_commands():
+    assert len(list(shown())) >= 15
+
+
+@pytest.mark.parametrize("words", list(shown()))
+def test_a_command_of_the_pages_runs(words, place):
+    name = next(word for word in words if word != "traces")
+    name = " ".join(words[:2]) if name in {"agent", "forecaster"} else name
+    for word, test in ELSEWHERE.items():
+        if word in {*words, name}:
+            quoted = '"' + '", "'.join(word.split()) + '"'
+            assert quoted in (ROOT / test).read_text(encoding="utf-8"), f"{test}: no {word}"
+            return
+    prepare(name, words)
+    # On devices that take no time no time passes.
+    short = ["--until", "2 rounds"] if any("ideal:" in word for word in words) else []
+    called(*words, *SHORT.get(name, []), *short)

@@ -1,0 +1,148 @@
+"""Simulations that are killed at random moments, and go on from any version in any process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from interruptions import files, power_cut
+from shared_fleets import synthetic
+
+from fedstale.config import SimulationConfig
+from fedstale.simulation.run import simulate
+
+SAME = ("events.parquet", "metrics.parquet", "model.safetensors")
+
+
+@pytest.fixture
+def traces():
+    return synthetic(30)
+
+
+@pytest.mark.parametrize("strategy", ["gap-aware", "fedbuff", "fedavg"])
+@pytest.mark.usefixtures("every_version_kept", "no_pages")
+def test_a_run_that_was_cut_off_at_any_version_ends_byte_for_byte(
+    tmp_path, buffered, traces, strategy
+):
+    config = replace(buffered, run_config={"strategy": strategy, "rounds": 12})
+    simulate(config, tmp_path / "whole", traces=traces)
+    for cut in range(1, 12):
+        folder = tmp_path / f"{cut}"
+        with power_cut(lambda version, now: version == cut):  # noqa: B023 - called in the block
+            simulate(config, folder, traces=traces)
+        simulate(config, folder, traces=traces, resume=True)
+        assert files(folder) == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("dies_after", [0.0, 300.0, 1300.0])
+@pytest.mark.usefixtures("every_version_kept", "no_pages")
+def test_a_run_with_changes_that_is_killed_goes_on_byte_for_byte(
+    tmp_path, buffered, traces, dies_after
+):
+    changes = [
+        {"at": "10m", "run-config": {"concurrency": 3}},
+        {"at": "20m", "run-config": {"buffer-size": 6, "concurrency": 9}},
+    ]
+    asked = replace(buffered, changes=changes, until="40m", run_config={"strategy": "fedbuff"})
+    simulate(asked, tmp_path / "whole", traces=traces)
+    with power_cut(lambda version, now: now > dies_after):
+        simulate(asked, tmp_path / "run", traces=traces)
+    simulate(asked, tmp_path / "run", traces=traces, resume=True)
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("cut", [1, 5, 11])
+@pytest.mark.usefixtures("every_version_kept", "no_pages")
+def test_a_run_that_trains_with_torch_goes_on_from_any_version(tmp_path, traces, cut):
+    run_config = {
+        "strategy": "gap-aware",
+        "num-server-rounds": 12,
+        "concurrency": 8,
+        "buffer-size": 3,
+    }
+    config = SimulationConfig(app="digits", traces="given", run_config=run_config)
+    simulate(config, tmp_path / "whole", traces=traces)
+    with power_cut(lambda version, now: version == cut):
+        simulate(config, tmp_path / "run", traces=traces)
+    simulate(config, tmp_path / "run", traces=traces, resume=True)
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("promise", [True, False])
+@pytest.mark.usefixtures("every_version_kept", "no_pages")
+def test_a_run_that_asks_for_shares_of_the_work_goes_on_from_any_version(tmp_path, promise):
+    traces = synthetic(20)
+    run_config = {
+        **{"strategy": "fedbuff", "num-server-rounds": 8, "concurrency": 6, "buffer-size": 3},
+        **{"work": "2m", "forecasts": True, "messages": "by-forecast"},
+    }
+    costs = {"constant-replies": promise}
+    config = SimulationConfig(app="digits", traces="given", run_config=run_config, costs=costs)
+    simulate(config, tmp_path / "whole", traces=traces)
+    for cut in (1, 5):
+        with power_cut(lambda version, now: version == cut):  # noqa: B023 - called in the block
+            simulate(config, tmp_path / f"{cut}", traces=traces)
+        simulate(config, tmp_path / f"{cut}", traces=traces, resume=True)
+        assert files(tmp_path / f"{cut}") == files(tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("every_version_kept")
+def test_another_process_may_go_on_while_the_first_still_lives(tmp_path, buffered, traces):
+    asked = replace(buffered, until="40m")
+    simulate(asked, tmp_path / "run", traces=traces, pause_at=600.0)
+    simulate(asked, tmp_path / "whole", traces=traces)
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from fedstale.config import SimulationConfig\n"
+        "from fedstale.simulation.run import simulate\n"
+        "from fedstale.traces import TraceSet\n"
+        "folder = Path(sys.argv[1])\n"
+        "traces = TraceSet.synthetic(30, days=7, seed=0)\n"
+        "config = SimulationConfig.read(folder / 'config.toml')\n"
+        "print(simulate(config, folder, traces=traces, resume=True).status)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert found.stdout.split()[-1:] == ["stopped"], found.stdout + found.stderr
+    assert files(tmp_path / "run") == files(tmp_path / "whole")
+
+
+def fedstale(*words):
+    return [sys.executable, "-m", "fedstale", "simulate", *words]
+
+
+@pytest.mark.slow
+def test_kill_9_at_a_hundred_random_moments_loses_nothing(tmp_path):
+    rng, kills = np.random.default_rng(0), 0
+    words = [
+        *("digits", "--traces", "synthetic:30", "--quiet", "-c"),
+        'strategy="gap-aware" num-server-rounds=120 concurrency=8 buffer-size=3',
+    ]
+    subprocess.run(fedstale(*words, "--out", str(tmp_path / "whole")), check=True)
+    for turn in range(1000):
+        run = tmp_path / f"run-{turn}"
+        command = fedstale(*words, "--out", str(run))
+        while not (run / "summary.json").exists():
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            # The first second is imports; what matters is the rest.
+            begun = time.monotonic()
+            while not (run / "config.toml").exists() and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0.0, 2.0))
+            if process.poll() is None and time.monotonic() - begun < 60:
+                os.kill(process.pid, signal.SIGKILL)
+                kills += 1
+            process.wait()
+            command = fedstale("--resume", str(run), "--quiet")
+            if kills >= 100:
+                subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+        for name in SAME:
+            expected = (tmp_path / "whole" / name).read_bytes()
+            assert (run / name).read_bytes() == expected, (turn, name)
+        if kills >= 100:
+            return
+    raise AssertionError(f"only {kills} kills")

@@ -1,0 +1,391 @@
+"""Searches by Ray: what they find, what they write, and that they go on."""
+
+import gc
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import ray
+import tomli_w
+from spaces import space, table
+
+import fedstale
+from fedstale.config import SimulationConfig
+from fedstale.errors import ConfigError
+from fedstale.simulation.flower_app import BUILT_IN
+from fedstale.simulation.run import simulate
+from fedstale.traces import TraceSet
+from fedstale.tuning.trials import Ledger, Report, Trial
+
+ASKED = {"until": "8m", "rungs": ["2m", "4m"], "trials": 6, "seeds": [1, 2]}
+SAME = ("events.parquet", "metrics.parquet", "model.safetensors")
+
+# Ray leaves the ends of its processes to the collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """Return a search with one worker and its folder."""
+    folder = tmp_path_factory.mktemp("tuned") / "out"
+    return fedstale.tune(table(**ASKED), out=folder, workers=1, seed=5), folder
+
+
+def decisions(folder):
+    """Return all that was proposed, reported and decided, without how long it took."""
+    trials = json.loads((folder / "trials.json").read_text(encoding="utf-8"))["trials"]
+    for trial in trials:
+        for report in trial["reports"]:
+            del report["wall_s"]
+    return trials
+
+
+@pytest.mark.slow
+def test_a_grid_is_a_plain_loop_of_simulations_byte_for_byte(tmp_path):
+    search = {"strategy": ["fedbuff", "gap-aware"], "concurrency": [6]}
+    own = {"num-server-rounds": 1000, "buffer-size": 2}
+    given = table(search=search, run_config=own, trials=None, until="8m", rungs=["3m"])
+    found = fedstale.tune(given, out=tmp_path / "grid", search="grid", stop="none", workers=2)
+    assert list(found.trials["status"]) == ["complete"] * 2
+    for number, parameters in enumerate(space(**given).grid()):
+        for seed in (1, 2):
+            config = SimulationConfig(
+                app="digits",
+                traces="synthetic:20",
+                until="8m",
+                seed=seed,
+                executor="inline",
+                run_config={**own, **parameters, "seed": seed},
+            )
+            plain = tmp_path / f"plain-{number}-{seed}"
+            simulate(config, plain, traces=TraceSet.load(config.traces, seed=seed))
+            tuned = tmp_path / "grid" / "trials" / f"{number:03}" / f"seed-{seed}"
+            for name in SAME:
+                assert (tuned / name).read_bytes() == (plain / name).read_bytes()
+
+
+def seen(run):
+    """Return the mean accuracy that looks at a run would have found in its last eighth."""
+    at_s, values = run.curve("accuracy", "server")
+    changes = at_s[at_s > run.end_s * 0.875]
+    edges = [run.end_s * 0.875, *changes, run.end_s]
+    held = [values[at_s <= begin][-1] for begin in edges[:-1]]
+    return np.dot(held, np.diff(edges)) / (run.end_s * 0.125)
+
+
+def test_a_search_stops_some_and_reports_the_mean_over_seeds(searched):
+    found, folder = searched
+    assert set(found.trials["status"]) == {"complete", "stopped"}
+    for trial in found.tried:
+        own = folder / "trials" / f"{trial.number:03}"
+        ends = [fedstale.read_run(own / f"seed-{seed}") for seed in (1, 2)]
+        assert {run.end_s for run in ends} == {found.space.instants_s[trial.last.rung]}
+        assert trial.last.values[0] == pytest.approx(np.mean([seen(run) for run in ends]))
+
+
+def test_everything_is_written_and_what_is_best_was_held_out(searched):
+    found, folder = searched
+    written = pd.read_csv(folder / "trials.csv")
+    assert len(written) == len(found.trials) == 6
+    complete = written[written["status"] == "complete"]
+    assert found.best.number == complete.loc[complete["accuracy at 480 s"].idxmax(), "trial"]
+    assert set(written.loc[written["status"] == "stopped", "stopped_at_s"]) <= {120.0, 240.0}
+    held_out = found.comparison
+    assert {one.name for one in held_out.variants} <= {"best", "runner-up", "defaults"}
+    assert {run.seed for one in held_out.variants for run in one.runs} == {11, 12}
+    # The plan is one of `fedstale compare`, and the settings are those of a run.
+    plan = tomllib.loads((folder / "plan.toml").read_text(encoding="utf-8"))
+    assert fedstale.Plan.from_table(plan, where="plan.toml").reference == "defaults"
+    best = SimulationConfig.read(folder / "best.toml")
+    assert best.run_config["learning-rate"] == found.best.parameters["learning-rate"]
+    assert (
+        fedstale.Plan.from_table(plan, where="plan").config("best", 11).run_config["concurrency"]
+        == (found.best.parameters["concurrency"])
+    )
+    page = (folder / "tuning.html").read_text(encoding="utf-8")
+    for words in ("accuracy at the rungs", "stopped at a rung", "On held-out seeds and devices"):
+        assert words in page
+    assert found.verdict.split(":")[0] in page
+    assert found.verdict.split(":")[0] in found._repr_html_()
+
+
+def test_the_verdict_follows_the_interval(searched):
+    found, _ = searched
+    gain = found.gain
+    holds = gain.low <= 0 <= gain.high
+    assert ("is not shown to be better" in found.verdict) == holds
+    assert ("which leaves out 0" in found.verdict) == (gain.low > 0)
+    assert gain.n == 2
+    assert "with seed 1" in found.worst_seeds[0]
+
+
+def test_the_benchmark_plays_what_a_search_does(searched, monkeypatch):
+    import tuning
+    from tuning_runs import Curve
+
+    found, folder = searched
+    curves = []
+    for trial in found.tried:
+        own = folder / "trials" / f"{trial.number:03}"
+        runs = [fedstale.read_run(own / f"seed-{seed}") for seed in (1, 2)]
+        measured = [run.curve("accuracy", "server") for run in runs]
+        curves.append(
+            [
+                Curve(
+                    at_s=[*times],
+                    version=[*range(len(times))],
+                    accuracy=[*values],
+                    cpu_s=[*times],
+                    total_cpu_s=run.end_s,
+                )
+                for run, (times, values) in zip(runs, measured, strict=True)
+            ]
+        )
+    readings = tuning.Readings.of(curves, found.space.instants_s)
+    played = tuning.asha(found.space, readings, range(len(curves)))
+    assert played.complete == tuple(t.number for t in found.tried if t.status == "complete")
+    assert played.chosen == found.best.number
+    # What was run, in this test, costs as long as it lasted; some is charged to the next reading.
+    lasted = sum(2 * found.space.instants_s[trial.last.rung] for trial in found.tried)
+    assert lasted <= played.cpu_s < lasted + 2 * 6 * 60.0
+
+
+def test_a_draw_that_is_measured_later_stands_beside_those_that_are_published(monkeypatch):
+    import tuning
+
+    def draw(app, repetition, saved):
+        values = {"regret": 0.0, "regret of random search": 0.1, "saved": saved}
+        about = {"what": "search", "app": app, "repetition": repetition, "rungs in": "device time"}
+        return [about | values]
+
+    rows = draw("digits", 1, 0.5) + draw("fashion", 2, 0.6)
+    for app, repetition, saved in (("fashion", 1, 0.8), ("fashion", 2, 0.7)):
+        rows = tuning.with_draw(rows, draw(app, repetition, saved))
+    found = [(row["app"], row["repetition"], row["saved"]) for row in rows]
+    assert found == [("digits", 1, 0.5), ("fashion", 1, 0.8), ("fashion", 2, 0.7)]
+
+
+@pytest.mark.slow
+def test_one_worker_and_a_seed_give_the_same_trials_and_decisions_again(searched, tmp_path):
+    _, folder = searched
+    fedstale.tune(table(**ASKED), out=tmp_path, workers=1, seed=5)
+    assert decisions(tmp_path) == decisions(folder)
+
+
+@pytest.mark.slow
+def test_a_population_ends_in_schedules_that_are_runs_like_any_other(tmp_path):
+    asked = table(**{**ASKED, "trials": 4, "until": "12m"})
+    found = fedstale.tune(asked, out=tmp_path / "one", workers=1, stop="pbt", seed=2)
+    assert len(found.trials) == 4 + 2
+    assert sum(trial.status == "complete" for trial in found.tried) == 4
+    forks = [trial for trial in found.tried if trial.changes]
+    assert forks
+    for trial in forks:
+        (planned, _) = found.space.runs(
+            found.space.variant(trial.parameters, trial.changes), tmp_path / str(trial.number)
+        )
+        end_s = found.space.instants_s[trial.last.rung]
+        whole = simulate(
+            planned.config,
+            planned.folder,
+            traces=TraceSet.load(planned.config.traces, seed=planned.config.seed),
+            pause_at=end_s,
+        )
+        tuned = tmp_path / "one" / "trials" / f"{trial.number:03}" / "seed-1"
+        for name in SAME:
+            assert (tuned / name).read_bytes() == (whole.folder / name).read_bytes()
+    column = found.trials.set_index("trial")["changes"]
+    assert all(column[trial.number].startswith("at ") for trial in forks)
+    # Two workers come to the same, but for the order in which reports came.
+    many = fedstale.tune(asked, out=tmp_path / "two", workers=2, stop="pbt", seed=2)
+    drop = ["wall_s"]
+    pd.testing.assert_frame_equal(many.trials.drop(columns=drop), found.trials.drop(columns=drop))
+    assert many.verdict == found.verdict
+    plan = tomllib.loads((tmp_path / "one" / "plan.toml").read_text(encoding="utf-8"))
+    best = plan["variants"]["best"]
+    assert bool(best.get("changes")) == bool(found.best.changes)
+    assert found.verdict.startswith("Schedule" if found.best.changes else "Configuration")
+
+
+def test_a_search_that_is_over_runs_nothing_again(searched, monkeypatch):
+    found, folder = searched
+    # Whatever starts Ray is not there.
+    monkeypatch.setitem(sys.modules, "fedstale.tuning.engine", None)
+    again = fedstale.tune(table(**ASKED), out=folder, workers=1, seed=5)
+    assert again.verdict == found.verdict
+
+
+def test_a_metric_that_is_never_measured_is_said_after_the_first_rung(tmp_path):
+    given = table(**{**ASKED, "objective": "acuracy"})
+    with pytest.raises(ConfigError, match=r"measures no 'acuracy'.*expected 'accuracy'"):
+        fedstale.tune(given, out=tmp_path, workers=1)
+    assert [path.name for path in (tmp_path / "trials").iterdir()] == ["000"]
+    assert fedstale.read_run(tmp_path / "trials" / "000" / "seed-1").end_s == 120.0
+
+
+def over(given, folder, trials, monkeypatch):
+    """Return what comes of a search all of whose configurations are over."""
+    monkeypatch.setitem(sys.modules, "fedstale.tuning.engine", None)
+    # The first call takes the folder, and misses the engine.
+    with pytest.raises(ImportError):
+        fedstale.tune(given, out=folder, workers=1)
+    ledger = Ledger(folder)
+    ledger.trials = trials
+    ledger.write()
+    return fedstale.tune(given, out=folder, workers=1)
+
+
+def test_if_all_fail_the_first_reason_is_said(tmp_path, monkeypatch):
+    report = Report(rung=0, values=(math.nan,), n_never=(0,), failure="no memory", arrival=0)
+    words = {"parameters": {"concurrency": 5}, "status": "failed", "reason": "no memory"}
+    trials = [Trial(number=0, reports=[report], ended=0, **words)]
+    with pytest.raises(ConfigError, match=r"1 of 1 configurations failed.*no memory"):
+        over(table(search={"concurrency": [5]}, trials=1), tmp_path, trials, monkeypatch)
+    (row,) = pd.read_csv(tmp_path / "trials.csv").to_dict("records")
+    assert (row["status"], row["reason"]) == ("failed", "no memory")
+    assert math.isnan(row["accuracy at 180 s"])
+
+
+def test_a_target_that_none_reaches_is_said(tmp_path, monkeypatch):
+    reports = [Report(rung=i, values=(720.0,), n_never=(2,), arrival=i) for i in range(3)]
+    trials = [
+        Trial(number=0, parameters={"concurrency": 5}, reports=reports, status="complete", ended=0)
+    ]
+    given = table(search={"concurrency": [5]}, trials=1, objective="time to accuracy 0.999")
+    with pytest.raises(ConfigError, match="no configuration reached it in any run until 720 s"):
+        over(given, tmp_path, trials, monkeypatch)
+    (row,) = pd.read_csv(tmp_path / "trials.csv").to_dict("records")
+    assert row["never: time to accuracy 0.999"] == 2
+
+
+@pytest.mark.slow
+def test_a_search_that_was_killed_goes_on_and_repeats_no_finished_run(searched, tmp_path):
+    _, whole = searched
+    (tmp_path / "space.toml").write_text(tomli_w.dumps(table(**ASKED)), encoding="utf-8")
+    words = "import fedstale.cli.main; fedstale.cli.main.app()"
+    command = [sys.executable, "-c", words, "tune", "space.toml", "-o", "out"]
+    command += ["--workers", "1", "--seed", "5", "--quiet"]
+    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    out, until = tmp_path / "out", time.monotonic() + 200
+    while time.monotonic() < until:
+        time.sleep(0.02)
+        done = decisions(out) if (out / "trials.json").is_file() else []
+        if any(trial["status"] == "complete" for trial in done):
+            break
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    done = [trial["number"] for trial in decisions(out) if trial["status"] == "complete"]
+    assert 0 < len(decisions(out)) < 6 + 1
+    kept = {
+        path: path.stat().st_mtime_ns
+        for number in done
+        for path in (out / "trials" / f"{number:03}").rglob("summary.json")
+    }
+    assert len(kept) == 2 * len(done) > 0
+    again = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert again.returncode == 0, again.stderr
+    assert decisions(out) == decisions(whole)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from fedstale.tuning.engine import _temporary
+
+with _temporary(Path(sys.argv[1])) as place:
+    Path(place, "ray").mkdir()
+    print(place, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_temporary_folder_of_a_killed_search_goes_with_the_next_call(tmp_path):
+    from fedstale.tuning.engine import _temporary
+
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    place = Path(killed.stdout.strip())
+    assert (place / "ray").is_dir()
+    with _temporary(tmp_path) as own:
+        assert not place.exists()
+        # A copy of the folder of a search that goes on takes nothing from it.
+        shutil.copytree(tmp_path, tmp_path / "copy")
+        with _temporary(tmp_path / "copy"):
+            assert Path(own).is_dir()
+    assert not Path(own).exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_note_that_names_another_folder_removes_nothing(tmp_path):
+    from fedstale.tuning.engine import _temporary
+
+    (tmp_path / "fedstale-mine").mkdir()
+    (tmp_path / "fedstale-mine" / ".lock").write_text("", encoding="utf-8")
+    (tmp_path / ".ray").write_text(f"{tmp_path / 'fedstale-mine'}\n", encoding="utf-8")
+    with _temporary(tmp_path):
+        pass
+    assert (tmp_path / "fedstale-mine").is_dir()
+
+
+@pytest.mark.slow
+def test_a_configuration_that_ends_its_process_is_the_worst_and_the_others_go_on(tmp_path):
+    app = tmp_path / "digits"
+    shutil.copytree(BUILT_IN / "digits", app)
+    client = app / "digits_app" / "client_app.py"
+    words = '    if context.run_config["learning-rate"] > 0.8:\n        os._exit(3)\n'
+    text = client.read_text(encoding="utf-8")
+    begin = text.index("def job(")
+    body = text.index('"""\n', text.index('"""', begin) + 3) + 4
+    client.write_text("import os\n" + text[:body] + words + text[body:], encoding="utf-8")
+    given = table(
+        app=str(app), search={"learning-rate": [0.9, 0.1]}, trials=None, until="4m", rungs=["2m"]
+    )
+    found = fedstale.tune(given, out=tmp_path / "out", search="grid", workers=1)
+    assert list(found.trials["status"]) == ["failed", "complete"]
+    assert "ended" in found.trials["reason"][0]
+    assert found.best.number == 1
+
+
+@pytest.mark.slow
+def test_who_has_no_token_is_not_let_in_and_nothing_is_told_to_others():
+    from ray._common.usage import usage_lib
+
+    from fedstale.tuning.engine import _quiet_ray
+
+    script = "import ray, sys; ray.init(address=sys.argv[1]); print('is in')"
+    with _quiet_ray(1):
+        assert not usage_lib.usage_stats_enabled()
+        address = ray.get_runtime_context().gcs_address
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
+        with pytest.raises((subprocess.TimeoutExpired, subprocess.CalledProcessError)) as out:
+            subprocess.run(
+                [sys.executable, "-c", script, address],
+                env=environment,
+                capture_output=True,
+                timeout=30,
+                check=True,
+            )
+    assert b"InvalidAuthToken" in out.value.stderr
