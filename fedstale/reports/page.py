@@ -8,12 +8,13 @@ JSON; scripts show it as text. The same run gives the same bytes.
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment, FileSystemLoader, Template
 
 from fedstale import __version__
 from fedstale.errors import ConfigError
@@ -138,12 +139,8 @@ def write_figures(
     Raises:
         ConfigError: the file cannot be written.
     """
-    templates = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, keep_trailing_newline=True
-    )
-    templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     scripts = ["vendor/chart.js", "page.js", *(["timeline.js"] if timeline else [])]
-    page = templates.get_template("page.html").render(
+    page = _template().render(
         heading=title,
         lead=first,
         cards=cards,
@@ -161,6 +158,16 @@ def write_figures(
         scripts=[(_HERE / name).read_text(encoding="utf-8") for name in scripts],
     )
     return write_text(page, out)
+
+
+@cache
+def _template() -> Template:
+    """Return the template of all pages, compiled once a process."""
+    templates = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, keep_trailing_newline=True
+    )
+    templates.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    return templates.get_template("page.html")
 
 
 def write_text(text: str, out: Path) -> Path:

@@ -246,7 +246,9 @@ class FlowerApp:
             yield
         finally:
             sys.path[:] = path
-            for name, module in list(sys.modules.items()):
+            # Others are thousands in a process that has loaded torch.
+            new = {k: v for k, v in sys.modules.items() if before.get(k) is not v}
+            for name, module in new.items():
                 file = getattr(module, "__file__", None)
                 if file is not None and Path(file).is_relative_to(self.directory):
                     del sys.modules[name]
