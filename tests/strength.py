@@ -89,6 +89,12 @@ EQUIVALENT: dict[tuple[str, str, str, str], str] = {
         "short = rng.random(n) <= short_history",
     ): "No draw is equal to it.",
     (
+        "agents/env/simulator.py",
+        "Simulator._wait",
+        "self._find_windows(rows, np.where(able, earliest, -np.inf))",
+        "pass",
+    ): "The clock stops on its way, finds nobody, and goes on to the same instant.",
+    (
         "strategies/weighting/gap.py",
         "",
         "_LARGEST = 1e+16",

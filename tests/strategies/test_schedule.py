@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstale.errors import ConfigError
+from fedstale.strategies import FedAvgOverSelected
 from fedstale.strategies.schedule import (
     AdaSync,
     LearntDeadline,
@@ -73,6 +74,11 @@ def test_over_selection_rounds_up():
     schedule = over_selection(10, 1.25)
     assert (schedule.concurrency, schedule.buffer_size, schedule.stragglers) == (13, 10, "cancel")
     assert sqrt(2) < ceil(sqrt(2))
+
+
+def test_over_selection_sends_to_three_tenths_more_unless_it_is_told_otherwise():
+    assert over_selection(10) == Schedule(concurrency=13, buffer_size=10)
+    assert FedAvgOverSelected(10).schedule == over_selection(10)
 
 
 def test_a_share_of_the_nodes_is_rounded_down_and_at_least_one():

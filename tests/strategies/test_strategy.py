@@ -525,6 +525,28 @@ def test_a_run_stops_when_time_or_bytes_are_spent(stop):
     assert 1 < max(result.train_metrics_clientapp) < 20
 
 
+def test_bytes_received_are_those_of_arrays_in_replies_and_an_error_has_none():
+    seen = []
+    strategy = FedAvg(stop_when=lambda progress: seen.append(progress.received_bytes))
+    error = lambda message, grid: (1.0, Error(2, "it broke"))  # noqa: E731
+    start(strategy, {10: adder(1.0), 11: adder(2.0, examples=3), 12: error}, 3)
+    each = len(record(w=np.zeros(2))["w"].data)
+    assert seen == [0, 2 * each, 4 * each]
+
+
+def test_a_server_whose_jobs_are_all_out_sleeps_until_a_reply_comes():
+    class Noting(VirtualGrid):
+        def wait(self, until):
+            found = super().wait(until)
+            woken.append(self.time)
+            return found
+
+    woken = []
+    grid = Noting({10: adder(1.0, 5.0), 11: adder(1.0, 1000.0)})
+    start(StaleStrategy(schedule=k_sync(2, 2)), grid)
+    assert woken == [5.0, 1000.0]
+
+
 def test_evaluation_every_few_versions_also_covers_the_last():
     result, _ = start(
         FedAvg(evaluate_every=3),
@@ -652,7 +674,7 @@ def test_a_grid_without_a_clock_is_polled_on_wall_time(monkeypatch):
     assert inner.pulls_in_vain > 0
 
 
-def test_messages_that_cannot_be_sent_are_not_waited_for():
+def test_messages_that_cannot_be_sent_are_not_waited_for_and_count_as_failures():
     grid = VirtualGrid({k: adder(float(k)) for k in (1, 2)})
     push = grid.push_messages
 
@@ -662,9 +684,11 @@ def test_messages_that_cannot_be_sent_are_not_waited_for():
         ids = iter(push(sent))
         return [next(ids) if m in sent else None for m in messages]
 
-    grid.push_messages = half
-    result, _ = start(FedAvg(), grid, 1)
-    np.testing.assert_array_equal(w(result), 2.0)
+    grid.push_messages, seen = half, []
+    result, _ = start(FedAvg(selector=_Watching(seen)), grid, 2)
+    np.testing.assert_array_equal(w(result), 4.0)
+    # Such a message counts as a failure of its node.
+    assert [(c.node_id, c.times_picked, c.times_failed) for c in seen[1]] == [(1, 1, 1), (2, 1, 0)]
     grid.push_messages = lambda messages: []
     with pytest.raises(FedstaleError, match="took none"):
         start(FedAvg(), grid, 1)

@@ -99,6 +99,11 @@ def test_windows_before_an_instant_hold_every_instant_online(rows, shift, repeat
             assert inside == built.is_available([device], t)[0]
 
 
+def test_no_devices_have_no_windows_before_an_instant():
+    found = Availability.of([[(0.0, 5.0)]], 10.0).windows_before([], 10.0)
+    assert [part.tolist() for part in found] == [[], [], []]
+
+
 def test_a_window_that_runs_through_the_end_of_a_repeated_record_is_one():
     night = Availability.of([[(0.0, 6.0), (22.0, 24.0)]], 24.0)
     starts, ends = night.window_at_or_after([0, 0, 0, 0], [0.0, 7.0, 23.0, 25.0])
@@ -116,6 +121,15 @@ def test_a_window_that_ends_with_a_record_which_stops_ends_there():
 def test_a_window_that_ends_with_a_record_which_begins_with_a_gap_ends_there():
     evening = Availability.of([[(20.0, 24.0)], [(2.0, 3.0), (20.0, 24.0)]], 24.0)
     assert evening.window_at_or_after([0, 1], 21.0)[1].tolist() == [24.0, 24.0]
+
+
+def test_windows_at_both_ends_of_a_repeated_record_are_one_session():
+    windows = [(0.0, 10.0), (40.0, 50.0), (90.0, 100.0)]
+    for repeat, sessions in ((True, [(40.0, 50.0), (90.0, 110.0)]), (False, windows)):
+        nights = Availability.of([[(1.0, 2.0)], windows], 100.0, repeat=repeat)
+        owner, starts, ends = nights.sessions(np.array([1, 0]))
+        assert list(zip(starts, ends, strict=True)) == [*sessions, (1.0, 2.0)]
+        assert owner.tolist() == [0] * len(sessions) + [1]
 
 
 @pytest.mark.parametrize("shift", [0.0, 7.0])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fedstale.errors import TraceError
 from fedstale.traces import Availability, Job, Phase, Series, Status, TraceSet, TripOutcomes
 from fedstale.traces.trace_set import numbered
+from fedstale.traces.trip import trips
 
 # Records of a few seconds would be repeated a million times before a paused job is given up.
 PATIENCE_S = 500.0
@@ -358,6 +359,12 @@ def test_a_reply_at_the_deadline_counts_and_a_start_at_the_deadline_does_not():
     assert out.reported.tolist() == [3.0, 3.0, inf]
 
 
+def test_a_device_is_free_from_the_beginning_unless_it_is_said_to_be_busy():
+    job = Job(work=1, download_bytes=1, upload_bytes=1)
+    for out in (plain().trips([0], 0.0, job), trips(plain(), [0], 0.0, job)):
+        assert (out.started[0], out.reported[0]) == (0.0, 2.125)
+
+
 @pytest.mark.parametrize("free_at", [30.0, inf])
 def test_a_device_that_gets_free_too_late_lets_the_message_expire(free_at):
     job = Job(work=1, download_bytes=1, upload_bytes=1, ttl_s=20.0)
@@ -467,6 +474,13 @@ def test_each_ending_has_its_words():
 def test_a_job_that_asks_for_no_amount_is_rejected(field, wrong):
     with pytest.raises(TraceError, match=rf"job\.{field} = .*: expected finite numbers >= 0"):
         Job(**(JOB | {field: wrong}))
+
+
+@pytest.mark.parametrize("field", list(JOB))
+@pytest.mark.parametrize("wrong", [np.nan, -1.0, np.inf])
+def test_one_job_that_asks_for_no_amount_is_rejected_among_others(field, wrong):
+    with pytest.raises(TraceError, match=rf"job\.{field} = .*: expected finite numbers >= 0"):
+        Job(**(JOB | {field: [1.0, wrong]}))
 
 
 @pytest.mark.parametrize("ttl_s", [0.0, -1.0, np.nan])

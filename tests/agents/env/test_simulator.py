@@ -267,6 +267,15 @@ def test_an_episode_without_further_devices_is_over():
     assert not simulator.mask.any()
 
 
+def test_an_episode_that_is_begun_anew_is_told_nothing_of_the_jobs_before():
+    made = episodes([0, 1], b=2, concurrency=2, buffer_size=2)
+    simulator = simulator_of(fleet([ALWAYS] * 2), made)
+    simulator.dispatch(np.arange(2), np.ones((2, 2), dtype=bool))
+    simulator.reset(made.take(np.array([0])), rows=[0])
+    assert send(simulator, 0, row=0).sent[0] == 1
+    assert simulator.advance(np.array([1])).sent[0] == 2
+
+
 def test_a_selector_that_picks_no_client_selects_again_later():
     simulator = simulator_of(fleet([ALWAYS]), episodes([0]))
     made = send(simulator)

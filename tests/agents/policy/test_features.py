@@ -88,6 +88,8 @@ def test_numbers_of_one_candidate_by_hand():
     assert about["slots_share"] == pytest.approx(np.log(2 / 3), rel=1e-5)
     assert about["in_flight_share"] == 0.5
     assert about["utility_known_share"] == pytest.approx(2 / 3)
+    # Of 100 s and 400 s, the middle is 200 s on the scale of logarithms.
+    assert about["median_duration_to_deadline"] == pytest.approx(np.log(200 / 600), rel=1e-5)
     # The third is unknown: it gets the largest utility, and its own word.
     np.testing.assert_allclose(
         heuristic - heuristic[0], np.log([1.0, 2.0 * 0.5 / 0.7, 2.0 / 0.7]), rtol=1e-5

@@ -19,7 +19,7 @@ from packed_updates import packed
 from fedstale.errors import FedstaleError, ResumeError
 from fedstale.reports.folder import RunFolder
 from fedstale.simulation import jobs as jobs_module
-from fedstale.simulation.jobs import COLUMNS, UNCLAIMED, UNKNOWN, JobRow, JobTable, table
+from fedstale.simulation.jobs import COLUMNS, IN_FLIGHT, UNCLAIMED, UNKNOWN, JobRow, JobTable, table
 from fedstale.strategies.server.checkpoint import unpacked
 from fedstale.strategies.server.runtime import REJECTED, REPORTED
 from fedstale.strategies.weighting import ClientUpdate
@@ -148,6 +148,17 @@ def test_a_fresh_row_holds_the_defaults():
     for name, column in vars(JobRow).items():
         if isinstance(column, jobs_module.Column) and name != "job_id":
             assert getattr(fresh, name) == column.default or np.isnan(column.default), name
+
+
+def test_of_a_job_that_was_only_sent_events_say_nothing_spent_and_no_version():
+    jobs = JobTable()
+    jobs.add(1)
+    (event,) = kept(jobs).to_dict("records")
+    spent = ("download_s", "compute_s", "upload_s", "work", "downloaded_bytes", "uploaded_bytes")
+    assert {event[name] for name in spent} == {0.0}
+    assert {event[name] for name in ("round", "base_version", "aggregated_version")} == {-1}
+    assert event["status"] == IN_FLIGHT
+    assert np.isinf([value for name, value in event.items() if name.endswith("_at")]).all()
 
 
 def test_events_are_written_in_row_groups(tmp_path):

@@ -134,6 +134,16 @@ def test_metrics_alone_do_not_stand_for_more_than_they_are(make_grid):
     assert 300 < job["uploaded_bytes"] < 600
 
 
+@pytest.mark.parametrize("longer", [{"lr": "x" * 1100}, {"lr" + "x" * 1000: "x" * 100}])
+@pytest.mark.parametrize("value", [str, lambda text: [text[:50], text[50:]], str.encode])
+def test_text_bytes_and_names_in_a_config_are_counted_to_the_letter(longer, value):
+    def size(**texts):
+        config = ConfigRecord({name: value(text) for name, text in texts.items()})
+        return content_bytes(RecordDict({"config": config}))
+
+    assert size(**longer) == size(lr="x" * 100) + 1000
+
+
 def test_the_size_of_the_first_reply_is_not_that_of_the_next(make_grid):
     sizes = iter([N, N // 2, N // 10, N])
     grid = make_grid([ALWAYS], app=app_replying(lambda node: next(sizes)))

@@ -139,6 +139,16 @@ def test_a_reply_exactly_at_the_timeout_counts(make_grid):
     assert len(list(twin.send_and_receive([message_to(1000)], timeout=grid.now()))) == 1
 
 
+def test_of_one_instant_a_reply_comes_before_a_failure_that_was_sent_earlier(make_grid):
+    windows = [[(500.0, 900.0)], ALWAYS]
+    grid, twin = make_grid(windows), make_grid(windows)
+    grid.send_and_receive([message_to(1001)])
+    expiring = message_to(1000, ttl=grid.now())
+    found = twin.send_and_receive([expiring, message_to(1001)])
+    assert twin.now() == grid.now()
+    assert [reply.has_error() for reply in found] == [False, True]
+
+
 def test_pulling_moves_to_the_next_event_only(make_grid):
     grid = make_grid([ALWAYS, ALWAYS], compute=[1.0, 0.5])
     ids = list(grid.push_messages([message_to(1000), message_to(1001)]))
@@ -155,6 +165,14 @@ def test_waiting_stops_at_a_deadline_or_at_the_first_reply(make_grid):
     assert grid.now() == 5.0
     assert grid.wait(np.inf)
     assert grid.now() == pytest.approx(12, abs=2 * ENVELOPE_S)
+
+
+def test_sleep_takes_as_long_as_it_is_told_and_never_turns_the_clock_back(make_grid):
+    grid, instants = make_grid([ALWAYS]), []
+    for seconds in (0.25, 0.0, -5.0, 3.0):
+        grid.sleep(seconds)
+        instants.append(grid.now())
+    assert instants == [0.25, 0.25, 0.25, 3.25]
 
 
 def test_waiting_for_nobody_moves_to_the_next_change_of_availability(make_grid):
@@ -298,6 +316,19 @@ def test_a_strategy_that_waits_for_more_nodes_than_there_are_ends(make_grid):
     strategy = FedAvg(min_available_nodes=2)
     with pytest.raises(RunEnded, match="at most 1 of 2 devices"):
         strategy.start(grid=grid, initial_arrays=message_to(1000).content["arrays"])
+
+
+def test_a_strategy_that_waits_in_vain_ends_after_few_looks_however_often_devices_change(make_grid):
+    grid = make_grid([[(0.0, 0.5)]], length=1.0)
+
+    def look(times):
+        for _ in range(times):
+            grid.get_node_ids()
+            grid.sleep(0.1)
+
+    with pytest.raises(RunEnded, match="nothing happened for 7 days"):
+        look(2500)
+    assert 7 * 86_400.0 < grid.now() < 8 * 86_400.0
 
 
 def test_the_virtual_end_of_the_run_stops_it(make_grid):

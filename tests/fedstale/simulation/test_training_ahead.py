@@ -8,6 +8,7 @@ from flwr.app import ConfigRecord
 from tiny import COSTS, counting_app, message_to
 
 from fedstale.simulation import InlineExecutor
+from fedstale.strategies.work import asking
 
 ALWAYS = [(0, 1000)]
 
@@ -98,6 +99,17 @@ def test_what_was_trained_for_nothing_is_counted_and_never_more_than_a_batch(mak
     assert grid.n_ahead == 2
 
 
+def test_no_job_is_trained_along_that_is_lost_or_would_report_after_the_end(make_grid):
+    executor, costs = Together(8), replace(COSTS, constant_replies=True)
+    windows, speeds = [ALWAYS, ALWAYS, [(0, 20)], ALWAYS], [1.0, 0.5, 0.5, 0.1]
+    grid = make_grid(windows, app=executor, compute=speeds, costs=costs, until_s=90.0)
+    grid.send_and_receive([message_to(1000)])
+    executor.runs.clear()
+    ids = list(grid.push_messages([message_to(1000 + i) for i in range(4)]))
+    assert len(list(grid.pull_messages(ids))) == 1
+    assert executor.runs == [[1000, 1001]]
+
+
 def test_a_job_trained_ahead_on_an_old_state_is_trained_again(make_grid):
     executor = Together(2)
     grid = promising(make_grid, 2, executor, [1.0, 0.5])
@@ -131,6 +143,18 @@ def test_where_replies_have_one_size_nothing_is_trained_before_it_is_pulled(make
     grid.push_messages([message_to(1000), message_to(1001)])
     grid.sleep(500.0)
     assert executor.runs == []
+
+
+def test_where_a_whole_job_is_asked_for_nothing_is_trained_to_learn_its_work(make_grid):
+    executor = Together(1)
+    grid = promising(make_grid, 2, executor)
+    messages = [message_to(1000), message_to(1001)]
+    for message in messages:
+        message.content["config"] = asking(message.content["config"], 1.0)
+    ids = list(grid.push_messages(messages))
+    grid.sleep(500.0)
+    assert executor.runs == []
+    assert len(list(grid.pull_messages(ids))) == 2
 
 
 def test_a_state_that_is_empty_is_not_written_to_ahead(make_grid):

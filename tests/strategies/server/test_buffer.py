@@ -351,6 +351,19 @@ def test_a_buffer_goes_on_from_its_state_with_stale_updates_in_it(robust, make, 
     same(buffer, again)
 
 
+def test_an_update_that_weighs_nothing_counts_for_nothing_after_a_checkpoint_too():
+    only_fresh = ByAge(lambda age: float(age < 2))
+    rule = TrimmedMean(f=1)
+    buffer = open_buffer(LIKE, robust=rule, weighting=only_fresh, normalise="weights")
+    for k, row in enumerate([1.0, 2.0, 4.0, 9.0]):
+        buffer.add(update(row, k, staleness=k, metrics={"loss": row}))
+    again = reopened(buffer, buffer.strategy)
+    assert again.metrics() == buffer.metrics() == {"loss": 1.5}
+    for each in (buffer, again):
+        each.add(update(3.0, 5))
+    same(buffer, again)
+
+
 @given(
     st.lists(st.floats(1e-3, 1e9), min_size=3, max_size=15),
     st.floats(1.0, 3.0),

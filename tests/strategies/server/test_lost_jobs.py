@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from virtual_grid import VirtualGrid, adder, identity, record
 
-from fedstale.errors import ConfigError
+from fedstale.errors import ConfigError, FedstaleError
 from fedstale.strategies import (
     REFL,
     AdaptiveSync,
@@ -163,6 +163,32 @@ def test_a_limit_holds_on_flowers_own_grid():
     assert strategy.rejections["rejected: too stale"] >= 2
     assert result.arrays["w"].numpy()[0] < 31.0
     assert [node for _, node in receivers(grid.inner)].count(11) >= 3
+
+
+# Failures in a row.
+
+
+def scripted(answers):
+    """A node that fails or adds 1, as it is told; from the end of that on, it fails."""
+    left = iter(answers)
+
+    def node(message, grid):
+        is_good = next(left, False)
+        return adder(1.0)(message, grid) if is_good else failing()(message, grid)
+
+    return node
+
+
+def test_a_run_ends_at_the_last_failure_in_a_row_that_is_allowed_and_a_good_reply_begins_anew(
+    monkeypatch,
+):
+    monkeypatch.setattr("fedstale.strategies.server.loop._FAILURES_IN_A_ROW", 4)
+    three_and_one = [False, False, False, True]
+    grid = VirtualGrid({10: scripted(3 * three_and_one)})
+    with pytest.raises(FedstaleError, match=r"^4 jobs failed one after the other, .*battery"):
+        start(FedAsync(1), grid, 4)
+    assert [facts["version"] for _, facts in grid.merged] == [1, 2, 3]
+    assert len(grid.sent) == 3 * 4 + 4
 
 
 # Replacements.

@@ -13,7 +13,7 @@ from virtual_grid import content, record
 
 from fedstale.errors import ConfigError, ProtocolError
 from fedstale.strategies.server.validation import RejectionError, Validation, forecast_in, read
-from fedstale.strategies.server.versions import Versions
+from fedstale.strategies.server.versions import Snapshot, Versions
 
 pytestmark = pytest.mark.usefixtures("_identity")
 ZERO = {"n": np.array(0.0), "on": np.zeros(2)}
@@ -107,6 +107,19 @@ def test_a_change_of_counts_may_be_negative_or_a_fraction():
 
 def test_a_change_of_counts_beyond_all_integers_is_rejected():
     assert kind_of(good(n=np.array(1e300))) == "finite"
+
+
+@pytest.mark.parametrize(("step", "is_kept"), [(5_000.0, True), (6_000.0, False)])
+def test_one_weight_beyond_half_precision_is_enough_to_reject_an_update(step, is_kept):
+    versions = Versions(Snapshot.of(record(w=np.array([1.0, 60_000.0], np.float16))))
+    body = content(record(w=np.array([1.0, step], np.float16)), 1)
+    body["fedstale"] = ConfigRecord({"fedstale.update": "delta"})
+    if is_kept:
+        found = Validation().open(reply(body), job(), versions)
+        np.testing.assert_array_equal(found.delta["w"], [1.0, step])
+    else:
+        with pytest.raises(RejectionError, match="beyond the range of float16"):
+            Validation().open(reply(body), job(), versions)
 
 
 def save(array):
@@ -276,11 +289,13 @@ def test_a_forecast_keeps_what_is_a_sensible_number():
             "words": "x",
             "raw": b"x",
             "list": [1.0, 2.0],
-            "long": [1.0] * 5000,
+            "longest": [1.0] * 1024,
+            "long": [1.0] * 1025,
             "k" * 500: 1.0,
         }
     )
-    assert forecast_in(reply(body)) == {"p_finish": 0.5, "list": [1.0, 2.0]}
+    kept = {"p_finish": 0.5, "list": [1.0, 2.0], "longest": [1.0] * 1024}
+    assert forecast_in(reply(body)) == kept
     body["fedstale.forecast"] = ConfigRecord({f"k{n}": 1.0 for n in range(1000)})
     assert forecast_in(reply(body)) == {}
 
@@ -292,6 +307,7 @@ def test_a_forecast_keeps_what_is_a_sensible_number():
         {"examples_cap": float("nan")},
         {"norm_cap": 0.0},
         {"most_examples": inf},
+        {"most_examples": 0},
         {"dtypes": "any"},
         {"window": 0},
         {"enough": 101},

@@ -163,6 +163,16 @@ def test_the_gap_of_norms_is_what_hand_computes():
         assert gap.weigh(stale) == pytest.approx(1 / (1 + 3**0.5), rel=1e-12)
 
 
+@pytest.mark.parametrize("of", ["parameter", "layer", "model"])
+@pytest.mark.parametrize("rate", [0.5, 1.0, 2.0])
+def test_a_model_that_has_moved_by_the_only_step_seen_is_a_gap_of_two_at_any_rate(of, rate):
+    gap = Gap(of=of, decay=0.5)
+    base, current = {"w": np.zeros(2)}, {"w": np.array([3.0, 4.0])}
+    gap.observe(base, current, rate)
+    stale = ClientUpdate(delta={"w": np.ones(2)}, base=base, current=current, staleness=4)
+    assert gap.weigh(stale) == pytest.approx(1 / 2, rel=1e-12)
+
+
 def test_c_is_scaled_to_the_largest_rate_so_that_the_penalty_fades_with_it():
     def weight(steps):
         gap = Gap(decay=0.9, steps=steps)

@@ -38,13 +38,13 @@ ELSEWHERE = {
     "--verify": "tests/fedstale/cli/test_verify_command.py",
     "tune": "tests/system/tuning/test_tune_command.py",
     "up": "tests/fedstale/deployment/test_check_app.py",
-    "--resume": "tests/fedstale/simulation/test_resume.py",  # after a kill
+    "--resume": "tests/fedstale/cli/test_options.py",
     "--server": "tests/system/deployment/test_stranger.py",
     "--socket": "tests/system/deployment/test_stranger.py",  # deploy superlink
     "--user": "tests/system/deployment/test_stranger.py",  # deploy superexec
     "flwr": "tests/system/deployment/test_stranger.py",
     "node": "tests/system/deployment/test_stranger.py",
-    "purge": "tests/system/deployment/test_purge_at_work.py",
+    "purge": "tests/fixtures/purging.py",
     "--checkpoints": "tests/system/deployment/test_killed_server_app.py",  # deploy run
     "enrol": "tests/system/deployment/test_enrolment.py",
     "revoke": "tests/system/deployment/test_enrolment.py",

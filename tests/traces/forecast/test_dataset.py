@@ -104,6 +104,16 @@ def test_survival_of_new_sessions_is_counted_over_sessions_that_begin():
     assert survival[1] < 0.05
 
 
+def test_a_session_that_begins_with_the_record_is_one_of_the_new_sessions():
+    traces = TraceSet(
+        device_ids=pd.Index(["a"], dtype="str"),
+        availability=Availability.of([[(0.0, 70.0)]], DAY),
+    )
+    survival = examples_at(TraceObserver(traces), [0], 50.0, until=DAY).new_session_survival
+    # One of one, with half a session counted on either side.
+    assert survival[:2].tolist() == [0.75, 0.25]
+
+
 def test_no_device_is_in_two_parts_and_none_is_left_out(fleet):
     parts = split(fleet, seed=0)
     together = np.concatenate([parts.training, parts.validation, parts.testing])
