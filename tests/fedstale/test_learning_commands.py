@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from made_once import make_devices_once
 from short_trainings import with_few_examples, write_phones
 from typer.testing import CliRunner
 
@@ -41,13 +40,6 @@ def said(result):
 def _few_plays(monkeypatch):
     monkeypatch.setattr(world_evaluation, "PLAYS", 100)
     with_few_examples(monkeypatch)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _devices_made_once():
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        make_devices_once(monkeypatch)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,9 @@
 import re
 
 import pytest
-from made_once import make_devices_once
 from made_run import write_run
 
 from fedstale.reports.run import Run
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _devices_made_once():
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        make_devices_once(monkeypatch)
-        yield
 
 
 @pytest.fixture
