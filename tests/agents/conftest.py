@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
-import torch
+from one_thread import one_thread
 from shared_fleets import synthetic
 from small_episodes import fleet, one_kind
 
 from fedstale.agents.env.episodes import EpisodeSettings
 from fedstale.agents.env.scenario import Scenario
 from fedstale.agents.policy import scorer
+
+__all__ = ["one_thread"]
 
 
 @pytest.fixture(scope="session")
@@ -32,15 +34,6 @@ def busy():
 def greedy(monkeypatch):
     """Rounds that agents draw are those of the highest scores."""
     monkeypatch.setattr(scorer, "TEMPERATURE", 1e-9)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Models this small lose time to threads, most of all while other tests run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -1,37 +1,16 @@
 """Trainings of agents with several seeds, in this process."""
 
-from functools import partial
-
 import numpy as np
 import pytest
+from short_trainings import trained, two_parts
 
-from fedstale.agents.env.scenario import Scenarios
 from fedstale.agents.policy import scorer
-from fedstale.agents.training import Training
-from fedstale.cli.agent import train_all
 from fedstale.errors import FedstaleError
-from fedstale.traces import TraceSet
-
-Short = partial(Training, updates=2, windows=1, validate_every=1, validation_windows=4)
 
 
 @pytest.fixture(scope="module")
 def parts():
-    return [
-        Scenarios.of(TraceSet.synthetic(40, days=3, seed=seed), forecasts="none") for seed in (1, 2)
-    ]
-
-
-def trained(parts, out, *, seeds=(4, 5), workers, watch):
-    return train_all(
-        {out / f"seed-{seed}": Short(seed=seed) for seed in seeds},
-        parts,
-        provenance={"traces": "synthetic"},
-        resume=False,
-        workers=workers,
-        out=out,
-        watch=watch,
-    )
+    return two_parts(40)
 
 
 def test_each_seed_gives_an_agent_of_its_own_and_tells_of_every_update(parts, tmp_path):

@@ -13,8 +13,7 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.run import Run
-from flwr.superlink.grid import HttpGrid
+from loop_link import grid_of
 from virtual_grid import VirtualGrid, content, identity, record
 
 from fedstale.strategies import GapAware
@@ -88,13 +87,6 @@ class SuperLink:
 def who():
     with identity():
         yield
-
-
-def grid_of(link):
-    grid = HttpGrid("127.0.0.1:1", insecure=True, token="t")
-    grid.set_run(Run.create_empty(1))
-    grid._client = link
-    return grid
 
 
 def message(node):

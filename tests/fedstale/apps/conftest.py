@@ -4,12 +4,12 @@ from loaded_apps import (
     ask,
     data_of,
     load,
-    one_thread,
     opened,
     run_identity,
     small_clothes,
     small_play,
 )
+from one_thread import one_thread
 
 __all__ = [
     "ask",

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from clothes import FILES, drawn, idx, write_clothes
+from fashion_runs import SMALL, simulated, written
 from flwr.app import ArrayRecord
-from typer.testing import CliRunner
 
 import fedstale
 from fedstale.apps import classification
-from fedstale.cli.main import app as command
 from fedstale.errors import ConfigError
 
 MIB = 1 << 20
@@ -48,22 +47,6 @@ def answer(fashion, small_clothes, ask):
         return ask(client, kind, arrays, config, **where).content
 
     return answer
-
-
-SMALL = "local-epochs=5 batch-size=10 alpha=10 num-server-rounds=6 fraction-train=1.0"
-
-
-def simulated(data, out, *options, settings=SMALL):
-    """Run the command; return what it says, and the exit code."""
-    run_config = f"data='{data}' {settings}"
-    words = ["simulate", "fashion", "-c", run_config, "--out", str(out), "--quiet", *options]
-    result = CliRunner().invoke(command, words)
-    return result.output, result.exit_code
-
-
-def written(folder):
-    names = ("events.parquet", "metrics.parquet", "model.safetensors")
-    return [(folder / name).read_bytes() for name in names]
 
 
 def test_two_runs_of_the_command_learn_and_write_the_same_bytes(small_clothes, tmp_path, task):

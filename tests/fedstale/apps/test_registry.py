@@ -11,6 +11,7 @@ import tomli_w
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flower
+from named_parts import VARIANTS, table_of
 from places import ROOT
 from tiny import COSTS
 from typer.testing import CliRunner
@@ -361,31 +362,9 @@ def test_the_command_line_says_the_sentence_and_no_more(tmp_path, settings, sent
     assert "Traceback" not in run.output
 
 
-PRIVACY = {"clip-norm": 0.5, "noise-multiplier": 4.0, "delta": 1e-6, "noise-seed": 1}
-
-
-def table_of(variants, traces):
-    """Return a plan of variants that differ in their run config."""
-    return {
-        "app": "digits",
-        "traces": traces,
-        "seeds": [1],
-        "run-config": {"num-server-rounds": 1, "buffer-size": 4, "local-epochs": 1},
-        "variants": {name: {"run-config": parts} for name, parts in variants.items()},
-    }
-
-
 def test_plans_of_a_comparison_name_parts_and_settings():
-    variants = {
-        "REFL": {"strategy": "refl", "max-staleness": 3},
-        "Oort and a median": {"strategy": "fedbuff", "selector": "oort", "robust": "median"},
-        "private": {"strategy": "fedbuff", "privacy": PRIVACY},
-        "small": {"strategy": "fedbuff", "messages": "int4", "messages-down": "int8"},
-        "half": {"strategy": "fedbuff", "work": 0.5, "normalise": "steps"},
-        "fits": {"strategy": "fedbuff", "work": "10m", "forecasts": True},
-    }
-    plan = Plan.from_table(table_of(variants, traces="ideal:12"), where="plan")
-    made = {name: registry.strategy(plan.config(name, 1).run_config) for name in variants}
+    plan = Plan.from_table(table_of(VARIANTS, traces="ideal:12"), where="plan")
+    made = {name: registry.strategy(plan.config(name, 1).run_config) for name in VARIANTS}
     assert type(made["REFL"]) is strategies.REFL
     assert made["REFL"].max_staleness == 3
     assert type(made["Oort and a median"].selector) is selection.Oort

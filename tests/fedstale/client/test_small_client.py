@@ -6,21 +6,10 @@
 import importlib
 import tomllib
 
-from missing_packages import without
+from missing_packages import BLOCKED, MODULES, without
 from packaging.requirements import Requirement
 from places import ROOT
 from typer.testing import CliRunner
-
-BLOCKED = ("torch", "sklearn", "pandas", "plotly", "ray", "pyarrow", "scipy", "gymnasium")
-MODULES = (
-    "fedstale.client.device",
-    "fedstale.client.forecasting",
-    "fedstale.traces",
-    "fedstale.traces.recording.journal",
-    "fedstale.traces.recording.monitor",
-    "fedstale.strategies",
-    "fedstale.cli.main",
-)
 
 
 def test_what_devices_import_needs_no_package_of_servers(tmp_path):

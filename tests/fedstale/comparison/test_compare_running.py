@@ -1,4 +1,3 @@
-import hashlib
 import json
 import re
 from dataclasses import replace
@@ -9,10 +8,10 @@ from compared_runs import BASE, write_finished
 from hypothesis import given
 from hypothesis import strategies as st
 from small_app import write_small_app
+from two_variants import digests, loads_noted, runs_of, two_variants
 
-from fedstale.comparison.plan import Plan, PlannedRun, folder_name, run_all, state_of
+from fedstale.comparison.plan import PlannedRun, folder_name, run_all, state_of
 from fedstale.errors import ConfigError
-from fedstale.traces import TraceSet
 
 
 @given(st.text(min_size=1, max_size=100))
@@ -81,22 +80,7 @@ def test_where_clients_run_is_no_difference(planned):
 @pytest.fixture
 def plan(tmp_path):
     """Return a plan of two variants of the small app on some devices."""
-    return {
-        "app": str(write_small_app(tmp_path / "app")),
-        "traces": "synthetic:8",
-        "seeds": [1],
-        "run-config": {"rounds": 2},
-        "variants": {"one": {}, "two": {"run-config": {"rounds": 3}}},
-    }
-
-
-def runs_of(table, out):
-    return Plan.from_table(table, where="plan").runs(out)
-
-
-def digests(folder):
-    names = ("events.parquet", "metrics.parquet")
-    return [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names]
+    return two_variants(write_small_app(tmp_path / "app"))
 
 
 def test_what_is_done_is_kept_and_what_is_half_done_or_failed_goes_on(plan, tmp_path, pool_here):
@@ -130,13 +114,7 @@ def test_where_all_is_done_no_process_is_started(plan, tmp_path, pool_here, monk
 def test_traces_of_several_runs_are_read_once_and_make_no_difference(
     plan, tmp_path, monkeypatch, pool_here
 ):
-    loaded, load = [], TraceSet.load
-
-    def counted(spec, *, seed):
-        loaded.append((spec, seed))
-        return load(spec, seed=seed)
-
-    monkeypatch.setattr(TraceSet, "load", counted)
+    loaded = loads_noted(monkeypatch)
     together, alone = runs_of(plan, tmp_path / "together"), runs_of(plan, tmp_path / "alone")
     log = tmp_path / "log"
     assert run_all(together, workers=2, log=log, watch=lambda s: None) == {}

@@ -11,24 +11,16 @@ from contextlib import closing
 import pytest
 from databases import on_disk
 from flwr.app import ConfigRecord
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node
 from flwr.supercore import sql_mixin
 from flwr.supercore.corestate.sql_corestate import SqlCoreState
 from flwr.supercore.sql_mixin import SqlMixin
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
+from superlink_app import statuses
 
 from fedstale.deployment.superlink import guarded
 from fedstale.deployment.waiting import DatabaseTurns
-
-
-def statuses(link, n=2):
-    """Send heartbeats, which SQLite writes."""
-    beat = SendNodeHeartbeatRequest(node=Node(node_id=link.victim.node_id), heartbeat_interval=30)
-    path = "/v1/fleet/send-node-heartbeat"
-    return [link.post(path, link.victim, beat).status_code for _ in range(n)]
 
 
 def test_a_full_disk_is_waited_for_and_told_of(tmp_path, monkeypatch, caplog):

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_thread import one_thread
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -20,17 +21,16 @@ from fedstale.simulation.executors.batched import BatchedExecutor
 from fedstale.simulation.executors.many_sgd import ManySGD, TrainingTask
 from fedstale.simulation.flower_app import BatchedFunctions, FlowerApp
 
+__all__ = ["one_thread"]
+
 QUICK = {"local_epochs": 1, "batch_size": 32}
 SPEECH = "To be, or not to be, that is the question that I put to all of you today.\n"
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _identity():
     with identity(1):
         yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

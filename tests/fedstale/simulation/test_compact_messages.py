@@ -6,12 +6,13 @@ from math import prod
 
 import numpy as np
 import pytest
-import torch
+from compact_client import CLIENT, bits, calls
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from interruptions import files, power_cut
 from local_workers import LocalWorkers
+from one_thread import one_thread
 from shared_fleets import synthetic
 from small_app import write_small_app
 from tiny import COSTS, fleet
@@ -32,16 +33,10 @@ from fedstale.strategies.messages.records import Asked, coarse, form_of
 from fedstale.strategies.server.packing import pack
 from fedstale.traces import Series
 
+__all__ = ["one_thread"]
+
 ALWAYS = [(0, 100_000)]
 N = 1024
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def app(*, around=(), mods=()):
@@ -233,42 +228,8 @@ def digits_calls(n, *, down="int8", rounds=2):
     return found, client, parts, calls
 
 
-def bits(answers):
-    return [
-        {name: (array.stype, array.data) for name, array in answer.reply.content["arrays"].items()}
-        for answer in answers
-    ]
-
-
-CLIENT = """
-import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-
-from fedstale.client import CompactMod
-
-app = ClientApp(mods=[CompactMod()])
-
-
-@app.train()
-def train(message, context):
-    (w,) = message.content["arrays"].to_numpy_ndarrays()
-    moved = w + np.random.standard_normal(w.shape).astype(w.dtype)
-    content = {"arrays": ArrayRecord([moved]), "metrics": MetricRecord({"num-examples": 1})}
-    return Message(RecordDict(content), reply_to=message)
-"""
-
-
 def test_workers_answer_with_the_bits_of_one_process(tmp_path):
     app = FlowerApp.find(write_small_app(tmp_path, client=CLIENT))
-
-    def calls():
-        model = coarse(ArrayRecord([np.linspace(-1, 1, N, dtype=np.float32)]), "int8")
-        for i in range(3):
-            content = RecordDict({"arrays": model, "config": Asked("int4").within(ConfigRecord())})
-            context = Context(1, 1000 + i, {}, RecordDict(), {})
-            yield ClientCall(Message(content, 1000 + i, "train"), context, seed=i)
-
     with app.importable(), identity(1):
         own = InlineExecutor(app.load_client()).run(list(calls()))
         with LocalWorkers(app.load_client, 2) as pool:

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from client_calls import KEEPING, calls, weights
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from local_workers import LocalWorkers
-from small_app import CLIENT, write_small_app
+from small_app import write_small_app
 from tiny import counting_app, message_to
 
 from fedstale.errors import ConfigError
@@ -33,25 +34,6 @@ from fedstale.simulation.executors.batched import written_each
 from fedstale.simulation.executors.choice import AutoExecutor, executor_for
 from fedstale.simulation.flower_app import FlowerApp
 
-KEEPING = CLIENT.replace(
-    '    (w,) = message.content["arrays"].to_numpy_ndarrays()\n    for',
-    '    context.state["kept"] = MetricRecord({"x": 1})\n'
-    '    (w,) = message.content["arrays"].to_numpy_ndarrays()\n    for',
-)
-
-
-def calls(n):
-    config = {"local-epochs": 2}
-    node = {"num-partitions": n}
-    with identity(1):
-        messages = [message_to(1000 + i) for i in range(n)]
-    return [
-        ClientCall(
-            m, Context(1, 1000 + i, {**node, "partition-id": i}, RecordDict(), config), seed=i
-        )
-        for i, m in enumerate(messages)
-    ]
-
 
 @pytest.fixture
 def load(tmp_path):
@@ -59,10 +41,6 @@ def load(tmp_path):
     app = FlowerApp.find(write_small_app(tmp_path, client=KEEPING))
     with app.importable():
         yield app.load_client
-
-
-def weights(answers):
-    return [a.reply.content["arrays"].to_numpy_ndarrays()[0].tobytes() for a in answers]
 
 
 def test_workers_give_the_answers_of_one_process_in_the_order_of_the_calls(load):

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from interruptions import files, power_cut
 from local_workers import LocalWorkers
+from one_thread import one_thread
 from shared_fleets import synthetic
 from small_app import write_small_app
 from tiny import COSTS, fleet
@@ -30,19 +30,13 @@ from fedstale.strategies.server.validation import FORECAST_RECORD
 from fedstale.strategies.work import WORK, Done, asking
 from fedstale.traces import TraceSet
 
+__all__ = ["one_thread"]
+
 ALWAYS = [(0, 100_000)]
 SHORT = [(0, 40), (50, 90), (95, 100_000)]
 WHOLE = 10
 LAZY = replace(COSTS, constant_replies=True)
 """10 examples of a unit each: a whole job is 10 s on a device of one unit/s, and 10 steps."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def app(*, mods=None, reads=True, whole=WHOLE):

@@ -4,25 +4,9 @@ import importlib
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from fashion_runs import simulated, written
 
 import fedstale
-from fedstale.cli.main import app as command
-
-SMALL = "local-epochs=5 batch-size=10 alpha=10 num-server-rounds=6 fraction-train=1.0"
-
-
-def simulated(data, out, *options, settings=SMALL):
-    """Run the command; return what it says, and the exit code."""
-    run_config = f"data='{data}' {settings}"
-    words = ["simulate", "fashion", "-c", run_config, "--out", str(out), "--quiet", *options]
-    result = CliRunner().invoke(command, words)
-    return result.output, result.exit_code
-
-
-def written(folder):
-    names = ("events.parquet", "metrics.parquet", "model.safetensors")
-    return [(folder / name).read_bytes() for name in names]
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ import subprocess
 import sys
 
 import pytest
+from missing_packages import BLOCKED, MODULES
 from places import ROOT
-
-BLOCKED = ("torch", "sklearn", "pandas", "plotly", "ray", "pyarrow", "scipy", "gymnasium")
 
 JOB = """
 import sys
@@ -67,18 +66,7 @@ def test_a_device_trains_and_forecasts_without_the_packages_of_servers():
 
 
 @pytest.mark.parametrize(
-    "module",
-    [
-        "fedstale.client.device",
-        "fedstale.client.forecasting",
-        "fedstale.traces",
-        "fedstale.traces.recording.journal",
-        "fedstale.traces.recording.monitor",
-        "fedstale.strategies",
-        "fedstale.cli.main",
-        "flwr.clientapp",
-        "flwr.supernode.cli.flower_supernode",
-    ],
+    "module", [*MODULES, "flwr.clientapp", "flwr.supernode.cli.flower_supernode"]
 )
 def test_what_devices_import_needs_no_package_of_servers(module):
     ran = blocked(f"import sys; sys.modules.update(dict.fromkeys({BLOCKED!r})); import {module}")

@@ -1,6 +1,5 @@
 """Runs on the nodes of a cluster: what comes of them is what comes of them on one machine."""
 
-import gc
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 from nodes import CAN_ISOLATE, cluster, has_checkpoint, sent_here, sent_to
+from short_searches import ASKED, LEFT_OVERS, collected, decisions
 from spaces import table
 
 import fedstale
@@ -23,22 +23,12 @@ from fedstale.simulation.flower_app import BUILT_IN
 from fedstale.traces import TraceSet
 
 SAME = ("events.parquet", "metrics.parquet", "model.safetensors", "config.toml")
-ASKED = {"until": "8m", "rungs": ["2m", "4m"], "trials": 6, "seeds": [1, 2]}
 COMMAND = [sys.executable, "-c", "import fedstale.cli.main; fedstale.cli.main.app()"]
 ISOLATED = pytest.mark.skipif(not CAN_ISOLATE, reason="namespaces are not allowed here")
 
-# Ray leaves the ends of its processes to the collector.
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+__all__ = ["collected"]
 
-
-@pytest.fixture(autouse=True)
-def collected():
-    yield
-    gc.collect()
+pytestmark = [pytest.mark.timeout(900), *LEFT_OVERS]
 
 
 def plan(**changes):
@@ -70,15 +60,6 @@ def files(folder):
     """Return the files of all runs below a folder that do not depend on wall time."""
     found = (path for name in SAME for path in folder.rglob(name) if "held-out" not in path.parts)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
-
-
-def decisions(folder):
-    """Return all that was proposed, reported and decided, without how long it took."""
-    trials = json.loads((folder / "trials.json").read_text(encoding="utf-8"))["trials"]
-    for trial in trials:
-        for report in trial["reports"]:
-            del report["wall_s"]
-    return trials
 
 
 def test_a_run_on_a_node_is_the_run_on_this_machine(tmp_path):

@@ -1,36 +1,16 @@
 """Trainings of agents in processes of their own: the same agents, and what of one that dies."""
 
-from functools import partial
-
 import numpy as np
 import pytest
+from short_trainings import trained, two_parts
 
-from fedstale.agents.env.scenario import Scenarios
-from fedstale.agents.training import Training
-from fedstale.cli.agent import LOG, train_all
+from fedstale.cli.agent import LOG
 from fedstale.errors import FedstaleError
-from fedstale.traces import TraceSet
-
-Short = partial(Training, updates=2, windows=1, validate_every=1, validation_windows=4)
 
 
 @pytest.fixture(scope="module")
 def parts():
-    return [
-        Scenarios.of(TraceSet.synthetic(60, days=3, seed=seed), forecasts="none") for seed in (1, 2)
-    ]
-
-
-def trained(parts, out, *, seeds=(4, 5), workers, watch):
-    return train_all(
-        {out / f"seed-{seed}": Short(seed=seed) for seed in seeds},
-        parts,
-        provenance={"traces": "synthetic"},
-        resume=False,
-        workers=workers,
-        out=out,
-        watch=watch,
-    )
+    return two_parts(60)
 
 
 def test_trainings_in_processes_give_the_same_agents_as_one_by_one(parts, tmp_path):

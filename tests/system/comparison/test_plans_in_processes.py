@@ -1,6 +1,5 @@
 """Plans whose runs have processes of their own: what they share, and what of one that dies."""
 
-import hashlib
 import os
 import signal
 import subprocess
@@ -9,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from two_variants import digests, loads_noted, runs_of, two_variants
 
-from fedstale.comparison.plan import Plan, run_all, state_of
+from fedstale.comparison.plan import run_all, state_of
 from fedstale.errors import ConfigError
-from fedstale.traces import TraceSet
 
 # Thirteen rounds bring bad luck; more than one thread would bring other sums.
 SERVER_ENDS = """    config = context.run_config
@@ -27,23 +26,7 @@ def plan(tmp_path):
     from small_app import SERVER, write_small_app
 
     server = SERVER.replace("    config = context.run_config\n", SERVER_ENDS)
-    app = write_small_app(tmp_path / "app", server="import os\n" + server)
-    return {
-        "app": str(app),
-        "traces": "synthetic:8",
-        "seeds": [1],
-        "run-config": {"rounds": 2},
-        "variants": {"one": {}, "two": {"run-config": {"rounds": 3}}},
-    }
-
-
-def runs_of(table, out):
-    return Plan.from_table(table, where="plan").runs(out)
-
-
-def digests(folder):
-    names = ("events.parquet", "metrics.parquet")
-    return [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names]
+    return two_variants(write_small_app(tmp_path / "app", server="import os\n" + server))
 
 
 def test_what_is_done_is_kept_and_what_is_half_done_goes_on(plan, tmp_path):
@@ -66,13 +49,7 @@ def test_what_is_done_is_kept_and_what_is_half_done_goes_on(plan, tmp_path):
 
 
 def test_traces_of_several_runs_are_read_once_and_make_no_difference(plan, tmp_path, monkeypatch):
-    loaded, load = [], TraceSet.load
-
-    def counted(spec, *, seed):
-        loaded.append((spec, seed))
-        return load(spec, seed=seed)
-
-    monkeypatch.setattr(TraceSet, "load", counted)
+    loaded = loads_noted(monkeypatch)
     together, alone = runs_of(plan, tmp_path / "together"), runs_of(plan, tmp_path / "alone")
     log = tmp_path / "log"
     assert run_all(together, workers=2, log=log, watch=lambda s: None) == {}

@@ -1,18 +1,10 @@
 """What fedstale check finds in the apps that come with fedstale, as they run."""
 
 import pytest
-import typer
 from loopback import Loopback
-from small_deployment import write_app
-from typer.testing import CliRunner
 
-from fedstale.cli import apps as app_commands
 from fedstale.deployment.check import check_messages
 from fedstale.simulation.flower_app import FlowerApp
-
-commands = typer.Typer()
-commands.command()(app_commands.up)
-commands.command()(app_commands.check)
 
 
 @pytest.fixture(autouse=True)
@@ -20,15 +12,6 @@ def _alone():
     """Connect within this process, where nobody answers."""
     with Loopback().installed():
         yield
-
-
-@pytest.fixture
-def app(tmp_path):
-    return write_app(tmp_path / "adder")
-
-
-def command(*arguments):
-    return CliRunner().invoke(commands, arguments)
 
 
 @pytest.mark.parametrize("name", ["digits"])

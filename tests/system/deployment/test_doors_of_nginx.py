@@ -5,23 +5,14 @@ import shutil
 import subprocess
 
 import pytest
-from typer.testing import CliRunner
+from initialised import initialised
 
-from fedstale.cli.main import app
 from fedstale.deployment.local import has_nginx
-
-
-def init(folder, *more):
-    words = ["deploy", "init", str(folder), "--host", "fl.example.org"]
-    return CliRunner().invoke(app, [*words, "--operator", "alice=run,register", *more])
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("deploy") / "server"
-    result = init(folder, "--operator", "bob")
-    assert result.exit_code == 0, result.output
-    return folder
+    return initialised(tmp_path_factory.mktemp("deploy") / "server")
 
 
 def test_nginx_accepts_what_init_writes(server, tmp_path):

@@ -7,9 +7,7 @@ import subprocess
 from contextlib import closing
 
 import pytest
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.node_pb2 import Node
-from superlink_app import SuperLink
+from superlink_app import SuperLink, statuses
 
 from fedstale.deployment.superlink import guarded
 
@@ -44,13 +42,6 @@ def use_up_the_log(database):
     """Empty SQLite's write-ahead log, in which some changes would still have room."""
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
-
-
-def statuses(link, n=2):
-    """Send heartbeats, which SQLite writes."""
-    beat = SendNodeHeartbeatRequest(node=Node(node_id=link.victim.node_id), heartbeat_interval=30)
-    path = "/v1/fleet/send-node-heartbeat"
-    return [link.post(path, link.victim, beat).status_code for _ in range(n)]
 
 
 def test_a_full_disk_is_waited_for_and_told_of(small_disk, caplog):

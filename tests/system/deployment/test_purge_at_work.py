@@ -1,38 +1,12 @@
 """A purge between two runs of one deployment."""
 
-import hashlib
 import re
-import warnings
 
-import numpy as np
 import pytest
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from purging import bytes_of, objects, purge
 from small_deployment import CLIENT, PYPROJECT, SERVER, Running, stop, write_app
 
 from fedstale.deployment.local import LocalDeployment, run_app
-
-
-@pytest.fixture
-def database(tmp_path):
-    """Make a database as Flower does, with an object in it and another that was deleted."""
-    path = tmp_path / "state" / "superlink.db"
-    path.parent.mkdir(mode=0o700)
-    store = SqlObjectStore(str(path), verify=False)
-    with warnings.catch_warnings():
-        # Of Flower's migrations.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        store.initialize()
-    rng = np.random.default_rng(0)
-    for content in (there := [rng.bytes(300_000) for _ in range(2)]):
-        name = hashlib.sha256(content).hexdigest()
-        store.preregister(1, ObjectTree(object_id=name))
-        store.put(name, content)
-    store.delete(name)
-    store._engine.dispose()
-    path.chmod(0o600)
-    return path, there
 
 
 @pytest.mark.deployment

@@ -19,29 +19,8 @@ from fedstale.deployment.local import free_port
 from fedstale.deployment.processes import ProcessGroup
 from fedstale.errors import ConfigError
 from fedstale.live import exported
-from fedstale.live.prometheus import Exporter
 from fedstale.strategies import StaleStrategy, schedule
 from fedstale.strategies.server.validation import Validation
-
-
-def value(exporter, name, /, **labels):
-    return exporter.registry.get_sample_value(f"fedstale_{name}", labels)
-
-
-def run(*nodes, rounds=3, buffer_size=2, **settings):
-    """Return what a run on nodes has told an exporter."""
-    grid, exporter = PlainGrid(*nodes), Exporter(app="adder", run_id=7)
-    grid.runtime.add(exporter)
-    settings.setdefault("schedule", schedule.k_batch_async(len(nodes), buffer_size))
-    with identity():
-        StaleStrategy(seed=1, **settings).start(
-            grid,
-            arrays(0.0),
-            num_rounds=rounds,
-            timeout=60.0,
-            evaluate_fn=lambda version, model: MetricRecord({"loss": 1.0 / (1 + version)}),
-        )
-    return exporter
 
 
 def test_it_listens_on_loopback_and_answers_no_other_site():

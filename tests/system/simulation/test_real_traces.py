@@ -5,11 +5,11 @@ import time
 import pandas as pd
 import pytest
 from places import RECORDINGS
+from published_phones import phones_of
 from small_app import write_small_app
 
 from fedstale.config import SimulationConfig
 from fedstale.simulation.run import simulate
-from fedstale.traces import TraceSet
 
 pytestmark = pytest.mark.skipif(
     not RECORDINGS.is_dir(), reason="the published recordings are not in ../shared/traces"
@@ -18,15 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def phones():
-    """Return 200 phones: when they charge, how fast they are, what is left, and their links."""
-    return TraceSet.compose(
-        availability=TraceSet.read(RECORDINGS / "flash-days.json"),
-        compute=TraceSet.read(RECORDINGS / "ai-benchmark-devices.json"),
-        background=TraceSet.read(RECORDINGS / "planetlab-cpu.tar.gz"),
-        network=TraceSet.read(RECORDINGS / "mahimahi"),
-        n=200,
-        seed=1,
-    )
+    return phones_of(200, seed=1)
 
 
 @pytest.mark.parametrize("strategy", ["FedAvg", "FedAdam", "FedProx", "FedMedian", "Krum"])

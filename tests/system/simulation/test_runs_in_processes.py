@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from compact_client import CLIENT, bits, calls
 from interruptions import files
 from server_fn_app import write_server_fn_app
 from shared_fleets import synthetic
@@ -14,11 +13,9 @@ from uneven_app import BUFFERED, UNEVEN
 from fedstale.config import SimulationConfig
 from fedstale.simulation import InlineExecutor
 from fedstale.simulation.compat import identity
-from fedstale.simulation.executors import ClientCall
 from fedstale.simulation.executors.workers import RayExecutor
 from fedstale.simulation.flower_app import FlowerApp
 from fedstale.simulation.run import simulate
-from fedstale.strategies.messages.records import Asked, coarse
 
 DIGITS = {"strategy": "fedbuff", "num-server-rounds": 8, "concurrency": 6, "buffer-size": 3}
 RUNS = {
@@ -47,47 +44,16 @@ def test_a_run_is_the_same_in_one_process_and_in_two(tmp_path, name):
     assert files(tmp_path / "inline") == files(tmp_path / "processes")
 
 
-CLIENT = """
-import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-
-from fedstale.client import CompactMod
-
-app = ClientApp(mods=[CompactMod()])
-
-
-@app.train()
-def train(message, context):
-    (w,) = message.content["arrays"].to_numpy_ndarrays()
-    moved = w + np.random.standard_normal(w.shape).astype(w.dtype)
-    content = {"arrays": ArrayRecord([moved]), "metrics": MetricRecord({"num-examples": 1})}
-    return Message(RecordDict(content), reply_to=message)
-"""
-
-
 # Ray warns of what it will do, and leaves the ends of its processes to the collector.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_actors_of_ray_answer_in_formats_with_the_bits_of_one_process(tmp_path):
     pytest.importorskip("ray")
     app = FlowerApp.find(write_small_app(tmp_path, client=CLIENT))
-
-    def calls():
-        model = coarse(ArrayRecord([np.linspace(-1, 1, 1024, dtype=np.float32)]), "int8")
-        for i in range(3):
-            content = RecordDict({"arrays": model, "config": Asked("int4").within(ConfigRecord())})
-            context = Context(1, 1000 + i, {}, RecordDict(), {})
-            yield ClientCall(Message(content, 1000 + i, "train"), context, seed=i)
-
     with app.importable(), identity(1):
         own = InlineExecutor(app.load_client()).run(list(calls()))
         with RayExecutor(app, 2) as pool:
             theirs = pool.run(list(calls()))
-    bits = [
-        [{k: (a.stype, a.data) for k, a in one.reply.content["arrays"].items()} for one in answers]
-        for answers in (own, theirs)
-    ]
-    assert {stype for stype, _ in bits[0][0].values()} == {"fedstale.int4"}
-    assert bits[0] == bits[1]
+    assert {stype for stype, _ in bits(own)[0].values()} == {"fedstale.int4"}
+    assert bits(own) == bits(theirs)
     assert [a.context.state for a in theirs] == [a.context.state for a in own]

@@ -1,34 +1,15 @@
 """Clients in processes of their own, and in the actors of Ray."""
 
 import pytest
-from flwr.app import Context, RecordDict
+from client_calls import KEEPING, calls, weights
 from flwr.common.constant import ErrorCode
 from small_app import CLIENT, write_small_app
-from tiny import message_to
 
 from fedstale.errors import ConfigError
 from fedstale.simulation import InlineExecutor, ProcessExecutor
-from fedstale.simulation.compat import identity
-from fedstale.simulation.executors import ClientCall, choice
+from fedstale.simulation.executors import choice
 from fedstale.simulation.executors.choice import AutoExecutor, executor_for
 from fedstale.simulation.flower_app import FlowerApp
-
-
-def calls(n):
-    config = {"local-epochs": 2}
-    node = {"num-partitions": n}
-    with identity(1):
-        messages = [message_to(1000 + i) for i in range(n)]
-    return [
-        ClientCall(
-            m, Context(1, 1000 + i, {**node, "partition-id": i}, RecordDict(), config), seed=i
-        )
-        for i, m in enumerate(messages)
-    ]
-
-
-def weights(answers):
-    return [a.reply.content["arrays"].to_numpy_ndarrays()[0].tobytes() for a in answers]
 
 
 def test_processes_give_the_answers_of_one_process_in_the_order_of_the_calls(tmp_path):
@@ -42,12 +23,7 @@ def test_processes_give_the_answers_of_one_process_in_the_order_of_the_calls(tmp
 
 
 def test_state_written_in_a_worker_comes_back(tmp_path):
-    client = CLIENT.replace(
-        '    (w,) = message.content["arrays"].to_numpy_ndarrays()\n    for',
-        '    context.state["kept"] = MetricRecord({"x": 1})\n'
-        '    (w,) = message.content["arrays"].to_numpy_ndarrays()\n    for',
-    )
-    load = FlowerApp.find(write_small_app(tmp_path, client=client)).load_client
+    load = FlowerApp.find(write_small_app(tmp_path, client=KEEPING)).load_client
     with ProcessExecutor(load, 1) as pool:
         (answer,) = pool.run(calls(1))
     assert answer.context.state["kept"]["x"] == 1

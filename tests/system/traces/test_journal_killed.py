@@ -6,17 +6,6 @@ import sys
 import pytest
 
 from fedstale.traces.recording import journal as journals
-from fedstale.traces.recording.journal import Journal, RecordingRun
-from fedstale.traces.recording.monitor import Reading
-
-ABOUT = RecordingRun(device_id="phone", interval_s=60.0, utc_offset_s=3600.0)
-ROOM = 10**6
-
-
-def append(folder, instants, *, about=ABOUT, max_bytes=ROOM):
-    with Journal(folder, about, max_bytes=max_bytes) as journal:
-        for instant in instants:
-            journal.append(Reading(instant=float(instant)), float(instant) - 1000.0)
 
 
 def instants_of(folder):

@@ -6,8 +6,9 @@ import tarfile
 import numpy as np
 import pytest
 from places import RECORDINGS
+from published_phones import phones_of
 
-from fedstale.traces import Job, TraceSet
+from fedstale.traces import Job
 from fedstale.traces.sources import charging, flash, library, planetlab
 
 DAY, HOUR = 86_400.0, 3600.0
@@ -147,14 +148,7 @@ def test_phones_over_days_are_ready_as_often_as_their_authors_log_says():
 
 
 def test_published_recordings_compose_into_devices_that_report():
-    traces = TraceSet.compose(
-        availability=TraceSet.read(RECORDINGS / "flash-days.json"),
-        compute=TraceSet.read(RECORDINGS / "ai-benchmark-devices.json"),
-        background=TraceSet.read(RECORDINGS / "planetlab-cpu.tar.gz"),
-        network=TraceSet.read(RECORDINGS / "mahimahi"),
-        n=5000,
-        seed=0,
-    )
+    traces = phones_of(5000, seed=0)
     job = Job(work=60.0, download_bytes=1_000_000, upload_bytes=1_000_000)
     reported = np.isfinite(traces.trips(np.arange(5000), 0.0, job).reported).mean()
     assert 0.2 < reported < 0.9

@@ -1,7 +1,5 @@
 """Searches by Ray: what they find, what they write, and that they go on."""
 
-import gc
-import json
 import math
 import os
 import shutil
@@ -17,6 +15,7 @@ import pandas as pd
 import pytest
 import ray
 import tomli_w
+from short_searches import ASKED, LEFT_OVERS, collected, decisions
 from spaces import space, table
 
 import fedstale
@@ -27,20 +26,11 @@ from fedstale.simulation.run import simulate
 from fedstale.traces import TraceSet
 from fedstale.tuning.trials import Ledger, Report, Trial
 
-ASKED = {"until": "8m", "rungs": ["2m", "4m"], "trials": 6, "seeds": [1, 2]}
 SAME = ("events.parquet", "metrics.parquet", "model.safetensors")
 
-# Ray leaves the ends of its processes to the collector.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+__all__ = ["collected"]
 
-
-@pytest.fixture(autouse=True)
-def collected():
-    yield
-    gc.collect()
+pytestmark = LEFT_OVERS
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +38,6 @@ def searched(tmp_path_factory):
     """Return a search with one worker and its folder."""
     folder = tmp_path_factory.mktemp("tuned") / "out"
     return fedstale.tune(table(**ASKED), out=folder, workers=1, seed=5), folder
-
-
-def decisions(folder):
-    """Return all that was proposed, reported and decided, without how long it took."""
-    trials = json.loads((folder / "trials.json").read_text(encoding="utf-8"))["trials"]
-    for trial in trials:
-        for report in trial["reports"]:
-            del report["wall_s"]
-    return trials
 
 
 @pytest.mark.slow
