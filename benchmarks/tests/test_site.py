@@ -32,7 +32,7 @@ def n_formulas(page):
 
 
 @pytest.fixture
-def formulas(monkeypatch):
+def formulas():
     """Return the module that converts formulas."""
     for name in ("latex2mathml", "markdown"):
         pytest.importorskip(name, reason=f"{name} is not installed: make setup")
