@@ -27,6 +27,7 @@ from fedstale.simulation.costs import (
 )
 from fedstale.simulation.executors import ClientCall, ClientReply, Executor, InlineExecutor
 from fedstale.simulation.flower_app import FlowerApp
+from fedstale.simulation.run import seed_server
 from fedstale.simulation.stock_strategies import server_fn_on
 from fedstale.simulation.trace_grid import TraceGrid
 from fedstale.strategies.server.runtime import RunEnded
@@ -116,6 +117,8 @@ def measure(config: SimulationConfig, n_devices: int) -> tuple[Costs, list[str]]
             run_config=run_config,
             work=lambda message: 0.0,
         )
+        # A strategy draws whom it asks, and clients differ in size.
+        seed_server(config.seed)
         with grid.running(*app.packages), server_fn_on(grid, *app.packages), suppress(RunEnded):
             server(grid, Context(1, 1, {}, RecordDict(), run_config))
     costs = _costs(executor, declared, run_config)

@@ -186,7 +186,7 @@ def _until_change(  # noqa: PLR0917 - those of `simulate`, resolved
                     box=box,
                 )
                 del state
-                _seed_server(config.seed)
+                seed_server(config.seed)
                 started = time.perf_counter()
                 # Of what was measured before a checkpoint nobody knows the wall time.
                 metrics.began = None if resume else started
@@ -440,7 +440,7 @@ def _require_end(until: Until, traces: TraceSet, costs: Costs) -> None:
         )
 
 
-def _seed_server(seed: int) -> None:
+def seed_server(seed: int) -> None:
     """Seed the global streams that stock strategies and apps draw from on the server."""
     state = np.random.SeedSequence(seed, spawn_key=(_SERVER_SEED,)).generate_state(1)[0]
     seed_streams(int(state))

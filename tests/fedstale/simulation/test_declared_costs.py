@@ -1,6 +1,7 @@
 """What an app says of its costs in pyproject.toml, what it must say, and how that is measured."""
 
 import json
+import random
 import re
 import tomllib
 from dataclasses import replace
@@ -261,12 +262,32 @@ SLOW = CLIENT.replace(
 
 
 def test_what_is_measured_is_the_processor_time_of_one_example_and_epoch(tmp_path):
-    app = write_small_app(tmp_path / "app", client=SLOW, pyproject=UNDECLARED)
+    # One client trains and another may evaluate: each has as many examples.
+    client = SLOW.replace("10 + partition % 5", "12")
+    app = write_small_app(tmp_path / "app", client=client, pyproject=UNDECLARED)
     arguments = ["simulate", str(app), "--traces", "synthetic:6", "--measure-costs", "--json"]
     found = json.loads(CliRunner().invoke(command, arguments).output)
     # Two epochs.
-    assert found["work-per-example"] * 2 * found["examples"] == pytest.approx(0.26, rel=0.2)
-    assert found["evaluate-work-per-example"] * found["examples"] == pytest.approx(0.13, rel=0.2)
+    assert found["work-per-example"] * 2 * 12 == pytest.approx(0.26, rel=0.2)
+    assert found["evaluate-work-per-example"] * 12 == pytest.approx(0.13, rel=0.2)
+
+
+def test_the_seed_says_who_is_measured_and_not_what_was_drawn_before(tmp_path):
+    client = CLIENT.replace(
+        "def train(message, context):",
+        "def train(message, context):\n"
+        "    import pathlib\n"
+        "    path = pathlib.Path(__file__).parent / 'ran'\n"
+        "    path.write_text(str(context.node_config['partition-id']))",
+    )
+    app = write_small_app(tmp_path / "app", client=client, pyproject=UNDECLARED)
+    arguments = ["simulate", str(app), "--traces", "synthetic:30", "--measure-costs"]
+    ran = []
+    for drawn_before in range(3):
+        random.seed(drawn_before)
+        assert CliRunner().invoke(command, arguments).exit_code == 0
+        ran.append((app / "small_app_under_test" / "ran").read_text())
+    assert len(set(ran)) == 1
 
 
 def test_one_client_alone_runs_to_be_measured(tmp_path):
