@@ -349,8 +349,9 @@ class StaleStrategy(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:
-        """Train until `num_rounds` versions have been made, or `stop_when` holds.
+        """Train until `num_rounds` versions have been made, or a rule says stop.
 
         Each call starts anew, or from `resume`: what selector, weighting and server optimizer
         learn on the way is learnt by copies.
@@ -364,6 +365,8 @@ class StaleStrategy(Strategy):
             evaluate_config: sent with every evaluation job.
             evaluate_fn: called with (version, arrays) for version 0, every `evaluate_every`
                 versions, and the last.
+            should_stop: called with (version, result) after each server step; true ends the run, as
+                `stop_when` does. What nodes measure of a version comes later than that.
 
         Returns:
             The last model and all metrics, by version.
@@ -397,6 +400,7 @@ class StaleStrategy(Strategy):
                         "evaluate": dict(evaluate_config or {}),
                     },
                     evaluate_fn=evaluate_fn,
+                    should_stop=should_stop,
                     checkpointer=checkpointer,
                 )
                 loop.run(num_rounds, state, jobs_survive=survive)

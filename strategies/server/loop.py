@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.serverapp.strategy import Result
 
 from fedstale.errors import FedstaleError, ProtocolError, ResumeError
 from fedstale.strategies.schedule import LearntDeadline
@@ -63,6 +64,7 @@ _OF_PROCESS = (
 )
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+ShouldStop = Callable[[int, Result], bool]
 
 
 class EventLoop(Stateful):
@@ -85,6 +87,7 @@ class EventLoop(Stateful):
         configs: Mapping[Purpose, Mapping[str, object]],
         evaluate_fn: EvaluateFn | None,
         checkpointer: Checkpointer,
+        should_stop: ShouldStop | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         """Prepare a run; arguments as in `StaleStrategy.start`, with the grid's runtime."""
@@ -95,6 +98,7 @@ class EventLoop(Stateful):
         self.runtime = runtime or grid.runtime
         self.clock = self.runtime.clock
         self.evaluate_fn, self.timeout_s, self.checkpointer = evaluate_fn, timeout_s, checkpointer
+        self.should_stop = should_stop
         self.versions = Versions(
             Snapshot.of(initial),
             memory_bytes=strategy.version_memory_bytes,
@@ -523,6 +527,8 @@ class EventLoop(Stateful):
         if version % self.strategy.evaluate_every == 0:
             self._evaluate()
         self._look_up()
+        if self.should_stop is not None and self.should_stop(version, self.strategy.result):
+            self.done = True
 
     # Measuring.
 

@@ -517,6 +517,26 @@ def test_a_run_stops_at_its_goal():
     assert max(result.evaluate_metrics_serverapp) == 3
 
 
+def test_a_run_stops_when_it_is_told_to_after_a_server_step():
+    seen = []
+
+    def should_stop(version, result):
+        seen.append((version, sorted(result.evaluate_metrics_serverapp)))
+        return version == 2
+
+    result, _ = start(
+        FedAvg(),
+        {1: adder(1.0)},
+        99,
+        evaluate_fn=lambda v, _: MetricRecord({"v": v}),
+        should_stop=should_stop,
+    )
+    # Never for version 0, and with what the server has measured of the version.
+    assert seen == [(1, [0, 1]), (2, [0, 1, 2])]
+    assert max(result.train_metrics_clientapp) == 2
+    np.testing.assert_array_equal(w(result), 2.0)
+
+
 @pytest.mark.parametrize(
     "stop", [StopWhen(elapsed_s=10.0), StopWhen(total_bytes=2000.0)], ids=["time", "bytes"]
 )
